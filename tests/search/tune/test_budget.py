@@ -16,15 +16,10 @@ from worlds.tuning import loss_of, simulated_facts, tune_simulated
 from redline.questions import SwitchChoice
 from redline.record import Capabilities
 from redline.search.tune.costs import Candidate, Costs, first_of
-from redline.search.tune.finals import (
-    _with_time_for_an_interval,
-    ablation_s,
-    choose_finalists,
-    last_race_s,
-    race_s,
-)
+from redline.search.tune.finals import _with_time_for_an_interval
 from redline.search.tune.model import Estimate
 from redline.search.tune.record import Trial, TuneSpec
+from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, race_s
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
 from redline.search.tune.tuner import FAILED_SHARE, Tuner

@@ -5,9 +5,9 @@ from __future__ import annotations
 from redline.errors import UsageError
 from redline.protocol import Ask, FailureReply
 from redline.questions import AskMetric, MetricAnswer
-from redline.search.tune.finals import choose_finalists
 from redline.search.tune.lessons import metric_of, quantizing_of
 from redline.search.tune.record import Metric
+from redline.search.tune.reserve import choose_finalists
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import recommended

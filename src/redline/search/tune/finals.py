@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -10,9 +9,9 @@ import msgspec
 from redline.analyze.race import TIME_BAND, Pair, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
 from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES, Race
-from redline.search.tune.costs import CONTENTION, Costs
+from redline.search.tune.costs import Costs
 from redline.search.tune.lessons import rejection
-from redline.search.tune.model import PROCESS_SD
+from redline.search.tune.reserve import NEAR, RACE_MARGIN, at_once_s, choose_finalists, last_race_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import NEAR_ENOUGH, gains_of, log_over, rejected_in_finals, replicates_of, winner_of
@@ -29,10 +28,6 @@ LEAST_SCALE = 0.5
 """Of what is expected: replicates that took less may take more again."""
 GRACE = 0.1
 """Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
-RACE_MARGIN = 1.25
-"""What a replicate may take over what trials of its recipes took: it is timed for longer."""
-RACE_TIMED = 1.3
-"""To time a process of a race, over what timing a trial takes: it is timed alone before it takes turns."""
 ABLATION_REPLICATES = 2
 FULL_LOSS_PATH = 20
 
@@ -183,6 +178,15 @@ def final_spec(
     return tuner.spec_of(switches, final_measure(on_cpu=tuner.on_cpu, checks=first, hurried=hurried), batch)
 
 
+def twin_specs(tuner: Tuner, switches: Switches, *, count: int) -> list[RunSpec]:
+    """Processes of a recipe in the shortest race that gives an interval.
+
+    The trial checks the numbers; in training the path of losses is longer here.
+    """
+    is_checked = tuner.asked.spec.workload.task == "train" and switches != BASELINE
+    return [final_spec(tuner, switches, first=is_checked and number == 0, hurried=True) for number in range(count)]
+
+
 def final_measure(*, on_cpu: bool, checks: bool, hurried: bool = False) -> MeasureSpec:
     """`hurried`: two short replicates say more than one long one."""
     return msgspec.structs.replace(
@@ -236,8 +240,9 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
             names = [tuner.space.text(each) for each in racers]
             tuner.observer.replicate(len(tuner.tune.finals) + 1, tuner.asked.replicates, names)
             first, later = _final_specs(tuner, racers), _final_specs(tuner, racers, are_checked=True)
-            twins, tuner.twins = tuner.twins, []
-            replicates = race.run_replicates_at_once([first, *[later] * (count - 1)], begun=twins)
+            begun = [each for each in tuner.twins if tuner.recipe_of(each.record) in racers]
+            tuner.twins = [each for each in tuner.twins if each not in begun]
+            replicates = race.run_replicates_at_once([first, *[later] * (count - 1)], begun=begun)
             tuner.records.update((record.id, record) for replicate in replicates for record in replicate)
             ids = tuple(tuple(record.id for record in replicate) for replicate in replicates)
             tuner.keep(finals=(*tuner.tune.finals, *ids))
@@ -357,124 +362,3 @@ def _affordable(tuner: Tuner, racers: Sequence[Switches], grace_s: float = 0.0) 
             break
         found.append(switches)
     return found
-
-
-FINALISTS = 4
-NEAR = 0.03
-"""Within this of the fastest, a recipe goes to the last race, and doubt about both is added to it."""
-FINALISTS_RACE_SHARE = 0.5
-QUICK_RACE_SHARE = 0.25
-"""Of the budget: where a race takes more, only as much is kept for it as the fastest and the baseline need."""
-ENOUGH_REPLICATES = 3
-"""Student's factor is 13 with two replicates and 4 with three."""
-ENOUGH_SHARE = 0.3
-"""Of the budget, for these."""
-ABLATION_SHARE = 0.25
-"""The largest share of the budget for each: a long budget should also go into trying recipes."""
-
-
-def choose_finalists(tuner: Tuner) -> list[Switches]:
-    """Those that could be the fastest for all that is known, the fastest first."""
-    wrong = rejected_in_finals(tuner.tune, tuner.records)
-    able = (each for each in tuner.seen().values() if tuner.may_win(each) and each.recipe not in wrong)
-    known = sorted(able, key=lambda each: each.log_s)
-    if not known:
-        return []
-    best = known[0]
-
-    def doubt(error: float) -> float:
-        return 2 * math.sqrt(error**2 + best.error**2 + 2 * PROCESS_SD**2)
-
-    near = [each for each in known if each.log_s <= best.log_s + min(NEAR, doubt(each.error)) + 1e-12]
-    return [tuner.space.switches_of(each.recipe) for each in near[:FINALISTS]]
-
-
-def race_s(tuner: Tuner, costs: Costs) -> float:
-    """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
-    replicate_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
-    quick_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), QUICK_RACE_SHARE * tuner.budget_s)
-    return min(tuner.asked.replicates * replicate_s, quick_s, FINALISTS_RACE_SHARE * tuner.budget_s)
-
-
-def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None) -> float:
-    """For as many replicates as are planned at least, of the baseline and the fastest; or of one that may become it."""
-    racers = [BASELINE, _leading(tuner) if candidate is None else candidate]
-    if racers[1] == BASELINE:
-        return 0.0
-    return _least_s(tuner, costs, racers, planned_replicates(tuner, costs, racers))
-
-
-def last_race_s(tuner: Tuner, costs: Costs, candidate: Switches, *, has_twins: bool = False) -> float:
-    """For the fewest replicates that give an interval at all: with less than this left, there is no point in timing it.
-
-    `has_twins`: were its processes for them prepared beside its trial.
-    """
-    count = fewest_replicates(tuner)
-    if has_twins:
-        return at_once_s(tuner, costs, [BASELINE, candidate], count, opened=[BASELINE])
-    return _least_s(tuner, costs, [BASELINE, candidate], count)
-
-
-def leaders_last_race_s(tuner: Tuner, costs: Costs) -> float:
-    """The same for the fastest so far; nothing where that is the baseline."""
-    leading = _leading(tuner)
-    return last_race_s(tuner, costs, leading) if leading != BASELINE else 0.0
-
-
-def fewest_replicates(tuner: Tuner) -> int:
-    return min(FEWEST_REPLICATES, tuner.asked.replicates)
-
-
-def twin_specs(tuner: Tuner, switches: Switches, *, count: int) -> list[RunSpec]:
-    """Processes of a recipe in the shortest race that gives an interval.
-
-    The trial checks the numbers; in training the path of losses is longer here.
-    """
-    is_checked = tuner.asked.spec.workload.task == "train" and switches != BASELINE
-    return [final_spec(tuner, switches, first=is_checked and number == 0, hurried=True) for number in range(count)]
-
-
-def planned_replicates(tuner: Tuner, costs: Costs, racers: Sequence[Switches]) -> int:
-    """Three, or as many as were asked for; but two, of which the interval is wide, where three take too much of the budget."""
-    count = min(ENOUGH_REPLICATES, tuner.asked.replicates)
-    is_too_long = _least_s(tuner, costs, racers, count) > ENOUGH_SHARE * tuner.budget_s
-    return fewest_replicates(tuner) if is_too_long else count
-
-
-def _leading(tuner: Tuner) -> Switches:
-    leader = tuner.leader()
-    return tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE
-
-
-def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:
-    """One replicate after the other, or all at once, whatever takes less."""
-    one_by_one_s = replicates * sum(map(costs.again_s, racers))
-    return min(one_by_one_s, at_once_s(tuner, costs, racers, replicates))
-
-
-def at_once_s(
-    tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int, opened: Sequence[Switches] | None = None
-) -> float:
-    """Seconds that this many replicates take when prepared at the same time; infinite where that is impossible.
-
-    `opened`: those that still have to be; None: those of which there are too few twins.
-    """
-    workers = len(racers) * replicates
-    missing = [
-        replicates - tuner.twins_of(each) if opened is None else replicates * (each in opened) for each in racers
-    ]
-    still = [costs.replicate_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
-    preparing = sum(max(count, 0) for count in missing)
-    if preparing > tuner.jobs or not tuner.has_memory_for(workers):
-        return math.inf
-    return max(still, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
-
-
-def ablation_s(tuner: Tuner, costs: Costs) -> float:
-    """To tell what each switch of the fastest brings: good to have, also in part."""
-    leader = tuner.leader()
-    if leader is None:
-        return 0.0
-    switches = tuner.space.switches_of(leader.recipe)
-    racers = [switches, *(without for _, without in tuner.space.less_one(switches))]
-    return min(sum(map(costs.expected_s, racers)), ABLATION_SHARE * tuner.budget_s)

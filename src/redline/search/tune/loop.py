@@ -10,7 +10,7 @@ from redline.note import note
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
-from redline.search.tune.finals import ablate, decide, fewest_race_s, race_s, simplify, untold_switches
+from redline.search.tune.finals import ablate, decide, simplify, untold_switches
 from redline.search.tune.model import Beliefs
 from redline.search.tune.planner import (
     kept_s,
@@ -21,6 +21,7 @@ from redline.search.tune.planner import (
     twins_for,
 )
 from redline.search.tune.record import Untried
+from redline.search.tune.reserve import fewest_race_s, race_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner

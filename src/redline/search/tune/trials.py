@@ -14,11 +14,11 @@ from redline.analyze.race import log_ratio
 from redline.note import Note, note
 from redline.record import RunRecord, TimeKind
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
-from redline.search.observer import NoJournal, Observer
-from redline.search.tune.costs import CONTENTION, Costs
+from redline.search.tune.costs import CONTENTION
 from redline.search.tune.finals import final_measure
-from redline.search.tune.lessons import EXACTLY, accepts, find_cause, numerics_reason, rejection, scope_of
-from redline.search.tune.record import Lesson, Probe, Trial
+from redline.search.tune.inquiry import learn_from
+from redline.search.tune.lessons import accepts, numerics_reason, rejection
+from redline.search.tune.record import Trial
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Purpose, Tuner
 from redline.spec import MeasureSpec, RunSpec
@@ -31,9 +31,6 @@ CLEARLY = 2.5
 BEHIND = 0.02
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""
-SHORTEST_PROBE_S = 2.0
-MOST_PROBES = 5
-"""To find out what broke one recipe."""
 
 
 @dataclass
@@ -255,7 +252,7 @@ class Trials:
             self._cancel_twins(flight.switches)
         if flight.switches != BASELINE:
             self._cancel_without_prospect(flight.switches)
-            self._learn(flight.switches, record)
+            learn_from(tuner, flight.switches, record)
             self._cancel_ruled_out()
 
     def _cancel_ruled_out(self) -> None:
@@ -375,73 +372,3 @@ class Trials:
     def _close(self, entry: Entry) -> None:
         entry.stopped = entry.stopped or ("target" if entry.record.blocks else "interrupted")
         self._tuner.records[entry.record.id] = self._group.close(entry)
-
-    # What failures teach
-
-    def _learn(self, switches: Switches, record: RunRecord) -> None:
-        """Rule out what broke: the part that the bench names, or the one that leaving out halves finds."""
-        tuner = self._tuner
-        why = rejection(record, tuner.tune)
-        if why is None or why.code == "too-late":
-            return
-        failure = record.failure
-        named = frozenset(failure.switches) if failure is not None else frozenset[str]()
-        if failure is not None and failure.scope != "recipe" and named and named <= switches:
-            part = named
-        elif why.about in EXACTLY:
-            part = switches
-        else:
-            part = find_cause(switches, _Inquiry(tuner, switches).runs, self._in_order(switches, named))
-        scope = "recipe" if why.about in EXACTLY else scope_of(part)
-        text = tuner.space.text(switches)
-        tuner.learn(Lesson(switches=tuple(sorted(part)), scope=scope, reason=why, recipe=text))
-
-    def _in_order(self, switches: Switches, named: Switches) -> list[str]:
-        """What is known to run first, then what is quick to prepare; what the bench suspects comes last."""
-        tuner = self._tuner
-        known = {switch for recipe in tuner.seen() for switch in recipe}
-        compiles = {choice.switch for choice in tuner.space.choices if choice.capabilities.compiles}
-        return sorted(switches, key=lambda switch: (switch in named, switch in compiles, switch not in known, switch))
-
-
-class _Inquiry:
-    """What broke a recipe? Asks workers that only prepare, as long as that is cheap."""
-
-    def __init__(self, tuner: Tuner, broken: Switches) -> None:
-        self._tuner = tuner
-        self._broken = broken
-        self._took_s = tuner.tune.trials[-1].cost_s
-        self._left = MOST_PROBES
-
-    def runs(self, part: Switches) -> bool | None:
-        tuner, lessons = self._tuner, self._tuner.lessons()
-        sound = [*tuner.seen(), *(tuner.space.switches_of(each.recipe) for each in tuner.tune.probes if each.runs)]
-        if any(part <= recipe for recipe in sound):
-            return True
-        if part >= self._broken or lessons.rules_out(part):
-            return False
-        if not tuner.space.is_valid(part):
-            return True  # it cannot be asked; what breaks is then looked for among larger parts
-        expected_s = max(Costs(tuner).expected_s(part), self._took_s)  # what breaks as well takes as long
-        if self._left == 0 or expected_s > min(tuner.allowance_s, tuner.left_s):
-            return None
-        self._left -= 1
-        return self._ask(part)
-
-    def _ask(self, part: Switches) -> bool | None:
-        tuner = self._tuner
-        tuner.observer.stage(f"what broke {tuner.space.text(self._broken)}: is it {tuner.space.text(part)}?")
-        with (
-            tuner.spending("failed"),
-            Group(tuner.door, NoJournal(), Observer(), tuner.order, is_shared=False) as group,
-        ):
-            spec = tuner.trial_spec(part)
-            limit_s = max(round(tuner.allowance_s, 1), SHORTEST_PROBE_S)
-            launch = msgspec.structs.replace(spec.launch, prepare_timeout_s=limit_s)
-            entry = group.open(msgspec.structs.replace(spec, launch=launch), 0)
-            record = entry.record if entry is not None else group.done[0]
-        why = rejection(record, tuner.tune)
-        if why is not None and why.about in EXACTLY:
-            return None  # beside the others; alone it may do
-        tuner.keep(probes=(*tuner.tune.probes, Probe(recipe=tuner.space.text(part), runs=why is None)))
-        return why is None

@@ -1,0 +1,92 @@
+"""What is safe to try first: the recipes that a careful hand would begin with, and no measurement speaks against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from redline.questions import SwitchChoice
+from redline.search.tune.space import BASELINE, BY_BLOCK, Expectation, Space, Switches, expectation
+
+GRAPH_MARGIN = 0.7
+"""A graph is tried as soon as the host is expected to need this share of the time that the device needs."""
+
+
+@dataclass(frozen=True)
+class SafeRecipes:
+    """What a careful hand tries first: of each family the switch of which experience expects most."""
+
+    space: Space
+    on_cpu: bool
+    host_share: float | None
+    """The time to issue a step of the baseline over the time of the step; None where it is not known."""
+    may_run: Callable[[Switches], bool] = lambda _: True
+    """Nothing that was learned speaks against it."""
+    slow: Switches = BASELINE
+    """Switches of recipes that turned out slower than the baseline."""
+
+    def in_order(self) -> list[Switches]:
+        """Half precision (or TF32, where that is slow here), the layout and, in training, the optimizer; the same recorded as a graph where the host would be in the way of it; the same
+        through a compiler, the whole model and block by block."""
+        precision = self._best("precision") if not self._is_slow("precision") else self._best("tf32")
+        plain = precision | self._best("layout") | self._best("optimizer")
+        graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
+        whole = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=False)))
+        by_block = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=True)))
+        completed = [self.space.completed(each) for each in (plain, *graphed, whole, by_block)]
+        return [each for each in dict.fromkeys(completed) if each and self.space.is_valid(each)]
+
+    def _compiled(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:
+        """With a graph where the host may be in the way, in one or the other form; and without."""
+        if not compilers:
+            return
+        on_device = min(compilers, key=lambda each: self._expected(each).device)
+        with_host = min(compilers, key=lambda each: self._expected(each).device + self._expected(each).host)
+        if self._graph and self._may_be_host_bound(plain | {on_device.switch}):
+            yield plain | {on_device.switch} | self._graph
+            yield plain | {with_host.switch}
+        yield plain | {on_device.switch}
+
+    def _first_that_may_run(self, recipes: Iterable[Switches]) -> Switches:
+        completed = map(self.space.completed, recipes)
+        return next((each for each in completed if self.space.is_valid(each) and self.may_run(each)), BASELINE)
+
+    def _compilers(self, *, by_block: bool) -> list[SwitchChoice]:
+        compilers = [each for each in self._usable(self.space.choices) if each.capabilities.compiles]
+        return [each for each in compilers if (each.switch == BY_BLOCK) == by_block and self._expected(each).device < 0]
+
+    @cached_property
+    def _graph(self) -> Switches:
+        recording = [each for each in self._usable(self.space.choices) if each.relieves == "host"]
+        chosen = min(recording, key=lambda each: self._expected(each).device + self._expected(each).host, default=None)
+        return frozenset({chosen.switch}) if chosen is not None else BASELINE
+
+    def _best(self, family: str) -> Switches:
+        usable = [each for each in self._usable(self.space.families.get(family, ())) if self._expected(each).device < 0]
+        chosen = min(usable, key=lambda each: self._expected(each).device, default=None)
+        return frozenset({chosen.switch}) if chosen is not None else BASELINE
+
+    def _is_slow(self, family: str) -> bool:
+        return any(choice.switch in self.slow for choice in self.space.families.get(family, ()))
+
+    def _may_be_host_bound(self, switches: Switches) -> bool:
+        """Whether the host is expected to need nearly as long as the device, or longer."""
+        if self.on_cpu or self.host_share is None:
+            return False
+        expected = [self._expected(self.space.by_switch[switch]) for switch in switches]
+        host = math.log(max(self.host_share, 1e-6)) + sum(each.host for each in expected)
+        return host > math.log(GRAPH_MARGIN) + sum(each.device for each in expected)
+
+    def _expected(self, choice: SwitchChoice) -> Expectation:
+        return expectation(choice, on_cpu=self.on_cpu, task=self.space.task)
+
+    def _usable(self, choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
+        quick = (each for each in choices if not is_slow_for_its_gain(each) and not each.capabilities.quantizes)
+        return [each for each in quick if self.may_run(frozenset({each.switch}))]
+
+
+def is_slow_for_its_gain(choice: SwitchChoice) -> bool:
+    """Takes minutes, and nobody has said how many of them it is worth for this task."""
+    return choice.is_slow_to_prepare and choice.prepare_s is None
