@@ -568,6 +568,17 @@ def test_a_minute_on_a_busy_cpu_ends_with_an_interval(seed: int) -> None:
     assert tuner.tune.seconds <= 66.0
 
 
+def test_where_no_race_fits_a_safe_recipe_is_timed_all_the_same() -> None:
+    truth = replace(a_busy_cpu(), build_s=12.0)
+    tuner = tune_simulated(truth, 1, 60.0, before_s=6.0)
+    found = summary_of(tuner.tune, tuner.records)
+    assert [trial.recipe for trial in tuner.tune.trials] == ["baseline", "channels-last"]
+    assert found.winner is None
+    assert found.leader is not None
+    assert found.leader.low is None
+    assert tuner.tune.seconds <= 60.0
+
+
 class TestShortSearches:
     @pytest.mark.parametrize("budget_s", [120.0, 150.0, 300.0])
     def test_two_minutes_are_enough_to_try_the_compiler(self, budget_s: float) -> None:

@@ -41,8 +41,12 @@ SLOW_SHARE = 0.25
 """A switch that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
 SAFE_CHANCE = 0.9
 """A recipe that is less likely to run must fit into what may be spent on failures."""
+SURE_CHANCE = 0.97
+"""The same once that is used up."""
+CHEAP_SHARE = 0.05
+"""Of the budget: what takes no more may be tried then with less of a chance."""
 RISK_SHARE = 0.01
-"""Of the budget: so much may be lost, on average, on a recipe that holds suspects when that is used up."""
+"""Of the budget: so much may be lost, on average, on a recipe that holds suspects and takes longer."""
 LIKELY = 0.25
 """The chance that a recipe will be ready in time for its race, down to which it is waited for."""
 LIKELY_TO_START = 0.4
@@ -93,7 +97,17 @@ def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candida
         for each in found
         if each.gain > WORTH_A_DELAY * sum(other.lost_by(costs.delay_s(each)) for other in awaited)
     ]
+    if not found and not in_flight:
+        return _only_timed(tuner, costs), too_dear
     return (first_of(found) if found else None), too_dear
+
+
+def _only_timed(tuner: Tuner, costs: Costs) -> Candidate | None:
+    """Where there is no time for any race, a safe recipe to be timed beside the baseline: its ratio has no interval."""
+    if tuner.tried() != {BASELINE} or safe_to_race(tuner) is not None:
+        return None
+    quick = [Candidate(each, PROMISING, costs.expected_s(each), tuner.left_s) for each in _safe(tuner, costs, ())]
+    return next((each for each in quick if each.cost_s <= tuner.left_s and not costs.compiles(each.switches)), None)
 
 
 def _unproven(tuner: Tuner) -> Callable[[Switches], Switches]:
@@ -116,6 +130,8 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
     needs the rest.
     """
     costs, others = Costs(tuner), len(trials.flights) - 1
+    if tuner.tried() == {BASELINE} and not any(map(costs.compiles, trials.in_flight)):
+        return 0.0  # there is nothing to race instead
     seen = tuner.seen()
     is_first, expected, fastest = not any(map(costs.compiles, seen)), beliefs.expected(seen), tuner.fastest_log_s()
     last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
@@ -342,8 +358,13 @@ def _promises(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches], awaited
 
 
 def _may_risk(tuner: Tuner, chance: float, cost_s: float) -> bool:
-    """Whether a recipe that holds suspects may be tried: within what may be spent on failures, or for next to nothing."""
+    """Whether a recipe that holds suspects may be tried: within what may be spent on failures, or for next to nothing.
+
+    Once that is spent, only what is quick to try or nearly sure to run.
+    """
     is_cheap = (1 - chance) * cost_s <= RISK_SHARE * tuner.budget_s
+    if tuner.allowance_s <= 0:
+        return chance >= SURE_CHANCE or (is_cheap and cost_s <= CHEAP_SHARE * tuner.budget_s)
     return chance >= SAFE_CHANCE or cost_s <= tuner.allowance_s or is_cheap
 
 
