@@ -22,7 +22,7 @@ from redline.analyze.blocks import blocks_as
 from redline.analyze.statistics import Interval, median_interval
 from redline.identity import record_key
 from redline.launch.door import Door, Session
-from redline.note import Note
+from redline.note import Note, note
 from redline.protocol import (
     BlockReply,
     FailureReply,
