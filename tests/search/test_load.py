@@ -199,6 +199,9 @@ def test_a_rate_above_what_was_ever_completed_is_not_sustained() -> None:
     assert sustained(curve_of([slower, alone])) is None
     enough = msgspec.structs.replace(full, achieved_rate=104.0, pace=104.5)
     assert sustained(curve_of([enough, alone])) == 105.0
+    # Chance has brought fewer requests than the rate says: that many were served, and the rate was not.
+    lucky = msgspec.structs.replace(alone, offered_rate=99.0, achieved_rate=99.0, pace=99.0)
+    assert sustained(curve_of([slower, lucky])) is None
 
 
 def test_a_range_that_is_sustained_whole_says_so() -> None:

@@ -128,7 +128,7 @@ def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
     """By rising rate, each judged by what the whole curve tells.
 
     In a short run a queue that grows slowly is not seen. Where other rates have shown what the server completes at most,
-    a rate above that falls behind, however well it looked.
+    a rate above that falls behind, however well it looked and however few requests chance has brought.
     """
     ordered = tuple(sorted(points, key=lambda point: point.rate))
     if not any(point.is_saturated for point in ordered):
@@ -136,7 +136,7 @@ def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
     most = ABOVE_CAPACITY * max(max(point.achieved_rate, point.pace) for point in ordered)
     return tuple(
         msgspec.structs.replace(point, is_saturated=True, keeps_target=False)
-        if min(point.rate, point.offered_rate) > most
+        if point.rate > most
         else point
         for point in ordered
     )
