@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model
+from redline.bench.workload.decoder import OwnDecoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.hf_decoder import HfDecoder, asks_the_host, own_decoder
 from redline.errors import BenchError, SpecError
@@ -247,6 +249,82 @@ def test_a_generation_that_is_too_short_is_one_line() -> None:
     model.model.generate = lambda tokens, max_new_tokens: tokens[:, :3]
     with pytest.raises(BenchError, match="must return 2×8 or longer, got 2×3"):
         model.generate(8)
+
+
+async def _later(tokens: torch.Tensor) -> torch.Tensor:
+    return tokens
+
+
+async def _one_by_one(tokens: torch.Tensor) -> AsyncIterator[list[int]]:
+    for column in tokens.T:
+        yield column.tolist()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda made: made,
+        lambda made: made.tolist(),
+        lambda made: {"sequences": made},
+        lambda made: (column for column in made.T),
+        lambda made: (column.tolist() for column in made.T),
+        lambda made: _later(made),
+        lambda made: _one_by_one(made),
+    ],
+)
+@pytest.mark.parametrize("names", [True, False])
+def test_generate_may_return_yield_or_await_its_tokens(form: Callable[[Any], Any], names: bool) -> None:
+    made, model = torch.arange(16).view(2, 8), torch.nn.Linear(1, 1)
+    if names:
+        model.generate = lambda tokens, max_new_tokens: form(made)
+    else:
+        model.generate = lambda prompt, count: form(made)
+    assert torch.equal(WholeGenerator(model, torch.zeros((2, 3), dtype=torch.long), 8).generate(8), made)
+
+
+def test_tokens_that_are_yielded_are_timed_one_by_one() -> None:
+    workload = build_workload(workload_spec(f"{WRITERS}:whole"), 0)
+    whole = workload.model.model.generate
+    step = GenerateStep(apply_recipe(Recipe.parse("baseline"), workload, open_device("cpu")))
+    evenly = step.timed()
+    assert len(set(evenly.token_s)) == 1
+    workload.model.model.generate = lambda tokens, max_new_tokens: iter_columns(whole(tokens, max_new_tokens))
+    streamed = step.timed()
+    assert len(streamed.token_s) == 7
+    assert len(set(streamed.token_s)) > 1
+    assert streamed.whole_s > streamed.first_s + sum(streamed.token_s[:-1])
+
+
+def iter_columns(made: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield from made[:, -8:].T
+
+
+def test_a_text_that_overflows_is_refused_where_only_its_tokens_are_known() -> None:
+    workload, device = build_workload(workload_spec(f"{WRITERS}:whole_of_large_numbers"), 0), open_device("cpu")
+    reference = GreedyReference.of(workload, device, "fp16")
+    verdict = reference.judge(GenerateStep(apply_recipe(Recipe.parse("fp16"), workload, device)))
+    assert not verdict.passed
+    assert verdict.reason is not None
+    assert verdict.reason.code == "not-finite"
+
+
+def test_a_cache_of_ones_own_that_does_not_fit_is_one_line() -> None:
+    """The cache's argument has another name than `cache` there, which one call shows."""
+    workload = build_workload(workload_spec(f"{WRITERS}:small"), 0)
+    assert isinstance(workload.model, OwnDecoder)
+    step = GenerateStep(apply_recipe(Recipe.parse("static-cache"), workload, open_device("cpu")))
+    with (
+        step.context(),
+        pytest.raises(BenchError, match=r"cannot read position 15 with the cache of make_cache\(2, 16\)"),
+    ):
+        step()
+
+
+def test_logits_of_another_shape_are_one_line() -> None:
+    workload = build_workload(workload_spec(f"{WRITERS}:summing"), 0)
+    workload.model.model.head.register_forward_hook(lambda layer, inputs, logits: logits.mean(dim=-1))
+    with pytest.raises(BenchError, match=r"must be batch × tokens × vocabulary.*got 2×1 of torch.float32"):
+        GreedyReference.of(workload, open_device("cpu"), "fp32")
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "static-cache:length=64"])

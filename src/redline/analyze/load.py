@@ -135,9 +135,7 @@ def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
         return ordered
     most = ABOVE_CAPACITY * max(max(point.achieved_rate, point.pace) for point in ordered)
     return tuple(
-        msgspec.structs.replace(point, is_saturated=True, keeps_target=False)
-        if point.rate > most
-        else point
+        msgspec.structs.replace(point, is_saturated=True, keeps_target=False) if point.rate > most else point
         for point in ordered
     )
 

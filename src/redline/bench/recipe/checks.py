@@ -8,13 +8,14 @@ function to call in place of the model, on inputs as the model itself would take
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.bench.device import open_device, resolve_device
@@ -87,9 +88,12 @@ class GreedyReference:
         length = self.tokens.shape[1]
         with step.context():
             if isinstance(step.decoder, WholeGenerator):
-                own = step.decoder.generate(step.decoder.new_tokens)[:, :length]
+                with watching_for_nan(step.decoder) as broken:
+                    own = step.decoder.generate(step.decoder.new_tokens)[:, :length]
                 agreed, why = _agreed(own, self.tokens), note("unchecked", "only its tokens can be compared")
                 passed = agreed == length or self.number_format != "fp32"
+                if broken and agreed < length:
+                    passed, why = False, note("not-finite", f"what {broken[0]} returns is not a number")
                 return Numerics(
                     method="tokens", passed=passed, reason=why, greedy_tokens=length, greedy_agreed=agreed,
                     number_format=self.number_format,
@@ -136,6 +140,29 @@ def _see_that_the_cache_serves(workload: Workload, decoder: Decoder, tokens: Ten
         workload.notes.append(note("model", f"the cache changes what the model writes: {text}"))
         return
     raise BenchError("unsupported", f"{text}: it keeps its state where Redline does not see it")
+
+
+@contextmanager
+def watching_for_nan(model: nn.Module) -> Iterator[list[str]]:
+    """Names of the modules that returned NaN meanwhile."""
+    broken: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def seen(module: nn.Module, inputs: Any, found: Any) -> None:
+            if any(
+                isinstance(each, Tensor) and each.is_floating_point() and bool(each.isnan().any())
+                for each in pytree.tree_leaves(found)
+            ):
+                broken.append(name or type(module).__name__)
+
+        return seen
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    try:
+        yield broken
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _difference(found: list[Tensor], expected: list[Tensor]) -> Difference:

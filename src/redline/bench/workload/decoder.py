@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import seeded
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble
@@ -169,13 +172,32 @@ class OwnDecoder(Decoder):
         super().__init__(model, prompt, new_tokens)
         self.can_be_static = callable(getattr(model, "make_cache", None))
         self.takes_positions = "positions" in inspect.signature(model.forward).parameters
+        self._width = 0
 
     def begin(self) -> None:
         if not self.is_static:
             self._cache = None
         elif not self._has_static:
-            self._cache = self.model.make_cache(self.prompt.shape[0], self.cache_length or self.length)  # type: ignore[operator]
             self._has_static = True
+            self._cache = self._made_cache()
+            self._try_the_last_position()
+            self._cache = self._made_cache()
+
+    def _made_cache(self) -> Any:
+        return self.model.make_cache(self.prompt.shape[0], self.cache_length or self.length)  # type: ignore[operator]
+
+    def _try_the_last_position(self) -> None:
+        """Say where a cache does not fit, rather than leave it to an operator of the model."""
+        last = torch.full((1,), self.length - 1, device=self.prompt.device)
+        try:
+            self(self.prompt[:, :1], last)
+        except (IndexError, RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            made = f"make_cache({self.prompt.shape[0]}, {self.cache_length or self.length})"
+            raise BenchError(
+                "user", f"forward cannot read position {int(last)} with the cache of {made}: {one_line(error)}"
+            ) from error
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self.is_static and not self._has_static:
@@ -188,6 +210,14 @@ class OwnDecoder(Decoder):
         logits, cache = found
         if not self.is_static:
             self._cache = cache
+        width = self._width = self._width or logits.shape[-1]
+        is_sound = logits.ndim in (2, 3) and logits.is_floating_point()
+        if not is_sound or (len(logits), logits.shape[-1]) != (len(tokens), width):
+            told = f"{'×'.join(map(str, logits.shape))} of {logits.dtype}"
+            raise BenchError(
+                "user",
+                f"the logits of forward(tokens, cache) must be batch × tokens × vocabulary, or those of the last token; got {told}",
+            )
         return logits[:, -1] if logits.ndim == 3 else logits
 
     def cache_tensors(self) -> Iterator[Tensor]:
@@ -196,20 +226,48 @@ class OwnDecoder(Decoder):
 
 
 class WholeGenerator(Decoder):
-    """A model that only generates as a whole: `generate(tokens, max_new_tokens=n)`."""
+    """A model that only generates as a whole: `generate(tokens, max_new_tokens)`.
+
+    It returns the tokens, or yields them one after the other; it may be a coroutine.
+    """
 
     can_be_static = False
+
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
+        super().__init__(model, prompt, new_tokens)
+        takes = inspect.signature(model.generate).parameters  # type: ignore[arg-type]
+        self._by_name = "max_new_tokens" in takes or any(each.kind is each.VAR_KEYWORD for each in takes.values())
 
     def begin(self) -> None:
         """It keeps no cache that could be seen."""
 
+    def asked(self, new_tokens: int) -> Any:
+        """What its `generate` returns; what must be awaited has been."""
+        generate: Callable[..., Any] = self.model.generate  # type: ignore[assignment]
+        made = generate(self.prompt, max_new_tokens=new_tokens) if self._by_name else generate(self.prompt, new_tokens)
+        return asyncio.run(_awaited(made)) if inspect.isawaitable(made) or inspect.isasyncgen(made) else made
+
     def generate(self, new_tokens: int) -> Tensor:
-        made: Tensor = self.model.generate(self.prompt, max_new_tokens=new_tokens)  # type: ignore[operator]
-        if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[1] < new_tokens:
+        made = self.asked(new_tokens)
+        if inspect.isgenerator(made):
+            made = [torch.as_tensor(each) for each in made]
+        made = getattr(made, "sequences", made.get("sequences", made) if isinstance(made, dict) else made)
+        if isinstance(made, list | tuple) and made and all(isinstance(each, Tensor) for each in made):
+            made = torch.stack([each.reshape(-1) for each in made], dim=1)  # one tensor per token
+        elif isinstance(made, list | tuple):
+            with suppress(TypeError, ValueError):  # ragged, or no numbers
+                made = torch.as_tensor(made)
+                made = made.unsqueeze(0) if made.ndim == 1 and self.prompt.shape[0] == 1 else made
+        if (
+            not isinstance(made, Tensor)
+            or made.ndim != 2
+            or made.shape[1] < new_tokens
+            or len(made) != len(self.prompt)
+        ):
             told = "×".join(map(str, made.shape)) if isinstance(made, Tensor) else type(made).__name__
             asked = f"{self.prompt.shape[0]}×{new_tokens} or longer"
             raise BenchError("user", f"generate(tokens, max_new_tokens={new_tokens}) must return {asked}, got {told}")
-        return made[:, -new_tokens:]
+        return made[:, -new_tokens:].to(self.prompt.device)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         raise BenchError("unsupported", "this model generates as a whole: its forward with a cache is not known")
@@ -220,6 +278,10 @@ class WholeGenerator(Decoder):
     @property
     def cache_kind(self) -> CacheKind:
         return "unseen"
+
+
+async def _awaited(made: Any) -> Any:
+    return [torch.as_tensor(each) async for each in made] if inspect.isasyncgen(made) else await made
 
 
 class NextToken(nn.Module):

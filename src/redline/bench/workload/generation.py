@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -173,11 +174,13 @@ class GenerateStep:
         )
 
     def _timed_whole(self) -> Timing:
-        """Asked for one token, and for all: the difference is spread evenly over the others."""
+        """Each token as it is yielded. Else asked for one token, and for all: the others share the difference evenly."""
         assert isinstance(self.decoder, WholeGenerator)
         device, clock = self._setup.device, time.perf_counter
         started = clock()
-        self.decoder.generate(1)
+        made = self.decoder.asked(1)
+        if inspect.isgenerator(made):
+            return self._timed_stream(self.decoder)
         device.synchronize()
         first = clock()
         self.decoder.generate(self.decoder.new_tokens)
@@ -187,4 +190,26 @@ class GenerateStep:
         each = max(whole_s - (first - started), 0.0) / others if others else 0.0
         return Timing(
             first_s=first - started, whole_s=whole_s, issue_s=whole_s, token_issue_s=each, token_s=[each] * others
+        )
+
+    def _timed_stream(self, decoder: WholeGenerator) -> Timing:
+        device, clock = self._setup.device, time.perf_counter
+        started = clock()
+        stream = decoder.asked(decoder.new_tokens)
+        next(stream)
+        device.synchronize()
+        first = clock()
+        marks, token_issue_s = [device.mark()], 0.0
+        for number, _ in enumerate(stream):
+            if number == 0:
+                token_issue_s = clock() - first
+            marks.append(device.mark())
+        device.synchronize()
+        whole_s = clock() - started
+        return Timing(
+            first_s=first - started,
+            whole_s=whole_s,
+            issue_s=whole_s,
+            token_issue_s=token_issue_s,
+            token_s=device.seconds_between(marks),
         )

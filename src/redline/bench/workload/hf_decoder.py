@@ -244,7 +244,7 @@ def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, who
         parameters = []
     if {"past_key_values", "cache_params"} & set(parameters) and hasattr(model, "config"):
         return HfDecoder(model, prompt, new_tokens)
-    if "cache" in parameters:
+    if "cache" in parameters or _returns_a_cache(model, prompt, parameters):
         return OwnDecoder(model, prompt, new_tokens)
     if callable(getattr(model, "generate", None)):
         return WholeGenerator(model, prompt, new_tokens)
@@ -252,6 +252,18 @@ def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, who
         f"{whose} has no cache: give it forward(tokens, cache) that returns (logits, cache), or generate(tokens, "
         f"max_new_tokens)"
     )
+
+
+def _returns_a_cache(model: nn.Module, prompt: Tensor, parameters: list[str]) -> bool:
+    """Whether a forward whose second argument has another name answers one token as `forward(tokens, cache)` does."""
+    if len(parameters) < 2:
+        return False
+    try:
+        with torch.no_grad():
+            found = model(prompt[:, :1], None)
+    except Exception:  # whatever the argument is, it is no cache that may be missing
+        return False
+    return isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and found[1] is not None
 
 
 def _vocabulary(model: nn.Module, whose: str) -> int:
