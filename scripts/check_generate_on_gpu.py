@@ -9,10 +9,10 @@ printed and the rest goes on; when --seconds are over the script ends where it i
     python scripts/check_generate_on_gpu.py --only recipes --seconds 150
     python scripts/check_generate_on_gpu.py --only tune --seconds 200
     python scripts/check_generate_on_gpu.py --only load --seconds 60
-    python scripts/check_generate_on_gpu.py --only fused --seconds 120
+    python scripts/check_generate_on_gpu.py --only fused --seconds 150
 
-`fused` measures the parts of the switch decode-kernels: the whole model first, then 4 layers in many variants, then single
-products.
+`fused` measures the parts of the switch decode-kernels: single products, 4 layers in many variants, and the whole model
+with the fastest of them.
 
 All write to the same --out, and compare what is there. The parts share what inductor has compiled and tuned (its cache
 folder), so that this order is the quickest: run them on one machine, one after the other. With --device cpu a tiny model
@@ -378,22 +378,26 @@ def profiled(case: Case, recipe: str) -> dict[str, Any]:
 
 
 def tune(case: Case, results: Results) -> None:
-    best = results.attempt("tune", 30.0, lambda: tuned(case, results.left_s - 25.0))
+    rows = [row for row in rows_of(results) if "decode-kernels" in row["recipe"]]
+    seeds = [min(rows, key=lambda row: row["tpot_s"]["p50"])["recipe"]] if rows else []
+    best = results.attempt("tune", 30.0, lambda: tuned(case, results.left_s - 25.0, seeds))
     found = (best or {}).get("recipe")
     if found and f"recipe {found}" not in results.found:
         results.attempt(f"recipe {found}", 20.0, lambda: one_recipe(case, found))
     compare(results)
 
 
-def tuned(case: Case, budget_s: float) -> dict[str, Any]:
+def tuned(case: Case, budget_s: float, seeds: list[str]) -> dict[str, Any]:
+    """`seeds`: recipes of another part that the search tries too."""
     import redline
     from redline.api.workspace import Workspace
 
     space = {"switches": case.space} if budget_s < LONG_S else {"without": OTHER_FORMATS}
     with Workspace(keep=False) as workspace:
         best = redline.tune(
-            case.model, budget=budget_s, objective="tpot", replicates=2, workspace=workspace, **space, **case.settings
-        )
+            case.model, budget=budget_s, objective="tpot", replicates=2, recipes=seeds, workspace=workspace, **space,
+            **case.settings,
+        )  # fmt: skip
     print(best, flush=True)
     leader = best.summary.leader
     return {"recipe": leader.recipe if leader else None, **space, "text": str(best), "snippet": best.snippet}
@@ -424,31 +428,35 @@ def loaded(case: Case, model: str, recipe: str, rates: str) -> dict[str, Any]:
 PDL = {"triton.enable_pdl": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "compiled": {"linear": False, "attention": False},
-    "attention": {"linear": False},
     "linear": {"attention": False},
-    "both": {},
-    "both, no early launch": {"options": {}},
-    "both, nothing ahead": {"ahead_mib": 0},
-    "both, 8 MiB ahead": {"ahead_mib": 8},
-    "both, 32 MiB ahead": {"ahead_mib": 32},
-    "both, combined small kernels": {"options": {**PDL, "combo_kernels": True}},
+    "attention": {"linear": False},
+    "no early launch": {"options": {}},
 }
 """Of 4 layers; where nothing else is said, both kinds of kernels, 16 MiB ahead, and small kernels that launch early."""
+AHEAD_MIB = (16, 0, 8, 32, 64)
+COMBINED = {**PDL, "combo_kernels": True}
 
 
 def fused(case: Case, results: Results) -> None:
-    recipes = [f"bf16+static-cache+decode-kernels+{compiler}+graphs" for compiler in ("compile:pdl", "compile")]
-    if not case.is_gpu:
-        recipes = []
-    if recipes:
-        results.attempt(f"recipe {recipes[0]}", 25.0, lambda: one_recipe(case, recipes[0]))
-    for name, variant in VARIANTS.items():
-        profile = name in ("compiled", "both")
-        results.attempt(f"fused {name}", 9.0, lambda v=variant, p=profile: FusedStep(case, **v).timed(profile=p))
+    """Which variant is the fastest on 4 layers, and that one on the whole model."""
+
+    def token_us(name: str, **variant: Any) -> float:
+        profile = name in ("16 MiB ahead", "combined")
+        found = results.attempt(f"fused {name}", 8.0, lambda: FusedStep(case, **variant).timed(profile=profile))
+        return found["token_us"] if found else float("inf")
+
     results.attempt("products", 12.0, lambda: products(case))
-    for recipe in recipes[1:]:
-        results.attempt(f"recipe {recipe}", 20.0, lambda recipe=recipe: one_recipe(case, recipe))
+    taken = {ahead: token_us(f"{ahead} MiB ahead", ahead_mib=ahead) for ahead in AHEAD_MIB}
+    ahead = min(taken, key=lambda each: taken[each])
+    combined = token_us("combined", ahead_mib=ahead, options=COMBINED) < taken[ahead]
+    if case.is_gpu:
+        compilers = ["compile:pdl,combo_kernels=true", "compile:pdl"] if combined else ["compile:pdl"]
+        for compiler in [*compilers, "compile"]:
+            recipe = f"bf16+static-cache+decode-kernels:ahead_mib={ahead}+{compiler}+graphs"
+            results.attempt(f"recipe {recipe}", 30.0, lambda recipe=recipe: one_recipe(case, recipe))
     compare(results)
+    for name, variant in VARIANTS.items():
+        token_us(name, **variant)
 
 
 class FusedStep:

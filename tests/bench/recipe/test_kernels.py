@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -24,13 +25,14 @@ from redline.bench.workload.build import build_workload
 from redline.bench.workload.generation import GenerateStep
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 
+triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("redline.bench.recipe.kernels", reason="needs Triton")
 LLAMA = "hf:llama?hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=97"
 RECIPE = "static-cache+decode-kernels"
 
 BY_INTERPRETER = """
 import torch, triton
-from redline.bench.recipe.kernels import attend_kernel, join_kernel, rows_kernel
+from redline.bench.recipe.kernels import attend_kernel, rows_kernel
 torch.manual_seed(0)
 for count, rows, width, has_bias in ((1, 11, 70, True), (3, 8, 32, False)):
     x, weight, bias = torch.randn(count, width), torch.randn(rows, width), torch.randn(rows)
@@ -48,16 +50,14 @@ for kind, splits, steps in ((1, 2, 1), (2, 1, 2), (0, 1, 2)):
     seen = query if mask is None else mask.expand(batch, heads, 1, length)
     out = torch.full((batch, heads, 1, end), torch.nan)
     partial, statistics = torch.empty(batch * heads, splits, end), torch.empty(batch * heads, splits, 2)
+    counters = torch.zeros(batch * heads, dtype=torch.int32)
     attend_kernel[(batch * heads, splits)](
-        query, keys, values, seen.contiguous().view(torch.uint8) if kind == 1 else seen, partial, statistics, out, length,
-        width**-0.5, *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
+        query, keys, values, seen.contiguous().view(torch.uint8) if kind == 1 else seen, partial, statistics, counters, out,
+        length, width**-0.5, *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
         *((heads * length, length) if kind == 1 else seen.stride()[:2]), end, heads, SHARED=shared, WIDTH=width, BLOCK_D=16,
-        VALUE_WIDTH=end, BLOCK_E=8, SPLITS=splits, STEPS=steps, BLOCK_L=16, MASK=kind, EARLY=False,
+        VALUE_WIDTH=end, BLOCK_E=8, SPLITS=splits, BLOCK_S=2, STEPS=steps, BLOCK_L=16, MASK=kind, EARLY=False,
     )
-    if splits > 1:
-        join_kernel[(batch * heads,)](
-            partial, statistics, out, end, SPLITS=splits, BLOCK_S=2, VALUE_WIDTH=end, BLOCK_E=8, EARLY=False,
-        )
+    assert not counters.any()
     wanted = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
     assert torch.allclose(out, wanted, atol=1e-5), (kind, out - wanted)
 print("equal")
@@ -70,6 +70,39 @@ def test_they_compute_what_torch_does() -> None:
         [sys.executable, "-c", BY_INTERPRETER], capture_output=True, text=True, check=False, env=environment
     )
     assert done.stdout == "equal\n", done.stderr
+
+
+POINTERS = {"mask": "*u8", "partial": "*fp32", "statistics": "*fp32", "counters": "*i32"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fixed", "numbers"),
+    [
+        ("rows_kernel", {"K": 96, "HAS_BIAS": True, "AHEAD": 2, "BLOCK_N": 2, "BLOCK_K": 64, "LANES": 32},
+         {"following_size", "further_size", "count", "rows", "most_sharers"}),
+        ("attend_kernel", {"SHARED": 2, "WIDTH": 16, "BLOCK_D": 16, "VALUE_WIDTH": 16, "BLOCK_E": 16, "SPLITS": 3, "BLOCK_S": 4,
+                           "STEPS": 2, "BLOCK_L": 16, "MASK": 1},
+         {"length", "scale", "heads", "out_head", *(f"{each}_{axis}" for each in ("query", "key", "value", "mask")
+                                                    for axis in ("batch", "head", "position"))}),
+    ],
+)  # fmt: skip
+def test_a_gpu_would_take_them(kernel: str, fixed: dict[str, Any], numbers: set[str]) -> None:
+    """The interpreter forgives what the compiler for a GPU does not; that runs without one."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = getattr(kernels, kernel)
+    constants = {**fixed, "EARLY": True}
+    kinds = {name: "i32" if name in numbers else POINTERS.get(name, "*bf16") for name in function.arg_names}
+    kinds |= {"scale": "fp32"} if "scale" in kinds else {}
+    signature = kinds | dict.fromkeys(constants, "constexpr")
+    values = {(function.arg_names.index(name),): value for name, value in constants.items()}
+    made = triton.compile(
+        ASTSource(function, signature, values),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 1, "enable_fp_fusion": True},
+    )
+    assert "griddepcontrol.wait" in made.asm["ptx"]
 
 
 class Block(nn.Module):

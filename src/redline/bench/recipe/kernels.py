@@ -27,6 +27,7 @@ AHEAD_BYTES = 16 * 2**20
 between run, and few enough to stay in the second-level cache until they are read."""
 SHARERS = 4
 """Programs per multiprocessor that ask for what comes next: about those that run last."""
+MOST_COUNTERS = 2**16
 SPLIT = 64
 """Positions that one program of the attention reads."""
 
@@ -105,13 +106,13 @@ tuned_rows_kernel = triton.autotune(
 
 @triton.jit
 def attend_kernel(
-    query, keys, values, mask, partial, statistics, out, length, scale,
+    query, keys, values, mask, partial, statistics, counters, out, length, scale,
     query_batch, query_head, key_batch, key_head, key_position, value_batch, value_head, value_position,
     mask_batch, mask_head, out_head, heads, SHARED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, SPLITS: tl.constexpr, STEPS: tl.constexpr, BLOCK_L: tl.constexpr,
-    MASK: tl.constexpr, EARLY: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_L: tl.constexpr, MASK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one query over the positions of one split: its sum, and the largest score with the sum of weights.
+    """Attention of one query over the positions of one split; the split that ends last joins those of its head.
 
     MASK: 0 none, 1 what may be seen, 2 what is added to the scores.
     """
@@ -157,28 +158,32 @@ def attend_kernel(
         tl.store(partial + place * VALUE_WIDTH + end, found, mask=end < VALUE_WIDTH)
         tl.store(statistics + place * 2, largest)
         tl.store(statistics + place * 2 + 1, weights)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            tl.store(counters + tl.program_id(0), 0)  # for the next call
+            other = tl.arange(0, BLOCK_S)
+            known, places = other < SPLITS, tl.program_id(0) * SPLITS + other
+            tops = tl.load(statistics + places * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(statistics + places * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+            parts = tl.load(
+                partial + places[:, None] * VALUE_WIDTH + end[None, :],
+                mask=known[:, None] & (end[None, :] < VALUE_WIDTH),
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            top = tl.max(tops, axis=0)
+            shares = tl.exp(tops - tl.where(top == float("-inf"), 0.0, top))
+            total = tl.sum(sums * shares, axis=0)
+            joined = tl.sum(parts * shares[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+            target = out + tl.program_id(0) * out_head + end
+            tl.store(target, joined.to(out.dtype.element_ty), mask=end < VALUE_WIDTH)
 
 
-@triton.jit
-def join_kernel(
-    partial, statistics, out, out_head, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    BLOCK_E: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """The attention of one head from those of its splits."""
-    head, split, end = tl.program_id(0), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_E)
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    place = head * SPLITS + split
-    largest = tl.load(statistics + place * 2, mask=split < SPLITS, other=float("-inf"))
-    weights = tl.load(statistics + place * 2 + 1, mask=split < SPLITS, other=0.0)
-    inside = (split[:, None] < SPLITS) & (end[None, :] < VALUE_WIDTH)
-    found = tl.load(partial + place[:, None] * VALUE_WIDTH + end[None, :], mask=inside, other=0.0)
-    highest = tl.max(largest, axis=0)
-    kept = tl.exp(largest - tl.where(highest == float("-inf"), 0.0, highest))
-    weight = tl.sum(weights * kept, axis=0)
-    whole = tl.sum(found * kept[:, None], axis=0) / tl.where(weight == 0.0, 1.0, weight)
-    tl.store(out + head * out_head + end, whole.to(out.dtype.element_ty), mask=end < VALUE_WIDTH)
+@functools.cache
+def arrival_counters(device: torch.device) -> torch.Tensor:
+    """Zeros, which every attention leaves as zeros: one per head and sequence."""
+    return torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device)
 
 
 def starts_early(device: torch.device) -> bool:
@@ -243,17 +248,14 @@ def attend(query, keys, values, mask, scale):
     early = starts_early(query.device)
     settings = {"launch_pdl": True} if early else {}
     attend_kernel[(batch * heads, splits)](
-        query, keys, values, query if seen is None else seen, partial, statistics, out, length, scale,
+        query, keys, values, query if seen is None else seen, partial, statistics, arrival_counters(query.device), out,
+        length, scale,
         *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], *((0, 0) if seen is None else seen.stride()[:2]),
         value_width, heads, SHARED=heads // keys.shape[1], WIDTH=width, BLOCK_D=triton.next_power_of_2(width),
-        VALUE_WIDTH=value_width, BLOCK_E=triton.next_power_of_2(value_width), SPLITS=splits, STEPS=steps, BLOCK_L=SPLIT,
-        MASK=kind, EARLY=early, num_warps=4, **settings,
+        VALUE_WIDTH=value_width, BLOCK_E=triton.next_power_of_2(value_width), SPLITS=splits,
+        BLOCK_S=triton.next_power_of_2(splits), STEPS=steps, BLOCK_L=SPLIT, MASK=kind, EARLY=early, num_warps=4,
+        **settings,
     )  # fmt: skip
-    if splits > 1:
-        join_kernel[(batch * heads,)](
-            partial, statistics, out, value_width, SPLITS=splits, BLOCK_S=triton.next_power_of_2(splits),
-            VALUE_WIDTH=value_width, BLOCK_E=triton.next_power_of_2(value_width), EARLY=early, num_warps=1, **settings,
-        )  # fmt: skip
     return out
 
 
@@ -336,6 +338,8 @@ def is_one_query(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fal
     """Whether the kernel above can do this attention."""
     tensors = (query, key, value)
     if any(each.ndim != 4 or each.dtype != query.dtype or each.stride(-1) != 1 for each in tensors):
+        return False
+    if query.shape[0] * query.shape[1] > MOST_COUNTERS:
         return False
     if query.shape[2] != 1 or query.shape[3] > 256 or value.shape[3] > 256 or dropout_p or is_causal:
         return False
