@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redline.bench import prepare
+from redline.bench.count import ask
 from redline.bench.session import BenchSession
 from redline.note import note
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
@@ -66,7 +66,7 @@ def test_a_count_that_breaks_is_a_note_and_the_run_goes_on(
     def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such formula\nmore lines")
 
-    monkeypatch.setattr(prepare, "count_step", breaks)
+    monkeypatch.setattr(ask, "count_step", breaks)
     found = prepared(bench, spec_of())
     assert found.work is None
     assert found.workload.notes[-1] == note("work-not-counted", "work not counted: RuntimeError: no such formula")

@@ -132,11 +132,7 @@ def sweep(
     if price is not None:
         parse_price(price)  # before anything is measured
     require_cluster(ray, address)
-    axes = {"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}
-    for one, several in (("batch", "batches"), ("task", "tasks"), ("recipe", "recipes")):
-        if axes[one] is not None and one in settings:
-            raise SpecError(f"give {one} or {several}, not both")
-    given = {axis: value if axis in ("batch", "threads") else listed(value) for axis, value in axes.items() if value}
+    given = _axes({"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}, settings)
     if exclude:
         given["exclude"] = exclude
     with use(workspace) as opened:
@@ -153,6 +149,14 @@ def sweep(
         )
         result.slo = slo
         return result
+
+
+def _axes(axes: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The axes that were given, as a table names them."""
+    for one, several in (("batch", "batches"), ("task", "tasks"), ("recipe", "recipes")):
+        if axes[one] is not None and one in settings:
+            raise SpecError(f"give {one} or {several}, not both")
+    return {axis: value if axis in ("batch", "threads") else listed(value) for axis, value in axes.items() if value}
 
 
 def _targets(slo_ttft: float | str | None, slo_tpot: float | str | None) -> TokenTargets | None:

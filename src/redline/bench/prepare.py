@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import torch
 
-from redline.bench.count.ask import count_step, shown_model
-from redline.bench.count.count import because, has_no_values
+from redline.bench.count.ask import shown_model, work_of
+from redline.bench.count.count import has_no_values
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.environment import describe, few_threads, refuse_other_checkout, remember_flags
@@ -24,7 +24,7 @@ from redline.bench.load import Server
 from redline.bench.measure.blocks import few_steps, reach_steady_state
 from redline.bench.measure.generation import generation_info
 from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of, sketched
-from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming
+from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, suspect_of
 from redline.bench.recipe.outputs import Answer, answer_of, sketch_of
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
@@ -285,7 +285,7 @@ class Workbench:
             held = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
 
         def call() -> None:
-            with step.context(), blaming(_suspect(spec, setup), setup, stage):
+            with step.context(), blaming(suspect_of(spec, setup), setup, stage):
                 if setup.task == "step":
                     torch.manual_seed(spec.seed)  # what it returns is compared with what it returned at other commits
                 result = step()
@@ -334,20 +334,13 @@ class Workbench:
     def _count(
         self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool
     ) -> tuple[WorkCount | None, WorkloadInfo]:
-        """Nothing that goes wrong here may cost the measurement: it becomes a note."""
         if setup.task == "generate":
             return None, info  # what a token has to read says more; see `GenerationInfo`
         if spec.measure.sparing:  # a trial near the edge of memory, about which nothing else is asked
             return None, info
-        if setup.is_sharded:
-            why = note("work-not-counted", "work not counted: the weights are spread over the ranks")
-            return None, msgspec.structs.replace(info, notes=(*info.notes, why))
         self._enter("count")
-        try:
-            return count_step(setup, spec.workload.optimizer, modules=modules), info
-        except Exception as error:
-            why = note("work-not-counted", f"work not counted: {because(error)}")
-            return None, msgspec.structs.replace(info, notes=(*info.notes, why))
+        work, why = work_of(setup, spec.workload.optimizer, modules=modules)
+        return work, info if why is None else msgspec.structs.replace(info, notes=(*info.notes, why))
 
     def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
         self._enter("warm-up")
@@ -405,13 +398,3 @@ class Workbench:
         gc.unfreeze()
         if self.device is not None:
             self.device.release_cache()
-
-
-def _suspect(spec: RunSpec, setup: Setup) -> str | None:
-    """The switch that a broken first call is put down to: the last of those that change the program, else the last.
-
-    None where no numerics reference has run before: the model itself may be what is broken.
-    """
-    changing = [name for name, does in setup.switches.items() if does.compiles or does.records_graph]
-    suspects = changing or list(setup.switches)
-    return suspects[-1] if suspects and spec.measure.check_numerics else None

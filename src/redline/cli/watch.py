@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redline.cli.options import OUTPUT, WAY, opt, tell
 from redline.errors import UsageError
+
+if TYPE_CHECKING:
+    from redline.api.watch import Alarm
+    from redline.launch.watch import WindowPlan
 
 
 def watch(
@@ -57,25 +61,12 @@ def watch(
     from redline.analyze.watch import Rates
     from redline.api.watch import watch_command
     from redline.environment import TelemetrySample
-    from redline.launch.watch import WindowPlan, end_like
+    from redline.launch.watch import end_like
     from redline.report.terminal import make_console
     from redline.report.watch import status_line, watch_report
-    from redline.search.alert import Alarm, parse_share
-    from redline.units import parse_seconds
 
-    every_s = parse_seconds(every) if every is not None else None
-    if window is not None and window < 1:
-        raise UsageError(f"--window must be 1 or more, got {window}")
-    if window is not None and not profile and every_s is None:
-        raise UsageError("--window says how many steps --profile or --every captures: give one of them")
-    if every_s is not None and every_s <= 0:
-        raise UsageError(f"--every must be above 0, got {every}")
-    if alert is not None and not alert.strip():
-        raise UsageError("--alert needs a command or a URL, got nothing")
-    if alert_drop is not None and alert is None:
-        raise UsageError("--alert-drop says when --alert is due: give --alert as well")
-    plan = WindowPlan(steps=window or 5, every_s=every_s) if profile or every_s is not None else None
-    alarm = Alarm(alert, parse_share(alert_drop or "20%")) if alert is not None else None
+    plan = _captures(profile, window, every)
+    alarm = _alarm(alert, alert_drop)
     if summary is not None and (summary.is_dir() or not summary.parent.is_dir()):
         why = "it is a folder" if summary.is_dir() else f"there is no folder {summary.parent}"
         raise UsageError(f"cannot write {summary}: {why}")
@@ -95,3 +86,28 @@ def watch(
         except OSError as error:
             tell(f"redline: cannot write {summary}: {error.strerror}")
     return end_like(result.watched.exit_code or 0)
+
+
+def _captures(profile: bool, window: int | None, every: str | None) -> WindowPlan | None:
+    """Which steps are captured; None: none."""
+    from redline.launch.watch import WindowPlan
+    from redline.units import parse_seconds
+
+    every_s = parse_seconds(every) if every is not None else None
+    if window is not None and window < 1:
+        raise UsageError(f"--window must be 1 or more, got {window}")
+    if window is not None and not profile and every_s is None:
+        raise UsageError("--window says how many steps --profile or --every captures: give one of them")
+    if every_s is not None and every_s <= 0:
+        raise UsageError(f"--every must be above 0, got {every}")
+    return WindowPlan(steps=window or 5, every_s=every_s) if profile or every_s is not None else None
+
+
+def _alarm(alert: str | None, drop: str | None) -> Alarm | None:
+    from redline.api.watch import Alarm, parse_share
+
+    if alert is not None and not alert.strip():
+        raise UsageError("--alert needs a command or a URL, got nothing")
+    if drop is not None and alert is None:
+        raise UsageError("--alert-drop says when --alert is due: give --alert as well")
+    return Alarm(alert, parse_share(drop or "20%")) if alert is not None else None

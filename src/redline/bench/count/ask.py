@@ -22,7 +22,7 @@ from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import map_tensors
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
-from redline.note import note
+from redline.note import Note, note
 from redline.questions import CountAnswer
 from redline.spec import OptimizerName, RunSpec
 from redline.work import ModuleWork, WorkCount
@@ -130,6 +130,16 @@ def counted_optimizer(workload: Workload, name: OptimizerName) -> OptimizerName 
     if not own:
         return name
     return next((known for known in get_args(OptimizerName) if known == own), None)
+
+
+def work_of(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> tuple[WorkCount | None, Note | None]:
+    """The work of a step, or why it was not counted: nothing that goes wrong here may cost the measurement."""
+    if setup.is_sharded:
+        return None, note("work-not-counted", "work not counted: the weights are spread over the ranks")
+    try:
+        return count_step(setup, optimizer, modules=modules), None
+    except Exception as error:
+        return None, note("work-not-counted", f"work not counted: {because(error)}")
 
 
 def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount:

@@ -238,3 +238,13 @@ def unmet_need(switch: RecipeSwitch, recipe: Sequence[RecipeSwitch], task: Task)
 def names_of(switch: RecipeSwitch) -> set[str]:
     """By which an exclusion may mean it: its name, or its name with the argument it has."""
     return {switch.name, f"{switch.name}:{switch.switch.argument or 'default'}"}
+
+
+def suspect_of(spec: RunSpec, setup: Setup) -> str | None:
+    """The switch that a broken first call is put down to: the last of those that change the program, else the last.
+
+    None where no numerics reference has run before: the model itself may be what is broken.
+    """
+    changing = [name for name, does in setup.switches.items() if does.compiles or does.records_graph]
+    suspects = changing or list(setup.switches)
+    return suspects[-1] if suspects and spec.measure.check_numerics else None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from redline.analyze.watch import Rates
+from redline.api.watch import Alarm, deliver_alert, parse_share
 from redline.errors import UsageError
-from redline.search.alert import Alarm, deliver_alert, parse_share
 
 
 def rates(steps: int, seconds: float) -> Rates:
