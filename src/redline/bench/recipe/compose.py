@@ -16,7 +16,7 @@ from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, UsageError
 from redline.note import Note, note
 from redline.questions import SwitchChoice, SwitchNeed
-from redline.spec import Recipe, Switch, Task
+from redline.spec import Recipe, RunSpec, Switch, Task
 from redline.work import Facts
 
 _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8", "int4-weights")
