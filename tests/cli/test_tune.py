@@ -158,12 +158,12 @@ class TestTune:
     ) -> None:
         real, count = Trials.start, 0
 
-        def interrupted(self: Trials, switches: Any, why: str) -> None:
+        def interrupted(self: Trials, switches: Any, why: str, twins: Any = ()) -> None:
             nonlocal count
             count += 1
             if count == 3:
                 raise KeyboardInterrupt
-            real(self, switches, why)
+            real(self, switches, why, twins)
 
         monkeypatch.setattr(Trials, "start", interrupted)
         stopped = redline("tune", "resnet50", "--budget", "30m")
