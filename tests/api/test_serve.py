@@ -9,14 +9,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import uvicorn
 from reported import race_records
 from sqlalchemy import text
 from starlette.testclient import TestClient
+from uvicorn.server import ServerState
 
 import redline
 from redline.api import serve
@@ -98,16 +101,66 @@ def test_a_token_is_asked_for_and_kept_in_a_cookie(kept: list[RunRecord]) -> Non
     [
         ({"host": "evil.example.org"}, 421),
         ({"host": ""}, 421),
+        ({"host": "localhost:80@evil.example.org"}, 421),
+        ({"x-long": "x" * 20_000}, 431),
         ({"origin": "http://evil.example.org"}, 403),
+        ({"origin": "null"}, 403),
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, 403),
         ({"content-length": "5"}, 413),
         ({"origin": "http://127.0.0.1:8765"}, 200),
         ({"host": "localhost:1"}, 200),
+        ({"host": "[::1]:8765"}, 200),
+        ({"host": "[::1]"}, 200),
     ],
 )
 def test_requests_from_elsewhere_are_refused(kept: list[RunRecord], headers: dict[str, str], status: int) -> None:
     for path in ("/", "/compare"):
         assert client().get(path, headers=headers).status_code == status
+    assert client().get("/nowhere", headers=headers).status_code == (404 if status == 200 else status)
+
+
+def test_a_server_on_an_ipv6_address_answers_to_it() -> None:
+    access = Access("2001:db8::7", "secret", ("Bench.example.org",))
+    for host, status in {"[2001:db8::7]:8765": None, "bench.example.org:1": None, "[2001:db8::8]:8765": 421}.items():
+        refused = access.refusal("GET", {"host": host}, "/")
+        assert (None if refused is None else refused[0]) == status
+
+
+def test_what_has_no_body_ends(kept: list[RunRecord]) -> None:
+    answer = client().head("/events")
+    assert (answer.status_code, answer.text) == (200, "")
+
+
+def test_a_slash_too_many_leads_nowhere_else(kept: list[RunRecord]) -> None:
+    answer = client(follow_redirects=False).get("/report/", headers={"host": "localhost"})
+    assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
+def test_a_request_whose_head_does_not_arrive_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning of a connection, and after a first request."""
+    monkeypatch.setattr(serve, "SLOWEST_REQUEST_S", 0.05)
+    whole = b"GET /static/serve.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    async def ask(*parts: bytes) -> bytes:
+        config = uvicorn.Config(make_app(Workspace(), Access("127.0.0.1")), log_level="error")
+        config.load()
+        kind, state = serve._patient_for_a_while(), ServerState()
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: kind(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        said = b""
+        for part in parts:
+            writer.write(part)
+            said += await reader.readuntil(b"\r\n\r\n") if part == whole else b""
+        with suppress(ConnectionResetError):
+            said += await asyncio.wait_for(reader.read(), 30)  # until it is closed
+        writer.close()
+        listening.close()
+        return said
+
+    assert asyncio.run(ask(b"GET / HTTP/1.1\r\nX-Slow: ")) == b""
+    assert asyncio.run(ask(whole, b"GET / HT")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])

@@ -35,11 +35,18 @@ MOST_VIEWERS = 200
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
 LONGEST_URL = 4096
+LONGEST_HEADERS = 16384
 FRESH_S = 1.0
 """So long a page is given again to whoever asks for it."""
+WATCHED_FRESH_S = 5.0
+"""The same while somebody watches: what was made before a record began or ended is then forgotten at once."""
+SLOWEST_REQUEST_S = 10.0
+"""For the head of a request to arrive: who sends it byte by byte holds a connection no longer than this."""
+STUCK_MS = 60_000
+"""A viewer who takes nothing for so long is disconnected, where the system can tell."""
 MAKERS = 2
 """Pages that are made at the same time."""
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -57,7 +64,7 @@ class Access:
 
     def __init__(self, host: str, token: str | None = None, names: tuple[str, ...] = ()) -> None:
         self.token = token
-        self.names = {name.lower() for name in (*LOOPBACK_NAMES, host, *names)}
+        self.names = {name.lower().strip("[]") for name in (*LOOPBACK_NAMES, host, *names)}
 
     def knows(self, given: str | None) -> bool:
         if self.token is None:
@@ -72,6 +79,8 @@ class Access:
             return 413, "a request has no body here"
         if len(path) > LONGEST_URL:
             return 414, "the address is too long"
+        if sum(len(name) + len(value) for name, value in headers.items()) > LONGEST_HEADERS:
+            return 431, "the headers are too long"
         host = headers.get("host", "")
         if _name(host) not in self.names:
             return 421, "another host name than this server's"
@@ -84,8 +93,10 @@ class Access:
 
 
 def _name(host: str) -> str:
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") and ":" in host else host
-    return name.lower()
+    """A host header without its port; an IPv6 address without its brackets."""
+    name, _, port = host.rpartition(":")
+    found = name if name and port.isdecimal() else host
+    return found.lower().strip("[]")
 
 
 def is_loopback(host: str) -> bool:
@@ -170,10 +181,10 @@ class Answers:
         self._made: dict[str, tuple[float, asyncio.Future[Answer]]] = {}
         self._makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="page")
 
-    async def get(self, name: str, make: Callable[[], Answer]) -> Answer:
-        now = time.monotonic()
+    async def get(self, name: str, make: Callable[[], Answer], *, is_watched: bool = False) -> Answer:
+        now, fresh_s = time.monotonic(), WATCHED_FRESH_S if is_watched else FRESH_S
         self._made = {
-            each: (at, answer) for each, (at, answer) in self._made.items() if now - at < FRESH_S or not answer.done()
+            each: (at, answer) for each, (at, answer) in self._made.items() if now - at < fresh_s or not answer.done()
         }
         if name not in self._made:
             self._made[name] = now, asyncio.get_running_loop().run_in_executor(self._makers, make)
@@ -227,7 +238,8 @@ def make_app(workspace: Workspace, access: Access) -> Any:
                 return refused
             path = dict(request.path_params)
             query = {name: request.query_params[name] for name in asked if name in request.query_params}
-            return response(await answers.get(f"{make.__name__} {path} {query}", lambda: made(path, query)))
+            name, is_watched = f"{make.__name__} {path} {query}", live.viewers > 0
+            return response(await answers.get(name, lambda: made(path, query), is_watched=is_watched))
 
         return answer
 
@@ -246,9 +258,14 @@ def make_app(workspace: Workspace, access: Access) -> Any:
             return refused
         if live.viewers >= MOST_VIEWERS:
             return response(plain("too many viewers", 503))
+        if request.method == "HEAD":  # what has no body would never end
+            return Response(None, 200, HEADERS, "text/event-stream")
         return StreamingResponse(_stream(live), 200, HEADERS, "text/event-stream")
 
-    return Starlette(
+    async def nowhere(request: Request) -> Response:
+        return turned_away(request) or response(plain("no such page", 404))
+
+    app = Starlette(
         routes=[
             Route("/", shown(Pages.start, "limit")),
             Route("/series/{key}", shown(Pages.series)),
@@ -259,8 +276,11 @@ def make_app(workspace: Workspace, access: Access) -> Any:
             Route("/static/{name}", shown(Pages.static, is_open=True)),
             Route("/login", enter),
             Route("/events", events),
+            Route("/{path:path}", nowhere),
         ]
     )
+    app.router.redirect_slashes = False  # to an address that the request names
+    return app
 
 
 async def _stream(live: Live) -> AsyncIterator[bytes]:
@@ -299,14 +319,49 @@ def serve(
         limit_concurrency=MOST_VIEWERS + 100,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=16384,
+        h11_max_incomplete_event_size=LONGEST_HEADERS,
         server_header=False,
         proxy_headers=False,
-        http="h11",
+        http=_patient_for_a_while(),
         ws="none",
     )
     on_start(f"{address}login?token={access.token}" if access.token else address)
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def _patient_for_a_while() -> Any:
+    """uvicorn's HTTP, less requests whose head does not arrive in time: it would wait for them for ever."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):  # type: ignore[misc]
+        expiry: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.expect()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is h11.IDLE:
+                self.expect()
+            else:
+                self.rest()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self.rest()
+            super().connection_lost(error)
+
+        def expect(self) -> None:
+            if self.expiry is None:
+                self.expiry = self.loop.call_later(SLOWEST_REQUEST_S, self.transport.abort)
+
+        def rest(self) -> None:
+            if self.expiry is not None:
+                self.expiry.cancel()
+                self.expiry = None
+
+    return Protocol
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -314,6 +369,8 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections take it over
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
         listening.bind((host, port))
     except OSError as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None

@@ -22,6 +22,8 @@ from redline.spec import BASELINE
 from redline.store import Activity, History, Row
 
 LOOK_EVERY_S = 1.0
+CROWD = 50
+"""As many viewers are told half as often: each of them costs a little, and the measurement comes first."""
 SIGN_OF_LIFE_S = 15.0
 SIGN_OF_LIFE = b": still here\n\n"
 MOST_WAITING = 4
@@ -38,11 +40,14 @@ FORGOTTEN_S = 7 * 86400.0
 
 
 class Live:
-    """Looks at the history once for all viewers, while there are any; each message is encoded once."""
+    """Looks at the history once for all viewers, while there are any; each message is encoded once.
 
-    def __init__(self, look: Callable[[], LiveState], on_change: Callable[[], None] = lambda: None) -> None:
+    `on_records` is called when a record has begun or ended, so that tables have changed.
+    """
+
+    def __init__(self, look: Callable[[], LiveState], on_records: Callable[[], None] = lambda: None) -> None:
         self._look = look
-        self._on_change = on_change
+        self._on_records = on_records
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._last: bytes | None = None
         self._task: asyncio.Task[None] | None = None
@@ -69,7 +74,7 @@ class Live:
         return len(self._viewers)
 
     async def _watch(self) -> None:
-        told_at = time.monotonic()
+        told_at, records = time.monotonic(), None
         try:
             while True:
                 try:
@@ -77,14 +82,15 @@ class Live:
                 except RedlineError as error:  # the history is away for a moment: the next look may find it
                     state = LiveState(problem=" ".join(str(error).split()))
                 event = b"data: " + msgspec.json.encode(state) + b"\n\n"
+                if records != (records := (state.stored, state.latest, len(state.records), state.problem)):
+                    self._on_records()
                 if event != self._last:
                     self._last, told_at = event, time.monotonic()
-                    self._on_change()
                     self._tell(event)
                 elif time.monotonic() - told_at > SIGN_OF_LIFE_S:
                     told_at = time.monotonic()
                     self._tell(SIGN_OF_LIFE)
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(LOOK_EVERY_S * (1 + len(self._viewers) / CROWD))
         except Exception:  # nobody would look any more: viewers are sent away, come back, and another look is tried
             logging.getLogger(__name__).exception("cannot look at what is being measured")
             self._task, self._last = None, None

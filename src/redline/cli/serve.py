@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 from redline.cli.options import WAY, Exit, opt, tell
@@ -17,6 +16,9 @@ def serve(
     name: Annotated[
         list[str] | None, opt("--name", group=WAY, help="Another host name it answers to. Repeatable.")
     ] = None,
+    idle: Annotated[
+        bool, opt("--idle", group=WAY, help="Run only while the processors have nothing else to do; pages may be slow.")
+    ] = False,
 ) -> int:
     """Show the history as a web page, with live progress. Read-only; ends with Ctrl-C.
 
@@ -28,9 +30,11 @@ def serve(
       redline serve --host 0.0.0.0 --name bench.example.org
     """
     from redline.api.serve import serve as run_server
+    from redline.processes import give_way
 
-    os.nice(10)  # a measurement on the same machine comes first
-    run_server(
-        host=host, port=port, token=token, names=tuple(name or ()), on_start=lambda address: tell(f"redline: {address}")
-    )
+    def on_start(address: str) -> None:
+        give_way(idle=idle)  # not before: while it starts, somebody waits for it
+        tell(f"redline: {address}")
+
+    run_server(host=host, port=port, token=token, names=tuple(name or ()), on_start=on_start)
     return Exit.DONE
