@@ -1,14 +1,18 @@
-"""Do viewers of `redline serve` disturb a measurement? One worker times its steps while 50 viewers come and go.
+"""Do viewers of `redline serve` disturb a measurement? One worker times its steps while 50 viewers watch, and while nobody does.
 
-    python benchmarks/serve_viewers.py [--viewers 50] [--seconds 60] [--device auto] [--model simple_cnn] [--threads 1] [--pin]
+    python benchmarks/serve_viewers.py [--viewers 50] [--seconds 60] [--device auto] [--model simple_cnn] [--threads 1] [--pin] [--idle]
 
-One worker measures from the beginning to the end, as `redline race` does, in blocks of 1.5 s; between blocks viewers are
-connected and sent away, in random order, so that each round has a block with viewers, one without, and one where the
-command to the viewers does nothing. Meanwhile a search writes to the history as `redline tune` does (its steps are
-simulated, its seconds and its writing are real). Every viewer receives all events, loads the tables anew when the page in a
-browser would, and follows a link every 20 s. Printed are the paired ratios with their 95 % intervals, of the median
-step and of the mean step, and what the server and the viewers cost; the viewers, which in life are browsers elsewhere,
-run on this machine too. `--pin` gives the worker a core of its own. Takes about 4.5 times `--seconds`.
+One worker measures from the beginning to the end, in blocks of half a second. Before each, the server and its viewers, who stay
+connected, are let run or are stopped (SIGCONT, SIGSTOP): a pair of blocks with and without them, in random order, takes little
+more than a second, so that what else goes on at the machine hits both. Work that fell due while they were stopped is done when
+they run, so that a block with viewers holds more of it than in life. Meanwhile a search writes to the history as `redline tune`
+does (its steps are simulated, its seconds and its writing are real). Every viewer receives all events, loads the tables anew
+when the page in a browser would, and follows a link every 20 s; in life viewers are browsers elsewhere, here they
+run on this machine too.
+
+One line tells the median of the paired ratios, with viewers over without, and its 95 % interval (bootstrap of the pairs): of the
+median step, of the mean step, and of the worker's processor time per step. `control` is the same for pairs of blocks without
+viewers. `--pin` gives the worker a core of its own; `--idle` starts `redline serve --idle`. Takes about 3.5 times `--seconds`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -23,24 +28,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import psutil
 
-from redline.analyze.statistics import paired_ratio
 from redline.api.workspace import Workspace
 from redline.protocol import BlockReply, Measure, Prepare, PreparedReply
 from redline.questions import SwitchChoice
-from redline.record import Block
 from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 
-BLOCK_S = 1.5
-SETTLE_S = 0.7
+BLOCK_S = 0.5
+CONTROLS = 4
+"""One pair of blocks without viewers after so many pairs."""
+BOOTSTRAPS = 4000
 LINK_EVERY_S = 20.0
 
 
@@ -53,11 +60,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pin", action="store_true", help="the worker alone on one core")
+    parser.add_argument("--idle", action="store_true", help="the server as 'redline serve --idle'")
     parser.add_argument("--as", dest="role", choices=["viewers", "writer"], help="what this script starts itself as")
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.role == "viewers":
-        asyncio.run(Viewers(arguments.port, arguments.viewers).obey())
+        asyncio.run(Viewers(arguments.port, arguments.viewers).watch())
     elif arguments.role == "writer":
         search_for_ever()
     else:
@@ -75,110 +83,105 @@ def run(arguments: argparse.Namespace) -> None:
         stack.callback(session.close)
         prepared = session.ask(Prepare(spec=spec))
         assert isinstance(prepared, PreparedReply), prepared
-        worker, cores = psutil.Process().children(recursive=True)[-1], sorted(os.sched_getaffinity(0))
+        worker, cores = psutil.Process(session.pid), sorted(os.sched_getaffinity(0))
         if arguments.pin:
             worker.cpu_affinity(cores[:1])
             os.sched_setaffinity(0, cores[1:])
         writer = stack.enter_context(started("writer", arguments))
         time.sleep(10)  # the first trials are there
-        server = stack.enter_context(subprocess.Popen(SERVE, stderr=subprocess.PIPE, text=True))
+        server = stack.enter_context(
+            subprocess.Popen(SERVE + ["--idle"] * arguments.idle, stderr=subprocess.PIPE, text=True)
+        )
         assert server.stderr is not None
         found = re.search(r"127\.0\.0\.1:(\d+)", server.stderr.readline())
         assert found is not None
         arguments.port = int(found[1])
         viewers = stack.enter_context(started("viewers", arguments))
         for each in (writer, server, viewers):
-            stack.callback(each.terminate)
-        measured = Rounds(session, viewers, [psutil.Process(each.pid) for each in (server, viewers, writer)])
-        rounds = max(5, round(arguments.seconds / BLOCK_S))
-        for number in range(rounds):
-            measured.round(number)
+            stack.callback(each.kill)  # a stopped process does not hear a kinder signal
+        assert viewers.stdout is not None
+        assert viewers.stdout.readline().strip() == "connected"
+        measured = Pairs(session, [psutil.Process(each.pid) for each in (server, viewers)])
+        for number in range(max(10, round(arguments.seconds / BLOCK_S))):
+            measured.pair(number)
         measured.tell(arguments.viewers)
 
 
 SERVE = [sys.executable, "-m", "redline", "serve", "--port", "0"]
+FIGURES = ("median step", "mean step", "processor time")
 
 
 def started(role: str, arguments: argparse.Namespace) -> subprocess.Popen[str]:
     words = ["--as", role, "--port", str(arguments.port), "--viewers", str(arguments.viewers)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, __file__, *words], stdin=pipe, stdout=pipe, text=True)
+    return subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True)
 
 
-class Rounds:
-    """Blocks with viewers, without, and with a command that changes nothing."""
+class Pairs:
+    """Blocks with viewers and without, one after the other."""
 
-    def __init__(self, session: Any, viewers: subprocess.Popen[str], processes: list[psutil.Process]) -> None:
-        self._session, self._viewers, self._processes = session, viewers, processes
-        self._blocks: dict[str, dict[int, Block]] = {"on": {}, "off": {}, "nothing": {}}
-        self._cpu: dict[str, list[list[float]]] = {"on": [], "off": [], "nothing": []}
+    def __init__(self, session: Any, watching: list[psutil.Process]) -> None:
+        self._session, self._watching = session, watching
+        self._ratios: dict[str, list[list[float]]] = {"viewers": [], "control": []}
+        self._spent = {True: [0.0] * len(watching), False: [0.0] * len(watching)}
+        self._seconds = {True: 0.0, False: 0.0}
         self._chance = random.Random(0)
 
-    def round(self, number: int) -> None:
-        for command in self._chance.sample(list(self._blocks), 3):
-            self._order("on" if command == "on" else "off")
-            if command == "nothing":
-                self._order("off")
-            time.sleep(SETTLE_S)
-            before = self._spent()
-            reply = self._session.ask(Measure(kind="throughput", seconds=BLOCK_S, round=number))
-            assert isinstance(reply, BlockReply), reply
-            self._blocks[command][number] = reply.block
-            self._cpu[command].append([after - first for after, first in zip(self._spent(), before, strict=True)])
+    def pair(self, number: int) -> None:
+        order = [True, False] if self._chance.random() < 0.5 else [False, True]
+        found = {with_viewers: self._block(number, with_viewers) for with_viewers in order}
+        self._note("viewers", found[True], found[False])
+        if number % CONTROLS == 0:
+            self._note("control", *(self._block(number, False) for _ in range(2)))
 
-    def _order(self, command: str) -> None:
-        assert self._viewers.stdin is not None
-        assert self._viewers.stdout is not None
-        self._viewers.stdin.write(f"{command}\n")
-        self._viewers.stdin.flush()
-        assert self._viewers.stdout.readline().strip() == command
+    def _note(self, what: str, one: list[float], other: list[float]) -> None:
+        self._ratios[what].append([math.log(a / b) for a, b in zip(one, other, strict=True)])
 
-    def _spent(self) -> list[float]:
-        return [sum(each.cpu_times()[:2]) for each in self._processes]
+    def _block(self, number: int, with_viewers: bool) -> list[float]:
+        """The median step, the mean step and the processor time of a step."""
+        for each in self._watching:
+            each.resume() if with_viewers else each.suspend()
+        started, spent = time.perf_counter(), self._watchers_s()
+        reply = self._session.ask(Measure(kind="throughput", seconds=BLOCK_S, round=number))
+        assert isinstance(reply, BlockReply), reply
+        samples, processor_s = reply.block.samples, reply.block.cpu_s or 1e-9
+        self._seconds[with_viewers] += time.perf_counter() - started
+        gone = [after - first for after, first in zip(self._watchers_s(), spent, strict=True)]
+        self._spent[with_viewers] = [a + b for a, b in zip(self._spent[with_viewers], gone, strict=True)]
+        return [median(samples), fmean(samples), processor_s / len(samples)]
+
+    def _watchers_s(self) -> list[float]:
+        return [sum(each.cpu_times()[:2]) for each in self._watching]
 
     def tell(self, viewers: int) -> None:
-        steps = {
-            "median": lambda block: median(block.samples),
-            "mean": lambda block: sum(block.samples) / len(block.samples),
-        }
-        for name, step in steps.items():
-            found = {each: {key: step(block) for key, block in blocks.items()} for each, blocks in self._blocks.items()}
-            print(f"{name} step without viewers {median(found['off'].values()) * 1e3:.3f} ms")
-            for command, words in (("on", f"with {viewers} viewers"), ("nothing", "with none, again")):
-                ratio = paired_ratio(found[command], found["off"])
-                assert ratio is not None
-                low, change, high = (each - 1 for each in (ratio.low, ratio.ratio, ratio.high))
-                print(f"  {words:<18} {change:+.2%} ({low:+.2%} to {high:+.2%}), {ratio.rounds} rounds")
-        for command, spent in self._cpu.items():
-            seconds = BLOCK_S * len(spent)
-            shares = (f"{sum(column) / seconds:.1%}" for column in zip(*spent, strict=True))
-            told = ", ".join(
-                f"{who} {share}" for who, share in zip(("server", "viewers", "writer"), shares, strict=True)
-            )
-            waited = sum(block.waited_s or 0.0 for block in self._blocks[command].values()) / seconds
-            print(f"of one core, {command}: {told}; the worker waited for a core {waited:.2%} of the time")
+        for what, pairs in self._ratios.items():
+            told = [
+                f"{name} {_percent(column)}" for name, column in zip(FIGURES, zip(*pairs, strict=True), strict=True)
+            ]
+            print(f"{f'with {viewers} viewers' if what == 'viewers' else what}: {'; '.join(told)}; {len(pairs)} pairs")
+        shares = [spent / self._seconds[True] for spent in self._spent[True]]
+        print(f"of one core, while they run: server {shares[0]:.1%}, viewers {shares[1]:.1%}")
+
+
+def _percent(logs: Sequence[float]) -> str:
+    """The median change with the interval of its bootstrap."""
+    values = np.asarray(logs)
+    drawn = np.median(np.random.default_rng(0).choice(values, (BOOTSTRAPS, values.size)), axis=1)
+    low, high = np.expm1(np.quantile(drawn, (0.025, 0.975)))
+    return f"{math.expm1(median(logs)):+.2%} ({low:+.2%} to {high:+.2%})"
 
 
 class Viewers:
-    """As many connections as viewers, in one process that is told to connect them and to end them."""
+    """As many connections as viewers, in one process."""
 
     def __init__(self, port: int, number: int) -> None:
         self._port, self._number = port, number
-        self._tasks: list[asyncio.Task[None]] = []
-        self._events = 0
 
-    async def obey(self) -> None:
-        while command := (await asyncio.to_thread(sys.stdin.readline)).strip():
-            if command == "on" and not self._tasks:
-                welcomed = [asyncio.Event() for _ in range(self._number)]
-                self._tasks = [asyncio.create_task(self._view(each)) for each in welcomed]
-                await asyncio.wait_for(asyncio.gather(*(each.wait() for each in welcomed)), 30)
-            elif command == "off" and self._tasks:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-                self._tasks = []
-            print(command, flush=True)
+    async def watch(self) -> None:
+        welcomed = [asyncio.Event() for _ in range(self._number)]
+        views = [asyncio.create_task(self._view(each)) for each in welcomed]
+        await asyncio.wait_for(asyncio.gather(*(each.wait() for each in welcomed)), 120)
+        print("connected", flush=True)
+        await asyncio.gather(*views)
 
     async def _view(self, welcome: asyncio.Event) -> None:
         """What serve.js does in a browser, and a person who follows links now and then."""

@@ -134,8 +134,17 @@ def _numerics_of(records: Sequence[RunRecord]) -> list[Numerics]:
 
 
 def _is_lost(records: Sequence[RunRecord]) -> bool:
-    """A function returned something that is not finite: of a model's outputs its numerics say so themselves."""
+    """Whether a model's outputs, or what a function returned, are not finite."""
     return any(not each.finite for each in _numerics_of(records))
+
+
+def finite_check(records: Sequence[RunRecord]) -> Check:
+    """All that can be said of numerics where there is nothing to compare with."""
+    failed = _is_lost(records)
+    said = (
+        note("not-finite", "the outputs are not finite") if failed else note("unknown", "nothing to compare with yet")
+    )
+    return _check("numerics", None, None, None, failed=failed, said=said)
 
 
 def _outputs_apart(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> tuple[float | None, float, bool]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import RenderableType
 
-from redline.analyze.checks import Check, CheckName, check, count_check
+from redline.analyze.checks import Check, CheckName, check, count_check, finite_check
 from redline.analyze.compare import why_broken
 from redline.analyze.gate import (
     FEWEST_PROCESSES,
@@ -24,7 +24,9 @@ from redline.analyze.gate import (
     sessions_of,
 )
 from redline.api.benchmarks import (
+    ACCEPTED,
     LOOK_BACK,
+    REJECTED,
     Baseline,
     GateBenchmark,
     checked_benchmark,
@@ -126,7 +128,7 @@ def gate(
         deadline = clock() + budget_s
         for number, benchmark in enumerate(benchmarks):
             share_s = max((deadline - clock()) / (len(benchmarks) - number), 0.0)
-            rows.append(_Gate(benchmark, source, opened, share_s, clock).row())
+            rows.append(_remembered(_Gate(benchmark, source, opened, share_s, clock).row(), source, opened))
         return GateResult(source.told, rows)
 
 
@@ -140,10 +142,14 @@ def against_history(
     recipe: str = "baseline",
     baseline: str = "history",
     budget_s: float = BUDGET_S,
+    accept: bool = False,
     workspace: Workspace | None = None,
     **settings: Any,
 ) -> GateRow:
-    """Measure a live module or function against stored records of the same name; without any, measure it for the next time."""
+    """Measure a live module or function against stored records of the same name; without any, measure it for the next time.
+
+    `accept`: whatever comes out is what later runs are compared with.
+    """
     with use(workspace) as opened, ExitStack() as stack:
         table = layered({"effort": "quick"}, settings)
         spec, working = one_spec(opened, "a benchmark", model, inputs, recipes=recipe, **table)
@@ -153,9 +159,27 @@ def against_history(
         benchmark = checked_benchmark(GateBenchmark(name=name, spec=spec, threshold=threshold, fail_on=tuple(fail_on)))
         source = open_baseline(baseline, Setup(), working, stack)
         row = _Gate(benchmark, source, working, budget_s, time.monotonic).row()
-        if any(reason.code == "no-baseline" for reason in row.reasons):
-            measure_specs([spec], working, FEWEST_PROCESSES)
-        return row
+        if row.verdict == "incomparable" and row.basis == "none":
+            row = _first(row, benchmark, measure_specs([spec], working, FEWEST_PROCESSES))
+        return _remembered(row, source, working, accept=accept)
+
+
+def _first(row: GateRow, benchmark: GateBenchmark, records: Sequence[RunRecord]) -> GateRow:
+    """Of what was never measured under these conditions: whether it runs at all, and gives finite numbers."""
+    ids = tuple(record.id for record in records)
+    for record in records:
+        if record.failure is not None:
+            return msgspec.structs.replace(row, verdict="failed", reasons=(why_broken(record),), record_ids=ids)
+    checks = (finite_check(records),) if "numerics" in benchmark.fail_on else ()
+    return msgspec.structs.replace(row, checks=checks, candidate_s=middle_s(records), record_ids=ids)
+
+
+def _remembered(row: GateRow, source: Baseline, workspace: Workspace, *, accept: bool = False) -> GateRow:
+    """The row, noted in the history where that is the baseline: what did not pass must not become one by being measured."""
+    if source.history and workspace.keeps:
+        for record_id in row.record_ids[: 1 if accept else None] if accept or row.failed else ():
+            workspace.history.mark(record_id, "note", ACCEPTED if accept else REJECTED, at=time.time())
+    return row
 
 
 class _Gate:
