@@ -171,7 +171,9 @@ def _first(row: GateRow, benchmark: GateBenchmark, records: Sequence[RunRecord])
         if record.failure is not None:
             return msgspec.structs.replace(row, verdict="failed", reasons=(why_broken(record),), record_ids=ids)
     checks = (finite_check(records),) if "numerics" in benchmark.fail_on else ()
-    return msgspec.structs.replace(row, checks=checks, candidate_s=middle_s(records), record_ids=ids)
+    done = note("no-baseline", f"nothing to compare with yet: {len(records)} processes were measured for the next time")
+    reasons = tuple(done if each.code == "no-baseline" else each for each in row.reasons)
+    return msgspec.structs.replace(row, checks=checks, candidate_s=middle_s(records), record_ids=ids, reasons=reasons)
 
 
 def _remembered(row: GateRow, source: Baseline, workspace: Workspace, *, accept: bool = False) -> GateRow:

@@ -23,7 +23,7 @@ from redline.record import RunRecord
 from redline.report.export import JsonDocument
 from redline.report.history import Listed, SeriesTrend, TrendChange, TrendPoint, history_json, history_report
 from redline.report.notebook import Shown
-from redline.spec import MOST_ROWS, Frozen, require_range
+from redline.spec import MOST_ITEMS, MOST_ROWS, Frozen, Task, require_choice, require_range
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
 from redline.store.archive import Imported, is_archive
 from redline.store.codec import read_exported
@@ -110,6 +110,11 @@ def history(
     """What was measured when, a trend per benchmark and device, and where each changed."""
     require_range("limit", limit, 1, MOST_ROWS)
     filters = filters or HistoryFilters()
+    if filters.task is not None:
+        require_choice("task", filters.task, Task)
+    require_range("batch", filters.batch, 1, MOST_ITEMS)
+    if filters.since is not None and filters.until is not None and filters.since > filters.until:
+        raise UsageError("since is later than until: no record can fit")
     with use(workspace) as opened, opened.reading() as kept:
         _check_model(filters, kept)
         wanted = [seen for seen in kept.series() if filters.fits_series(seen)]

@@ -17,7 +17,7 @@ Ids = Annotated[list[str], typer.Argument(help="Records, by their ids or the sta
 
 def history(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
-    task: Annotated[str | None, opt(group=WHICH, metavar="[infer|train]", help="Only this task.")] = None,
+    task: Annotated[str | None, opt(group=WHICH, metavar="[infer|train|step|generate]", help="Only this task.")] = None,
     recipe: Annotated[str | None, opt("--recipe", "-r", group=WHICH, help="Only this recipe.")] = None,
     batch: Annotated[int | None, opt("--batch", "-b", group=WHICH, help="Only this batch.")] = None,
     device: Annotated[

@@ -111,10 +111,10 @@ def conclusion(rows: Sequence[GateRow]) -> str:
 
 def row_sentence(row: GateRow) -> str:
     """What the gate says of one benchmark, on one line."""
-    if row.change is None:
-        return f"{row.verdict}: {'; '.join(map(str, row.reasons))}"
-    bounds = "" if row.low is None or row.high is None else f" ({1 / row.high - 1:+.1%} to {1 / row.low - 1:+.1%})"
     failed = [f"{each.name} {each.said}" for each in row.checks if each.failed]
+    if row.change is None:
+        return f"{row.verdict}: {'; '.join([*failed, *map(str, row.reasons)])}"
+    bounds = "" if row.low is None or row.high is None else f" ({1 / row.high - 1:+.1%} to {1 / row.low - 1:+.1%})"
     return f"{row.verdict}: time {row.change:+.1%}{bounds}, threshold {row.threshold:.1%}" + "".join(
         f"; {each}" for each in failed
     )
