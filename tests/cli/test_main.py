@@ -7,10 +7,13 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -75,6 +78,10 @@ WriteModel = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_gpus(monkeypatch)
+
+
+def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same machine everywhere."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
@@ -93,12 +100,15 @@ def tiny(tmp_path: Path) -> str:
 def model(tmp_path: Path) -> WriteModel:
     """Writes a file with a factory of the user's and says how one writes it on the command line."""
 
-    def write(factory: str, body: str = "return Net(), torch.randn(2, 4)", name: str = "mine.py") -> str:
-        file = tmp_path / name
-        file.write_text(f"{NET}\n\ndef {factory}:\n    {body}\n")
-        return f"{file}:{factory.partition('(')[0]}"
+    return partial(write_model, tmp_path)
 
-    return write
+
+def write_model(
+    folder: Path, factory: str, body: str = "return Net(), torch.randn(2, 4)", name: str = "mine.py"
+) -> str:
+    file = folder / name
+    file.write_text(f"{NET}\n\ndef {factory}:\n    {body}\n")
+    return f"{file}:{factory.partition('(')[0]}"
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -137,6 +147,36 @@ def complaint(result: Result | subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     return lines[0].removeprefix("redline: ")
+
+
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A history with two recipes, one of which failed, and their rows."""
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "tiny.toml").write_text(TINY)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        hide_gpus(monkeypatch)
+        monkeypatch.setenv("REDLINE_STORE", str(folder / "history.sqlite"))
+        monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+        asked = [
+            write_model(folder, "make()"),
+            "-f",
+            str(folder / "tiny.toml"),
+            "-r",
+            "baseline",
+            "-r",
+            "channels-last",
+        ]
+        return folder / "history.sqlite", measure(*asked, exit_code=5)
+
+
+@pytest.fixture
+def measured(measured_once: tuple[Path, list[dict[str, Any]]], own_history: Path) -> list[dict[str, Any]]:
+    """Two recipes in this test's own history, one of which failed."""
+    store, rows = measured_once
+    with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(own_history)) as target:
+        source.backup(target)
+    return rows
 
 
 # What run prints
@@ -551,9 +591,9 @@ def test_models_that_match_nothing_are_a_mistake() -> None:
     ids=["latin-1", "ascii"],
 )
 def test_characters_that_the_terminal_lacks_are_replaced(
-    tiny: str, model: WriteModel, environment: dict[str, str]
+    measured: list[dict[str, Any]], environment: dict[str, str]
 ) -> None:
-    (row,) = measure(model("make()"), "-f", tiny)
+    row = measured[0]
     done = command("show", row["record_id"], **environment)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -578,12 +618,6 @@ def test_a_full_disk_is_one_line(arguments: list[str], own_history: Path) -> Non
         )
     assert done.returncode == 1
     assert done.stderr == "redline: cannot write to stdout: No space left on device\n"
-
-
-@pytest.fixture
-def measured(tiny: str, model: WriteModel) -> list[dict[str, Any]]:
-    """Two recipes in the history, one of which failed."""
-    return measure(model("make()"), "-f", tiny, "-r", "baseline", "-r", "channels-last", exit_code=5)
 
 
 def test_show_lists_what_was_measured_and_tells_all_about_one(measured: list[dict[str, Any]]) -> None:
