@@ -106,17 +106,18 @@ def test_a_gpu_would_take_them(kernel: str, fixed: dict[str, Any], numbers: set[
 
 
 class Block(nn.Module):
-    """Three layers read one tensor, a fourth another; one of the three has a bias."""
+    """Four layers read one tensor, two of them with a bias; another layer is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(8, 6, bias=False), nn.Linear(8, 4, bias=False)
         self.third, self.last = nn.Linear(8, 10), nn.Linear(10, 8)
+        self.fourth = nn.Linear(8, 10)
         self.alone = nn.Linear(8, 8, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         joined = torch.cat([self.first(x), self.second(x)], dim=-1)
-        y: Tensor = self.last(joined + self.third(x))
+        y: Tensor = self.last(joined + self.third(x) * self.fourth(x))
         return self.alone(self.alone(y))
 
 
@@ -130,7 +131,7 @@ def test_layers_that_read_one_tensor_are_one_product() -> None:
     model, few, many = Block().eval(), torch.randn(2, 1, 8), torch.randn(9, 1, 8)
     with torch.no_grad():
         wanted, for_many = model(few), model(many)
-        assert used(model, few) == [2, 1, 1, 1], "a bias is added by itself, and what is called twice stands alone"
+        assert used(model, few) == [2, 2, 1, 1], "with a bias and without, and what is called twice stands alone"
         assert torch.allclose(model(few), wanted, atol=1e-6)
         assert torch.equal(model(many), for_many)
         torch._dynamo.reset()
@@ -147,7 +148,7 @@ def test_a_product_asks_for_the_weights_that_come_next() -> None:
     used(model, torch.randn(1, 1, 8))
     products = {name: layer.forward.func.__self__ for name, layer in model.named_children()}
     assert products["first"] is products["second"]
-    assert [weight.shape[0] for weight in products["first"].following] == [10, 8]
+    assert [weight.shape[0] for weight in products["first"].following] == [20, 8]
     assert products["alone"].following[0] is products["first"].weight, "the next token begins anew"
 
 

@@ -272,9 +272,12 @@ class JoinedLayers:
         self.weight, self.bias = layers[0].weight.data, None if layers[0].bias is None else layers[0].bias.data
         if len(layers) > 1:
             self.weight = torch.cat([layer.weight.data for layer in layers])
-            self.bias = None if self.bias is None else torch.cat([layer.bias.data for layer in layers])
             for layer, weight in zip(layers, self.weight.split(self.sizes), strict=True):
                 layer.weight.data = weight
+        if len(layers) > 1 and self.bias is not None:
+            self.bias = torch.cat([layer.bias.data for layer in layers])
+            for layer, bias in zip(layers, self.bias.split(self.sizes), strict=True):
+                layer.bias.data = bias
         torch._dynamo.mark_static_address(self.weight)
         self.following: list[torch.Tensor] = []
         self.ahead = 0
@@ -322,8 +325,15 @@ def use_row_products(model: torch.nn.Module, step: Callable[[], Any], ahead: int
         alone = counts[id(layer)] > 1 or weights.count(id(layer.weight)) > 1
         if any(layer is known for _, group in groups for known in group):
             continue
-        kin = next((group for given, group in groups if given is x and not alone), None)
-        if kin is not None and (kin[0].bias is None) == (layer.bias is None):
+        kin = next(
+            (
+                group
+                for given, group in groups
+                if given is x and not alone and (group[0].bias is None) == (layer.bias is None)
+            ),
+            None,
+        )
+        if kin is not None:
             kin.append(layer)
         else:
             groups.append((None if alone else x, [layer]))
