@@ -177,3 +177,9 @@ def test_strict_fp32_by_name(name: str, expected: bool) -> None:
 )
 def test_short_name(name: str, expected: str) -> None:
     assert short_name(name) == expected
+
+
+@pytest.mark.parametrize("name", ["aten::transpose", "aten::permute", "aten::t", "aten::view"])
+def test_operators_that_only_view_are_no_copies(name: str) -> None:
+    assert class_of(name) == "other"
+    assert class_of("aten::copy_") == "copy"

@@ -75,6 +75,16 @@ def test_time_by_module_and_by_annotation(tmp_path: Path) -> None:
     assert rows["Net_0/Linear_4"].backward_s == pytest.approx(30e-6)
 
 
+def test_an_annotation_inside_one_of_its_own_name_does_not_count_twice(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.annotation("solve", 0, 100 * US)
+    maker.annotation("solve", 10 * US, 60 * US)
+    inner = maker.operator("aten::mm", 20 * US, 30 * US)
+    maker.kernel(GEMM, 200 * US, 40 * US, launched=25 * US, operator=inner)
+    (row,) = profiled(tmp_path, maker).parts
+    assert (row.calls, row.host_s, row.device_s) == (2, pytest.approx(100e-6), pytest.approx(40e-6))
+
+
 def test_what_is_small_is_left_out_and_its_time_stays(tmp_path: Path) -> None:
     maker = TraceMaker()
     maker.operator("aten::long", 0, 1_000_000 * US)

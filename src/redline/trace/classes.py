@@ -205,9 +205,15 @@ def class_of(name: str) -> KernelClass:
     return describe(name).kernel_class
 
 
+_VIEWS = frozenset(f"aten::{name}" for name in ("transpose", "transpose_", "permute", "swapaxes", "swapdims"))
+"""Operators that move nothing, though kernels of these names do."""
+
+
 def _class_of(name: str) -> KernelClass:
     if name.startswith("triton_"):
         return _of_triton(name)
+    if name in _VIEWS:
+        return UNCLASSIFIED
     parts = parts_of(name)
     found = _of_function(parts.function)
     arguments = parts.arguments if found in _WRAPPERS or parts.says_nothing else []

@@ -279,12 +279,14 @@ def parts_of(tree: TreeNode | None) -> list[PartRow]:
         return []
     sums: dict[tuple[str, Literal["module", "annotation"]], list[float]] = {}
     whole = tree.device_s or tree.host_s
-    for path, node in _walked(tree, ()):
+    for path, node, is_repeated in _walked(tree, (), frozenset()):
         if node.kind not in ("module", "annotation"):
             continue
         kind: Literal["module", "annotation"] = "module" if node.kind == "module" else "annotation"
         own = node.device_s - sum(inner.device_s for inner in _modules_inside(node)) if kind == "module" else 0.0
         values = (node.calls, node.host_s, node.device_s, own or node.device_self_s, node.backward_s)
+        if is_repeated:  # its time is in the one around it
+            values = (node.calls, 0.0, 0.0, node.device_self_s, 0.0)
         found = sums.setdefault(("/".join(path) if kind == "module" else node.plain_name, kind), [0.0] * 5)
         for index, value in enumerate(values):
             found[index] += value
@@ -304,11 +306,15 @@ def parts_of(tree: TreeNode | None) -> list[PartRow]:
     return sorted(rows, key=lambda row: (-row.device_s, -row.host_s, row.path))
 
 
-def _walked(node: TreeNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], TreeNode]]:
+def _walked(
+    node: TreeNode, path: tuple[str, ...], marks: frozenset[str]
+) -> Iterator[tuple[tuple[str, ...], TreeNode, bool]]:
+    """Each node with the modules around it, and whether it is an annotation inside one of the same name."""
     for child in node.children:
         own = (*path, child.plain_name) if child.kind == "module" else path
-        yield own, child
-        yield from _walked(child, own)
+        is_mark = child.kind == "annotation"
+        yield own, child, is_mark and child.plain_name in marks
+        yield from _walked(child, own, marks | {child.plain_name} if is_mark else marks)
 
 
 def _modules_inside(node: TreeNode) -> Iterator[TreeNode]:
