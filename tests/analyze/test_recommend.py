@@ -67,6 +67,38 @@ def test_cells_of_a_sweep_are_compared_without_an_interval_and_it_says_so() -> N
     assert "has no interval" in found.details[0]
 
 
+def test_a_hair_faster_in_a_sweep_does_not_win_over_the_baseline() -> None:
+    door = fake_door(step_s=lambda spec: 0.01 * (0.99 if spec.recipe.switches else 1), noise_sigma=0.0)
+    found = one(sweep_records(door, batches=[8]), "recipe")
+    assert found.recipe == "baseline"
+    assert "clearly faster" in found.headline
+
+
+def test_few_rounds_in_turns_are_not_told_as_one_after_the_other() -> None:
+    records = race_records(["baseline", "fp16"])
+    few = [msgspec.structs.replace(each, blocks=each.blocks[:2]) for each in records]
+    found = one(few, "recipe")
+    assert found.recipe == "fp16"
+    assert "measured in turns, but in too few rounds" in found.details[0]
+
+
+@pytest.mark.parametrize(
+    ("numerics", "says"),
+    [
+        (Numerics(rel_l2=0.9), "too far from strict fp32"),
+        (Numerics(degenerate=True), "could not be compared with strict fp32"),
+        (Numerics(finite=False), "not finite"),
+    ],
+)
+def test_why_a_recipe_is_not_to_be_used(numerics: Numerics, says: str) -> None:
+    baseline, fast = race_records(["baseline", "fp16"])
+    assert fast.prepared is not None
+    judged = msgspec.structs.replace(fast.prepared, numerics=numerics)
+    headline = one([baseline, msgspec.structs.replace(fast, prepared=judged)], "avoid").headline
+    assert headline.startswith("Do not use fp16")
+    assert says in headline
+
+
 def test_batches_for_latency_and_throughput() -> None:
     # t = 2 ms + 0.3 ms · b: the knee (90 %) at b = 60, latency within 10 % of the lowest up to batch 1.
     records = sweep_records(recipe="baseline", batches=[1, 4, 16, 64, 128])

@@ -14,7 +14,7 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import DISQUALIFYING
 from redline.identity import Subject
 from redline.note import Note
-from redline.record import Failure, RunRecord
+from redline.record import Failure, Numerics, RunRecord
 from redline.spec import BASELINE, Frozen, RunSpec
 from redline.units import format_ratio, format_seconds, significant
 
@@ -70,6 +70,15 @@ def is_surely_faster(row: RunSummary) -> bool:
     return is_decided(row) and row.vs_first is not None and row.vs_first.verdict == "faster"
 
 
+def why_wrong(numerics: Numerics) -> str:
+    """Of outputs that did not pass."""
+    if not numerics.finite:
+        return "its outputs are not finite"
+    if numerics.degenerate:
+        return "its outputs could not be compared with strict fp32"
+    return "its outputs are too far from strict fp32"
+
+
 def _is_unchecked(row: RunSummary) -> bool:
     return row.numerics is not None and row.numerics.is_left_out
 
@@ -98,7 +107,7 @@ class Evidence:
     def why_not(self, row: RunSummary) -> str:
         """Of a row that may not be recommended."""
         if row.numerics is not None and row.numerics.is_wrong:
-            return "its outputs are too far from strict fp32"
+            return why_wrong(row.numerics)
         if not _is_believable(row):
             return f"that number is {', '.join(row.verdict.labels)}"
         return "its outputs were not checked"

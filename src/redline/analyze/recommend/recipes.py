@@ -21,6 +21,7 @@ from redline.analyze.recommend.evidence import (
     rate,
     ratio_of,
     ratio_text,
+    why_wrong,
     work,
 )
 from redline.analyze.summary import RunSummary
@@ -117,9 +118,11 @@ def _separate_recipe(evidence: Evidence) -> Advice | None:
         return None
     subject = evidence.subject
     first = next((row for row in shared[batch] if row.recipe == BASELINE), shared[batch][0])
+    if evidence.may_recommend(first) and not _is_clearly_faster(best, first):
+        best = first
     unproven = [row for row in shared[batch] if evidence.is_unproven(row) and per_s(row) > CLEARLY_FASTER * per_s(best)]
     if best.recipe == first.recipe:
-        told = f"Stay with {best.recipe} for {work(subject)}: it is the fastest here whose outputs are known to be acceptable"
+        told = f"Stay with {best.recipe} for {work(subject)}: nothing here with acceptable outputs is clearly faster"
         details = [f"{rate(best)} at batch {batch}{noise_remark(best)}"]
     else:
         told = f"{best.recipe} is the fastest for {work(subject)} on {subject.device}: {rate(best)} at batch {batch}"
@@ -129,12 +132,20 @@ def _separate_recipe(evidence: Evidence) -> Advice | None:
     return msgspec.structs.replace(advice, decided=False)
 
 
+def _is_clearly_faster(row: RunSummary, first: RunSummary) -> bool:
+    """By the median step and by what the machine delivered: where these two disagree, it is not clear."""
+    by_median = (row.throughput_per_s or 0.0) > CLEARLY_FASTER * (first.throughput_per_s or 0.0)
+    return by_median and per_s(row) > CLEARLY_FASTER * per_s(first)
+
+
 def _speed(evidence: Evidence, best: RunSummary, first: RunSummary) -> str:
     again = _in_turns(evidence, first, best)
     gives_one = f": '{again}' gives one" if again else ""
+    in_turns = best.group is not None and best.group == first.group
+    how = "measured in turns, but in too few rounds" if in_turns else "measured one after the other"
     return (
-        f"about {significant(per_s(best) / per_s(first), 2)}× {first.recipe} ({rate(first)}); they were measured one "
-        f"after the other, so this has no interval{gives_one}{noise_remark(best)}"
+        f"about {significant(per_s(best) / per_s(first), 2)}× {first.recipe} ({rate(first)}); they were {how}, so "
+        f"this has no interval{gives_one}{noise_remark(best)}"
     )
 
 
@@ -192,8 +203,10 @@ def what_to_avoid(evidence: Evidence) -> Iterator[Advice]:
     for curve in evidence.curves:
         wrong = [row for row in curve.measured if row.numerics and row.numerics.is_wrong]
         if wrong:
-            told = f"Do not use {curve.recipe} for {work(curve.subject)}: its outputs are too far from strict fp32"
-            reason = wrong[0].numerics.reason if wrong[0].numerics else None
+            numerics = wrong[0].numerics
+            assert numerics is not None
+            told = f"Do not use {curve.recipe} for {work(curve.subject)}: {why_wrong(numerics)}"
+            reason = numerics.reason
             yield advise(curve.subject, "avoid", told, (str(reason),) if reason else (), wrong[0])
     yield from _too_large(evidence)
     yield from _reference_too_large(evidence)
