@@ -15,12 +15,17 @@ from redline.units import format_bytes, format_count, format_seconds, format_sha
 DEFAULT_DEPTH = 2
 TOP = 3
 """Modules named at each depth."""
+MOST_LISTED = 200
+"""Modules of the tree, where nobody asked for a depth: those that do the most."""
 
 
 class FlopsReport:
     def __init__(self, found: FlopsSummary, depth: int | None = None) -> None:
         self._found = found
         self._depth = DEFAULT_DEPTH if depth is None else depth
+        within = [row for row in found.modules if row.depth <= self._depth]
+        self._rows = within if depth is not None else _largest(within)
+        self._left_out = len(within) - len(self._rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _summary(self._found)
@@ -31,7 +36,11 @@ class FlopsReport:
         if self._found.batches:
             yield _batches(self._found)
             yield Text("")
-        yield _tree(self._found, self._depth)
+        yield _tree(self._found, self._rows)
+        if self._left_out:
+            yield Text(
+                f"  {self._left_out} smaller modules are not shown: --depth {self._depth} lists all", style="dim"
+            )
         hidden = sum(row.depth > self._depth for row in self._found.modules)
         if hidden:
             yield Text(f"  {hidden} modules are nested deeper: --depth {self._depth + 1} shows more", style="dim")
@@ -127,9 +136,17 @@ UNFOLDED = 28
 """Characters of a module's name that stand on one line; columns are left out before."""
 
 
-def _tree(found: FlopsSummary, depth: int) -> Fitted:
+def _largest(rows: list[ModuleRow]) -> list[ModuleRow]:
+    """Those that do the most, in the order of the tree."""
+    if len(rows) <= MOST_LISTED:
+        return rows
+    ranked = sorted(range(len(rows)), key=lambda at: (-rows[at].macs, -rows[at].params, -rows[at].min_bytes, at))
+    return [rows[at] for at in sorted(ranked[:MOST_LISTED])]
+
+
+def _tree(found: FlopsSummary, listed: list[ModuleRow]) -> Fitted:
     table = make_table(Text("modules, each with everything inside it", style="dim"))
-    rows = [(Text("  " * row.depth + _name(row)), row) for row in found.modules if row.depth <= depth]
+    rows = [(Text("  " * row.depth + _name(row)), row) for row in listed]
     longest = max((len(name) for name, _ in rows), default=0)
     table.add_column("module", overflow="fold", min_width=min(longest, UNFOLDED))
     headers = ["params", "params %", "MACs", "MACs %", "FLOPs", "backward", "min bytes"]
