@@ -72,11 +72,12 @@ def batch(
     from redline.api.batch import find_batch
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveBatches
-    from redline.report.batch import check_place, found_report
+    from redline.report.batch import found_report
+    from redline.report.canvas import check_picture
     from redline.report.terminal import make_console
 
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     asked = given | only_set(
         recipes=recipe, slo_p95=slo_p95, slo_ttft=slo_ttft, slo_tpot=slo_tpot, max_batch=max_batch, effort=effort
     )

@@ -62,13 +62,13 @@ def ladder(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveTrain
     from redline.cli.report import tell_report
-    from redline.report.batch import check_place
+    from redline.report.canvas import check_picture
     from redline.report.folder import check_folder
     from redline.report.ladder import ladder_report
     from redline.report.terminal import make_console
 
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     if report is not None:
         check_folder(report)
     asked = data_settings(given) | only_set(quick=quick, epochs=epochs)

@@ -80,13 +80,13 @@ def load(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveLoad
     from redline.cli.report import tell_report
-    from redline.report.batch import check_place
+    from redline.report.canvas import check_picture
     from redline.report.folder import check_folder
     from redline.report.load import load_report
     from redline.report.terminal import make_console
 
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     if report is not None:
         check_folder(report)
     asked = given | only_set(

@@ -41,14 +41,14 @@ def memory(
     from redline.api.memory import memory as look_at_memory
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.report.batch import check_place
+    from redline.report.canvas import check_picture
     from redline.report.memory import draw_memory, memory_report
     from redline.report.terminal import make_console
 
     if not model:
         raise UsageError("name a model, such as resnet50")
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
         result = look_at_memory(model, **given, **only_set(recipes=recipe), workspace=workspace)
         observer.stop()

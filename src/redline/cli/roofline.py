@@ -45,7 +45,7 @@ def roofline(
     from redline.api.roofline import roofline as roofline_of
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.report.batch import check_place
+    from redline.report.canvas import check_picture
     from redline.report.roofline import RooflineReport
     from redline.report.terminal import make_console
 
@@ -55,7 +55,7 @@ def roofline(
     if not last and model is None:
         raise UsageError("name one model, or --last")
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     with LiveObserver(quiet=last) as observer, Workspace(observer=observer) as workspace:
         result = roofline_of(model, **asked, last=last, workspace=workspace)
         observer.stop()

@@ -58,7 +58,7 @@ def scale(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.errors import UsageError
-    from redline.report.batch import check_place
+    from redline.report.canvas import check_picture
     from redline.report.scale import scale_report
     from redline.report.terminal import make_console
 
@@ -67,7 +67,7 @@ def scale(
     if not model:
         raise UsageError("name at least one model")
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     mode = "strong" if strong else "weak" if weak else None
     asked = given | only_set(mode=mode, batch=batch, batch_per_rank=batch_per_rank, recipe=recipe)
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:

@@ -150,7 +150,7 @@ def train(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveTrain
     from redline.cli.report import tell_report
-    from redline.report.batch import check_place
+    from redline.report.canvas import check_picture
     from redline.report.folder import check_folder
     from redline.report.terminal import make_console
     from redline.report.train import draw_trainings, train_report
@@ -162,7 +162,7 @@ def train(
     if report is not None:
         check_folder(report)
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     asked = data_settings(given) | only_set(recipes=recipe, resume=resume, diagnose=diagnose, price=price)
     try:
         with LiveTrain() as observer, Workspace(observer=observer) as workspace:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from redline.analyze.batch import BatchFinding, BatchTrial, curve_of, items_of_one
 from redline.analyze.knee import SATURATED
-from redline.errors import SpecError
+from redline.report.canvas import check_picture, save_figure
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
 from redline.units import format_bytes, format_seconds, format_share, significant
@@ -190,21 +190,8 @@ def _number(value: int | None) -> str:
     return "–" if value is None else str(value)
 
 
-KINDS = (".png", ".svg", ".pdf")
-
-
-def check_place(path: Path) -> None:
-    """Whether a plot could be written there: asked before the long search, not after it."""
-    if path.suffix.lower() not in KINDS:
-        raise SpecError(f"plot must end in {', '.join(KINDS)}, got {path}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
-
-
 def plot_batches(findings: Sequence[BatchFinding], path: Path) -> Path:
-    check_place(path)
+    check_picture(path)
     # The figure is made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
     from matplotlib.figure import Figure
 
@@ -225,11 +212,7 @@ def plot_batches(findings: Sequence[BatchFinding], path: Path) -> Path:
         latency.axhline(first.slo_p95_s * 1e3, color="0.4", linestyle=":")
     speed.legend(fontsize="small")
     figure.suptitle(" · ".join(part for part in (first.model, first.task, first.device_name or first.device) if part))
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
-    return path
+    return save_figure(figure, path, dpi=120)
 
 
 def _draw(

@@ -6,10 +6,24 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from redline.errors import SpecError
 from redline.report.terminal import one_line
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")
 LABEL = 46
+
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a path where no picture can be written: asked before the long measurement, not after it."""
+    if path.suffix.lower() not in PICTURES:
+        raise SpecError(f"plot must end in {', '.join(PICTURES)}, got {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
@@ -43,9 +57,12 @@ def log_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def save_figure(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path, dpi: int = 130) -> Path:
     with warnings.catch_warnings():
         # A name may hold a character that no font here has; the picture then shows a box for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, dpi=130)
+        try:
+            figure.savefig(path, dpi=dpi)
+        except OSError as error:
+            raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
     return path

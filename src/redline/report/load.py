@@ -10,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.load import LoadPoint, LoadSummary, RateRatio, ratios_to_first
-from redline.report.batch import check_place
-from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
+from redline.report.canvas import COLOURS, check_picture, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.units import format_seconds, format_share, significant
 
@@ -180,7 +179,7 @@ def _rate(value: float) -> str:
 
 def plot_loads(rows: Sequence[LoadSummary], path: Path) -> Path:
     """Latency against the rate, and the batches that formed."""
-    check_place(path)
+    check_picture(path)
     figure, (latency, batches) = new_figure(11, 4.2, columns=2)
     for number, row in enumerate(rows):
         colour = COLOURS[number % len(COLOURS)]

@@ -14,8 +14,7 @@ from rich.text import Text
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow
 from redline.analyze.replicates import Line
 from redline.analyze.summary import CeilingsOf, RunSummary
-from redline.errors import SpecError
-from redline.report.batch import check_place
+from redline.report.canvas import check_picture, save_figure
 from redline.report.terminal import Fitted, make_table
 from redline.spec import Frozen
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
@@ -242,7 +241,7 @@ def _title(ceilings: Ceilings) -> str:
 
 
 def plot_roofline(rows: Sequence[RooflineRow], ceilings: CeilingsSummary, path: Path) -> Path:
-    check_place(path)
+    check_picture(path)
     # The figure is made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
     from matplotlib.figure import Figure
 
@@ -262,11 +261,7 @@ def plot_roofline(rows: Sequence[RooflineRow], ceilings: CeilingsSummary, path: 
     first = rows[0]
     about = (first.model, first.task, _batch(first), first.device_name)
     figure.suptitle(" · ".join(part for part in about if part))
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
-    return path
+    return save_figure(figure, path, dpi=120)
 
 
 def _span(rows: Sequence[RooflineRow]) -> tuple[float, float]:

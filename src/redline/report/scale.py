@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint
-from redline.report.batch import check_place
-from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
+from redline.report.canvas import COLOURS, check_picture, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.units import format_bytes, format_count, format_seconds, format_share
 
@@ -83,7 +82,7 @@ def _cells(point: ScalePoint) -> list[str]:
 
 def plot_scale(points: Sequence[ScalePoint], path: Path) -> Path:
     """Throughput beside the ideal, and the efficiency; points that are not scaling are hollow."""
-    check_place(path)
+    check_picture(path)
     figure, (left, right) = new_figure(11.0, 4.2, 2)
     series: dict[tuple[str, int | None], list[ScalePoint]] = {}
     for point in points:

@@ -29,6 +29,19 @@ class NamedTime(msgspec.Struct, frozen=True, gc=False):
     bytes: int | None = None
     """Moved by all of them; None where one does not tell."""
 
+    def plus(self, other: NamedTime) -> NamedTime:
+        """The calls of both, under the name of the first."""
+        lows = [value for value in (self.min_ns, other.min_ns) if value is not None]
+        highs = [value for value in (self.max_ns, other.max_ns) if value is not None]
+        return NamedTime(
+            name=self.name,
+            calls=self.calls + other.calls,
+            total_ns=self.total_ns + other.total_ns,
+            min_ns=min(lows, default=None),
+            max_ns=max(highs, default=None),
+            bytes=None if self.bytes is None or other.bytes is None else self.bytes + other.bytes,
+        )
+
 
 class KernelRow(Frozen, gc=False, rename={"kernel_class": "class"}):
     name: str
@@ -72,7 +85,7 @@ def times_by_name(traces: Sequence[Trace], kinds: Iterable[Work]) -> list[NamedT
     merged: dict[str, NamedTime] = {}
     for trace in traces:
         for found in _of_one(trace, wanted):
-            merged[found.name] = _together(merged[found.name], found) if found.name in merged else found
+            merged[found.name] = merged[found.name].plus(found) if found.name in merged else found
     return list(merged.values())
 
 
@@ -182,16 +195,3 @@ def _on_streams_of_kernels(trace: Trace) -> set[str]:
     kernels = work.kind == Work.KERNEL
     rows = ~kernels & np.isin(queues, queues[kernels])
     return {trace.names[number] for number in distinct(work.name[rows]).tolist()}
-
-
-def _together(one: NamedTime, other: NamedTime) -> NamedTime:
-    lows = [value for value in (one.min_ns, other.min_ns) if value is not None]
-    highs = [value for value in (one.max_ns, other.max_ns) if value is not None]
-    return NamedTime(
-        name=one.name,
-        calls=one.calls + other.calls,
-        total_ns=one.total_ns + other.total_ns,
-        min_ns=min(lows, default=None),
-        max_ns=max(highs, default=None),
-        bytes=None if one.bytes is None or other.bytes is None else one.bytes + other.bytes,
-    )

@@ -315,22 +315,10 @@ def merged(tables: Sequence[VendorTable]) -> VendorTable:
     for table in tables:
         for row in table.kernels:
             held = sums.get(row.name)
-            sums[row.name] = row if held is None else _joined(held, row)
+            sums[row.name] = row if held is None else held.plus(row)
     kernels = sorted(sums.values(), key=lambda row: (-row.total_ns, row.name))
     return VendorTable(
         kernels=kernels,
         readings=[one for table in tables for one in table.readings],
         notes=tuple(dict.fromkeys(one for table in tables for one in table.notes)),
-    )
-
-
-def _joined(one: NamedTime, other: NamedTime) -> NamedTime:
-    lows = [value for value in (one.min_ns, other.min_ns) if value is not None]
-    highs = [value for value in (one.max_ns, other.max_ns) if value is not None]
-    return NamedTime(
-        name=one.name,
-        calls=one.calls + other.calls,
-        total_ns=one.total_ns + other.total_ns,
-        min_ns=min(lows, default=None),
-        max_ns=max(highs, default=None),
     )
