@@ -129,6 +129,27 @@ def test_what_is_no_step_is_not_called_one(name: str) -> None:
     assert told <= 1
 
 
+def test_drift_that_could_be_cut_into_a_staircase_is_drift() -> None:
+    """Draws of `benchmarks/history_trials.py` in which it was."""
+    told = 0
+    for seed in (3, 83, 99, 101, 118):
+        values = np.random.default_rng([seed, 60]).normal(0, 0.005, 60) + np.linspace(0, 0.04, 60)
+        trend = trend_of(np.exp(values).tolist())
+        assert trend.changes or trend.drift is not None
+        told += bool(trend.changes)
+    assert told <= 1
+
+
+def test_a_step_is_told_beside_outliers_that_become_more() -> None:
+    """Draws in which several in a row had looked like a slope."""
+    for seed in (12, 16, 20, 45, 46):
+        random = np.random.default_rng([seed, 60])
+        share = np.where(np.arange(60) < 30, 0.02, 0.15)
+        values = random.normal(0, 0.005, 60) + np.where(random.random(60) < share, np.log(1.2), 0.0)
+        changes = trend_of(np.exp(stepped(values, (30, np.log1p(0.05)))).tolist()).changes
+        assert any(abs(change.index - 30) <= 3 for change in changes)
+
+
 def test_a_step_between_few_sessions_must_be_larger_than_they_differ_by() -> None:
     moments = [86400.0 * (index // 10) + 60.0 * (index % 10) for index in range(60)]
     found = [

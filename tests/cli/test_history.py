@@ -96,29 +96,30 @@ def test_a_picture_is_drawn(kept: list[RunRecord], tmp_path: Path) -> None:
     assert (tmp_path / "trend.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["history", "no-such-model"], "nothing of 'no-such-model'"),
-        (["history", "--since", "yesterday"], "is no time"),
-        (["history", "--limit", "0"], "limit must be 1 or more"),
-        (["history", "--task", "fly"], "task must be one of infer, train"),
-        (["history", "--batch", "-1"], "batch must be 1 or more"),
-        (["history", "--since", "2026-02-01", "--until", "2026-01-01"], "since is later than until"),
-        (["tag", "0"], "give at least one record and a tag"),
-        (["tag", "ffff", "v1"], "no record 'ffff'"),
-        (["tag", f"{3:021x}", "a:b"], "a tag has no colon"),
-        (["prune"], "say what to prune"),
-        (["delete", "ffff"], "no record 'ffff'"),
-        (["import", "no-such-file"], "cannot read no-such-file"),
-        (["export", "--format", "archive"], "name a file"),
-        (["export", "--format", "xml"], "format must be csv, json or archive"),
-    ],
-)
-def test_a_mistake_is_one_line(kept: list[RunRecord], words: list[str], says: str) -> None:
-    result = invoke(*words)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says in result.stderr
+MISTAKES = [
+    (["history", "no-such-model"], "nothing of 'no-such-model'"),
+    (["history", "--since", "yesterday"], "is no time"),
+    (["history", "--limit", "0"], "limit must be 1 or more"),
+    (["history", "--task", "fly"], "task must be one of infer, train"),
+    (["history", "--batch", "-1"], "batch must be 1 or more"),
+    (["history", "--since", "2026-02-01", "--until", "2026-01-01"], "since is later than until"),
+    (["history", "--plot", "."], "name a file such as trend.png"),
+    (["tag", "0"], "give at least one record and a tag"),
+    (["tag", "ffff", "v1"], "no record 'ffff'"),
+    (["tag", f"{3:021x}", "a:b"], "a tag has no colon"),
+    (["prune"], "say what to prune"),
+    (["delete", "ffff"], "no record 'ffff'"),
+    (["import", "no-such-file"], "cannot read no-such-file"),
+    (["export", "--format", "archive"], "name a file"),
+    (["export", "--format", "xml"], "format must be csv, json or archive"),
+]
+
+
+def test_a_mistake_is_one_line(kept: list[RunRecord]) -> None:
+    for words, says in MISTAKES:
+        result = invoke(*words)
+        assert (result.exit_code, result.stdout) == (2, ""), words
+        assert says in result.stderr, words
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -176,6 +177,9 @@ def test_a_back_up_comes_back_bit_for_bit(kept: list[RunRecord], tmp_path: Path,
     }  # fmt: skip
     assert invoke("export", "--format", "archive", "-o", tmp_path / "two").exit_code == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert invoke("export", "--format", "archive", "-o", tmp_path / "two", "no-such-id").exit_code == 2
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes(), "what was there stays"
+    assert sorted(each.name for each in tmp_path.iterdir() if "unfinished" in each.name) == []
     with History.open(only_to_read=True) as history:
         assert history.load(kept[3].id) == kept[3]
     assert len(document(invoke("history", "--json"))["series"][0]["points"]) == 20

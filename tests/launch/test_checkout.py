@@ -50,6 +50,20 @@ def test_a_commit_comes_with_its_submodules_and_without_hooks(project: Path) -> 
     assert len(git(project, "worktree", "list").splitlines()) == 1
 
 
+def test_a_checkout_that_a_killed_process_left_behind_is_removed(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getpid", lambda: 2**22 + 1)  # more than the kernel gives out
+    left = checked_out("main")
+    folder = Path(left.__enter__().folder)
+    monkeypatch.undo()
+    monkeypatch.chdir(project)
+    assert folder.is_dir()
+    with checked_out("main"):
+        assert not folder.exists()
+    assert len(git(project, "worktree", "list").splitlines()) == 1
+
+
 def test_a_module_of_the_persons_own_checkout_is_not_measured_as_another_commit(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

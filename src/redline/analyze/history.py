@@ -141,7 +141,25 @@ def _bounds(logs: Floats, random: np.random.Generator) -> list[int]:
         if not doubtful:
             break
         del bounds[min(doubtful, key=lambda each: strengths[each])]
-    return bounds
+    return [0, logs.size] if len(bounds) > 3 and _is_rather_a_line(clean, bounds) else bounds
+
+
+def _is_rather_a_line(logs: Floats, bounds: Sequence[int]) -> bool:
+    """Whether one straight line explains as much as several steps, for what they cost: drift can be cut into a staircase.
+
+    By Schwarz's criterion; a step counts for its place and its height, and steps may have a slope in common.
+    """
+    parts = [_drawn_in(logs[a:b]) for a, b in itertools.pairwise(bounds)]
+    drawn, level = np.concatenate(parts), np.concatenate([part - part.mean() for part in parts])
+    times = np.concatenate([np.arange(part.size) - (part.size - 1) / 2 for part in parts])
+    whole = np.arange(drawn.size) - (drawn.size - 1) / 2
+    left = [
+        np.square(values - at * float((at * values).sum()) / float(np.square(at).sum())).sum()
+        for values, at in ((drawn - drawn.mean(), whole), (level, times))
+    ]
+    return drawn.size * math.log(max(left[0], 1e-12) / max(left[1], 1e-12)) < 2 * (len(parts) - 1) * math.log(
+        drawn.size
+    )
 
 
 def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]:
@@ -192,8 +210,17 @@ def _needed(bounds: Sequence[int], index: int, slope_error: float) -> float:
 def _is_placed(logs: Floats, bounds: Sequence[int], index: int) -> bool:
     """Whether it is abrupt and has enough records on both sides: one among the last few is told when there are more."""
     before, at, after = bounds[index - 1 : index + 2]
-    found = REACH + int(_scores(logs[None, before:after], fewest=REACH)[0].argmax())
-    return FEWEST_A_SIDE <= found <= after - before - FEWEST_A_SIDE and _is_abrupt(logs[before:after], at - before)
+    sides = np.concatenate([_drawn_in(logs[before:at]), _drawn_in(logs[at:after])])
+    found = REACH + int(_scores(sides[None, :], fewest=REACH)[0].argmax())
+    return FEWEST_A_SIDE <= found <= after - before - FEWEST_A_SIDE and _is_abrupt(sides, at - before)
+
+
+def _drawn_in(side: Floats) -> Floats:
+    """With the middle in the place of outliers, where they are few: several in a row would look like a slope or a step."""
+    kept = without_outliers(side.tolist())
+    if len(kept) == side.size:
+        return side
+    return np.where(np.isin(side, kept), side, median(kept))
 
 
 def _settled(rows: Floats) -> Floats:

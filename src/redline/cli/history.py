@@ -56,6 +56,8 @@ def history(
     if plot is not None:
         if not found:
             raise UsageError("nothing to plot: no record fits")
+        if plot.is_dir() or not plot.suffix:  # the picture would get a name that was not asked for
+            raise SpecError(f"cannot write {plot}: name a file such as trend.png")
         try:
             plot_history(found.series, plot)
         except (OSError, ValueError) as error:
@@ -270,9 +272,16 @@ def _back_up(ids: list[str], output: Path | None) -> int:
 
     if output is None:
         raise SpecError("a back-up is not text: name a file with --output")
+    is_other = output.exists() and not output.is_file()  # such as /dev/stdout
+    unfinished = output if is_other else output.with_name(f"{output.name}.unfinished")
     try:
-        with output.open("wb") as file:
+        with unfinished.open("wb") as file:
             export_archive(file, ids)
+        if not is_other:
+            unfinished.replace(output)  # an older back-up of this name stays until there is a whole new one
     except OSError as error:
         raise SpecError(f"cannot write {output}: {error.strerror}") from None
+    finally:
+        if not is_other:
+            unfinished.unlink(missing_ok=True)
     return Exit.DONE

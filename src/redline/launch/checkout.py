@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from redline.errors import UsageError
 from redline.launch.connection import checkout_of, current_folder
@@ -18,6 +19,8 @@ from redline.spec import Frozen, LaunchSpec
 
 GIT_TIMEOUT_S = 120.0
 SETUP_TIMEOUT_S = 1800.0
+PREFIX = "redline-checkout-"
+"""Of the folder that a checkout is in, followed by the process that made it."""
 DEPENDENCIES = (
     "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock",
     "environment.yml", "pixi.lock",
@@ -93,7 +96,8 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
     """A worktree of its own for a ref, removed afterwards; nothing of this checkout is touched."""
     here = current_folder() or "/"
     commit, root, environment = resolve_commit(ref), checkout_of(here), environment or Setup()
-    place = Path(tempfile.mkdtemp(prefix="redline-checkout-")).resolve()
+    _remove_left_behind(root)
+    place = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
     tree = place / Path(root).name
     try:
         # Without the project's hooks: they may install or change things, and are meant for people's own checkouts.
@@ -115,6 +119,15 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
         _git(root, "worktree", "remove", "--force", str(tree))
         shutil.rmtree(place, ignore_errors=True)
         _git(root, "worktree", "prune")
+
+
+def _remove_left_behind(root: str) -> None:
+    """Checkouts of processes that were killed."""
+    for line in _git(root, "worktree", "list", "--porcelain").stdout.splitlines():
+        place = Path(line.removeprefix("worktree ")).parent
+        pid = place.name.removeprefix(PREFIX).partition("-")[0]
+        if place.name.startswith(PREFIX) and pid.isdecimal() and place.is_dir() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _fill_submodules(root: str, tree: str, ref: str) -> None:
