@@ -15,6 +15,7 @@ from redline.cli.options import (
     Given,
     Json,
     Model,
+    Options,
     Recipes,
     TrialEffort,
     only_set,
@@ -23,37 +24,41 @@ from redline.cli.options import (
     takes,
 )
 
-
-@takes(ANY_BATCH | ISOLATED | CLUSTER)
-def batch(
-    *,
-    model: Model,
-    recipe: Recipes = None,
-    slo_p95: Annotated[
+LIMITS: Options = {
+    "slo_p95": Annotated[
         str | None,
         opt(
             "--slo-p95",
             group=HOW,
             help="Also find the best batch whose p95 step time stays within this limit, such as 20ms.",
         ),
-    ] = None,
-    slo_ttft: Annotated[
+    ],
+    "slo_ttft": Annotated[
         str | None,
         opt(
             "--slo-ttft",
             group=HOW,
             help="Generation: keep the time to the first token within this limit, such as 200ms.",
         ),
-    ] = None,
-    slo_tpot: Annotated[
+    ],
+    "slo_tpot": Annotated[
         str | None,
         opt(
             "--slo-tpot",
             group=HOW,
             help="Generation: keep p95 of the time per further token within this limit, such as 20ms.",
         ),
-    ] = None,
-    max_batch: Annotated[int | None, opt(group=HOW, help="Try no batch larger than this.")] = None,
+    ],
+    "max_batch": Annotated[int | None, opt(group=HOW, help="Try no batch larger than this.")],
+}
+"""What the batch must keep."""
+
+
+@takes(LIMITS | ANY_BATCH | ISOLATED | CLUSTER)
+def batch(
+    *,
+    model: Model,
+    recipe: Recipes = None,
     given: Given,
     effort: TrialEffort = "quick",
     plot: Annotated[Path | None, opt(group=OUTPUT, help="Write throughput, latency and memory as a PNG.")] = None,
@@ -78,9 +83,7 @@ def batch(
 
     if plot is not None:
         check_picture(plot)
-    asked = given | only_set(
-        recipes=recipe, slo_p95=slo_p95, slo_ttft=slo_ttft, slo_tpot=slo_tpot, max_batch=max_batch, effort=effort
-    )
+    asked = given | only_set(recipes=recipe, effort=effort)
     with LiveBatches(on_stdout=not json) as observer, Workspace(observer=observer) as workspace:
         result = find_batch(model, **asked, workspace=workspace)
         observer.stop()

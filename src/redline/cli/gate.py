@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from redline.cli.options import HOW, OUTPUT, WHAT, Exit, Json, Trust, only_set, opt, print_json
+from redline.cli.options import HOW, OUTPUT, WHAT, Exit, Given, Json, Options, Trust, only_set, opt, print_json, takes
 from redline.errors import SpecError
 
 BASELINE_HELP = (
@@ -17,20 +17,18 @@ BASELINE_HELP = (
 )
 
 
-def gate(
-    file: Annotated[Path, typer.Argument(metavar="BENCH.toml", help="A file with a [[run]] table per benchmark.")],
-    baseline: Annotated[str, opt("--baseline", group=WHAT, metavar="REF|FILE", help=BASELINE_HELP)],
-    device: Annotated[
+GATED: Options = {
+    "device": Annotated[
         str | None,
         opt(
             group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device, instead of the one in the file."
         ),
-    ] = None,
-    threshold: Annotated[
+    ],
+    "threshold": Annotated[
         float | None,
         opt(group=HOW, help="The slowdown that must be caught, instead of the file's: 0.05 is 5 %. Default: 0.03."),
-    ] = None,
-    fail_on: Annotated[
+    ],
+    "fail_on": Annotated[
         list[str] | None,
         opt(
             "--fail-on",
@@ -38,12 +36,22 @@ def gate(
             metavar="[memory|numerics|compile|graph-breaks|kernels]",
             help="Also fail when this got worse. Repeat for several.",
         ),
-    ] = None,
-    budget: Annotated[float, opt(group=HOW, help="Seconds for all benchmarks together.")] = 900.0,
-    effort: Annotated[
+    ],
+    "effort": Annotated[
         str | None,
         opt(group=HOW, metavar="[quick|normal|strict]", help="How long each process is timed. Default: quick."),
-    ] = None,
+    ],
+}
+"""What is asked of every benchmark, instead of what the file says."""
+
+
+@takes(GATED)
+def gate(
+    *,
+    file: Annotated[Path, typer.Argument(metavar="BENCH.toml", help="A file with a [[run]] table per benchmark.")],
+    baseline: Annotated[str, opt("--baseline", group=WHAT, metavar="REF|FILE", help=BASELINE_HELP)],
+    given: Given,
+    budget: Annotated[float, opt(group=HOW, help="Seconds for all benchmarks together.")] = 900.0,
     undecided: Annotated[
         str,
         opt("--undecided", group=HOW, metavar="[fail|ok]", help="Whether an undecided benchmark exits with 3 or 0."),
@@ -85,12 +93,10 @@ def gate(
         result = run_gate(
             file,
             baseline,
-            threshold=threshold,
-            fail_on=fail_on or [],
             budget_s=budget,
             trust=trust,
             workspace=workspace,
-            **only_set(device=device, effort=effort),
+            **given,
         )
         observer.stop()
     if summary is not None:

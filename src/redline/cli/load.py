@@ -28,35 +28,39 @@ SERVED: Options = {
 }
 """Which model is served: always for inference."""
 
-
-@takes(SERVED | ISOLATED)
-def load(
-    *,
-    model: Model,
-    rate: Annotated[
+REQUESTS: Options = {
+    "rate": Annotated[
         str | None, opt(group=HOW, metavar="RATES", help="Requests per second: 200, 50,100,200 or 50..2000 (doubling).")
-    ] = None,
-    arrivals: Annotated[
+    ],
+    "arrivals": Annotated[
         Path | None,
         opt(group=HOW, help="Replay recorded arrivals: one time in seconds per line. With --rate, at those rates."),
-    ] = None,
-    recipe: Recipes = None,
-    max_batch: Annotated[int, opt(group=HOW, help="Most requests in one batch.")] = 32,
-    max_wait: Annotated[
-        str, opt(group=HOW, help="The longest a request waits on an idle device for its batch to fill.")
-    ] = "5ms",
-    slo_p99: Annotated[
+    ],
+    "slo_p99": Annotated[
         str | None,
         opt(
             "--slo-p99",
             group=HOW,
             help="Find the highest rate whose p99 latency stays within this limit, such as 50ms.",
         ),
-    ] = None,
-    seconds: Annotated[
+    ],
+    "seconds": Annotated[
         float | None,
         opt(group=HOW, help="Seconds of requests per rate. Default: 2, 5 or 20 by effort, longer at low rates."),
-    ] = None,
+    ],
+}
+"""Which requests arrive, and what is asked of their latency."""
+
+
+@takes(REQUESTS | SERVED | ISOLATED)
+def load(
+    *,
+    model: Model,
+    recipe: Recipes = None,
+    max_batch: Annotated[int, opt(group=HOW, help="Most requests in one batch.")] = 32,
+    max_wait: Annotated[
+        str, opt(group=HOW, help="The longest a request waits on an idle device for its batch to fill.")
+    ] = "5ms",
     given: Given,
     effort: Annotated[
         str, opt(group=HOW, metavar="[quick|normal|strict]", help="How long each rate takes.")
@@ -89,9 +93,7 @@ def load(
         check_picture(plot)
     if report is not None:
         check_folder(report)
-    asked = given | only_set(
-        rate=rate, arrivals=arrivals, recipes=recipe, slo_p99=slo_p99, seconds=seconds, effort=effort
-    )
+    asked = given | only_set(recipes=recipe, effort=effort)
     with LiveLoad() as observer, Workspace(observer=observer) as workspace:
         result = load_models(model, max_batch=max_batch, max_wait=max_wait, **asked, workspace=workspace)
         observer.stop()
