@@ -236,6 +236,7 @@ def by_export(batch):
 def test_a_function_in_the_place_of_a_module_keeps_its_modules_in_sight(user_file: Write, name: str) -> None:
     workload = from_file(user_file(f"import functools\n{FUNCTIONS}"), name, batch=4)
     assert sum(weight.numel() for weight in workload.model.parameters()) == 8
+    assert not any(module.training for module in workload.model.modules())
     assert run(workload).shape == (4, 2)
     twin = copy.deepcopy(workload.model)
     with torch.no_grad():

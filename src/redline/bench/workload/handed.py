@@ -231,6 +231,8 @@ def _settle_mode(model: nn.Module, task: str) -> None:
             raise BenchError("unsupported", f"{type(model).__name__} cannot be trained: {one_line(error)}") from error
         for name in ("train", "eval"):
             setattr(model, name, MethodType(_stay, model))
+        for module in model.modules():
+            module.training = False  # it has no other mode, and a compiler looks at this flag
 
 
 def _stay(model: nn.Module, mode: bool = True) -> nn.Module:
