@@ -119,6 +119,7 @@ Code = Literal[
     "unused-number",
     "unchanged",
     "not-learned",
+    "no-checkpoint",
     "last-batch",
     "no-trace",
     "kernels-not-counted",

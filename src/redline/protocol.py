@@ -84,6 +84,8 @@ class TrainEpoch(Frozen, tag=True):
 
     number: int
     """From 1."""
+    loader_timeout_s: float = 0.0
+    """The loader may keep the training waiting for so long."""
 
 
 class Feed(Frozen, tag=True):
@@ -155,6 +157,8 @@ class EpochReply(Frozen, tag=True):
     epoch: Epoch
     block: Block
     """Its steps."""
+    lost_checkpoint: str = ""
+    """Why the state after it could not be kept; empty where it was, or nobody asked for it."""
 
 
 class FedReply(Frozen, tag=True):

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from trained import spec_of
 
-from redline.analyze.train import training_of
+from redline.analyze.train import loader_finding, training_of
 from redline.record import RunRecord
-from redline.training import Epoch
+from redline.report.train import loader_sentence
+from redline.training import Epoch, Fed
 
 
 def notes(**last: Any) -> dict[str, str]:
@@ -68,3 +69,23 @@ def test_chance_is_a_matter_of_how_many_were_judged(accuracy: float, judged: int
 
 def test_a_set_of_one_class_proves_nothing() -> None:
     assert notes(val_accuracy=1.0, val_most_frequent=1.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("loader_per_s", "wait_s", "verdict"),
+    [
+        (90_000, 0.4, "not data-bound"),  # loading takes a hundredth of the time: the hand-over does
+        (2_000, 0.4, "data-bound"),
+        (2_000, 0.05, "not data-bound"),
+    ],
+)
+def test_waiting_that_loading_cannot_explain_is_not_for_data(loader_per_s: int, wait_s: float, verdict: str) -> None:
+    feeds = (
+        Fed(part="model", samples=1600, seconds=1.0),
+        Fed(part="loader", samples=loader_per_s, seconds=1.0),
+        Fed(part="together", samples=1000, seconds=1.0, wait_s=wait_s),
+    )
+    found = loader_finding(RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds))
+    assert found is not None
+    assert found.verdict == verdict
+    assert ("share the processor" in loader_sentence(found)) is (verdict == "not data-bound" and wait_s > 0.1)

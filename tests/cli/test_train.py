@@ -77,6 +77,12 @@ class TestTrain:
         again = document(redline("train", "resnet50", "--epochs", "3", "--resume", "--json"))
         assert again["record_id"] == told["record_id"]  # done already
 
+    def test_a_resume_with_other_settings_says_which(self, redline: Callable[..., Result]) -> None:
+        redline("train", "resnet18", "--epochs", "2")
+        told = redline("train", "resnet18", "--epochs", "3", "--seed", "4", "--resume")
+        assert told.exit_code == 2
+        assert "has seed 0 and not 4, epochs 2 and not 3" in " ".join(told.stderr.split())
+
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [

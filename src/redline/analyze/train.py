@@ -69,6 +69,8 @@ class LoaderFinding(Frozen):
     ends_it: bool
     """Whether the training is no longer data-bound with this many."""
     workers: int
+    loading_share: float
+    """The most that loading can take of the time together: what it takes alone, with nothing beside it."""
     without_prefetch_per_s: float | None
     trials: tuple[LoaderTrial, ...] = ()
 
@@ -186,6 +188,24 @@ def latest_feed(record: RunRecord, part: FedPart, workers: int | None = None, pr
     return fitting[-1] if fitting else None
 
 
+def loading_share(loader: Fed, together: Fed) -> float:
+    return min(1.0, together.per_s / loader.per_s) if loader.per_s > 0 else 1.0
+
+
+def is_data_bound(record: RunRecord) -> bool:
+    """Whether the training waits for its loader, with the workers that were asked for.
+
+    On a CPU, loader and model share the processor: waiting that loading is too quick to explain is the hand-over between
+    threads, which no number of workers ends.
+    """
+    assert record.spec.train is not None
+    own = record.spec.train.data.workers
+    loader, together = latest_feed(record, "loader", own), latest_feed(record, "together", own)
+    if loader is None or together is None or together.wait_share <= DATA_BOUND_SHARE:
+        return False
+    return device_of(record) != "cpu" or loading_share(loader, together) > DATA_BOUND_SHARE
+
+
 def loader_finding(record: RunRecord) -> LoaderFinding | None:
     """None where it was not asked for, or the worker broke on the way."""
     assert record.spec.train is not None
@@ -204,7 +224,8 @@ def loader_finding(record: RunRecord) -> LoaderFinding | None:
         model_per_s=model.per_s,
         together_per_s=together.per_s,
         data_wait_share=together.wait_share,
-        verdict="data-bound" if together.wait_share > DATA_BOUND_SHARE else "not data-bound",
+        loading_share=loading_share(loader, together),
+        verdict="data-bound" if is_data_bound(record) else "not data-bound",
         best_workers=(enough[0] if enough else fastest) if can_choose else None,
         ends_it=bool(enough),
         workers=own,

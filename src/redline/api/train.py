@@ -3,7 +3,7 @@ wait for its data, and how many loader workers would fix it?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -25,6 +25,8 @@ from redline.spec import DataSpec, RunSpec, TrainSpec
 from redline.units import parse_price
 
 DEFAULT_DATA = "synthetic-learnable"
+NAMED = 3
+"""Settings that are named where a training is not the one to resume."""
 LOOKED_BACK = 50
 """Records among which a training that was cut off is looked for."""
 
@@ -167,7 +169,9 @@ def train_specs(
     specs = workspace.checked(specs)
     known = [_to_resume(spec, workspace) for spec in specs] if resume else [None] * len(specs)
     if resume and not any(known):
-        raise UsageError("no training of this command was begun before: leave out --resume")
+        raise UsageError(
+            f"no training of this command was begun before{_nearest(specs[0], workspace)}: leave out --resume"
+        )
     records = []
     for spec, before in zip(specs, known, strict=True):
         if before is not None and before.stopped in ("target", "ceiling"):
@@ -205,6 +209,29 @@ def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
             raise UsageError(f"training {row.id[:13]} is still running: wait for it, or stop it first")
         return record
     return None
+
+
+def _nearest(spec: RunSpec, workspace: Workspace) -> str:
+    """In what the newest training of the same model differs, as the end of a sentence; empty where there is none."""
+    for row in workspace.history.rows(model=spec.workload.model, task="train", limit=LOOKED_BACK):
+        other = workspace.history.load(row.id).spec
+        if other.train is None:
+            continue
+        asked, had = (dict(_flat(msgspec.to_builtins(each))) for each in (spec, other))
+        changed = [name for name in asked | had if asked.get(name) != had.get(name)]
+        told = ", ".join(f"{name} {had.get(name)} and not {asked.get(name)}" for name in changed[:NAMED])
+        more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+        return f" (the newest of this model has {told}{more})" if told else ""
+    return ""
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a spec by their own names, without the tables they stand in."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _flat(part, key)
+    else:
+        yield name, value
 
 
 class LoaderSettings(DataSettings, ModelSettings, total=False):

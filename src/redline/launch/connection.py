@@ -332,7 +332,9 @@ def timeout_of(request: Request, launch: LaunchSpec) -> float:
         return launch.measure_timeout_s + request.seconds
     if isinstance(request, Serve):
         return launch.measure_timeout_s + request.deadline_s
-    if isinstance(request, Squeeze | TrainEpoch | AllReduce):
+    if isinstance(request, TrainEpoch):
+        return launch.measure_timeout_s + request.loader_timeout_s
+    if isinstance(request, Squeeze | AllReduce):
         return launch.measure_timeout_s
     if isinstance(request, Ask):
         return ASK_TIMEOUT_S

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.train import LoaderFinding, TrainingSummary
+from redline.analyze.train import DATA_BOUND_SHARE, LoaderFinding, TrainingSummary
 from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.training import Epoch
@@ -151,6 +151,9 @@ def loader_sentence(found: LoaderFinding) -> str:
     told = f"{found.verdict}: {share} of the time passes in waiting for batches with {found.workers} loader workers"
     if found.without_prefetch_per_s and found.together_per_s:
         told += f"; prefetching brings {found.together_per_s / found.without_prefetch_per_s:.2f}×"
+    if found.verdict == "not data-bound" and found.data_wait_share > DATA_BOUND_SHARE:
+        most = format_share(found.loading_share)
+        return f"{told}; loading takes {most} at most, so it is the hand-over: loader and model share the processor"
     if found.verdict == "not data-bound" or found.best_workers is None:
         return told
     if found.ends_it:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from redline.analyze.train import DATA_BOUND_SHARE, latest_feed
+from redline.analyze.train import DATA_BOUND_SHARE, is_data_bound, latest_feed
 from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.note import note
@@ -93,12 +94,15 @@ class _Run:
         number = self._prepare(session)
         if number is None:
             return None
+        assert self.record.spec.train is not None
+        patience_s = self.record.spec.train.data.loader_timeout_s
         self._stopped = "target" if not after.epochs else self._stop_reason()
         while self._stopped is None:
             number += 1
-            reply = self._ask(session, TrainEpoch(number=number))
+            reply = self._ask(session, TrainEpoch(number=number, loader_timeout_s=patience_s))
             if not isinstance(reply, EpochReply):
                 return self._fail(reply)
+            self._note_checkpoint(reply)
             self._keep(reply.epoch, reply.block)
             self._stopped = self._stop_reason()
         if after.feeds and not self._feed(session):
@@ -119,7 +123,8 @@ class _Run:
         self.record = msgspec.structs.replace(self.record, closed=closed, stopped=stopped)
         self._journal.finish(self.record)
         if self._checkpoint is not None and stopped in ("target", "ceiling"):
-            self._checkpoint.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where it could not be written, it cannot be removed either
+                self._checkpoint.unlink(missing_ok=True)
         self._observer.closed(self.record)
 
     def _prepare(self, session: Session) -> int | None:
@@ -147,6 +152,13 @@ class _Run:
             self._journal.begin(record)
         self.record = record
         self._observer.epoch(record, epoch)
+
+    def _note_checkpoint(self, reply: EpochReply) -> None:
+        """Say once that a resume would not find the state after this epoch."""
+        if reply.lost_checkpoint and all(each.code != "no-checkpoint" for each in self.record.notes):
+            told = f"the state after epoch {reply.epoch.number} could not be kept ({reply.lost_checkpoint})"
+            lost = note("no-checkpoint", f"{told}: --resume would begin before it")
+            self.record = msgspec.structs.replace(self.record, notes=(*self.record.notes, lost))
 
     def _stop_reason(self) -> StopReason | None:
         settings, epochs = self.record.spec.train, self.record.epochs
@@ -178,7 +190,7 @@ class _Run:
         own = self.record.spec.train.data.workers
         first = latest_feed(self.record, "together", own)
         assert first is not None
-        if first.wait_share <= DATA_BOUND_SHARE:
+        if not is_data_bound(self.record):
             return True
         # One worker is no more than the thread that loads where there is none, so the first step is to two.
         too_few, rate, workers = own, first.per_s, max(2, 2 * own)

@@ -167,6 +167,11 @@ class TestRepeatable:
             assert list(run.restored) == begun
             assert losses([*begun, *run.all()]) == losses(whole)
 
+    def test_a_checkpoint_that_cannot_be_written_ends_no_training(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with training(spec_of(data={"train_samples": 32}), tmp_path / "file" / "one.pt") as run:
+            assert "FileExistsError" in run.epoch(1).lost_checkpoint
+
     def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(self, tmp_path: Path) -> None:
         with training(spec_of(data={"train_samples": 32}), tmp_path / "kept.pt") as run:
             run.epoch(1)

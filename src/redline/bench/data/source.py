@@ -114,6 +114,8 @@ class LoaderData:
     classes: int | None = None
     has_workers: bool = False
     """Batches are made in other processes: asking for one from a thread draws nothing from the global random state."""
+    queued: int = 0
+    """Batches that the training loader's workers keep ready."""
     notes: tuple[Note, ...] = field(default=())
 
     @cached_property

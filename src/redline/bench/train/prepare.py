@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -131,6 +132,7 @@ def supply_of(
             first=arrive(data.first),
             batch=spec.workload.batch,
             threaded=data.has_workers,
+            queued=data.queued,
         )
         return supply, changes
     return _image_supply(spec, data, size or data.size, device, form), changes
@@ -368,20 +370,27 @@ class Checkpoint:
         what = msgspec.json.encode([spec.workload, spec.train, str(spec.recipe), spec.seed], order="deterministic")
         self._identity = hashlib.sha256(what + workload.model_hash.encode() + workload.input_hash.encode()).hexdigest()
 
-    def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> None:
+    def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> str:
+        """Why it could not be kept, such as a full disk: that is no reason to end a training. Empty where it is kept."""
         state = {
             "identity": self._identity,
             "epochs": [msgspec.to_builtins(epoch) for epoch in epochs],
             "model": model.state_dict(),
             "step": step.state(),
         }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self._path)
+        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            return one_line(error)
+        return ""
 
     def restore(self, model: torch.nn.Module, step: TrainingStep) -> list[Epoch]:
         """The epochs that are done; none where there is no checkpoint yet."""

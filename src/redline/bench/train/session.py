@@ -41,6 +41,9 @@ from redline.protocol import EpochReply, FedReply, Feed
 from redline.spec import RunSpec
 from redline.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
 
+FEW_BATCHES, LONGEST_FACTOR = 20, 3
+"""A loader is watched for this many batches, or for so many times the seconds asked for."""
+
 
 class TrainingSession:
     """For a spec that fits the data, a workload that was built for it, and the recipe once it is applied."""
@@ -94,10 +97,11 @@ class TrainingSession:
     def epoch(self, number: int) -> EpochReply:
         epoch, block = self._training.epoch(number)
         self.epochs.append(epoch)
+        lost = ""
         if self._checkpoint is not None:
             # Before it is told: what the history has, the checkpoint has too.
-            self._checkpoint.save(self._workload.model, self.step, self.epochs)
-        return EpochReply(epoch=epoch, block=block)
+            lost = self._checkpoint.save(self._workload.model, self.step, self.epochs)
+        return EpochReply(epoch=epoch, block=block, lost_checkpoint=lost)
 
     def feed(self, request: Feed) -> FedReply:
         fed = feed_for(self._stepper, request.part, request.seconds, request.workers, request.prefetch)
@@ -129,7 +133,8 @@ def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, pref
             samples, took = _model_alone(stepper, seconds)
             return Fed(part=part, samples=samples, seconds=took, workers=workers, prefetch=prefetch)
         batches = stepper.supply.train(workers)
-        ready = 1 + workers * stepper.data.prefetch_factor  # those that lie ready before anybody looks
+        # Those that lie ready before anybody looks.
+        ready = 1 + workers * stepper.data.prefetch_factor + stepper.supply.queued
         try:
             if part == "loader":
                 samples, took = _loader_alone(stepper, _endless(batches), seconds, ready)
@@ -149,7 +154,9 @@ def _loader_alone(stepper: Stepper, batches: Iterator[Any], seconds: float, read
     for _ in range(ready):
         next(batches)
     samples, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds or not samples:
+    for number in count():
+        if _is_enough(number, time.perf_counter() - started, seconds):
+            break
         samples += count_of(next(batches))
     stepper.device.synchronize()
     return samples, time.perf_counter() - started
@@ -179,7 +186,7 @@ def _together(
                 device.synchronize()
                 timeline.begin()
                 started = time.perf_counter()
-            elif number > ready and time.perf_counter() - started >= seconds:
+            elif number > ready and _is_enough(number - ready, time.perf_counter() - started, seconds):
                 break
             batch = feed.next()
             assert batch is not None
@@ -191,6 +198,11 @@ def _together(
         device.synchronize()
         took = time.perf_counter() - started
     return samples, took, sums(timeline.seconds()).get(DATA_PHASE, 0.0)
+
+
+def _is_enough(batches: int, passed_s: float, seconds: float) -> bool:
+    """Long enough to have seen a batch that is slow now and then, unless that takes too long."""
+    return batches > 0 and passed_s >= (seconds if batches >= FEW_BATCHES else LONGEST_FACTOR * seconds)
 
 
 def _endless(batches: Batches) -> Iterator[Any]:

@@ -40,6 +40,8 @@ class Supply:
     batch: int
     threaded: bool
     """Whether a thread may ask for batches."""
+    queued: int = 0
+    """Batches that workers of the user's own loader keep ready."""
 
 
 class Timeline:
