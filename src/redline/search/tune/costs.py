@@ -71,6 +71,7 @@ class Costs:
         # A search asks for hundreds of recipes after every trial; none of these answers changes once this is made.
         self._kinds: dict[Switches, Kind] = {}
         self._warm: dict[Switches, float] = {}
+        self._plain: dict[Switches, float] = {}
         for switches, taken_s in tuner.given_up.items():
             kind = self._kind(switches)
             self._not_within_s[kind] = max(taken_s, self._not_within_s.get(kind, 0.0))
@@ -212,8 +213,10 @@ class Costs:
 
     def _plain_s(self, switches: Switches) -> float:
         """With nothing to compile."""
-        plain = self._known_by_kind.get(frozenset())
-        return self._middle(switches, plain) if plain else FIRST_TRIAL_S
+        if switches not in self._plain:
+            plain = self._known_by_kind.get(frozenset())
+            self._plain[switches] = self._middle(switches, plain) if plain else FIRST_TRIAL_S
+        return self._plain[switches]
 
     def _alike(self, switches: Switches) -> list[Switches]:
         return self._known_by_kind.get(self._kind(switches), [])

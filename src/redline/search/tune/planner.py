@@ -130,18 +130,19 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
     needs the rest.
     """
     costs, others = Costs(tuner), len(trials.flights) - 1
-    if tuner.tried() == {BASELINE} and not any(map(costs.compiles, trials.in_flight)):
-        return 0.0  # there is nothing to race instead
+    # With nothing else to race, a ratio without an interval is better than none.
+    is_only_hope = tuner.tried() == {BASELINE}
     seen = tuner.seen()
     is_first, expected, fastest = not any(map(costs.compiles, seen)), beliefs.expected(seen), tuner.fastest_log_s()
     last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
-    race_s = max(RACE_MARGIN * leaders_last_race_s(tuner, costs), min(last_s, default=0.0))
+    race_s = max(RACE_MARGIN * leaders_last_race_s(tuner, costs), min(last_s, default=0.0)) if not is_only_hope else 0.0
 
     def patience_s(flight: Flight) -> float:
         """Seconds for which it is waited: while it is likely to be ready in time, and within what may be spent on failures."""
         if not costs.compiles(flight.switches):
             return math.inf
-        within_s = tuner.left_s - max(race_s, last_race_s(tuner, costs, flight.switches))
+        own_s = last_race_s(tuner, costs, flight.switches) if not is_only_hope else 0.0
+        within_s = tuner.left_s - max(race_s, own_s)
         taken_s = flight.taken_s(tuner.clock())
         beside = max(others, flight.others(tuner.clock()))
         row = beliefs.index.get(flight.switches) if is_first else None

@@ -111,10 +111,10 @@ def at_once_s(
     missing = [
         replicates - tuner.twins_of(each) if opened is None else replicates * (each in opened) for each in racers
     ]
-    still = [costs.replicate_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
     preparing = sum(max(count, 0) for count in missing)
     if preparing > tuner.jobs or not tuner.has_memory_for(workers):
         return math.inf
+    still = [costs.replicate_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
     return max(still, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
 
 
