@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_a_prepared_recipe_says_what_its_switches_do(bench: BenchSession) -> Non
     assert set(found.switches) == {"channels-last", "compile:backend=eager"}
     assert found.capabilities == Capabilities(compiles=True, dissolves_modules=True)
     assert found.cold_start.compile_s is not None
+
+
+def test_compiling_that_compiled_nothing_is_no_compiled_model(
+    bench: BenchSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.compile", lambda model, **settings: model)
+    monkeypatch.setattr("torch._dynamo.utils.counters", defaultdict(Counter))
+    reply = bench.handle(Prepare(spec=spec_of("channels-last+compile:backend=eager")))
+    assert isinstance(reply, FailureReply), reply
+    assert reply.failure.message == "compile:backend=eager: torch.compile compiled nothing of this model"
+    assert (reply.failure.kind, reply.failure.switches) == ("unsupported", ("compile:backend=eager",))
 
 
 def test_a_first_call_that_breaks_is_put_down_to_the_switch_that_changed_the_program(

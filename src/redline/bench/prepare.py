@@ -290,6 +290,8 @@ class Workbench:
                     torch.manual_seed(spec.seed)  # what it returns is compared with what it returned at other commits
                 result = step()
                 refuse_what_has_not_run(result, type(setup.workload.model).__name__)
+                for check in setup.after_first_call:
+                    check()
             if setup.task == "step" and spec.measure.check_numerics:
                 self._returned = answer_of(result)
 

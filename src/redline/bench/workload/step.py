@@ -60,6 +60,8 @@ class Setup:
     switches: dict[str, Capabilities] = field(default_factory=dict)
     """What each switch of the recipe does to the program."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
+    after_first_call: list[Callable[[], None]] = field(default_factory=list)
+    """What switches look at once a step has run: each raises where it did not do what its name says."""
     ddp_options: dict[str, Any] = field(default_factory=dict)
     """Of DistributedDataParallel, where several ranks train."""
     distributed: torch.nn.parallel.DistributedDataParallel | None = None

@@ -22,8 +22,8 @@ MOST_SEQUENCES = 4
 """For kernels that read a weight for a few rows; with more of them products on tensor cores are as fast."""
 SMALLEST_SHARE = 0.3
 """Of the weights, in linear layers: below it, kernels for them leave most of what a token reads as it was."""
-KERNELS_PREPARE_S = 25.0
-"""For trying how many rows of each weight a program should read."""
+KERNELS_PREPARE_S = 10.0
+"""For trying how many rows of each weight a program should read; a compiler beside it has less to do (39 s together were seen)."""
 _AS_A_WHOLE = "this model generates as a whole: give it forward(tokens, cache) for more"
 
 
