@@ -149,7 +149,19 @@ DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "pr
             "decode-slow-kernels",
             "-r bf16+static-cache+graphs+compile:coordinate-descent",
         ),
-        ({"tpot_s": 0.010}, "bf16+static-cache+compile:pdl+graphs", "decode-slow-kernels", "a larger batch"),
+        (
+            {"tpot_s": 0.010},
+            "bf16+static-cache+sdpa:math+compile:pdl+graphs",
+            "decode-slow-kernels",
+            "-r bf16+static-cache+compile:pdl+graphs+decode-kernels",
+        ),
+        (
+            {"tpot_s": 0.010},
+            "bf16+static-cache+decode-kernels+compile:pdl+graphs",
+            "decode-slow-kernels",
+            "a larger batch",
+        ),
+        ({"tpot_s": 0.010}, "int8+static-cache+compile:pdl+graphs", "decode-slow-kernels", "a larger batch"),
         ({"ttft_s": 1.0, "tpot_s": 0.00125}, "bf16", "prefill-bound", "a shorter prompt"),
     ],
 )

@@ -243,6 +243,11 @@ def _without_python(profile: Profile) -> Advice:
     return try_recipe(with_switch(profile, "graphs"), "a graph takes Python out of the decode step")
 
 
+FEW_SEQUENCES = 4
+"""What the switch decode-kernels is for."""
+_OTHER_PRODUCTS = ("int4", "int8", "fp8", "cache-dtype", "amp", "amp-bf16")
+
+
 def _faster_kernels(profile: Profile) -> Advice:
     if not does(profile).compiles:
         return try_recipe(with_switch(profile, "compile"), "fewer kernels, each of which reads its operands once")
@@ -254,6 +259,12 @@ def _faster_kernels(profile: Profile) -> Advice:
     if "coordinate-descent" in arguments and hardware.maker == "nvidia" and (hardware.capability or (0, 0)) >= (9, 0):
         why = "the same kernels, each of which begins while the one before ends"
         return try_recipe(with_switch(profile, "compile:pdl"), why)
+    batch = profile.capture.batch if profile.capture is not None else None
+    taken = {switch.name for switch in recipe_of(profile)} & {"decode-kernels", *_OTHER_PRODUCTS}
+    if profile.has_device and batch is not None and batch <= FEW_SEQUENCES and not taken:
+        why = "kernels for products of a few rows, which fetch the next weights before they end"
+        backends = [str(switch) for switch in recipe_of(profile) if switch.name == "sdpa"]
+        return try_recipe(with_switch(profile, "decode-kernels", without=backends), why)
     return Advice("a larger batch: it takes the same kernels for more sequences")
 
 
