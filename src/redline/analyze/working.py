@@ -262,7 +262,7 @@ def _faster_kernels(profile: Profile) -> Advice:
     batch = profile.capture.batch if profile.capture is not None else None
     taken = {switch.name for switch in recipe_of(profile)} & {"decode-kernels", *_OTHER_PRODUCTS}
     if profile.has_device and batch is not None and batch <= FEW_SEQUENCES and not taken:
-        why = "kernels for products of a few rows, which fetch the next weights before they end"
+        why = "kernels for products of a few rows, which begin to read before the kernel in front has ended"
         backends = [str(switch) for switch in recipe_of(profile) if switch.name == "sdpa"]
         return try_recipe(with_switch(profile, "decode-kernels", without=backends), why)
     return Advice("a larger batch: it takes the same kernels for more sequences")

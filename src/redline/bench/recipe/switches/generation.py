@@ -150,7 +150,7 @@ class DecodeKernels(_ForDecoders):
     name = "decode-kernels"
     summary = (
         "Triton kernels for a decode step of up to 4 sequences: linear layers that read the same tensor as one product, "
-        "which fetches the next weights before it ends, and attention of one query"
+        "which begins to read before the kernel in front has ended, and attention of one query"
     )
     stage = ATTENTION
     family = "attention"
@@ -162,7 +162,7 @@ class DecodeKernels(_ForDecoders):
     def accept_options(self, options: dict[str, OptionValue]) -> None:
         ahead = options.get("ahead_mib", 0)
         if set(options) - {"ahead_mib"} or not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0:
-            raise SpecError("switch decode-kernels takes what is fetched ahead at most: decode-kernels:ahead_mib=16")
+            raise SpecError("switch decode-kernels takes what is fetched ahead at most: decode-kernels:ahead_mib=8")
 
     def prepare_s(self, task: Task) -> float | None:
         return KERNELS_PREPARE_S
