@@ -212,6 +212,14 @@ def test_an_exported_document_can_be_imported(kept: list[RunRecord], tmp_path: P
         assert history.load(kept[3].id) == kept[3]
 
 
+def test_another_history_can_be_imported(kept: list[RunRecord], own_history: Path, monkeypatch: Any) -> None:
+    invoke("tag", kept[3].id, "v1")
+    monkeypatch.setenv("REDLINE_STORE", str(own_history.with_name("other.sqlite")))
+    assert document(invoke("import", own_history, "--json"))["added"] == 20
+    with History.open(only_to_read=True) as history:
+        assert (history.load(kept[3].id), history.tagged("v1")) == (kept[3], [kept[3].id])
+
+
 def test_what_is_deleted_is_gone_with_its_trace(kept: list[RunRecord], own_history: Path) -> None:
     trace = own_history.parent / "traces" / "t.json.gz"
     trace.parent.mkdir()

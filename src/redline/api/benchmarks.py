@@ -19,6 +19,7 @@ from redline.record import RunRecord
 from redline.spec import Frozen, Recipe, RunSpec, require_choice
 from redline.spec_table import TableError, layered, read_toml, specs_from_table
 from redline.store import History
+from redline.store.archive import is_history
 from redline.store.codec import read_exported
 
 LOOK_BACK = 200
@@ -198,9 +199,7 @@ def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: Ex
 
 def read_records(path: Path) -> list[RunRecord]:
     """Of an exported document or another history."""
-    with path.open("rb") as file:
-        is_history = file.read(16) == b"SQLite format 3\0"
-    if not is_history:
+    if not is_history(path):
         return read_exported(path)
     with History.open(path, only_to_read=True) as history:
         return history.find(status="done")

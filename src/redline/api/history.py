@@ -4,6 +4,7 @@ deleting."""
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -25,7 +26,7 @@ from redline.report.history import Listed, SeriesTrend, TrendChange, TrendPoint,
 from redline.report.notebook import Shown
 from redline.spec import MOST_ITEMS, MOST_ROWS, Frozen, Task, require_choice, require_range
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
-from redline.store.archive import Imported, is_archive
+from redline.store.archive import Imported, is_archive, is_history
 from redline.store.codec import read_exported
 
 SERIES = 20
@@ -253,11 +254,16 @@ def export_archive(out: IO[bytes], ids: Sequence[str] = (), *, workspace: Worksp
 
 
 def import_records(path: str | Path, *, workspace: Workspace | None = None) -> Imported:
-    """Add the records of a back-up or of an exported document that are not there yet."""
+    """Add the records of a back-up, of another history or of an exported document that are not there yet."""
     path = Path(path)
     with use(workspace) as opened:
         if is_archive(path):
             return opened.history.import_archive(path)
+        if is_history(path):
+            with History.open(path, only_to_read=True) as other, tempfile.NamedTemporaryFile() as file:
+                other.export_archive(file)
+                file.flush()
+                return opened.history.import_archive(Path(file.name))
         found = read_exported(path)
         known = opened.history.load_many((record.id for record in found), blocks=False)
         new = [record for record in found if record.id not in known]
@@ -281,7 +287,7 @@ def delete(ids: Sequence[str], *, dry_run: bool = False, workspace: Workspace | 
     if not ids:
         raise UsageError("name the records to delete")
     with use(workspace) as opened:
-        return _deleted([opened.history.id_of(each) for each in ids], dry_run, opened)
+        return _deleted(list(dict.fromkeys(opened.history.id_of(each) for each in ids)), dry_run, opened)
 
 
 def prune(

@@ -118,7 +118,10 @@ def tag(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="A back-up ('export --format archive') or a file of 'export --raw'.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A back-up ('export --format archive'), another history, or a file of 'export --raw'."),
+    ],
     json: Json = False,
 ) -> int:
     """Add the records of a file to the history. Records that are already there are not changed.

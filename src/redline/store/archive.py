@@ -39,9 +39,18 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_archive(path: Path) -> bool:
+    return _begins_with(path, MAGIC)
+
+
+def is_history(path: Path) -> bool:
+    """Whether it is a SQLite file, as a history is."""
+    return _begins_with(path, b"SQLite format 3\0")
+
+
+def _begins_with(path: Path, magic: bytes) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return file.read(len(magic)) == magic
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
