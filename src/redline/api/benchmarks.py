@@ -27,10 +27,10 @@ LOOK_BACK = 200
 THRESHOLDS = ("threshold", "memory_threshold", "compile_threshold")
 OWN_SETTINGS = ("name", *THRESHOLDS, "fail_on", "baseline_recipe", "baseline_model")
 LONGEST_NAME = 200
-REJECTED = "slower or worse than its baseline"
-"""A note on records that did not pass: they are no baseline, or the second run of the same code would pass."""
-ACCEPTED = "accepted as the new baseline"
-"""A note on the first record of a run: nothing older is a baseline any more."""
+REJECTED = "rejected"
+"""A mark on records that did not pass: they are no baseline, or the second run of the same code would pass."""
+ACCEPTED = "accepted"
+"""A mark on the first record of a run: nothing older is a baseline any more."""
 
 
 class GateBenchmark(Frozen):
@@ -162,14 +162,14 @@ class Baseline:
             return list(self.records)
         with workspace.reading() as history:
             ids = set(history.tagged(self.tag)) if self.tag else None
-            notes = {(mark.record_id, mark.words) for mark in history.marks() if mark.kind == "note"}
+            decided = {(mark.record_id, mark.words) for mark in history.marks() if mark.kind == "gate"}
             found = history.find(model=spec.workload.model, task=spec.workload.task, status="done", limit=LOOK_BACK * 5)
         if ids is not None:
             return [record for record in found if record.id in ids]
         if self.checkout is not None:
             return [record for record in found if _measured_at(record, self.checkout.commit)]
-        since = max((record.created_at for record in found if (record.id, ACCEPTED) in notes), default=0.0)
-        return [record for record in found if record.created_at >= since and (record.id, REJECTED) not in notes]
+        since = max((record.created_at for record in found if (record.id, ACCEPTED) in decided), default=0.0)
+        return [record for record in found if record.created_at >= since and (record.id, REJECTED) not in decided]
 
 
 def _measured_at(record: RunRecord, commit: str) -> bool:

@@ -180,7 +180,7 @@ def _remembered(row: GateRow, source: Baseline, workspace: Workspace, *, accept:
     """The row, noted in the history where that is the baseline: what did not pass must not become one by being measured."""
     if source.history and workspace.keeps:
         for record_id in row.record_ids[: 1 if accept else None] if accept or row.failed else ():
-            workspace.history.mark(record_id, "note", ACCEPTED if accept else REJECTED, at=time.time())
+            workspace.history.mark(record_id, "gate", ACCEPTED if accept else REJECTED, at=time.time())
     return row
 
 

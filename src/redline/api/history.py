@@ -163,7 +163,8 @@ def _check_model(filters: HistoryFilters, kept: History) -> None:
 def _trend(seen: SeriesSeen, points: Sequence[Point], marks: Sequence[Mark], versions: str) -> SeriesTrend:
     words: dict[tuple[str, str], list[str]] = {}
     for mark in marks:
-        words.setdefault((mark.record_id, mark.kind), []).append(mark.words)
+        kind, said = ("note", f"{mark.words} by the gate") if mark.kind == "gate" else (mark.kind, mark.words)
+        words.setdefault((mark.record_id, kind), []).append(said)
     found = trend_of([point.step_s for point in points], [point.created_at for point in points])
     return SeriesTrend(
         benchmark=", ".join(part for part in (str(seen.series.benchmark), versions) if part),

@@ -98,7 +98,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """The process is gone and did not end it."""
 
 
-MarkKind = Literal["tag", "note"]
+MarkKind = Literal["tag", "note", "gate"]
+"""`gate`: what a gate decided of a record, as one of its codes; the others are a person's words."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
