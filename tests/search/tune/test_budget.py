@@ -579,6 +579,17 @@ def test_where_no_race_fits_a_safe_recipe_is_timed_all_the_same() -> None:
     assert tuner.tune.seconds <= 60.0
 
 
+@pytest.mark.parametrize(("compile_s", "tried"), [(12.0, ["baseline", "compile:freeze"]), (40.0, ["baseline"])])
+def test_so_is_one_that_compiles_where_that_is_likely_to_end(compile_s: float, tried: list[str]) -> None:
+    busy = a_busy_cpu()
+    truth = replace(busy, choices=busy.choices[1:], build_s=10.0, cold_compile_s=compile_s)
+    facts = Facts(launches=20 if compile_s < 20 else 300)
+    tuner = tune_simulated(truth, 1, 60.0, facts=facts, before_s=6.0)
+    assert [trial.recipe for trial in tuner.tune.trials] == tried
+    assert not tuner.given_up
+    assert tuner.tune.seconds <= 60.0
+
+
 class TestShortSearches:
     @pytest.mark.parametrize("budget_s", [120.0, 150.0, 300.0])
     def test_two_minutes_are_enough_to_try_the_compiler(self, budget_s: float) -> None:

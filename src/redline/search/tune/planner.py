@@ -51,6 +51,8 @@ LIKELY = 0.25
 """The chance that a recipe will be ready in time for its race, down to which it is waited for."""
 LIKELY_TO_START = 0.4
 """The same for one that is begun though it is not expected to fit."""
+LIKELY_ALONE = 0.6
+"""The same for one that will only be timed, as nothing can be raced."""
 LIKELY_GAIN = 0.05
 """While nothing that compiles was timed, one that promises more than this is waited for with as much less of a chance."""
 WORTH_A_DELAY = 5.0
@@ -106,8 +108,11 @@ def _only_timed(tuner: Tuner, costs: Costs) -> Candidate | None:
     """Where there is no time for any race, a safe recipe to be timed beside the baseline: its ratio has no interval."""
     if tuner.tried() != {BASELINE} or safe_to_race(tuner) is not None:
         return None
-    quick = [Candidate(each, PROMISING, costs.expected_s(each), tuner.left_s) for each in _safe(tuner, costs, ())]
-    return next((each for each in quick if each.cost_s <= tuner.left_s and not costs.compiles(each.switches)), None)
+    for switches in _safe(tuner, costs, ()):
+        cost_s, chance = costs.expected_s(switches), costs.ready_chance(switches, 0, 0.0, tuner.left_s)
+        if cost_s <= tuner.left_s and (not costs.compiles(switches) or chance >= LIKELY_ALONE):
+            return Candidate(switches, PROMISING, cost_s, tuner.left_s)
+    return None
 
 
 def _unproven(tuner: Tuner) -> Callable[[Switches], Switches]:
