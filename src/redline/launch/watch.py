@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ import numpy as np
 
 import redline
 from redline.errors import UsageError
+from redline.watching import PHASES
 
 START = Path(redline.__file__).parent / "bench" / "watch" / "start"
 """Holds the `sitecustomize` that Python runs before the script."""
@@ -150,13 +153,21 @@ def end_like(exit_code: int) -> int:
     return 128 + number
 
 
+Rows = np.ndarray[Any, np.dtype[np.float64]]
+LIKE = 20
+"""Steps before the missing ones that say how those are split."""
+
+
 class ProcessLog:
     """What one watched process has written so far."""
 
     def __init__(self, stem: Path) -> None:
         self._stem = stem
         self._read: dict[str, int] = {".steps": 0, ".facts": 0}
-        self._chunks: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+        self._chunks: list[Rows] = []
+        self._ended: tuple[float, float] = (0.0, 0.0)
+        """How many steps have ended in all, the rows of the last few of them may be missing, and when the last one did."""
+        self._ended_at = 0
         self.columns: tuple[str, ...] = ()
         self.facts: dict[str, dict[str, Any]] = {}
         """The last of each kind."""
@@ -180,11 +191,11 @@ class ProcessLog:
                 self.windows.append(fact)
 
     @property
-    def rows(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def rows(self) -> Rows:
         if len(self._chunks) != 1:
             width = max(len(self.columns), 1)
             self._chunks = [np.concatenate(self._chunks) if self._chunks else np.empty((0, width))]
-        return self._chunks[0]
+        return with_missing_steps(self._chunks[0], self.columns, *self._ended)
 
     @property
     def process(self) -> dict[str, Any]:
@@ -196,8 +207,12 @@ class ProcessLog:
             head, newline, _ = self._new(".steps").partition(b"\n")
             if not newline:
                 return
-            self.columns = tuple(json.loads(head)["columns"])[:-1]
-            self._read[".steps"] += len(head) + 1
+            told = json.loads(head)
+            self.columns, self._ended_at = tuple(told["columns"])[:-1], int(told["ended_at"])
+            self._read[".steps"] = mmap.ALLOCATIONGRANULARITY
+        with Path(f"{self._stem}.steps").open("rb") as file:
+            file.seek(self._ended_at)
+            self._ended = struct.unpack("<2d", file.read(16))
         width = len(self.columns) + 1
         data = self._new(".steps")
         rows = np.frombuffer(data[: len(data) - len(data) % (8 * width)], dtype="<f8").reshape(-1, width)
@@ -215,6 +230,31 @@ class ProcessLog:
         with path.open("rb") as file:
             file.seek(self._read[suffix])
             return file.read()
+
+
+def with_missing_steps(rows: Rows, columns: Sequence[str], steps: float, ended_s: float) -> Rows:
+    """The rows, and one for each step that had ended when the process was killed and whose row it could not write.
+
+    Of those only their number and the last one's end are known: each takes as long as the others, split as in the steps before.
+    """
+    at = {name: number for number, name in enumerate(columns)}
+    known = rows[rows[:, at["kind"]] == 0][-LIKE:] if at else rows
+    missing = int(steps - known[-1, at["step"]] - 1) if len(known) else 0
+    if missing <= 0:
+        return rows
+    last = known[-1]
+    took_s = max(ended_s - last[at["ended"]], 0.0) / missing
+    phases = [at[name] for name in PHASES]
+    usual = known[:, phases].sum(axis=0)
+    added = np.tile(last, (missing, 1))
+    number = np.arange(1, missing + 1)
+    added[:, at["step"]] += number
+    added[:, at["ended"]] += number * took_s
+    added[:, phases] = usual / max(usual.sum(), 1e-12) * took_s
+    for name in ("paused", "before", *(f"aside_{phase}" for phase in PHASES)):
+        added[:, at[name]] = 0.0
+    whole: Rows = np.concatenate([rows, added])
+    return whole
 
 
 class SpoolReader:

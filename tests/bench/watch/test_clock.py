@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from redline.analyze.watch import rates_of
-from redline.bench.watch.clock import BACKWARD, COPY, DATA, EARLY_STEPS, FORWARD, OPTIMIZER, Clock
+from redline.bench.watch.clock import Clock
 from redline.bench.watch.spool import CHUNK, COLUMNS, PHASES, ROW, Spool
+from redline.bench.watch.stopwatch import BACKWARD, COPY, DATA, EARLY_STEPS, FORWARD, OPTIMIZER
 from redline.launch.watch import SpoolReader
 
 

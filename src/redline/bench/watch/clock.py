@@ -1,41 +1,18 @@
-"""The stopwatch of a watched process: exclusive time per phase, one row per optimizer step.
-
-On a GPU the same transitions are also marked on its stream in some of the steps;
-the times between those marks say what the device waited for or worked on.
-
-What runs in every step is written for few calls and few touched objects: between two steps of a real program the
-processor's caches hold none of this, and each call costs several times what a loop over it suggests.
-"""
+"""When a step ends: with its optimizer, with a recorded graph, or by the program's own count."""
 
 from __future__ import annotations
 
-import math
-import threading
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .marks import STEP, TAIL, DeviceMarks
-from .spool import COLUMNS, PHASES, Spool
+from .marks import TAIL
+from .spool import COLUMNS, PHASES
+from .stopwatch import BACKWARD, BY_BACKWARD, BY_HAND, COPY, DATA, FORWARD, OPTIMIZER, OTHER, Stopwatch
 
-DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
-
-BY_HAND, BY_BACKWARD, BY_BATCH = -1, -2, -3
-MOST_MODELS = 50
-"""As many bits as a 64-bit float holds without loss, and a few less."""
-NOTHING = (0.0,) * len(PHASES)
 HELD = (
     "phase", "_below", "_optimizers", "_spent", "_loss_is_open", "_nothing_seen", "_before", "_looked", "_aside", "_paused",
-    "_snapshot",    "_evaluated", "_trained", "_loaded", "_fed", "_models", "_backwards", "_gradients", "_is_replay", "_loss",
+    "_snapshot",    "_evaluated", "_trained", "_loaded", "_fed", "_models", "_backwards", "_gradients", "_is_replay", "loss",
 )  # fmt: skip
 """Of a step, while a graph is recorded in the middle of it."""
-
-PULSE_S = 1.0
-"""Between two looks at what costs more than a few microseconds."""
-OWN_TIME_S = 0.05
-"""A look after a step that takes longer, as the profiler's do, is not charged to the next one."""
-EARLY_STEPS = 20
-"""After each of the first ones there is a look at the program; then after one per `PULSE_S`."""
 
 
 class Captured(NamedTuple):
@@ -48,220 +25,38 @@ class Captured(NamedTuple):
     fed: float
 
 
-class Clock(DeviceMarks):
-    """Charges time to the phase that is on top; phases may nest, as a forward pass in an optimizer's closure does."""
+class Clock(Stopwatch):
+    """The stopwatch of a whole program."""
 
-    # In the order of use: what a step touches lies together.
-    __slots__ = (  # noqa: RUF023
-        "thread", "phase", "_since", "_spent", "_below", "on_phase", "_loss_is_open", "_nothing_seen",
-        "_before", "_looked", "_backwards", "_gradients", "_numbers", "_is_alone", "_evaluated", "_trained", "_snapshot", "_loaded", "_bits", "_models", "_fed",
-        "_is_replay", "_loss", "_optimizers", "_paused", "_aside", "busy_until", "_next_look",
-        "on_step", "_owner", "data_thread", "is_by_batch", "_held", "_captured",
-    )  # fmt: skip
+    __slots__ = ()
 
-    def __init__(self, spool: Spool, *, now: Callable[[], float] = time.perf_counter) -> None:
-        super().__init__(spool, now)
-        self.on_step: Callable[[Clock], None] = lambda clock: None
-        """Called outside a step's time: after each of the first ones, each that is profiled, and one per `PULSE_S`."""
-        self.busy_until = EARLY_STEPS
-        """Until this step it is called after each of them."""
-        self._next_look = -math.inf
-        self.on_phase: Callable[[int | None], None] | None = None
-        """Called with the phase that begins, or None where one ends; set while a profile is captured."""
-        self._is_alone = True
-        """Neither optimizer nor backward pass was ever heard: a batch is all that a step shows, as with a compiled step."""
-        self.is_by_batch = False
-        """The steps so far are batches of which nothing more was heard."""
-        self.phase = OTHER
-        """What the time is charged to now."""
-        self.thread: int | None = None
-        self._owner: threading.Thread | None = None
-        """The thread that trains; None until that is known."""
-        self.data_thread: int | None = None
-        """The one that asked for batches before that."""
-        self._held: tuple[float, dict[str, Any]] | None = None
-        """While a graph is recorded: since when, and the step in which that happens."""
-        self._captured: int | None = None
-        """The last optimizer whose step was recorded."""
-        self._since: float | None = None
-        self._below: list[int] = []
-        self._optimizers: list[int] = []
-        self._numbers: dict[int, int] = {}
-        self._bits: dict[int, int] = {}
-        self._begin_step()
+    # Optimizers
 
-    def _begin_step(self) -> None:
-        self._spent = [0.0] * len(PHASES)
-        self._loss_is_open = False
-        """A forward pass has ended and its backward pass has not begun: what happens is the loss, forward work too."""
-        self._nothing_seen = True
-        """Neither forward nor backward pass since the batch came: a model that is not known may run now."""
-        self._before: float | None = None
-        self._looked = 0.0
-        """What our own work after the last step took: time of the script's, but no waiting for data."""
-        self._aside: list[float] | None = None
-        self._paused = 0.0
-        self._snapshot: tuple[float, list[float], float] | None = None
-        self._evaluated = self._trained = 0
-        """Forward passes of this batch, without and with gradients, and backward passes."""
-        self._loaded = 0.0
-        self._fed: dict[int, float] = {}
-        self._models = 0
-        self._backwards = self._gradients = 0
-        """Backward passes, and calls that return gradients instead of adding them up."""
-        self._is_replay = False
-        self._loss = math.nan
+    def enter_optimizer(self, optimizer: object, at: float | None = None) -> None:
+        self.begin_optimizer(id(optimizer), at)
 
-    # Phases
-
-    def hears(self) -> bool:
-        """Whether this thread is the one that trains; until that is known, every thread is.
-
-        Where the one that trained has ended, another may go on.
-        """
-        if self.thread is None or self.thread == threading.get_ident():
-            return True
-        if self._owner is not None and self._owner.is_alive():
-            return False
-        self._own_thread()
-        self.phase, self._below, self._optimizers, self._since = OTHER, [], [], None
-        self._begin_step()
-        return True
-
-    def _own_thread(self) -> None:
-        self.thread, self._owner = threading.get_ident(), threading.current_thread()
-        if self.data_thread not in (None, self.thread):  # a thread of its own loads ahead: its time is not this one's
-            self._below, self.phase, self._loaded = [], OTHER, 0.0
-            self._spent[DATA] = 0.0
-
-    def enter(self, phase: int) -> None:
-        now, current = self._now(), self.phase
-        if phase == DATA:
-            if not self._numbers:
-                self._end_by_data(now)
-        elif (self._loss_is_open or (phase == BACKWARD and self._nothing_seen)) and current in (OTHER, OPTIMIZER):
-            current = FORWARD
-        if self._since is not None:
-            self._spent[current] += now - self._since
-            if self._marks is not None:
-                self._mark(current)
-        if phase == DATA:
-            if self._evaluated and not self._trained:
-                self._set_evaluation_aside(now)
-            if self._snapshot is None or self._trained:
-                self._snapshot = (now, self._spent[:], self._loaded)
-            self._evaluated = self._trained = 0
-            self._loss_is_open, self._nothing_seen = False, True
-        else:
-            if phase == BACKWARD:
-                self._loss_is_open = self._nothing_seen = False
-            if self._before is None and phase != OPTIMIZER:
-                self._before = max(self._spent[OTHER] - self._looked, 0.0)
-        self._since = now
-        self._below.append(self.phase)
-        self.phase = phase
-        if self.on_phase is not None:
-            self.on_phase(phase)
-
-    def leave(self) -> None:
-        now, current = self._now(), self.phase
-        if self._since is not None:
-            self._spent[current] += now - self._since
-        self._since = now
-        if self._marks is not None:
-            self._mark(current)
-        self.phase = self._below.pop() if self._below else OTHER
-        if self.on_phase is not None:
-            self.on_phase(None)
-
-    def leave_forward(self, with_gradients: bool, evaluates: bool) -> None:
-        """`evaluates`: the model that is trained ran in evaluation mode."""
-        self.leave()
-        if with_gradients:
-            self._loss_is_open, self._nothing_seen = True, False
-        elif evaluates and not self._backwards and not self._fed:
-            self._aside = list(self._spent)
-
-    def _charge(self, phase: int, now: float) -> None:
-        if self._since is not None:
-            self._spent[phase] += now - self._since
-        self._since = now
-        if self._marks is not None:
-            self._mark(phase)
-
-    # What happens within a step
-
-    def saw_batch(self, samples: float) -> None:
-        self._loaded += samples
-
-    def saw_forward(self, module: int, samples: float, with_gradients: bool, is_training: bool = True) -> None:
-        """`module`: its id; to be said before its time begins, as a step may end with it."""
-        # Gradients that are no backward pass may be those of inner steps: where there is a loader, it tells what a step is.
-        if not self._numbers and (self._backwards or (self._gradients and not self._loaded)):
-            self._end_by_backward(self._now())
-        if with_gradients and is_training:
-            self._trained += 1
-        else:
-            self._evaluated += 1
-        bit = self._bits.get(module)
-        if bit is None:
-            bit = self._bits[module] = 1 << (len(self._bits) % MOST_MODELS)
-        self._models |= bit
-        if with_gradients and not self._is_replay:
-            self._fed[module] = self._fed.get(module, 0.0) + samples
-
-    def saw_backward(self, loss: float) -> None:
+    def begin_optimizer(self, optimizer: int, at: float | None = None) -> None:
+        """`optimizer`: its id."""
         if self.thread is None:
             self._own_thread()
-        self._is_alone = False
-        self._backwards += 1
-        self._trained += 1
-        self._loss = loss
-        # A closure that an optimizer calls again, as LBFGS does, sees the same samples again.
-        self._is_replay = bool(self._optimizers)
-
-    def saw_gradients(self) -> None:
-        """`torch.autograd.grad` and `torch.func` return them."""
-        self._is_alone = False
-        self._gradients += 1
-        self._trained += 1
-
-    def _set_evaluation_aside(self, now: float) -> None:
-        """A batch that only went through forward passes without gradients was evaluated: its time is no training's."""
-        if self._snapshot is not None:
-            began, spent, loaded = self._snapshot
-            self._paused += now - began
-            self._spent, self._loaded = spent, loaded
-            self._snapshot, self._marks, self._aside = None, None, None
-
-    def skipping(self, look: Callable[..., None], *args: Any) -> None:
-        """Make a look at the program that no phase pays for."""
-        self._charge(self.phase, self._now())
-        began = self._since or 0.0
-        look(*args)
-        self._since = self._now()
-        self._paused += self._since - began
-
-    # Steps
-
-    def enter_optimizer(self, optimizer: object) -> None:
-        if self.thread is None:
-            self._own_thread()
-        if id(optimizer) in self._optimizers:  # the last call of its step raised
+        if optimizer in self._optimizers:  # the last call of its step raised
             self._optimizers, self._below, self.phase = [], [], OTHER
-        self._optimizers.append(id(optimizer))
-        self.enter(OPTIMIZER)
+        self._optimizers.append(optimizer)
+        self.enter(OPTIMIZER, at)
 
-    def leave_optimizer(self, optimizer: object) -> None:
+    def leave_optimizer(self, optimizer: object, at: float | None = None) -> None:
+        self.end_optimizer(id(optimizer), at)
+
+    def end_optimizer(self, optimizer: int, at: float | None = None) -> None:
         if not self._optimizers:
             return
-        self.leave()
+        self.leave(at)
         self._optimizers.pop()
         # Hooks that update each parameter as soon as it has its gradient: the step ends with the backward pass.
         if self._held is not None:  # it is recorded, and takes place later
-            self._captured = id(optimizer)
+            self._captured = optimizer
         elif not self._optimizers and self.phase != BACKWARD:
-            self._finish(self._number(id(optimizer)))
+            self._finish(self._number(optimizer))
 
     def _number(self, optimizer: int) -> int:
         number = self._numbers.get(optimizer)
@@ -273,22 +68,10 @@ class Clock(DeviceMarks):
         """The program says that a step has ended; without effect where optimizers tell it."""
         if any(number >= 0 for number in self._numbers.values()):
             return
+        self.work_through()
         self._numbers[id(self)] = BY_HAND
         self._charge(self.phase, self._now())
         self._finish(BY_HAND)
-
-    def _end_by_data(self, now: float) -> None:
-        if self._backwards or self._gradients:
-            self._end_by_backward(now)
-        elif self._is_alone and self._loaded and not (self._evaluated or self._trained) and self.phase == OTHER:
-            self._charge(OTHER, now)
-            self._finish(BY_BATCH)
-
-    def _end_by_backward(self, now: float) -> None:
-        """Where no optimizer of torch is called, a step ends when the batch after its backward pass is used or fetched."""
-        if self.phase == OTHER and not self._optimizers:
-            self._charge(OTHER, now)
-            self._finish(BY_BACKWARD)
 
     # Graphs
 
@@ -298,6 +81,8 @@ class Clock(DeviceMarks):
 
     def begin_capture(self) -> None:
         """What happens until `end_capture` is only recorded; the step in which that happens waits."""
+        self.work_through()
+        self.is_direct = True
         self._charge(self.phase, self._now())
         self._held = (self._since or 0.0, {name: getattr(self, name) for name in HELD})
         self._captured, self._optimizers, self._below = None, [], []
@@ -315,6 +100,7 @@ class Clock(DeviceMarks):
         return captured
 
     def enter_replay(self, captured: Captured) -> None:
+        self.work_through()
         if captured.backwards and self._backwards and not self._numbers:
             self._end_by_backward(self._now())
         self.enter(FORWARD)
@@ -328,59 +114,17 @@ class Clock(DeviceMarks):
         if captured.fed:
             self._fed[id(captured)] = self._fed.get(id(captured), 0.0) + captured.fed
         if captured.backwards:
-            self.saw_backward(math.nan)
+            self.saw_backward()
         if captured.optimizer is not None and not self._optimizers:
             self._finish(self._number(captured.optimizer))
 
-    def _finish(self, number: int) -> None:
-        ended = self._since or 0.0
-        if number != BY_BATCH:
-            if self.is_by_batch:  # batches that were read before the training began were no steps
-                self.steps, self._pending, self._marks = 0, [], None
-            self._is_alone = self.is_by_batch = False
-        elif not self.steps:
-            self.is_by_batch = True
-        self.spool.row(
-            (
-                STEP,
-                self.steps,
-                ended,
-                *self._spent,
-                self._paused,
-                self._loaded,
-                min(self._fed.values()) if self._fed else 0.0,
-                self._backwards,
-                self._loss,
-                number,
-                self.profiled,
-                self._models,
-                self._before or 0.0,
-                *(self._aside or NOTHING),
-            )
-        )
-        if self._marks is not None:
-            self._pending.append((self.steps, self._marks))
-            self._marks = None
-        self.steps += 1
-        self._below, self.phase = [], OTHER
-        self._begin_step()
-        if self.steps <= self.busy_until or ended >= self._next_look or self.profiled:
-            self._next_look = ended + PULSE_S
-            self.on_step(self)
-            later = self._now()
-            if later - ended > OWN_TIME_S:  # the profiler's, or a first look at the model: no step of theirs
-                self._paused, self._since, ended = later - ended, later, later
-        self._looked = self._now() - ended
-        if self.device is not None:
-            self._mark_next(self.device)
-
-    def leave_exhausted(self) -> None:
+    def leave_exhausted(self, at: float | None = None) -> None:
         """A loader is through. Nobody waited for a batch then: its workers end.
 
         Where no step follows, what has passed since the last one belongs to the loop all the same.
         """
         self.phase = OTHER
-        self.leave()
+        self.leave(at)
         if not self.steps:
             return
         blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
@@ -393,6 +137,16 @@ class Clock(DeviceMarks):
 
     def close(self) -> None:
         """The program or its loop has ended: so has a step whose end only the next batch would have shown."""
+        self.work_through()
         if self._backwards and not self._numbers and not self._optimizers and self.phase == OTHER:
             self._finish(BY_BACKWARD)
         self.read_marks()
+
+
+# What hooks note after the time: a method and its arguments, to which the time is added when the notes are worked through.
+GOT_BATCH, BEGIN_FORWARD, LEAVE_FORWARD = Clock.got_batch, Clock.begin_forward, Clock.leave_forward
+BEGIN_OPTIMIZER, END_OPTIMIZER = Clock.begin_optimizer, Clock.end_optimizer
+ENTER_DATA, ENTER_COPY, ENTER_OPTIMIZER = (Clock.enter, DATA), (Clock.enter, COPY), (Clock.enter, OPTIMIZER)
+LEAVE, EXHAUSTED = (Clock.leave,), (Clock.leave_exhausted,)
+BEGIN_BACKWARD, BEGIN_GRADIENTS = (Clock.begin_backward,), (Clock.begin_gradients,)
+LEFT_TRAINING = (Clock.leave_forward, True, False)

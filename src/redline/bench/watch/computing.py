@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable
 from threading import get_ident
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
 from torch.optim import optimizer as optimizers
 
-from .clock import BACKWARD, FORWARD, Clock
+from .clock import BEGIN_BACKWARD, BEGIN_FORWARD, BEGIN_GRADIENTS, LEAVE, LEAVE_FORWARD, LEFT_TRAINING, Clock
 from .facts import is_out_of_memory, leading_size
 from .listener import Listener, is_compiling, is_traced
 from .models import MOST_LEVELS, Models, live_objects
+from .notes import MOST_NOTES
+
+is_grad_enabled = torch.is_grad_enabled
 
 
 class Computing(Listener):
@@ -25,7 +28,6 @@ class Computing(Listener):
         self._watched: set[type] = set()
         self._models = Models(self._watch_class)
         self._found_at = 0
-        self._forwards = 0
         self._has_searched = False
 
     def _install_computing(self) -> None:
@@ -72,20 +74,20 @@ class Computing(Listener):
 
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            clock = None if is_traced() else self.clock
+            if clock is None or clock.is_inside or (clock.thread != get_ident() and not clock.hears()):
                 return original(module, *args, **kwargs)
-            clock = self.clock
-            if clock is None or clock.phase == FORWARD or clock.phase == BACKWARD:
-                return original(module, *args, **kwargs)
-            if clock.thread != get_ident() and not clock.hears():
-                return original(module, *args, **kwargs)
-            with_gradients, is_training = torch.is_grad_enabled(), module.training
+            clock.is_inside = True
+            with_gradients = is_grad_enabled()
             try:
-                self._forwards += 1
-                clock.saw_forward(id(module), leading_size(args, kwargs), with_gradients, is_training)
-                if with_gradients and (clock.steps <= 3 or not clock.steps % 512) and self.facts is not None:
+                samples = leading_size(args, kwargs)
+                if clock.is_asking and with_gradients and self.facts is not None:
                     self.facts.saw_forward(args, kwargs, clock.steps)
-                clock.enter(FORWARD)
+                what = (BEGIN_FORWARD, id(module), samples, with_gradients, module.training)
+                clock.put_time(perf_counter())
+                clock.put(what)
+                if clock.is_direct or len(clock.notes) > MOST_NOTES:
+                    clock.work_through()
             except Exception as error:
                 self.failed(error)
             try:
@@ -94,13 +96,16 @@ class Computing(Listener):
                 self._broke("forward", error, clock)
                 raise
             finally:
-                try:
-                    evaluates = not with_gradients and not is_training and self._models.holds(module)
-                    clock.leave_forward(with_gradients, evaluates)
-                except Exception as error:
-                    self.failed(error)
+                clock.is_inside = False
+                clock.put_time(perf_counter())
+                clock.put(LEFT_TRAINING if with_gradients else self._left_evaluation(module))
+                if clock.is_direct:
+                    self._work_through(clock)
 
         return wrapper
+
+    def _left_evaluation(self, module: Any) -> tuple[Any, ...]:
+        return (LEAVE_FORWARD, False, not module.training and self._models.holds(module))
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         has_loss = original.__name__ == "backward"
@@ -111,13 +116,15 @@ class Computing(Listener):
                 return original(tensors, *args, **kwargs)
             if not has_loss and _is_traced():
                 return original(tensors, *args, **kwargs)
+            was_inside, clock.is_inside = clock.is_inside, True
             try:
-                if has_loss:
-                    is_due = facts is not None and time.monotonic() >= facts.next_loss
-                    clock.saw_backward(self._loss_of(tensors) if is_due else math.nan)
-                else:
-                    clock.saw_gradients()
-                clock.enter(BACKWARD)
+                at = perf_counter()
+                if has_loss and facts is not None and at >= facts.next_loss:
+                    clock.loss = self._loss_of(tensors)
+                clock.put_time(at)
+                clock.put(BEGIN_BACKWARD if has_loss else BEGIN_GRADIENTS)
+                if clock.is_direct or len(clock.notes) > MOST_NOTES:
+                    clock.work_through()
             except Exception as error:
                 self.failed(error)
             try:
@@ -126,17 +133,20 @@ class Computing(Listener):
                 self._broke("backward", error, clock)
                 raise
             finally:
-                try:
-                    clock.leave()
-                except Exception as error:
-                    self.failed(error)
-                if (
-                    not self._models.found and not self._has_searched
-                ):  # no optimizer was made: whoever got gradients is trained
-                    self._has_searched = True
-                    self._try(clock.skipping, self._find_models, None)
+                clock.is_inside = was_inside
+                clock.put_time(perf_counter())
+                clock.put(LEAVE)
+                if clock.is_direct:
+                    self._work_through(clock)
+                    self._search_without_optimizer(clock)
 
         return wrapper
+
+    def _search_without_optimizer(self, clock: Clock) -> None:
+        """No optimizer was made: whoever got gradients is trained."""
+        if not self._models.found and not self._has_searched:
+            self._has_searched = True
+            self._try(clock.skipping, self._find_models, None)
 
     def _broke(self, phase: str, error: BaseException, clock: Clock) -> None:
         """The script's own error, which goes on its way; who held the memory is only known now."""

@@ -20,12 +20,13 @@ import torch
 
 from .spool import Spool
 
+Tensor = torch.Tensor
 OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
 """Places in the script that made the host wait."""
 LOSS_PERIOD_S = 0.5
 """Between two losses that are copied from a GPU."""
-HOST_LOSS_PERIOD_S = 0.02
+HOST_LOSS_PERIOD_S = 0.1
 """Between two that are read from the host's memory."""
 
 
@@ -47,7 +48,8 @@ class Facts:
         self._autocast: str | None = None
         self._scaler: dict[str, Any] | None = None
         self._inputs: list[str] = []
-        self.next_loss = 0.0
+        self.next_loss = -math.inf
+        """When the loss is to be read again, by the clock of `time.perf_counter`."""
         self._coming: tuple[torch.Tensor, Any] | None = None
         self._unscaled: tuple[int, torch.Tensor] | None = None
 
@@ -97,16 +99,12 @@ class Facts:
             for one in tensors_in((args, kwargs))
         ][:4]
 
-    @staticmethod
-    def asks_about_copies(step: int) -> bool:
-        """Asking the driver takes a few microseconds. Before the first step it is the model that moves."""
-        return 0 < step < 64 or (step > 0 and step % 64 == 0)
-
     def saw_copy(self, tensor: torch.Tensor, moved: Any, args: Any, kwargs: Any) -> None:
         if isinstance(moved, torch.Tensor) and moved.is_cuda:
             self._copies["asked"] += 1
             self._copies["pageable"] += not tensor.is_pinned()
-            self._copies["blocking"] += not (kwargs.get("non_blocking") or True in args)
+            asks_not_to_wait = kwargs.get("non_blocking") or any(one is True for one in args)
+            self._copies["blocking"] += not asks_not_to_wait
 
     def saw_kept_gradients(self, seconds: float) -> None:
         """A call of `zero_grad` that wrote zeros over them took so long."""
@@ -115,7 +113,7 @@ class Facts:
 
     def saw_scaler(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         self._scaler = {"enabled": bool(scaler.is_enabled())}
-        is_due = time.monotonic() >= self.next_loss
+        is_due = time.perf_counter() >= self.next_loss
         if is_due and isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
             self._unscaled = (id(scaled), outputs)
 
@@ -157,7 +155,7 @@ class Facts:
         if self._unscaled is not None and self._unscaled[0] == id(tensor):
             tensor = self._unscaled[1]
         self._unscaled = None
-        now = time.monotonic()
+        now = time.perf_counter()
         if not tensor.is_cuda:
             self.next_loss = now + HOST_LOSS_PERIOD_S
             try:
@@ -360,11 +358,11 @@ def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
                 yield from tensors_in(one, depth + 1)
 
 
-def leading_size(args: Any, kwargs: Any) -> float:
+def leading_size(args: Any, kwargs: Any) -> int:
     """Of the first tensor that has one."""
-    if args and type(first := args[0]) is torch.Tensor and first.dim():  # as most models are called
-        return float(first.shape[0])
-    return float(next((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), 0))
+    if args and type(first := args[0]) is Tensor and (shape := first.shape):  # as most models are called
+        return shape[0]
+    return next((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), 0)
 
 
 def batch_samples(batch: Any, iterator: Any) -> float:
@@ -375,7 +373,7 @@ def batch_samples(batch: Any, iterator: Any) -> float:
     """
     planned = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
     first = batch[0] if type(batch) in (list, tuple) and batch else None
-    if planned is not None and type(first) is torch.Tensor and first.dim() and first.shape[0] == planned:
+    if planned is not None and type(first) is Tensor and (shape := first.shape) and shape[0] == planned:
         return float(planned)  # as most batches are
     sizes = [one.shape[0] for one in tensors_in(batch) if one.dim()]
     if not isinstance(planned, int):

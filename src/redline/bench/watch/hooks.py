@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from .clock import OPTIMIZER, Clock
+from .clock import Clock
 from .facts import Facts
 from .listener import is_compiling
 from .profile import Windows
 from .spool import Spool
 from .stepping import Stepping
+from .stopwatch import OPTIMIZER
 
 DESCRIBED_AFTER = (1, 10)
 """Steps after which model, device and flags are looked at: by then what is used has been used."""
@@ -53,10 +54,21 @@ class Watch(Stepping):
         self._install_loading()
         self._install_computing()
         self._install_stepping()
+        self._wrap(os, "_exit", self._exit)
         atexit.register(self._close_clock)
         self._undo.append(lambda: atexit.unregister(self._close_clock))
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
+
+    def _exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`os._exit`, after which nothing runs any more."""
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self.clock is not None:
+                self._work_through(self.clock)
+            return original(*args, **kwargs)
+
+        return wrapper
 
     def _forked(self) -> None:
         if self.clock is not None:
@@ -89,12 +101,12 @@ class Watch(Stepping):
         if facts is None:
             return
         if clock.steps in DESCRIBED_AFTER:
-            facts.describe(self._models.roots(facts.trained()), self._forwards > 0)
+            facts.describe(self._models.roots(facts.trained()), clock.forwards > 0)
             clock.device = clock.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.
-        if self._forwards == 0 and self._models.found and clock.steps > self._found_at + 1:
+        if clock.forwards == 0 and self._models.found and clock.steps > self._found_at + 1:
             self._models.look_deeper()
-        self._forwards = 0
+        clock.forwards = 0
         if facts.is_on_gpu and clock.steps == SYNCS_FROM:
             self._listen_for_waits()
         elif clock.steps >= SYNCS_TO:

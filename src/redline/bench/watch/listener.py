@@ -57,14 +57,8 @@ class Listener:
         except Exception as error:
             self.failed(error)
 
-    def _enter(self, clock: Clock, phase: int) -> None:
+    def _work_through(self, clock: Clock) -> None:
         try:
-            clock.enter(phase)
-        except Exception as error:
-            self.failed(error)
-
-    def _leave(self, clock: Clock) -> None:
-        try:
-            clock.leave()
+            clock.work_through()
         except Exception as error:
             self.failed(error)

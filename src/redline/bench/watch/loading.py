@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from threading import get_ident
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch.utils.data import dataloader as loaders
 
-from .clock import BACKWARD, COPY, DATA, FORWARD
+from .clock import ENTER_COPY, ENTER_DATA, EXHAUSTED, GOT_BATCH, LEAVE
 from .facts import batch_samples
 from .listener import Listener, is_compiling, is_traced
+from .notes import MOST_NOTES
 
 
 class Loading(Listener):
@@ -34,13 +35,17 @@ class Loading(Listener):
             clock = self.heard()
             if clock is None:
                 return original(loader)
-            began = time.perf_counter()
+            began = perf_counter()
             clock.data_thread = get_ident()
-            self._enter(clock, DATA)
+            clock.put_time(began)
+            clock.put(ENTER_DATA)
+            self._work_through(clock)
             try:
                 iterator = original(loader)
             finally:
-                self._leave(clock)
+                clock.put_time(perf_counter())
+                clock.put(LEAVE)
+                self._work_through(clock)
             self._fresh = (id(iterator), id(loader), began)
             if self.facts is not None:
                 self._try(self.facts.saw_loader, loader)
@@ -53,22 +58,25 @@ class Loading(Listener):
             clock = self.clock
             if is_traced() or clock is None or (clock.thread != get_ident() and not clock.hears()):
                 return original(iterator)
-            try:
-                clock.enter(DATA)
-            except Exception as error:
-                self.failed(error)
+            clock.put_time(perf_counter())
+            clock.put(ENTER_DATA)
+            if clock.is_direct or len(clock.notes) > MOST_NOTES:
+                self._work_through(clock)
             try:
                 batch = original(iterator)
-            except StopIteration:
-                self._try(clock.leave_exhausted)
+            except BaseException as error:
+                clock.put_time(perf_counter())
+                clock.put(EXHAUSTED if isinstance(error, StopIteration) else LEAVE)
+                self._work_through(clock)
                 raise
-            except BaseException:
-                self._leave(clock)
-                raise
+            at = perf_counter()
             try:
-                clock.leave()
-                clock.saw_batch(batch_samples(batch, iterator))
-                self._has_loader = True
+                samples = batch_samples(batch, iterator)
+                clock.put_time(at)
+                clock.put((GOT_BATCH, samples))
+                if clock.is_direct:
+                    self._has_loader = True
+                    clock.work_through()
                 if self._fresh is not None and self._fresh[0] == id(iterator):
                     self._saw_first_batch(*self._fresh)
             except Exception as error:
@@ -80,11 +88,11 @@ class Loading(Listener):
     def _saw_first_batch(self, iterator: int, loader: int, began: float) -> None:
         self._fresh = None
         if self.facts is not None:
-            self.facts.saw_first_batch(loader, time.perf_counter() - began)
+            self.facts.saw_first_batch(loader, perf_counter() - began)
 
     def _copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or tensor.is_cuda or not torch.cuda.is_initialized():
+            if is_compiling() or tensor.is_cuda:
                 return original(tensor, *args, **kwargs)
             return self._timed_copy(tensor, original, (tensor, *args), kwargs)
 
@@ -101,14 +109,27 @@ class Loading(Listener):
         return wrapper
 
     def _timed_copy(self, source: torch.Tensor, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        clock = self.heard()
-        if clock is None or clock.phase in (FORWARD, BACKWARD, COPY):
+        clock = self.clock
+        if clock is None or clock.is_inside or (clock.thread != get_ident() and not clock.hears()):
             return original(*args, **kwargs)
-        self._enter(clock, COPY)
+        if clock.device is None and not torch.cuda.is_initialized():
+            return original(*args, **kwargs)
+        clock.put_time(perf_counter())
+        clock.put(ENTER_COPY)
+        if clock.is_direct:
+            self._work_through(clock)
         try:
             moved = original(*args, **kwargs)
         finally:
-            self._leave(clock)
-        if self.facts is not None and self.facts.asks_about_copies(clock.steps):
-            self._try(self.facts.saw_copy, source, moved, args, kwargs)
+            clock.put_time(perf_counter())
+            clock.put(LEAVE)
+            if clock.is_direct or len(clock.notes) > MOST_NOTES:
+                self._work_through(clock)
+        # Asking the driver takes a few microseconds. Before the first step it is the model that moves.
+        if 0 < clock.steps < 64 or (clock.steps and clock.steps % 64 == 0):
+            self._try(self._saw_copy, source, moved, args, kwargs)
         return moved
+
+    def _saw_copy(self, source: torch.Tensor, moved: Any, args: Any, kwargs: Any) -> None:
+        if self.facts is not None:
+            self.facts.saw_copy(source, moved, args, kwargs)

@@ -54,10 +54,16 @@ class DeviceMarks:
         else:
             self._marks.append((phase, mark))
 
+    def _until_mark(self) -> int:
+        """Steps until the next one that is marked."""
+        return self._every() - self.steps % self._every()
+
+    def _every(self) -> int:
+        return MARKED_EARLY if self.steps < EARLY_MARKS else MARKED_LATER
+
     def _mark_next(self, device: DeviceClock) -> None:
         """Read the marks that the device has passed, and mark the next step where it is its turn."""
-        every = MARKED_EARLY if self.steps < EARLY_MARKS else MARKED_LATER
-        is_turn = self.steps % every == 0 and not self.profiled
+        is_turn = self.steps % self._every() == 0 and not self.profiled
         if not (is_turn or self._pending) or device.is_capturing():
             return
         if self._anchor is None:

@@ -31,6 +31,9 @@ a step that the program counted itself, -2 one that ended with its backward pass
 ROW = struct.Struct(f"<{len(COLUMNS) + 1}d")
 WRITTEN = "written"
 """The last column in the file: 1 where the row is whole, 0 in space that is not used yet."""
+ENDED = struct.Struct("<2d")
+ENDED_AT = mmap.ALLOCATIONGRANULARITY - ENDED.size - 1
+"""Where in the first page stands how many steps have ended and when the last one did: of some the rows may follow later."""
 CHUNK = math.lcm(ROW.size, mmap.ALLOCATIONGRANULARITY)
 """Bytes of the file that are mapped at a time: whole rows and whole pages."""
 
@@ -44,6 +47,7 @@ class Spool:
         self._rows: int | None = None
         self._facts: int | None = None
         self._chunk: mmap.mmap | None = None
+        self._head: mmap.mmap | None = None
         self._at = CHUNK
         """Where the next row goes, in the chunk."""
         self._size = mmap.ALLOCATIONGRANULARITY
@@ -55,10 +59,17 @@ class Spool:
         ROW.pack_into(self._chunk, self._at, *values, 1.0)  # type: ignore[arg-type]
         self._at += ROW.size
 
+    def ended(self, steps: int, at: float) -> None:
+        """So many steps have ended in all, the last one at this moment."""
+        if self._head is not None:
+            ENDED.pack_into(self._head, ENDED_AT, steps, at)
+
     def _next_chunk(self) -> None:
         if self._rows is None:
             self._rows = self._open(".steps")
-            os.write(self._rows, json.dumps({"columns": [*COLUMNS, WRITTEN]}).encode().ljust(self._size - 1) + b"\n")
+            columns = json.dumps({"columns": [*COLUMNS, WRITTEN], "ended_at": ENDED_AT}).encode() + b"\n"
+            os.write(self._rows, columns.ljust(self._size, b"\0"))
+            self._head = mmap.mmap(self._rows, self._size)
         if self._chunk is not None:
             self._chunk.close()
         if hasattr(os, "posix_fallocate"):  # writing to mapped space that a full disk does not have ends the process

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch.optim import optimizer as optimizers
 
-from .clock import BACKWARD, FORWARD, OPTIMIZER, Captured, Clock
+from .clock import BEGIN_OPTIMIZER, END_OPTIMIZER, ENTER_OPTIMIZER, LEAVE, Captured, Clock
 from .computing import Computing
 from .listener import is_compiling, is_traced
 from .loading import Loading
@@ -22,6 +22,8 @@ class Stepping(Loading, Computing):
         super().__init__()
         self._graphs: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
         """What a recorded graph does each time it is replayed."""
+        self._is_scaled = False
+        """GradScaler steps the optimizer, or leaves it out: its call is the optimizer's."""
 
     def _install_stepping(self) -> None:
         self._wrap(torch.amp.grad_scaler.GradScaler, "step", self._scaled_step)
@@ -45,28 +47,36 @@ class Stepping(Loading, Computing):
         return wrapper
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        clock = self.heard()
-        if clock is not None:
-            self._begin(clock, optimizer, optimizer)
+        clock = None if is_traced() or self._is_scaled else self.clock
+        if clock is None or (clock.thread != get_ident() and not clock.hears()):
+            return
+        clock.put_time(perf_counter())
+        clock.put((BEGIN_OPTIMIZER, id(optimizer)))
+        if clock.is_direct:
+            self._begin(clock, optimizer)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        clock = self.heard()
-        if clock is not None:
-            self._end(clock, optimizer)
-
-    def _begin(self, clock: Clock, optimizer: Any, caller: Any) -> None:
+        clock = None if is_traced() or self._is_scaled else self.clock
+        if clock is None or (clock.thread != get_ident() and not clock.hears()):
+            return
+        at = perf_counter()
+        clock.put_time(at)
+        clock.put((END_OPTIMIZER, id(optimizer)))
         try:
-            clock.enter_optimizer(caller)
-            if clock.steps == 0 and not self._models.found:  # the model came after its optimizer
-                clock.skipping(self._find_models, optimizer)
+            if clock.is_direct:
+                if self.facts is not None and id(optimizer) not in self.facts.optimizers:
+                    self.facts.saw_optimizer(optimizer)
+                clock.work_through()
+            elif not clock.is_inside:
+                clock.step_ended(at)
         except Exception as error:
             self.failed(error)
 
-    def _end(self, clock: Clock, optimizer: Any) -> None:
+    def _begin(self, clock: Clock, optimizer: Any) -> None:
         try:
-            if self.facts is not None and id(optimizer) not in self.facts.optimizers:
-                self.facts.saw_optimizer(optimizer)
-            clock.leave_optimizer(optimizer)
+            clock.work_through()
+            if clock.steps == 0 and not self._models.found:  # the model came after its optimizer
+                clock.skipping(self._find_models, optimizer)
         except Exception as error:
             self.failed(error)
 
@@ -77,9 +87,16 @@ class Stepping(Loading, Computing):
             clock = self.heard()
             if clock is None:
                 return original(scaler, optimizer, *args, **kwargs)
-            self._begin(clock, optimizer, scaler)
-            result = original(scaler, optimizer, *args, **kwargs)
-            self._end(clock, optimizer)
+            clock.put_time(perf_counter())
+            clock.put((BEGIN_OPTIMIZER, id(scaler)))
+            if clock.is_direct:
+                self._begin(clock, optimizer)
+            self._is_scaled = True
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._is_scaled = False
+            self._after_optimizer(optimizer, (), {})
             return result
 
         return wrapper
@@ -89,23 +106,23 @@ class Stepping(Loading, Computing):
             clock = self.clock
             if is_traced() or clock is None or (clock.thread != get_ident() and not clock.hears()):
                 return original(optimizer, *args, **kwargs)
-            keeps = (args[0] if args else kwargs.get("set_to_none", True)) is False
-            began = time.perf_counter() if keeps else 0.0
-            try:
-                clock.enter(OPTIMIZER)
-            except Exception as error:
-                self.failed(error)
+            began = perf_counter()
+            clock.put_time(began)
+            clock.put(ENTER_OPTIMIZER)
+            if clock.is_direct:
+                self._work_through(clock)
             try:
                 return original(optimizer, *args, **kwargs)
             finally:
-                try:
-                    clock.leave()
-                    if self.facts is not None:
-                        self.facts.zero_grads += 1
-                        if keeps:
-                            self.facts.saw_kept_gradients(time.perf_counter() - began)
-                except Exception as error:
-                    self.failed(error)
+                ended = perf_counter()
+                clock.put_time(ended)
+                clock.put(LEAVE)
+                if clock.is_direct:
+                    self._work_through(clock)
+                if self.facts is not None:
+                    self.facts.zero_grads += 1
+                    if (args or kwargs) and (args[0] if args else kwargs.get("set_to_none")) is False:
+                        self.facts.saw_kept_gradients(ended - began)
 
         return wrapper
 
@@ -124,7 +141,7 @@ class Stepping(Loading, Computing):
             result = original(graph, *args, **kwargs)
             clock = self.heard()
             # Within a pass it is the compiler that records: the pass is heard, whatever it replays.
-            if clock is not None and clock.phase not in (FORWARD, BACKWARD):
+            if clock is not None and not clock.is_inside:
                 if not self._graphs:
                     self._try(self._wrap, torch.Tensor, "copy_", self._copy_into)
                 self._try(clock.begin_capture)
@@ -150,7 +167,7 @@ class Stepping(Loading, Computing):
         def wrapper(graph: Any) -> Any:
             captured = self._graphs.get(graph)
             clock = self.heard() if captured is not None else None
-            if captured is None or clock is None or clock.phase in (FORWARD, BACKWARD):
+            if captured is None or clock is None or clock.is_inside:
                 return original(graph)
             self._try(clock.enter_replay, captured)
             try:
