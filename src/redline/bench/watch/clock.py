@@ -58,12 +58,6 @@ class Clock(Stopwatch):
         elif not self._optimizers and self.phase != BACKWARD:
             self._finish(self._number(optimizer))
 
-    def _number(self, optimizer: int) -> int:
-        number = self._numbers.get(optimizer)
-        if number is None:
-            number = self._numbers[optimizer] = len(self._numbers)
-        return number
-
     def end_by_hand(self) -> None:
         """The program says that a step has ended; without effect where optimizers tell it."""
         if any(number >= 0 for number in self._numbers.values()):

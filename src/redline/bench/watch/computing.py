@@ -77,8 +77,10 @@ class Computing(Listener):
             clock = None if is_traced() else self.clock
             if clock is None or clock.is_inside or (clock.thread != get_ident() and not clock.hears()):
                 return original(module, *args, **kwargs)
-            clock.is_inside = True
             with_gradients = is_grad_enabled()
+            if clock.is_resting and with_gradients and module.training:
+                return original(module, *args, **kwargs)
+            clock.is_resting, clock.is_inside = False, True
             try:
                 samples = leading_size(args, kwargs)
                 if clock.is_asking and with_gradients and self.facts is not None:
@@ -114,7 +116,7 @@ class Computing(Listener):
             clock, facts = self.clock, self.facts
             if is_traced() or clock is None or (clock.thread != get_ident() and not clock.hears()):
                 return original(tensors, *args, **kwargs)
-            if not has_loss and _is_traced():
+            if clock.is_resting or (not has_loss and _is_traced()):
                 return original(tensors, *args, **kwargs)
             was_inside, clock.is_inside = clock.is_inside, True
             try:

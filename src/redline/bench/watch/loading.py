@@ -110,7 +110,7 @@ class Loading(Listener):
 
     def _timed_copy(self, source: torch.Tensor, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         clock = self.clock
-        if clock is None or clock.is_inside or (clock.thread != get_ident() and not clock.hears()):
+        if clock is None or clock.is_resting or clock.is_inside or (clock.thread != get_ident() and not clock.hears()):
             return original(*args, **kwargs)
         if clock.device is None and not torch.cuda.is_initialized():
             return original(*args, **kwargs)

@@ -3,6 +3,8 @@
 Between two hooks of a real program the processor's caches hold none of this code, and each call costs several times what a
 loop over it suggests. So a hook only notes what it heard and when, and every few steps the notes are worked through at once.
 A step in which the same was heard as in earlier ones is split as they were, without working through its notes one by one.
+After such a step nothing is noted of the next few but their batches and ends (`is_resting`): what lies between a batch and
+the step's end is split as in that step. Anything else that is heard, as a model in evaluation mode, ends the rest.
 Of steps that have ended and are not worked through yet their number and end are written down, in case the process is killed.
 """
 
@@ -38,6 +40,8 @@ class Pattern(NamedTuple):
     backwards: float
     models: float
     forwards: int
+    can_rest: bool
+    """It has batches from a loader, which is fetched in the open, and no evaluation."""
 
 
 NOTHING = (0.0,) * len(PHASES)
@@ -49,8 +53,8 @@ class Notes(DeviceMarks):
 
     # In the order of use: what a step touches lies together.
     __slots__ = (  # noqa: RUF023
-        "thread", "put_time", "put", "is_direct", "is_inside", "is_asking", "notes", "times", "_ends", "_most_waiting", "_work_at",
-        "_is_behind", "_is_fresh", "_usual", "_since", "loss", "forwards", "_paused", "_looked", "_numbers", "_bits", "_patterns", "_met",
+        "thread", "is_resting", "put_time", "put", "is_direct", "is_inside", "is_asking", "notes", "times", "_ends", "_most_waiting", "_work_at",
+        "_is_behind", "_is_fresh", "_usual", "_since", "loss", "forwards", "_paused", "_looked", "_numbers", "_bits", "_patterns", "_met", "_rests", "_split", "can_rest",
     )  # fmt: skip
 
     def __init__(self, spool: Spool, now: Callable[[], float]) -> None:
@@ -67,6 +71,12 @@ class Notes(DeviceMarks):
         """More notes wait to be worked through."""
         self.is_direct = True
         """Each note is worked through at once: a step may end with any of them, or its transitions are marked or captured."""
+        self.is_resting = False
+        """Only batches and ends of steps are noted."""
+        self._rests = 0
+        """How many of the steps that wait to be worked through were noted like this, after the first of them."""
+        self._split = NOTHING
+        """What the work on a batch was split into when it was last noted, as shares."""
         self.is_inside = False
         """The script is in a forward or backward pass now, whatever has been worked through."""
         self.is_asking = True
@@ -93,6 +103,8 @@ class Notes(DeviceMarks):
         """What was heard in one step so far."""
         self._usual = NO_USUAL
         """The one of the last step."""
+        self.can_rest = True
+        """Of all that was worked through: no evaluation, no batch that was fetched within something else."""
 
     def _after_row(self, ended: float) -> None:
         """The row of a step that ended then has been written."""
@@ -104,12 +116,16 @@ class Notes(DeviceMarks):
 
     def work_through(self) -> None:
         """Do what was noted, as if at the time when it was heard."""
-        times, heard, ends = self.times[:], self.notes[:], self._ends[:]
+        times, heard, ends, rests = self.times[:], self.notes[:], self._ends[:], self._rests
         del self.times[:], self.notes[:], self._ends[:]
+        self.is_resting, self._rests = False, 0
         begin = 0
-        for end in ends:
+        for number, end in enumerate(ends):
             self._is_behind = end < len(heard)
-            self._work_on(heard[begin:end], times[begin:end])
+            if 0 < number <= rests:
+                self._rest(heard[begin:end], times[begin:end])
+            else:
+                self._work_on(heard[begin:end], times[begin:end])
             begin = end
         self._is_behind = False
         if begin < len(heard):
@@ -119,6 +135,11 @@ class Notes(DeviceMarks):
         """To be said after the note that ends it, where notes are not worked through at once."""
         self._ends.append(len(self.notes))
         waiting = len(self._ends)
+        if self.is_resting:
+            self._rests += 1
+        elif waiting == 1 and self._is_fresh:
+            usual, pattern = self._usual
+            self.is_resting = pattern is not None and pattern.can_rest and self.notes == usual
         if waiting >= self._most_waiting or at >= self._work_at:
             self.work_through()
         else:
@@ -140,13 +161,16 @@ class Notes(DeviceMarks):
 
     def _repeat(self, pattern: Pattern, times: Sequence[float]) -> None:
         """A step like others before it."""
-        phases, number, loaded, fed, backwards, models, forwards = pattern
+        phases, number, loaded, fed, backwards, models, forwards, _ = pattern
         spent = [0.0] * (EARLY + 1)
         since: float = self._since  # type: ignore[assignment]  # a step has ended
         for phase, at in zip(phases, times, strict=True):
             spent[phase] += at - since
             since = at
         early = spent.pop()
+        if pattern.can_rest:
+            work = sum(spent) - spent[0]
+            self._split = tuple(each / work for each in spent) if work > 0 else NOTHING
         spent[-1] += early
         before = early - self._looked if early > self._looked else 0.0
         self.spool.row(
@@ -155,6 +179,35 @@ class Notes(DeviceMarks):
         self._since, self.loss, self._paused = since, math.nan, 0.0
         self.forwards += forwards
         self._after_row(since)
+
+    def _rest(self, heard: list[Any], times: Sequence[float]) -> None:
+        """A step of which only batches and end were noted, between two of which there is work."""
+        pattern = self._usual[1]
+        assert pattern is not None
+        since: float = self._since  # type: ignore[assignment]  # a step has ended
+        waited = loaded = 0.0
+        for number, ((_, what), at) in enumerate(zip(heard[:-1], times, strict=False)):
+            if number % 2:
+                waited += at - times[number - 1]
+                loaded += what
+        ended = times[-1]
+        early = times[0] - since
+        work = ended - since - waited - early
+        spent = [work * share for share in self._split]
+        spent[0], spent[-1] = waited, spent[-1] + early
+        self.spool.row(
+            (STEP, self.steps, ended, *spent, self._paused, loaded, pattern.fed, pattern.backwards, math.nan, self._number(heard[-1][1]),
+             0.0, pattern.models, 0.0, *NOTHING)
+        )  # fmt: skip
+        self._since, self._paused = ended, 0.0
+        self.forwards += pattern.forwards
+        self._after_row(ended)
+
+    def _number(self, optimizer: int) -> int:
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = len(self._numbers)
+        return number
 
     def _pattern(self, heard: tuple[Any, ...]) -> Pattern | None:
         """What times are charged to when this is heard, from the second time on; None where it makes no pattern."""
@@ -178,7 +231,7 @@ class Notes(DeviceMarks):
         row = dict(zip(COLUMNS, rows[0], strict=True))
         if row["kind"] != STEP or row["paused"] or any(row[f"aside_{name}"] for name in PHASES):
             return None
-        return _pattern_of(row, len(heard), rehearsal.forwards)
+        return _pattern_of(row, len(heard), rehearsal)
 
 
 class Rehearsed(Spool):
@@ -192,11 +245,14 @@ class Rehearsed(Spool):
         self._kept.append(values)
 
 
-def _pattern_of(row: Mapping[str, float], intervals: int, forwards: int) -> Pattern:
+def _pattern_of(row: Mapping[str, float], intervals: int, rehearsal: Notes) -> Pattern:
     """From the row of a step whose intervals took 1, 2, 4, 8… seconds."""
     phases = [0] * intervals
     for phase, name in enumerate((*PHASES, "before")):  # what is early is also in `other`, and comes last
         for number in range(intervals):
             if int(row[name]) >> number & 1:
                 phases[number] = phase
-    return Pattern(tuple(phases), row["caller"], row["loaded"], row["fed"], row["backwards"], row["models"], forwards)
+    return Pattern(
+        tuple(phases), row["caller"], row["loaded"], row["fed"], row["backwards"], row["models"],
+        rehearsal.forwards, row["loaded"] > 0 and rehearsal.can_rest,
+    )  # fmt: skip

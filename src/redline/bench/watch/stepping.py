@@ -40,7 +40,8 @@ class Stepping(Loading, Computing):
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
-            if self.facts is not None and not is_compiling():
+            is_resting = self.clock is not None and self.clock.is_resting
+            if self.facts is not None and not is_resting and not is_compiling():
                 self._try(self.facts.saw_scaler, scaler, outputs, scaled)
             return scaled
 
@@ -48,7 +49,7 @@ class Stepping(Loading, Computing):
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         clock = None if is_traced() or self._is_scaled else self.clock
-        if clock is None or (clock.thread != get_ident() and not clock.hears()):
+        if clock is None or clock.is_resting or (clock.thread != get_ident() and not clock.hears()):
             return
         clock.put_time(perf_counter())
         clock.put((BEGIN_OPTIMIZER, id(optimizer)))
@@ -87,8 +88,9 @@ class Stepping(Loading, Computing):
             clock = self.heard()
             if clock is None:
                 return original(scaler, optimizer, *args, **kwargs)
-            clock.put_time(perf_counter())
-            clock.put((BEGIN_OPTIMIZER, id(scaler)))
+            if not clock.is_resting:
+                clock.put_time(perf_counter())
+                clock.put((BEGIN_OPTIMIZER, id(scaler)))
             if clock.is_direct:
                 self._begin(clock, optimizer)
             self._is_scaled = True
@@ -106,23 +108,28 @@ class Stepping(Loading, Computing):
             clock = self.clock
             if is_traced() or clock is None or (clock.thread != get_ident() and not clock.hears()):
                 return original(optimizer, *args, **kwargs)
-            began = perf_counter()
-            clock.put_time(began)
-            clock.put(ENTER_OPTIMIZER)
+            if self.facts is not None:
+                self.facts.zero_grads += 1
+            keeps = (args or kwargs) and (args[0] if args else kwargs.get("set_to_none")) is False
+            if clock.is_resting and not keeps:
+                return original(optimizer, *args, **kwargs)
+            began, is_noted = perf_counter(), not clock.is_resting
+            if is_noted:
+                clock.put_time(began)
+                clock.put(ENTER_OPTIMIZER)
             if clock.is_direct:
                 self._work_through(clock)
             try:
                 return original(optimizer, *args, **kwargs)
             finally:
                 ended = perf_counter()
-                clock.put_time(ended)
-                clock.put(LEAVE)
+                if is_noted:
+                    clock.put_time(ended)
+                    clock.put(LEAVE)
                 if clock.is_direct:
                     self._work_through(clock)
-                if self.facts is not None:
-                    self.facts.zero_grads += 1
-                    if (args or kwargs) and (args[0] if args else kwargs.get("set_to_none")) is False:
-                        self.facts.saw_kept_gradients(ended - began)
+                if keeps and self.facts is not None:
+                    self.facts.saw_kept_gradients(ended - began)
 
         return wrapper
 

@@ -127,7 +127,7 @@ class Stopwatch(Notes):
         self._own_thread()
         self.phase, self._below, self._optimizers, self._since = OTHER, [], [], None
         del self.times[:], self.notes[:], self._ends[:]
-        self.is_direct, self.is_inside, self._is_fresh = True, False, False
+        self.is_direct, self.is_inside, self._is_fresh, self.is_resting, self._rests = True, False, False, False, 0
         self._begin_step()
         return True
 
@@ -141,6 +141,8 @@ class Stopwatch(Notes):
         now, current = self._now() if at is None else at, self.phase
         self._is_fresh = False
         if phase == DATA:
+            if self.phase != OTHER:
+                self.can_rest = False
             if not self._numbers:
                 self._end_by_data(now)
         elif (self._loss_is_open or (phase == BACKWARD and self._nothing_seen)) and current in (OTHER, OPTIMIZER):
@@ -211,6 +213,7 @@ class Stopwatch(Notes):
             self._trained += 1
         else:
             self._evaluated += 1
+            self.can_rest = False
         bit = self._bits.get(module)
         if bit is None:
             bit = self._bits[module] = 1 << (len(self._bits) % MOST_MODELS)
