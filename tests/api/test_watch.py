@@ -66,6 +66,24 @@ def test_a_loop_without_an_optimizer_counts_its_own_steps(workspace: Workspace) 
     assert told["samples_per_s"] == pytest.approx(5 * told["steps_per_s"])
 
 
+def test_a_watch_that_broke_gives_no_advice(workspace: Workspace) -> None:
+    """A few steps were seen of many: what they are made of says nothing of the rest."""
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with redline.watch(workspace=workspace) as watch:
+        for number in range(30):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            if number == 5:
+                watch._installed.failed(RuntimeError("our own mistake"))
+    told = summary(watch)
+    assert told["steps"] == 6
+    assert (told["findings"], set(told["shares"].values())) == ([], {None})
+    assert "our own mistake" in told["notes"][-1]
+    assert "nothing stands out" not in str(watch)
+
+
 def test_a_watch_within_a_watch_leaves_the_outer_one_in_place(workspace: Workspace) -> None:
     with redline.watch(workspace=workspace) as outer:
         for _ in range(3):

@@ -97,6 +97,8 @@ def record_of(
 ) -> RunRecord:
     logs = main_logs(seen.logs)
     rates = rates_of(seen.logs)
+    if _broken(logs):  # a few steps of many: where their time went says nothing of the rest
+        rates = msgspec.structs.replace(rates, shares={}, host_shares={})
     watched = _watched(seen, rates, findings, windows)
     if not logs:
         spec = RunSpec(workload=WorkloadSpec(model=f"watch:{seen.name}", task="train"))
@@ -104,7 +106,7 @@ def record_of(
             "no optimizer step, backward pass or batch of a DataLoader was seen: the command trains nothing with torch, or its "
             "interpreter ignores PYTHONPATH; a loop of another kind counts its steps by watch.step() in 'with redline.watch() as watch:'"
         )
-        broken = [log.facts["broken"]["error"] for log in seen.logs if "broken" in log.facts]
+        broken = _broken(seen.logs)
         failure = Failure(stage="watch", kind="user", message=f"{why}{f' ({broken[0]})' if broken else ''}")
         if told := out_of_memory_of(seen):
             failure = Failure(stage="watch", kind="oom", message=out_of_memory(told).text)
@@ -124,8 +126,7 @@ def record_of(
         notes += (note("by-batch", "neither optimizer nor backward pass was seen: each batch counts as a step"),)
     if seen.is_to_profile and not windows:
         notes += (note("nothing-captured", "no steps were profiled: the loop ended before the capture did"),)
-    broken = [log.facts["broken"]["error"] for log in seen.logs if "broken" in log.facts]
-    if broken:
+    if broken := _broken(seen.logs):
         notes += (note("interrupted", f"watching ended before the script did: {broken[0]}"),)
     return RunRecord(
         id=record_id,
@@ -139,6 +140,11 @@ def record_of(
         stopped=stopped,
         notes=notes,
     )
+
+
+def _broken(logs: Sequence[Log]) -> list[str]:
+    """Why watching ended before the script did; empty where it did not."""
+    return [str(log.facts["broken"]["error"]) for log in logs if "broken" in log.facts]
 
 
 def out_of_memory_of(seen: Seen) -> dict[str, Any]:

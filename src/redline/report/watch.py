@@ -49,7 +49,7 @@ def watch_report(record: RunRecord) -> RenderableType:
     for finding in watched.findings:
         bound = f" (up to {finding.gain_bound:.2f}×)" if finding.gain_bound > 1 else ""
         parts += [Text(f"{finding.code}: {finding.text}{bound}"), Text(f"  change: {finding.change}", style="dim")]
-    if not watched.findings:
+    if not watched.findings and watched.shares:
         parts.append(Text("nothing stands out"))
     parts += notes
     if not any(each.code == "not-kept" for each in record.notes):

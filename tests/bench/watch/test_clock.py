@@ -526,3 +526,117 @@ def test_rows_are_whole_across_the_pieces_of_the_file(tmp_path: Path) -> None:
             assert len(log.rows) == 6
     (log,) = reader.refresh()
     assert log.rows[:, 0].tolist() == list(range(count))
+
+
+class NotedLoop(Loop):
+    """A loop whose parts are noted as hooks do it: worked through at once only where the clock asks for it."""
+
+    def hear(self, seconds: float, *note: Any) -> None:
+        self.at += seconds
+        clock = self.clock
+        clock.put_time(self.at)
+        clock.put(note)
+        if note[0] is Clock.end_optimizer and not clock.is_direct:
+            clock.step_ended(self.at)
+        elif clock.is_direct:
+            clock.work_through()
+
+    def whole_step(self, scale: float = 1.0, samples: float = 8.0, optimizer: int = 7) -> None:
+        """With every part; where the clock rests, hooks note batch and end only."""
+        clock = self.clock
+        self.hear(0.001, Clock.enter, DATA)
+        self.hear(0.002 * scale, Clock.got_batch, samples)
+        if clock.is_resting:
+            self.at += 0.097 * scale
+        else:
+            self.hear(0.004 * scale, Clock.begin_forward, 1, samples, True, True)
+            self.hear(0.030 * scale, Clock.leave_forward, True, False)
+            self.hear(0.003 * scale, Clock.begin_backward)
+            self.hear(0.040 * scale, Clock.leave)
+            self.hear(0.000 * scale, Clock.begin_optimizer, optimizer)
+            self.at += 0.020 * scale
+        self.hear(0.0, Clock.end_optimizer, optimizer)
+
+    def evaluate(self) -> None:
+        """A batch without gradients; a model in evaluation mode ends a rest."""
+        self.hear(0.001, Clock.enter, DATA)
+        self.hear(0.002, Clock.got_batch, 16.0)
+        self.clock.is_resting = False
+        self.hear(0.001, Clock.begin_forward, 1, 16.0, False, False)
+        self.hear(0.005, Clock.leave_forward, False, True)
+
+
+def short_loop(steps: int, **how: Any) -> NotedLoop:
+    loop = NotedLoop()
+    loop.clock.spool.ended = lambda steps, at: None  # type: ignore[method-assign]
+    for _ in range(steps):
+        loop.whole_step(scale=how.get("scale", 0.05))
+    return loop
+
+
+def test_steps_of_which_little_is_noted_are_split_as_those_before_them() -> None:
+    loop = short_loop(200)
+    loop.clock.close()
+    rows = loop.spool.rows
+    assert len(rows) == 200
+    early, late = rows[5], rows[-2]
+    assert phases(late) == {name: pytest.approx(early[name]) for name in PHASES}
+    same = ("loaded", "fed", "backwards", "caller", "models")
+    assert [late[name] for name in same] == [early[name] for name in same]
+    assert [row["step"] for row in rows] == list(range(200))
+    assert rows[-1]["ended"] == pytest.approx(loop.at)
+
+
+def test_the_wait_for_each_batch_is_its_own_however_little_is_noted() -> None:
+    loop = short_loop(40)
+    for number in range(40):
+        loop.whole_step(scale=0.05 * (1 + number % 3), samples=4.0 + number % 2)
+    loop.clock.close()
+    late = loop.spool.rows[40:]
+    assert [row["data"] for row in late] == pytest.approx([0.0001 * (1 + number % 3) for number in range(40)])
+    assert [row["loaded"] for row in late] == [4.0 + number % 2 for number in range(40)]
+    walls = [sum(row[name] for name in PHASES) for row in late]
+    assert sum(walls) == pytest.approx(loop.at - loop.spool.rows[39]["ended"])
+
+
+def test_validation_ends_the_rest_and_is_set_aside() -> None:
+    loop = short_loop(60)
+    for _ in range(3):
+        for _ in range(5):
+            loop.evaluate()
+        for _ in range(20):
+            loop.whole_step(scale=0.05)
+    loop.clock.close()
+    rows = [row for row in loop.spool.rows if row["kind"] == 0]
+    assert len(rows) == 120
+    assert sum(row["loaded"] for row in rows) == 8 * 120
+    assert [round(row["paused"], 6) for row in rows if row["paused"]] == [pytest.approx(5 * 0.009)] * 3
+
+
+def test_another_optimizer_in_a_rest_is_another_caller() -> None:
+    loop = short_loop(60)
+    for _ in range(30):
+        loop.whole_step(scale=0.05, optimizer=9)
+    loop.clock.close()
+    assert [row["caller"] for row in loop.spool.rows[:60]] == [0.0] * 60
+    assert [row["caller"] for row in loop.spool.rows[60:]] == [1.0] * 30
+
+
+def test_steps_whose_rows_a_killed_process_did_not_write_are_counted(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path))
+    clock_of = Clock(spool)
+    loop = NotedLoop()
+    clock_of._now = lambda: loop.at
+    loop.clock = clock_of
+    for _ in range(52):
+        loop.whole_step(scale=0.05)
+    assert clock_of.steps < 52  # the last ones wait
+    (log,) = SpoolReader(tmp_path).refresh()
+    assert len(log.rows) == 52
+    assert log.rows[-1, COLUMNS.index("ended")] == pytest.approx(loop.at)
+    told = rates_of([log])
+    assert told.steps == 52
+    assert told.samples == 8 * 52
+    clock_of.close()
+    (log,) = SpoolReader(tmp_path).refresh()
+    assert len(log.rows) == 52

@@ -74,3 +74,33 @@ def test_what_is_wrapped_while_waits_are_listened_to_stays(watch: Watch) -> None
     watch._stop_listening_for_waits()
     assert not hasattr(torch.Tensor.item, "__wrapped__")
     assert "__call__" in vars(torch.nn.Bilinear)  # the model's class is still watched
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def test_a_copy_into_a_buffer_is_asked_about_without_comparing_tensors(watch: Watch) -> None:
+    """As batches reach the buffers of a recorded graph: `buffer.copy_(batch, True)`."""
+    assert watch.clock is not None
+    assert watch.facts is not None
+    watch.clock.steps, watch.clock.device = 5, object()  # type: ignore[assignment]
+    buffer = torch.zeros(4, 3).as_subclass(OnGpu)
+    copy = watch._copy_into(lambda *_: buffer)
+    copy(buffer, torch.randn(4, 3), True)
+    copy(buffer, torch.randn(4, 3))
+    watch.clock.device = None
+    assert watch.clock is not None  # nothing of ours has failed
+    assert (watch.facts._copies["asked"], watch.facts._copies["blocking"]) == (2, 1)
+
+
+def test_os_exit_loses_no_step(watch: Watch, tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(33):
+        step(model, optimizer)
+    watch._exit(lambda code: None)(3)
+    (log,) = SpoolReader(tmp_path).refresh()
+    assert log._chunks[0].shape[0] == 33  # rows of their own, none made up

@@ -10,11 +10,15 @@ from .spool import COLUMNS, PHASES, Spool
 
 STEP, DEVICE, TAIL = 0.0, 1.0, 2.0
 """Kinds of rows."""
-MARKED_EARLY, MARKED_LATER, EARLY_MARKS = 3, 13, 60
-"""One step in this many is also timed by the device's clock, of the first ones and of those after them.
+MARKED_EARLY, EARLY_MARKS = 3, 60
+"""One in so many of the first steps is also timed by the device's clock."""
+MARKED_LATER = (13, 31, 101)
+"""Of those after them one in so many, the fewer the shorter they are.
 
 Primes, so that what a script does every tenth or hundredth step is met as often as it happens.
 """
+MARKING_S, MARKING_SHARE = 150e-6, 0.002
+"""What marking a step takes the host, about, and the share of its time that it may take."""
 
 
 class DeviceClock(Protocol):
@@ -32,7 +36,18 @@ class DeviceClock(Protocol):
 class DeviceMarks:
     """Marks steps, and writes a row with the device's times once it has passed their marks."""
 
-    __slots__ = ("_now", "_marks", "spool", "steps", "profiled", "device", "_pending", "_anchor")  # noqa: RUF023
+    __slots__ = (
+        "_anchor",
+        "_last_turn",
+        "_marks",
+        "_now",
+        "_pending",
+        "_rhythm",
+        "device",
+        "profiled",
+        "spool",
+        "steps",
+    )
 
     def __init__(self, spool: Spool, now: Callable[[], float]) -> None:
         self.spool = spool
@@ -46,6 +61,9 @@ class DeviceMarks:
         self._pending: list[tuple[int, list[tuple[int, Any]]]] = []
         self._anchor: tuple[float, Any] | None = None
         """A moment by the host's clock, and the mark that was then put on the device's stream."""
+        self._rhythm = MARKED_LATER[0]
+        self._last_turn: tuple[int, float] | None = None
+        """The last step that was marked, and when."""
 
     def _mark(self, phase: int) -> None:
         mark = self.device.mark() if self.device is not None else None
@@ -59,7 +77,16 @@ class DeviceMarks:
         return self._every() - self.steps % self._every()
 
     def _every(self) -> int:
-        return MARKED_EARLY if self.steps < EARLY_MARKS else MARKED_LATER
+        return MARKED_EARLY if self.steps < EARLY_MARKS else self._rhythm
+
+    def _set_rhythm(self) -> None:
+        now = self._now()
+        if self._last_turn is not None:
+            steps, began = self._last_turn
+            step_s = (now - began) / max(self.steps - steps, 1)
+            rare_enough = (each for each in MARKED_LATER if MARKING_S / each <= MARKING_SHARE * step_s)
+            self._rhythm = next(rare_enough, MARKED_LATER[-1])
+        self._last_turn = (self.steps, now)
 
     def _mark_next(self, device: DeviceClock) -> None:
         """Read the marks that the device has passed, and mark the next step where it is its turn."""
@@ -71,6 +98,7 @@ class DeviceMarks:
         while self._pending and self._pending[0][1][-1][1].query():
             self._write_device_times(device, *self._pending.pop(0))
         if is_turn:
+            self._set_rhythm()
             self._marks = []
             self._mark(PHASES.index("other"))
 

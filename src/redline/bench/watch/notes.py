@@ -22,6 +22,8 @@ MOST_NOTES = 500
 """That wait to be worked through although no step has ended, as in a long validation."""
 MOST_WAITING, MOST_WAITING_S = 12, 0.1
 """Steps that wait to be worked through, and how long the first of them may wait."""
+REPEATS = 5
+"""Steps that are the same, before little is noted of those after them."""
 MOST_PATTERNS = 64
 """Kinds of steps that are remembered: batches of every size may make many of them."""
 MOST_INTERVALS = 50
@@ -54,7 +56,7 @@ class Notes(DeviceMarks):
     # In the order of use: what a step touches lies together.
     __slots__ = (  # noqa: RUF023
         "thread", "is_resting", "put_time", "put", "is_direct", "is_inside", "is_asking", "notes", "times", "_ends", "_most_waiting", "_work_at",
-        "_is_behind", "_is_fresh", "_usual", "_since", "loss", "forwards", "_paused", "_looked", "_numbers", "_bits", "_patterns", "_met", "_rests", "_split", "can_rest",
+        "_is_behind", "_is_fresh", "_usual", "_since", "loss", "forwards", "_paused", "_looked", "_numbers", "_bits", "_patterns", "_met", "_rests", "_repeats", "_split", "can_rest",
     )  # fmt: skip
 
     def __init__(self, spool: Spool, now: Callable[[], float]) -> None:
@@ -75,6 +77,8 @@ class Notes(DeviceMarks):
         """Only batches and ends of steps are noted."""
         self._rests = 0
         """How many of the steps that wait to be worked through were noted like this, after the first of them."""
+        self._repeats = 0
+        """Steps like the last one that were noted in full, one after the other."""
         self._split = NOTHING
         """What the work on a batch was split into when it was last noted, as shares."""
         self.is_inside = False
@@ -137,9 +141,10 @@ class Notes(DeviceMarks):
         waiting = len(self._ends)
         if self.is_resting:
             self._rests += 1
-        elif waiting == 1 and self._is_fresh:
-            usual, pattern = self._usual
-            self.is_resting = pattern is not None and pattern.can_rest and self.notes == usual
+            if self.notes[-1] != self._usual[0][-1]:  # another optimizer: no step like those before
+                self.is_resting, self._repeats = False, 0
+        elif waiting == 1 and self._is_fresh and self._repeats >= REPEATS:
+            self.is_resting = self.notes == self._usual[0]
         if waiting >= self._most_waiting or at >= self._work_at:
             self.work_through()
         else:
@@ -148,7 +153,7 @@ class Notes(DeviceMarks):
     def _work_on(self, heard: list[Any], times: Sequence[float]) -> None:
         if self._is_fresh and not self.is_direct:
             if heard != self._usual[0]:
-                self._usual = (heard, self._pattern(tuple(heard)))
+                self._usual, self._repeats = (heard, self._pattern(tuple(heard))), 0
             if self._usual[1] is not None:
                 self._repeat(self._usual[1], times)
                 return
@@ -164,14 +169,15 @@ class Notes(DeviceMarks):
         phases, number, loaded, fed, backwards, models, forwards, _ = pattern
         spent = [0.0] * (EARLY + 1)
         since: float = self._since  # type: ignore[assignment]  # a step has ended
+        began = since
         for phase, at in zip(phases, times, strict=True):
             spent[phase] += at - since
             since = at
         early = spent.pop()
-        if pattern.can_rest:
-            work = sum(spent) - spent[0]
-            self._split = tuple(each / work for each in spent) if work > 0 else NOTHING
         spent[-1] += early
+        if pattern.can_rest:
+            self._repeats += 1
+            self._split = _shares_of_work(spent, times[0] - began)
         before = early - self._looked if early > self._looked else 0.0
         self.spool.row(
             (STEP, self.steps, since, *spent, self._paused, loaded, fed, backwards, self.loss, number, 0.0, models, before, *NOTHING)
@@ -243,6 +249,12 @@ class Rehearsed(Spool):
 
     def row(self, values: tuple[float, ...]) -> None:
         self._kept.append(values)
+
+
+def _shares_of_work(spent: Sequence[float], other: float) -> tuple[float, ...]:
+    """Of what lies between a batch and the end of its step: all but waiting for data, and what was done before it."""
+    work = sum(spent[1:]) - other
+    return (0.0, *(each / work for each in spent[1:-1]), (spent[-1] - other) / work) if work > 0 else NOTHING
 
 
 def _pattern_of(row: Mapping[str, float], intervals: int, rehearsal: Notes) -> Pattern:
