@@ -191,19 +191,17 @@ class Notes(DeviceMarks):
         pattern = self._usual[1]
         assert pattern is not None
         since: float = self._since  # type: ignore[assignment]  # a step has ended
-        waited = loaded = 0.0
-        for number, ((_, what), at) in enumerate(zip(heard[:-1], times, strict=False)):
-            if number % 2:
-                waited += at - times[number - 1]
-                loaded += what
-        ended = times[-1]
-        early = times[0] - since
+        if len(heard) == 3:  # as most steps are: one batch
+            waited, loaded = times[1] - times[0], heard[1][1]
+        else:
+            waited = sum(times[at + 1] - times[at] for at in range(0, len(heard) - 1, 2))
+            loaded = sum(heard[at][1] for at in range(1, len(heard) - 1, 2))
+        ended, early = times[-1], times[0] - since
         work = ended - since - waited - early
-        spent = [work * share for share in self._split]
-        spent[0], spent[-1] = waited, spent[-1] + early
+        _, copy, forward, backward, optimizer, other = self._split
         self.spool.row(
-            (STEP, self.steps, ended, *spent, self._paused, loaded, pattern.fed, pattern.backwards, math.nan, self._number(heard[-1][1]),
-             0.0, pattern.models, 0.0, *NOTHING)
+            (STEP, self.steps, ended, waited, work * copy, work * forward, work * backward, work * optimizer, work * other + early,
+             self._paused, loaded, pattern.fed, pattern.backwards, math.nan, self._number(heard[-1][1]), 0.0, pattern.models, 0.0, *NOTHING)
         )  # fmt: skip
         self._since, self._paused = ended, 0.0
         self.forwards += pattern.forwards
