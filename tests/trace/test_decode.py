@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto import ADD, GEMM, TraceMaker, training_trace
@@ -12,6 +14,7 @@ from redline.errors import TraceError
 from redline.trace import source
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.links import Links
+from redline.trace.source import trace_files
 from redline.trace.timeline import device_time, device_views
 
 
@@ -148,3 +151,24 @@ def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match="no trace"):
         read_traces([tmp_path / "empty"])
+
+
+def test_a_folder_that_vanishes_while_it_is_searched_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    kept = TraceMaker()
+    kept.operator("aten::mm", 0, 10)
+    kept.write(tmp_path / "kept.json")
+    listed = os.scandir
+
+    def vanishing(path: Any = ".") -> Any:
+        if os.fspath(path) == str(gone):
+            gone.rmdir()
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    found, _ = trace_files([tmp_path])
+    assert [path.name for path in found] == ["kept.json"]
+    assert not gone.exists()

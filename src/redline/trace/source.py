@@ -126,7 +126,9 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[Note]]:
 
 def _in_folder(folder: Path) -> list[Path]:
     """As TensorBoard lays them out; else every file in it that looks like a trace, ranks in the order of their number."""
-    inside = sorted(path for path in folder.rglob("*") if path.name.endswith((".json", ".json.gz")) and path.is_file())
+    # Unlike rglob, a walk passes over folders that vanish meanwhile, and over those that may not be read.
+    every = (Path(below, name) for below, _, names in os.walk(folder) for name in names)
+    inside = sorted(path for path in every if path.name.endswith((".json", ".json.gz")) and path.is_file())
     named = [path for path in inside if path.name.endswith((".pt.trace.json", ".pt.trace.json.gz"))]
     found = named or [path for path in inside if _looks_like_a_trace(path)]
     if not found:
