@@ -176,15 +176,18 @@ def machines() -> Iterator[tuple[Any, Any]]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    try:
-        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        second = found.add_node(num_cpus=1)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        pytest.skip("Ray gives its nodes 30 s to start, and this machine is too busy for that")
-    yield found, second
-    found.shutdown()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        # Ray's workers are niced by 15: beside other tests they would take minutes to load torch.
+        monkeypatch.setenv("RAY_worker_niceness", "0")
+        try:
+            found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+            second = found.add_node(num_cpus=1)
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            pytest.skip("Ray gives its nodes 30 s to start, and this machine is too busy for that")
+        yield found, second
+        found.shutdown()
 
 
 @pytest.mark.slow
