@@ -35,6 +35,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # otherwise libraries tell of leaks when the interpreter ends
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first: a worker that begins one when the others are done makes all of them wait."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
