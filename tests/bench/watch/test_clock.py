@@ -640,3 +640,15 @@ def test_steps_whose_rows_a_killed_process_did_not_write_are_counted(tmp_path: P
     clock_of.close()
     (log,) = SpoolReader(tmp_path).refresh()
     assert len(log.rows) == 52
+
+
+def test_a_new_optimizer_with_the_id_of_one_that_is_gone_is_another_caller() -> None:
+    """Cross-validation: a model and an optimizer per fold, at the same address as those before them."""
+    loop = short_loop(60)
+    loop.clock.renew(8)  # nobody's so far
+    loop.clock.renew(7)
+    for _ in range(30):
+        loop.whole_step(scale=0.05)
+    loop.clock.close()
+    assert [row["caller"] for row in loop.spool.rows] == [0.0] * 60 + [1.0] * 30
+    assert rates(loop).steps == 90

@@ -56,6 +56,7 @@ class Computing(Listener):
         def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             if self.clock is not None and not is_compiling():
+                self._try(self.clock.renew, id(optimizer))
                 self._try(self._find_models, optimizer)
 
         return wrapper

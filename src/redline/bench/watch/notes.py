@@ -210,8 +210,17 @@ class Notes(DeviceMarks):
     def _number(self, optimizer: int) -> int:
         number = self._numbers.get(optimizer)
         if number is None:
-            number = self._numbers[optimizer] = len(self._numbers)
+            number = self._numbers[optimizer] = max(self._numbers.values(), default=-1) + 1
         return number
+
+    def renew(self, optimizer: int) -> None:
+        """An optimizer was made whose id is that of one that is gone, as in cross-validation: it is another one."""
+        if optimizer in self._numbers:
+            self.work_through()
+            self._numbers[optimizer] = max(self._numbers.values()) + 1
+            self._usual, self._repeats = NO_USUAL, 0
+            self._patterns.clear()
+            self._met.clear()
 
     def _pattern(self, heard: tuple[Any, ...]) -> Pattern | None:
         """What times are charged to when this is heard, from the second time on; None where it makes no pattern."""
