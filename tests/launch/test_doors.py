@@ -336,7 +336,9 @@ def test_a_server_with_odd_imports_starts_and_its_workers_end_with_it(tmp_path: 
         "    if sys.orig_argv[-1] != 'light':\n"
         "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(importable), os.environ.get("PYTHONPATH", "")])}
+    # An empty part of it would be the working folder.
+    paths = [str(importable), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [sys.executable, "-P", "-c", DESK_OF_ITS_OWN],
         cwd=working,

@@ -137,7 +137,7 @@ class Clock(Stopwatch):
         self.read_marks()
 
 
-# What hooks note after the time: a method and its arguments, to which the time is added when the notes are worked through.
+# What hooks note after the time: a method and its arguments, to which the time is added when the events are worked through.
 GOT_BATCH, BEGIN_FORWARD, LEAVE_FORWARD = Clock.got_batch, Clock.begin_forward, Clock.leave_forward
 BEGIN_OPTIMIZER, END_OPTIMIZER = Clock.begin_optimizer, Clock.end_optimizer
 ENTER_DATA, ENTER_COPY, ENTER_OPTIMIZER = (Clock.enter, DATA), (Clock.enter, COPY), (Clock.enter, OPTIMIZER)

@@ -14,10 +14,10 @@ from torch._guards import TracingContext
 from torch.optim import optimizer as optimizers
 
 from .clock import BEGIN_BACKWARD, BEGIN_FORWARD, BEGIN_GRADIENTS, LEAVE, LEAVE_FORWARD, LEFT_TRAINING, Clock
+from .events import MOST_EVENTS
 from .facts import is_out_of_memory, leading_size
 from .listener import Listener, is_compiling, is_traced
 from .models import MOST_LEVELS, Models, live_objects
-from .notes import MOST_NOTES
 
 is_grad_enabled = torch.is_grad_enabled
 
@@ -89,7 +89,7 @@ class Computing(Listener):
                 what = (BEGIN_FORWARD, id(module), samples, with_gradients, module.training)
                 clock.put_time(perf_counter())
                 clock.put(what)
-                if clock.is_direct or len(clock.notes) > MOST_NOTES:
+                if clock.is_direct or len(clock.events) > MOST_EVENTS:
                     clock.work_through()
             except Exception as error:
                 self.failed(error)
@@ -126,7 +126,7 @@ class Computing(Listener):
                     clock.loss = self._loss_of(tensors)
                 clock.put_time(at)
                 clock.put(BEGIN_BACKWARD if has_loss else BEGIN_GRADIENTS)
-                if clock.is_direct or len(clock.notes) > MOST_NOTES:
+                if clock.is_direct or len(clock.events) > MOST_EVENTS:
                     clock.work_through()
             except Exception as error:
                 self.failed(error)

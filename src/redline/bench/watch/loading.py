@@ -12,9 +12,9 @@ import torch.utils.data
 from torch.utils.data import dataloader as loaders
 
 from .clock import ENTER_COPY, ENTER_DATA, EXHAUSTED, GOT_BATCH, LEAVE
+from .events import MOST_EVENTS
 from .facts import batch_samples
 from .listener import Listener, is_compiling, is_traced
-from .notes import MOST_NOTES
 
 
 class Loading(Listener):
@@ -60,7 +60,7 @@ class Loading(Listener):
                 return original(iterator)
             clock.put_time(perf_counter())
             clock.put(ENTER_DATA)
-            if clock.is_direct or len(clock.notes) > MOST_NOTES:
+            if clock.is_direct or len(clock.events) > MOST_EVENTS:
                 self._work_through(clock)
             try:
                 batch = original(iterator)
@@ -123,7 +123,7 @@ class Loading(Listener):
         finally:
             clock.put_time(perf_counter())
             clock.put(LEAVE)
-            if clock.is_direct or len(clock.notes) > MOST_NOTES:
+            if clock.is_direct or len(clock.events) > MOST_EVENTS:
                 self._work_through(clock)
         # Asking the driver takes a few microseconds. Before the first step it is the model that moves.
         if 0 < clock.steps < 64 or (clock.steps and clock.steps % 64 == 0):

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
+from .events import MOST_WAITING, MOST_WAITING_S, NOTHING, Events
 from .marks import STEP
-from .notes import MOST_WAITING, MOST_WAITING_S, NOTHING, Notes
 from .spool import PHASES, Spool
 
 DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
@@ -31,7 +31,7 @@ EARLY_QUESTIONS = 4
 """Steps in which more is asked, as for the shapes of the inputs."""
 
 
-class Stopwatch(Notes):
+class Stopwatch(Events):
     """Charges time to the phase that is on top; phases may nest, as a forward pass in an optimizer's closure does."""
 
     # In the order of use: what a step touches lies together.
@@ -126,7 +126,7 @@ class Stopwatch(Notes):
             return False
         self._own_thread()
         self.phase, self._below, self._optimizers, self._since = OTHER, [], [], None
-        del self.times[:], self.notes[:], self._ends[:]
+        del self.times[:], self.events[:], self._ends[:]
         self.is_direct, self.is_inside, self._is_fresh, self.is_resting, self._rests = True, False, False, False, 0
         self._begin_step()
         return True

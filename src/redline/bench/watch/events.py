@@ -1,8 +1,8 @@
 """What the hooks of a watched process heard, until it is worked through.
 
 Between two hooks of a real program the processor's caches hold none of this code, and each call costs several times what a
-loop over it suggests. So a hook only notes what it heard and when, and every few steps the notes are worked through at once.
-A step in which the same was heard as in earlier ones is split as they were, without working through its notes one by one.
+loop over it suggests. So a hook only notes what it heard and when, and every few steps the events are worked through at once.
+A step in which the same was heard as in earlier ones is split as they were, without working through its events one by one.
 After such a step nothing is noted of the next few but their batches and ends (`is_resting`): what lies between a batch and
 the step's end is split as in that step. Anything else that is heard, as a model in evaluation mode, ends the rest.
 Of steps that have ended and are not worked through yet their number and end are written down, in case the process is killed.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from .marks import STEP, DeviceMarks
 from .spool import COLUMNS, PHASES, Spool
 
-MOST_NOTES = 500
+MOST_EVENTS = 500
 """That wait to be worked through although no step has ended, as in a long validation."""
 MOST_WAITING, MOST_WAITING_S = 12, 0.1
 """Steps that wait to be worked through, and how long the first of them may wait."""
@@ -50,29 +50,29 @@ NOTHING = (0.0,) * len(PHASES)
 NO_USUAL: tuple[list[Any], Pattern | None] = ([], None)
 
 
-class Notes(DeviceMarks):
-    """Notes, and how steps are made of them."""
+class Events(DeviceMarks):
+    """Events, and how steps are made of them."""
 
     # In the order of use: what a step touches lies together.
     __slots__ = (  # noqa: RUF023
-        "thread", "is_resting", "put_time", "put", "is_direct", "is_inside", "is_asking", "notes", "times", "_ends", "_most_waiting", "_work_at",
+        "thread", "is_resting", "put_time", "put", "is_direct", "is_inside", "is_asking", "events", "times", "_ends", "_most_waiting", "_work_at",
         "_is_behind", "_is_fresh", "_usual", "_since", "loss", "forwards", "_paused", "_looked", "_numbers", "_bits", "_patterns", "_met", "_rests", "_repeats", "_split", "can_rest",
     )  # fmt: skip
 
     def __init__(self, spool: Spool, now: Callable[[], float]) -> None:
         super().__init__(spool, now)
-        self.notes: list[Any] = []
+        self.events: list[Any] = []
         """What was heard and not worked through yet: a method of this class with its arguments."""
         self.times = array("d")
         """When it was heard."""
-        self.put, self.put_time = self.notes.append, self.times.append
+        self.put, self.put_time = self.events.append, self.times.append
         self._ends: list[int] = []
-        """After how many notes a step has ended."""
+        """After how many events a step has ended."""
         self._most_waiting, self._work_at = 0, -math.inf
         self._is_behind = False
-        """More notes wait to be worked through."""
+        """More events wait to be worked through."""
         self.is_direct = True
-        """Each note is worked through at once: a step may end with any of them, or its transitions are marked or captured."""
+        """Each event is worked through at once: a step may end with any of them, or its transitions are marked or captured."""
         self.is_resting = False
         """Only batches and ends of steps are noted."""
         self._rests = 0
@@ -120,8 +120,8 @@ class Notes(DeviceMarks):
 
     def work_through(self) -> None:
         """Do what was noted, as if at the time when it was heard."""
-        times, heard, ends, rests = self.times[:], self.notes[:], self._ends[:], self._rests
-        del self.times[:], self.notes[:], self._ends[:]
+        times, heard, ends, rests = self.times[:], self.events[:], self._ends[:], self._rests
+        del self.times[:], self.events[:], self._ends[:]
         self.is_resting, self._rests = False, 0
         begin = 0
         for number, end in enumerate(ends):
@@ -136,15 +136,15 @@ class Notes(DeviceMarks):
             self._work_on(heard[begin:], times[begin:])
 
     def step_ended(self, at: float) -> None:
-        """To be said after the note that ends it, where notes are not worked through at once."""
-        self._ends.append(len(self.notes))
+        """To be said after the event that ends it, where events are not worked through at once."""
+        self._ends.append(len(self.events))
         waiting = len(self._ends)
         if self.is_resting:
             self._rests += 1
-            if self.notes[-1] != self._usual[0][-1]:  # another optimizer: no step like those before
+            if self.events[-1] != self._usual[0][-1]:  # another optimizer: no step like those before
                 self.is_resting, self._repeats = False, 0
         elif waiting == 1 and self._is_fresh and self._repeats >= REPEATS:
-            self.is_resting = self.notes == self._usual[0]
+            self.is_resting = self.events == self._usual[0]
         if waiting >= self._most_waiting or at >= self._work_at:
             self.work_through()
         else:
@@ -264,7 +264,7 @@ def _shares_of_work(spent: Sequence[float], other: float) -> tuple[float, ...]:
     return (0.0, *(each / work for each in spent[1:-1]), (spent[-1] - other) / work) if work > 0 else NOTHING
 
 
-def _pattern_of(row: Mapping[str, float], intervals: int, rehearsal: Notes) -> Pattern:
+def _pattern_of(row: Mapping[str, float], intervals: int, rehearsal: Events) -> Pattern:
     """From the row of a step whose intervals took 1, 2, 4, 8… seconds."""
     phases = [0] * intervals
     for phase, name in enumerate((*PHASES, "before")):  # what is early is also in `other`, and comes last
