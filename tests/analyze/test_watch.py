@@ -360,3 +360,15 @@ def test_running_out_of_memory_is_told_with_who_held_it() -> None:
 def test_gpu_advice_is_not_given_on_a_cpu() -> None:
     codes = seen(forward=0.9, models={**FP32, "flags": {"matmul_precision": "highest"}}, usage={"copies": COPIES})
     assert not codes & {"autocast-off", "tf32-off", "not-compiled", "pageable-copies", "sync-in-loop"}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "first_s", "is_start_up"), [(0.007, 0.98, True), (0.02, 0.98, False), (0.001, 0.4, False)]
+)
+def test_a_first_step_far_beyond_the_others_compiles_also_below_a_second(
+    step_s: float, first_s: float, is_start_up: bool
+) -> None:
+    usual = {"data": 0.0, "forward": step_s, "backward": 0.0, "optimizer": 0.0, "other": 0.0}
+    rows = [row(0, **usual | {"forward": first_s}), *(row(n, **usual) for n in range(1, 200))]
+    seconds = 199 * step_s + (0.0 if is_start_up else first_s)
+    assert rates_of([FakeLog(rows)]).steps_per_s == pytest.approx((199 if is_start_up else 200) / seconds)

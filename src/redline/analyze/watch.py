@@ -16,7 +16,9 @@ Table = np.ndarray[Any, np.dtype[np.float64]]
 
 START_UP = 10.0
 """Times the median: leading steps that take longer compile, tune or fill caches, and are counted separately."""
-START_UP_S = 1.0
+START_UP_S = (0.5, 1.0)
+"""Shorter steps are no start-up, and longer ones are; between the two it must be `FAR` times the median."""
+FAR = 100.0
 OUTLIER = 2.0
 FIRST_STEPS = 3
 """Are slower than those after them wherever memory is fetched and kernels are chosen: no outliers."""
@@ -162,7 +164,8 @@ class Steps:
         kept = ~self.is_profiled
         if not kept.any():
             return np.ones(self.count, dtype=bool)
-        slow = max(START_UP * float(np.median(self.wall_s[kept])), START_UP_S)
+        usual, (least, most) = float(np.median(self.wall_s[kept])), START_UP_S
+        slow = max(START_UP * usual, min(max(FAR * usual, least), most))
         # Waiting for the first batch, as until a loader's workers run, comes back in each epoch: that is no start-up.
         steady = np.flatnonzero(self.wall_s - self.phases_s[:, PHASES.index("data")] <= slow)
         if len(steady):
