@@ -16,6 +16,7 @@ from redline.api.settings import one_spec, takes_settings
 from redline.api.train import DEFAULT_DATA, DataSettings, train_specs, training_table
 from redline.api.tune import tune
 from redline.api.workspace import Workspace, use
+from redline.conditions import counted
 from redline.errors import BenchError, TraceError, UsageError
 from redline.protocol import Profile as ProfileRequest
 from redline.record import RunRecord
@@ -133,7 +134,8 @@ class _Climb:
         cores = self._cores()
         workers = min(MOST_WORKERS, max(1, cores // 2))
         self._train("CPU, 1 thread", self._on_cpu(threads=1, workers=0))
-        self._train(f"CPU, {cores} threads and {workers} loader workers", self._on_cpu(threads=cores, workers=workers))
+        both = f"{counted(cores, 'thread')} and {counted(workers, 'loader worker')}"
+        self._train(f"CPU, {both}", self._on_cpu(threads=cores, workers=workers))
         gpu = self._gpu()
         if gpu is None:
             for name in ("GPU, fp32", "GPU, AMP over batches", "GPU, AMP at the best batch", "GPU, best recipe"):

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.train import DATA_BOUND_SHARE, LoaderFinding, TrainingSummary
+from redline.conditions import counted
 from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.training import Epoch
@@ -148,7 +149,7 @@ def loader_remarks(found: LoaderFinding) -> Iterator[Text]:
 
 def loader_sentence(found: LoaderFinding) -> str:
     share = format_share(found.data_wait_share)
-    told = f"{found.verdict}: {share} of the time passes in waiting for batches with {found.workers} loader workers"
+    told = f"{found.verdict}: {share} of the time passes in waiting for batches with {counted(found.workers, 'loader worker')}"
     if found.without_prefetch_per_s and found.together_per_s:
         told += f"; prefetching brings {found.together_per_s / found.without_prefetch_per_s:.2f}×"
     if found.verdict == "not data-bound" and found.data_wait_share > DATA_BOUND_SHARE:
