@@ -950,6 +950,35 @@ class TestGeneration:
         assert switches_of_text(found.recipe) >= {"static-cache", "compile:coordinate-descent", "graphs"}
         assert found.winner is not None
 
+    def test_kernels_of_our_own_are_compiled_around_first(self, tune: Callable[..., TuneResult]) -> None:
+        """As timed on an H200: tuned products alone take longer to prepare, and then there is no time for both."""
+        tuned = next(each for each in DECODING if each.is_slow_to_prepare)
+        kernels = SwitchChoice(switch="decode-kernels", family="attention", relieves="device", needs=(WITH_CACHE,))
+        other = SwitchChoice(switch="sdpa:flash", family="attention", relieves="device")
+        choices = (*DECODING, msgspec.structs.replace(tuned, prepare_s=45.0), kernels, other)
+
+        def seconds(spec: RunSpec) -> float:
+            return 0.00056 / 0.00065 * token_s(spec) if "decode-kernels" in switches_of(spec) else token_s(spec)
+
+        def compile_s(spec: RunSpec) -> float:
+            switches = switches_of(spec)
+            if tuned.switch in switches:
+                return 20.0 if "decode-kernels" in switches else 35.0
+            return 10.0 if "compile" in switches else 0.0
+
+        truth = dataclasses.replace(
+            self.LANDSCAPE,
+            step_s=lambda spec: first_s(spec) + 31 * seconds(spec),
+            compile_s=compile_s,
+            build_s=7.0,
+            choices=tuple({each.switch: each for each in choices}.values()),
+            facts=Facts(launches=360, step_s=0.35, host_s=0.34, peak_bytes=6 * 2**30, limit_bytes=140 * 2**30),
+        )
+        found = tune(truth, task="generate", batch=1, objective="tpot", budget="90s", replicates=2, jobs=8)
+        assert switches_of_text(found.recipe) >= {"decode-kernels", tuned.switch, "graphs"}
+        assert "sdpa:flash" not in found.recipe, "of which nothing clear is expected"
+        assert found.winner is not None
+
     def test_the_first_token_wants_another_recipe(self, tune: Callable[..., TuneResult]) -> None:
         found = tune(self.LANDSCAPE, task="generate", batch=1, objective="ttft", budget="5m", replicates=2)
         assert found.recipe in ("bf16", "fp16")

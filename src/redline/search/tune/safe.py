@@ -12,6 +12,8 @@ from redline.search.tune.space import BASELINE, BY_BLOCK, Expectation, Space, Sw
 
 GRAPH_MARGIN = 0.7
 """A graph is tried as soon as the host is expected to need this share of the time that the device needs."""
+CLEAR_GAIN = 0.3
+"""Of the logarithm of the time: more than is expected of a switch of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class SafeRecipes:
         precision = self._best("precision") if not self._is_slow("precision") else self._best("tf32")
         plain = precision | self._best("layout") | self._best("optimizer")
         graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
-        whole = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=False)))
+        # Kernels of our own leave norms and activations to a compiler, and spare it the products that it takes longest for.
+        by_hand = plain | self._best("attention", at_least=CLEAR_GAIN)
+        whole = self._first_that_may_run(self._compiled(by_hand, self._compilers(by_block=False)))
         by_block = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=True)))
         completed = [self.space.completed(each) for each in (plain, *graphed, whole, by_block)]
         return [each for each in dict.fromkeys(completed) if each and self.space.is_valid(each)]
@@ -63,8 +67,12 @@ class SafeRecipes:
         chosen = min(recording, key=lambda each: self._expected(each).device + self._expected(each).host, default=None)
         return frozenset({chosen.switch}) if chosen is not None else BASELINE
 
-    def _best(self, family: str) -> Switches:
-        usable = [each for each in self._usable(self.space.families.get(family, ())) if self._expected(each).device < 0]
+    def _best(self, family: str, at_least: float = 0.0) -> Switches:
+        usable = [
+            each
+            for each in self._usable(self.space.families.get(family, ()))
+            if self._expected(each).device < -at_least
+        ]
         chosen = min(usable, key=lambda each: self._expected(each).device, default=None)
         return frozenset({chosen.switch}) if chosen is not None else BASELINE
 

@@ -22,8 +22,6 @@ MOST_SEQUENCES = 4
 """For kernels that read a weight for a few rows; with more of them products on tensor cores are as fast."""
 SMALLEST_SHARE = 0.3
 """Of the weights, in linear layers: below it, kernels for them leave most of what a token reads as it was."""
-KERNELS_PREPARE_S = 10.0
-"""For trying how many rows of each weight a program should read; a compiler beside it has less to do (39 s together were seen)."""
 _AS_A_WHOLE = "this model generates as a whole: give it forward(tokens, cache) for more"
 
 
@@ -163,9 +161,6 @@ class DecodeKernels(_ForDecoders):
         ahead = options.get("ahead_mib", 0)
         if set(options) - {"ahead_mib"} or not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0:
             raise SpecError("switch decode-kernels takes what is fetched ahead at most: decode-kernels:ahead_mib=8")
-
-    def prepare_s(self, task: Task) -> float | None:
-        return KERNELS_PREPARE_S
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if not device.is_accelerator:
