@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -149,26 +149,32 @@ class GenerateStep:
 
     def timed(self) -> Timing:
         """One generation, begun on an idle device. Nothing waits for the device between two tokens."""
-        device, clock, others = self._setup.device, time.perf_counter, self.decoder.new_tokens - 1
         if isinstance(self.decoder, WholeGenerator):
             return self._timed_whole()
+        return self._timed_tokens(self._begin_decoding, is_issued=True)
+
+    def _timed_tokens(self, begin: Callable[[], Iterator[Any]], *, is_issued: bool) -> Timing:
+        """`begin` makes the first token, and what it returns one more each time it is asked.
+
+        `is_issued`: the host only issues the work, as much for each token; else it is busy all the time.
+        """
+        device, clock = self._setup.device, time.perf_counter
         started = clock()
-        self.prefill()
+        others = begin()
         issued = clock()
         device.synchronize()
-        first = clock()
+        first_at = clock()
         marks, token_issue_s = [device.mark()], 0.0
-        for number in range(others):
-            self.decode()
-            if number == 0:
-                token_issue_s = clock() - first
+        for _ in others:
+            if len(marks) == 1:
+                token_issue_s = clock() - first_at
             marks.append(device.mark())
         device.synchronize()
         whole_s = clock() - started
         return Timing(
-            first_s=first - started,
+            first_s=first_at - started,
             whole_s=whole_s,
-            issue_s=issued - started + others * token_issue_s,
+            issue_s=issued - started + (len(marks) - 1) * token_issue_s if is_issued else whole_s,
             token_issue_s=token_issue_s,
             token_s=device.seconds_between(marks),
         )
@@ -180,7 +186,7 @@ class GenerateStep:
         started = clock()
         made = self.decoder.asked(1)
         if inspect.isgenerator(made):
-            return self._timed_stream(self.decoder)
+            return self._timed_tokens(self._begin_stream, is_issued=False)
         device.synchronize()
         first = clock()
         self.decoder.generate(self.decoder.new_tokens)
@@ -192,24 +198,17 @@ class GenerateStep:
             first_s=first - started, whole_s=whole_s, issue_s=whole_s, token_issue_s=each, token_s=[each] * others
         )
 
-    def _timed_stream(self, decoder: WholeGenerator) -> Timing:
-        device, clock = self._setup.device, time.perf_counter
-        started = clock()
-        stream = decoder.asked(decoder.new_tokens)
+    def _begin_decoding(self) -> Iterator[None]:
+        self.prefill()
+        return self._decoded(self.decoder.new_tokens - 1)
+
+    def _decoded(self, tokens: int) -> Iterator[None]:
+        for _ in range(tokens):
+            self.decode()
+            yield
+
+    def _begin_stream(self) -> Iterator[Any]:
+        assert isinstance(self.decoder, WholeGenerator)
+        stream: Iterator[Any] = self.decoder.asked(self.decoder.new_tokens)
         next(stream)
-        device.synchronize()
-        first = clock()
-        marks, token_issue_s = [device.mark()], 0.0
-        for number, _ in enumerate(stream):
-            if number == 0:
-                token_issue_s = clock() - first
-            marks.append(device.mark())
-        device.synchronize()
-        whole_s = clock() - started
-        return Timing(
-            first_s=first - started,
-            whole_s=whole_s,
-            issue_s=whole_s,
-            token_issue_s=token_issue_s,
-            token_s=device.seconds_between(marks),
-        )
+        return stream
