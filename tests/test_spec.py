@@ -14,7 +14,8 @@ import redline.analyze.summary
 import redline.protocol
 import redline.record  # noqa: F401  (their messages and records are specs too)
 from redline.errors import SpecError
-from redline.spec import MOST_SECONDS, Frozen, LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec
+from redline.fields import MOST_SECONDS, Frozen
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec
 from redline.spec_table import load_specs, specs_from_table
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from redline.errors import SpecError
-from redline.spec import Count, Frozen, Items, LoadSpec, Seconds
+from redline.fields import Count, Frozen, Items, Seconds
+from redline.spec import LoadSpec
 
 MOST_REQUESTS = 2_000_000
 """Of one point: more would fill the memory of the desk."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from redline.fields import Frozen
 from redline.record import RunRecord, device_of
-from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, Frozen, RunSpec, WorkloadSpec
+from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec, WorkloadSpec
 from redline.units import format_bytes
 
 

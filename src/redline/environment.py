@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redline.spec import Count, Figure, Frozen, Seconds
+from redline.fields import Count, Figure, Frozen, Seconds
 
 
 class DeviceInfo(Frozen):

@@ -25,9 +25,10 @@ import msgspec
 
 from redline.conditions import condition_words, conditions_of, data_words, text_lengths
 from redline.environment import Environment
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import BENCHMARK_VERSION, Prepared, RunRecord, device_of
-from redline.spec import Frozen, RunSpec
+from redline.spec import RunSpec
 from redline.units import format_bytes
 from redline.work import Ceilings
 

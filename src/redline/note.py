@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from redline.spec import Frozen
+from redline.fields import Frozen
 
 Code = Literal[
     # what a measurement can be doubted for, and what is worth knowing about it

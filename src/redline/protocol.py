@@ -14,6 +14,7 @@ import msgspec
 
 from redline.arrivals import Served
 from redline.errors import DoorError, SpecError
+from redline.fields import Frozen
 from redline.questions import (
     CeilingsAnswer,
     CheckedSpecs,
@@ -36,7 +37,7 @@ from redline.record import (
     Prepared,
     TraceRef,
 )
-from redline.spec import Frozen, RunSpec
+from redline.spec import RunSpec
 from redline.training import Epoch, Fed, FedPart, TrainingProgress
 
 

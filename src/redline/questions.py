@@ -6,9 +6,10 @@ from collections.abc import Collection
 from typing import Literal
 
 from redline.environment import DeviceInfo, Environment
+from redline.fields import Frozen
 from redline.note import Note
 from redline.record import Capabilities, WorkloadInfo
-from redline.spec import Frozen, RunSpec
+from redline.spec import RunSpec
 from redline.work import Ceilings, Facts, MemoryUse, OperatorTime, WorkCount
 
 Relief = Literal["host", "device", "both", "memory"]

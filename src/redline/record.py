@@ -11,8 +11,9 @@ import msgspec
 
 from redline.arrivals import Served
 from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
+from redline.fields import Count, Figure, Frozen, Items, Moment, Seconds
 from redline.note import Note
-from redline.spec import Count, Figure, Frozen, Items, Moment, RunSpec, Seconds
+from redline.spec import RunSpec
 from redline.training import DataInfo, Epoch, Fed
 from redline.watching import Watched
 from redline.work import GenerationInfo, WorkCount

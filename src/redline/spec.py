@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, dataclass_transform, get_args
+from typing import Any, Literal
 
 import msgspec
 
 from redline.errors import SpecError
-from redline.units import parse_seconds
+from redline.fields import (
+    MOST_BYTES,
+    MOST_ITEMS,
+    MOST_PIXELS,
+    MOST_RANKS,
+    MOST_ROWS,
+    MOST_THREADS,
+    SEEDS,
+    Frozen,
+    require_choice,
+    require_range,
+    require_seconds,
+    require_unicode,
+    split_address,
+)
 
 Task = Literal["infer", "train", "step", "generate"]
 """`step`: a function of the user's, timed as it is."""
@@ -25,104 +39,7 @@ BASELINE = "baseline"
 """The recipe without switches: strict fp32, eager."""
 
 DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
-"""Of generation, where nothing is said."""
-
-MOST_ITEMS = 2**31 - 1
-"""Of a batch, a sequence, classes, samples: no machine holds more, and beyond 64 bits no message carries them."""
-MOST_PIXELS = 2**16
-"""Per side."""
-MOST_THREADS = 2**12
-MOST_RANKS = 2**14
-MOST_BYTES = 2**60
-MOST_SECONDS = 10**7
-"""Four months: no measurement takes longer, and no clock of the system fails to count so far."""
-MOST_CELLS = 20_000
-"""Of a grid, which would take weeks; a slip of the pen soon makes millions."""
-MOST_REPLICATES = 1000
-MOST_DEPTH = 1000
-"""Of modules within modules, which Python itself does not follow further."""
-MOST_ROWS = 1_000_000
-"""Of a listing or a table, steps under a profiler: more than anybody reads."""
-SEEDS = (-(2**63), 2**64 - 2)
-"""What torch takes, and one less: other inputs are drawn from the next seed."""
-
-
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""Of a measurement: not negative, a number, and less than a lifetime. Checked wherever a record or a message is read."""
-LAST_MOMENT = 253_400_000_000.0
-"""In the year 9999, which is as far as dates are written, in any time zone."""
-Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
-"""Seconds since the epoch."""
-Figure = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Items = Annotated[int, msgspec.Meta(ge=0, le=MOST_ITEMS)]
-
-
-def require_choice(name: str, value: str, choices: Any) -> None:
-    allowed = get_args(choices)
-    if value not in allowed:
-        raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-
-
-def require_range(name: str, value: int | None, low: int, high: int) -> None:
-    if value is None:
-        return
-    if value < low:
-        raise SpecError(f"{name} must be {low} or more, got {shown_number(value)}")
-    if value > high:
-        raise SpecError(f"{name} must be {high} or less, got {shown_number(value)}")
-
-
-def require_seconds(name: str, value: float, *, zero_too: bool = False) -> None:
-    if not (value >= 0 if zero_too else value > 0):
-        raise SpecError(f"{name} must {'not be negative' if zero_too else 'be above 0'}, got {shown_number(value)}")
-    if value > MOST_SECONDS:
-        raise SpecError(f"{name} must be {MOST_SECONDS} seconds or less, got {shown_number(value)}")
-
-
-def seconds_of(name: str, value: float | str, *, zero_too: bool = False) -> float:
-    """Of a number or a text such as "20ms"; a mistake names what it is about."""
-    try:
-        found = parse_seconds(value) if isinstance(value, str) else float(value)
-    except SpecError as error:
-        raise SpecError(f"{name}: {error}") from None
-    require_seconds(name, found, zero_too=zero_too)
-    return found
-
-
-def split_address(name: str, text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`."""
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise SpecError(f"{name} must be HOST:PORT, such as node1:7777, got {text!r}")
-    return host, int(port)
-
-
-def shown_number(value: float) -> str:
-    """As text; Python writes out no number of thousands of digits."""
-    is_long = isinstance(value, int) and abs(value) >= 10**30
-    return "a number of more than 30 digits" if is_long else str(value)
-
-
-def require_unicode(name: str, text: str) -> None:
-    """A name typed in another encoding reaches Python as half a surrogate pair, which no message can carry."""
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise SpecError(f"{name} {text!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
-    if "\0" in text:
-        raise SpecError(f"{name} {text!r} has a NUL character in it")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class _FrozenMeta(msgspec.StructMeta):
-    """Gives every spec and record the same settings: msgspec hands down none of them by itself."""
-
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> Any:
-        fixed = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
-        return super().__new__(mcls, name, bases, namespace, **{**fixed, **settings})
-
-
-class Frozen(msgspec.Struct, metaclass=_FrozenMeta):
-    """The base of all specs and records: frozen, keyword-only, unknown fields refused."""
+"""Defaults of generation."""
 
 
 class Switch(Frozen):

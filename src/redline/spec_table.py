@@ -12,20 +12,8 @@ from typing import Any, Literal, get_origin
 import msgspec
 
 from redline.errors import SpecError, closest
-from redline.spec import (
-    BASELINE,
-    MOST_BYTES,
-    MOST_ITEMS,
-    DataSpec,
-    LaunchSpec,
-    MeasureSpec,
-    Recipe,
-    RunSpec,
-    TrainSpec,
-    WorkloadSpec,
-    require_choice,
-    require_range,
-)
+from redline.fields import MOST_BYTES, MOST_ITEMS, require_choice, require_range
+from redline.spec import BASELINE, DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 from redline.units import parse_bytes
 
 

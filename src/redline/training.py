@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from redline.spec import Augment, Frozen, Stem
+from redline.fields import Frozen
+from redline.spec import Augment, Stem
 
 DATA_PHASE = "data"
 """Of a step: waiting for its batch. The other phases are those of the training step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redline.spec import Count, Figure, Frozen, Moment, Seconds
+from redline.fields import Count, Figure, Frozen, Moment, Seconds
 
 PHASES = ("data", "copy", "forward", "backward", "optimizer", "other")
 """What the time of a watched step is split into; together they are all of it."""

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from redline.fields import Count, Figure, Frozen, Items, Moment, Seconds
 from redline.note import Note
-from redline.spec import Count, Figure, Frozen, Items, Moment, Seconds
 
 OperatorKind = Literal[
     "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "other"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from redline.errors import SpecError, UsageError
+from redline.fields import MOST_CELLS
 from redline.questions import Checked
 from redline.record import Capabilities
 from redline.search.grid import (
@@ -20,7 +21,7 @@ from redline.search.grid import (
     preset,
     read_sweep,
 )
-from redline.spec import MOST_CELLS, MeasureSpec, RunSpec
+from redline.spec import MeasureSpec, RunSpec
 from redline.spec_table import layered
 
 

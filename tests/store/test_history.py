@@ -12,9 +12,9 @@ from store_writer import make_block, make_prepared, make_record
 
 from redline.environment import Memory, TelemetrySample
 from redline.errors import RecordError, StoreError, UsageError
+from redline.fields import LAST_MOMENT
 from redline.note import note
 from redline.record import Closed, Failure, RunRecord, TraceRef
-from redline.spec import LAST_MOMENT
 from redline.store import History, Row, queries
 from redline.store.codec import pack_head, point_values, read_exported
 

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
+from redline.fields import Frozen
 from redline.identity import given
 from redline.record import RunRecord
-from redline.spec import DataSpec, Frozen, Recipe, RunSpec, TrainSpec
+from redline.spec import DataSpec, Recipe, RunSpec, TrainSpec
 from redline.units import exact_bytes
 from redline.work import Ceilings
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from redline.spec import Frozen
+from redline.fields import Frozen
 from redline.work import PRODUCTS, Ceilings, OperatorKind, OperatorTime, OperatorWork, WorkCount
 
 LimitedBy = Literal["compute", "memory"]

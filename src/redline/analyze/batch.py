@@ -25,9 +25,10 @@ from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, ThroughputInterval, summarize
 from redline.conditions import conditions_text
 from redline.errors import SpecError
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Failure, RunRecord
-from redline.spec import Frozen, Task
+from redline.spec import Task
 from redline.units import format_seconds
 
 Purpose = Literal["largest", "knee", "slo"]

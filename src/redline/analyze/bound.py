@@ -17,9 +17,9 @@ from redline.analyze.attainable import attainable
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.generation import generation_of
 from redline.analyze.trust import device_kind
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Block, RunRecord
-from redline.spec import Frozen
 from redline.training import steady_epochs, wait_share
 from redline.units import format_bytes
 from redline.work import Ceilings

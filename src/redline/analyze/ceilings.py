@@ -9,9 +9,9 @@ from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.conditions import conditions_text
 from redline.errors import UsageError
+from redline.fields import Frozen
 from redline.note import Note
 from redline.record import RunRecord
-from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.decode import read_trace
 from redline.trace.operators import module_times

@@ -20,6 +20,7 @@ from redline.analyze.blocks import latency_blocks, ratio_in_turns, timed_blocks
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
 from redline.analyze.trust import device_kind, verdict
 from redline.errors import UsageError
+from redline.fields import Frozen
 from redline.identity import (
     Benchmark,
     across_devices,
@@ -31,7 +32,6 @@ from redline.identity import (
 )
 from redline.note import Note, note
 from redline.record import RunRecord, TimeKind
-from redline.spec import Frozen
 
 ComparisonVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "invalid"]
 Basis = Literal["turns", "replicates", "single runs", "none"]

@@ -10,9 +10,10 @@ import msgspec
 from redline.analyze.attainable import LimitedBy
 from redline.analyze.summary import RunSummary
 from redline.environment import DeviceInfo
+from redline.fields import Frozen
 from redline.note import Note
 from redline.record import WorkloadInfo
-from redline.spec import Frozen, RunSpec
+from redline.spec import RunSpec
 from redline.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
 
 

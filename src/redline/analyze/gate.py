@@ -25,9 +25,9 @@ from redline.analyze.checks import Check
 from redline.analyze.compare import allowance, between_processes, median_step_s
 from redline.analyze.race import SMALLEST_SPREAD
 from redline.analyze.statistics import PairedLog, student_t
+from redline.fields import Frozen
 from redline.note import Note
 from redline.record import RunRecord
-from redline.spec import Frozen
 
 GateVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "failed"]
 GateBasis = Literal["interleaved", "stored", "none"]

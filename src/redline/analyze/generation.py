@@ -7,9 +7,9 @@ from statistics import median
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.statistics import percentile
+from redline.fields import Frozen
 from redline.identity import batch_of
 from redline.record import RunRecord
-from redline.spec import Frozen
 from redline.work import CacheKind, Ceilings, GenerationInfo
 
 READING_SHARE = 0.6

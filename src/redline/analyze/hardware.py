@@ -12,8 +12,8 @@ import numpy as np
 
 from redline.analyze.attainable import LimitedBy
 from redline.analyze.roofline import Datasheet
+from redline.fields import Frozen
 from redline.record import RunRecord
-from redline.spec import Frozen
 from redline.trace.classes import PRODUCT_CLASSES, KernelClass, class_of
 from redline.trace.columns import DeviceInfo, Trace
 from redline.trace.intervals import distinct

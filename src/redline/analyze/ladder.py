@@ -8,8 +8,8 @@ import msgspec
 
 from redline.analyze.profile import Profile
 from redline.analyze.train import TrainingSummary, training_of
+from redline.fields import Frozen
 from redline.record import RunRecord
-from redline.spec import Frozen
 from redline.units import format_share
 
 

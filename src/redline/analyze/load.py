@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from redline.analyze.statistics import percentile
 from redline.arrivals import Served
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Failure, Numerics, RunRecord, device_of
-from redline.spec import Frozen
 
 SETTLING = 0.1
 """Share of the requests that find a queue still filling up, and are left out of percentiles and means."""

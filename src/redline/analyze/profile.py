@@ -31,9 +31,9 @@ from redline.analyze.profile_ranks import (
     works_of,
 )
 from redline.conditions import conditions_text
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
-from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
 from redline.trace.columns import Lost, Trace, Work

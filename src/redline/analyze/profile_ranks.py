@@ -10,8 +10,8 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from redline.fields import Frozen
 from redline.note import Note, note
-from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.collectives import Calls, Waiting, host_calls, waiting_of
 from redline.trace.columns import Trace, Work

@@ -15,8 +15,9 @@ from typing import Literal
 
 from redline.analyze.blocks import blocks_as, has_solo_blocks, round_medians_s
 from redline.analyze.statistics import PairedLog, paired_log, student_t
+from redline.fields import Frozen
 from redline.record import RunRecord, TimeKind
-from redline.spec import Frozen, RunSpec
+from redline.spec import RunSpec
 
 RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Block, RankBlock, RankInfo, RunRecord
-from redline.spec import Frozen
 from redline.units import format_seconds
 
 STRAGGLER = 1.1

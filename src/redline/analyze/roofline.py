@@ -13,9 +13,9 @@ import msgspec
 
 from redline.analyze.attainable import Attainable, ClassLimit, LimitedBy, attainable
 from redline.analyze.bound import Bound, bound, step_s
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import RunRecord
-from redline.spec import Frozen
 from redline.work import Ceilings, WorkCount
 
 _MEMORY_SIZE = r"(?:[- ]\d+ ?GB)?"

@@ -14,9 +14,10 @@ import msgspec
 from redline.analyze.bound import Bound
 from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription, rank_peaks
 from redline.analyze.summary import RunSummary, summarize
+from redline.fields import Frozen
 from redline.note import Note
 from redline.record import Failure, RunRecord
-from redline.spec import Frozen, Task
+from redline.spec import Task
 from redline.units import format_bytes, format_seconds, format_share
 
 Mode = Literal["weak", "strong"]

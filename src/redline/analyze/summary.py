@@ -35,6 +35,7 @@ from redline.analyze.train import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
 from redline.conditions import Conditions, conditions_of
 from redline.environment import Memory
+from redline.fields import Frozen
 from redline.identity import batch_of
 from redline.record import (
     BatchOrigin,
@@ -47,7 +48,7 @@ from redline.record import (
     StopReason,
     device_of,
 )
-from redline.spec import Frozen, Task
+from redline.spec import Task
 from redline.work import CacheKind, Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]

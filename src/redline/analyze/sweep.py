@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from redline.analyze.summary import RunSummary
+from redline.fields import Frozen
 from redline.note import Note
 from redline.record import Failure, RunRecord
-from redline.spec import Frozen, RunSpec, Task
+from redline.spec import RunSpec, Task
 
 SweepStatus = Literal["done", "failed", "pending"]
 

@@ -11,9 +11,10 @@ from typing import Literal, get_args
 from redline.analyze.blocks import shift, timed_blocks
 from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
+from redline.fields import Frozen
 from redline.note import Code, Note, note
 from redline.record import BlockKind, Numerics, RunRecord
-from redline.spec import Frozen, MeasureSpec
+from redline.spec import MeasureSpec
 from redline.training import steady_epochs
 from redline.units import format_share
 

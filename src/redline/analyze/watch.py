@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from redline.spec import Frozen
+from redline.fields import Frozen
 from redline.watching import PHASES
 
 Table = np.ndarray[Any, np.dtype[np.float64]]

@@ -13,13 +13,14 @@ from redline.analyze.batch import SLO_TESTS, BatchFinding, SloTargets
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import DoorError, SpecError, UsageError
+from redline.fields import Frozen, seconds_of
 from redline.migrations import decode, encode
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 from redline.search.batch import MAX_TRIALS, require_batches, search_batch
 from redline.search.spread import Collected, on_cluster, require_cluster
-from redline.spec import Frozen, RunSpec, seconds_of
+from redline.spec import RunSpec
 from redline.spec_table import layered
 
 

@@ -14,9 +14,10 @@ from redline.analyze.gate import THRESHOLD
 from redline.api.report import is_file
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
+from redline.fields import Frozen, require_choice
 from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
 from redline.record import RunRecord
-from redline.spec import Frozen, Recipe, RunSpec, require_choice
+from redline.spec import Recipe, RunSpec
 from redline.spec_table import TableError, layered, read_toml, specs_from_table
 from redline.store import History
 from redline.store.archive import is_history

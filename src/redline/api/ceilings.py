@@ -13,12 +13,12 @@ from redline.analyze.ceilings import CeilingsSummary, ceilings_summary
 from redline.api.settings import Settings, listed, one_spec, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
+from redline.fields import MOST_ITEMS
 from redline.identity import device_key
 from redline.questions import AskCeilings, AskOperators, CeilingsAnswer, OperatorCase, OperatorName, OperatorTimes
 from redline.report.ceilings import ceilings_report, ops_json, ops_report
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
-from redline.spec import MOST_ITEMS
 from redline.work import Ceilings
 
 

@@ -18,13 +18,14 @@ from redline.api.tune import tune
 from redline.api.workspace import Workspace, use
 from redline.conditions import counted
 from redline.errors import BenchError, TraceError, UsageError
+from redline.fields import Frozen
 from redline.protocol import Profile as ProfileRequest
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.ladder import draw_ladder, ladder_report
 from redline.report.notebook import Bars, Shown
 from redline.search.train import After
-from redline.spec import Frozen, Recipe, RunSpec
+from redline.spec import Recipe, RunSpec
 from redline.trace.decode import read_trace
 
 AMP = "amp"

@@ -15,12 +15,13 @@ from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.arrivals import rate_of, read_arrivals
 from redline.errors import SpecError
+from redline.fields import MOST_ROWS, seconds_of
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.load import load_report, plot_loads
 from redline.report.notebook import Shown
 from redline.search.load import SECONDS, LoadQuestion, require_measurable, serve_rates
-from redline.spec import MOST_ROWS, LoadSpec, RunSpec, seconds_of
+from redline.spec import LoadSpec, RunSpec
 from redline.spec_table import layered
 
 MOST_RATE = 1e7

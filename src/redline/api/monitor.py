@@ -14,10 +14,10 @@ from rich.console import RenderableType
 
 from redline.environment import TelemetrySample
 from redline.errors import UsageError
+from redline.fields import Frozen
 from redline.report.export import JsonDocument, json_document
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Bars, Shown
-from redline.spec import Frozen
 from redline.telemetry.machine import (
     Card,
     EnergyMeter,

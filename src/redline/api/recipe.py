@@ -10,9 +10,10 @@ import msgspec
 
 from redline.api.workspace import Workspace
 from redline.errors import BenchError, UsageError
+from redline.fields import Frozen
 from redline.launch.inline import InlineDoor
 from redline.questions import AskSnippet, Snippet
-from redline.spec import Frozen, OptimizerName, RunSpec, Task
+from redline.spec import OptimizerName, RunSpec, Task
 from redline.spec_table import specs_from_table
 
 _HANDED_OVER = "yours"

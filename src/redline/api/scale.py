@@ -18,12 +18,13 @@ from redline.analyze.trust import device_kind
 from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
+from redline.fields import MOST_RANKS, require_range
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.scale import plot_scale, scale_report
 from redline.search.grid import parse_batches
 from redline.search.scale import measure_scale
-from redline.spec import MOST_RANKS, RunSpec, require_range
+from redline.spec import RunSpec
 
 
 class ScaleResult(Shown, Sequence[ScalePoint]):

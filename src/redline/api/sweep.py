@@ -15,6 +15,7 @@ from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, TokenTarget
 from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
+from redline.fields import MOST_REPLICATES, require_range, seconds_of
 from redline.record import RunRecord
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
@@ -32,7 +33,6 @@ from redline.search.sweep import (
     sweep_plan,
     unsettled,
 )
-from redline.spec import MOST_REPLICATES, require_range, seconds_of
 from redline.spec_table import layered
 from redline.units import parse_price
 

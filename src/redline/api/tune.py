@@ -18,6 +18,7 @@ from redline.api.recipe import PlainRecipe, arguments_of, recipe
 from redline.api.settings import OtherSettings, listed, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, DoorError, RecordError, SpecError, UsageError
+from redline.fields import Frozen
 from redline.migrations import decode, encode
 from redline.note import Note, note
 from redline.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
@@ -44,7 +45,7 @@ from redline.search.tune.result import TuneSummary, summary_of, with_price
 from redline.search.tune.space import space_for
 from redline.search.tune.tuner import Clock, Tuner, usual_jobs
 from redline.search.tune.winner import Winner
-from redline.spec import Frozen, Recipe
+from redline.spec import Recipe
 from redline.units import parse_price, parse_seconds
 
 

@@ -62,9 +62,9 @@ def flops(
     from redline.api.flops import flops as count_model
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
+    from redline.fields import MOST_DEPTH, require_range
     from redline.report.flops import FlopsReport
     from redline.report.terminal import make_console
-    from redline.spec import MOST_DEPTH, require_range
 
     require_range("depth", depth, 0, MOST_DEPTH)
     needless = [name for name in ("device", "threads") if name in given and not (latency or batches)]

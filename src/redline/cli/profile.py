@@ -109,11 +109,11 @@ def profile(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.cli.report import tell_report
+    from redline.fields import MOST_ROWS, require_range
     from redline.report.export import json_document
     from redline.report.folder import check_folder
     from redline.report.profile import ProfileReport, sort_named
     from redline.report.terminal import make_console
-    from redline.spec import MOST_ROWS, require_range
 
     for name, least in (("steps", 1), ("wait", 0), ("warmup", 0)):
         require_range(name, given.get(name), least, MOST_ROWS)

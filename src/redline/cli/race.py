@@ -42,8 +42,8 @@ def race(
     from redline.api.race import race as race_recipes
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveRace
+    from redline.fields import MOST_REPLICATES, require_range
     from redline.report.terminal import make_console
-    from redline.spec import MOST_REPLICATES, require_range
 
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     with LiveRace() as observer, Workspace(observer=observer) as workspace:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from redline.fields import Frozen
 from redline.report.export import json_document
-from redline.spec import Frozen
 from redline.units import printable
 from redline.work import ModuleWork, WorkCount
 

@@ -14,8 +14,9 @@ import msgspec
 import psutil
 
 from redline.errors import UsageError
+from redline.fields import Frozen
 from redline.launch.connection import checkout_of, current_folder
-from redline.spec import Frozen, LaunchSpec
+from redline.spec import LaunchSpec
 
 GIT_TIMEOUT_S = 120.0
 SETUP_TIMEOUT_S = 1800.0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from redline.errors import DoorError, UsageError
+from redline.fields import split_address
 from redline.launch.connection import (
     LOOK_EVERY_S,
     Callback,
@@ -30,7 +31,7 @@ from redline.launch.spawn import start_guarded
 from redline.processes import keep_standard_descriptors
 from redline.protocol import Hello, receive_reply
 from redline.record import Failure
-from redline.spec import LaunchSpec, RunSpec, split_address
+from redline.spec import LaunchSpec, RunSpec
 
 WORKER = "redline.bench.worker"
 START_TIMEOUT_S = 180.0

@@ -17,6 +17,7 @@ from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.train import TrainingSummary
 from redline.environment import Environment
 from redline.errors import TraceError
+from redline.fields import Frozen
 from redline.identity import Subject, subjects_of
 from redline.note import Note, note
 from redline.record import RunRecord
@@ -24,7 +25,6 @@ from redline.report.memory import MemoryRow
 from redline.report.roofline import RooflineChart, roofline_charts
 from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios, with_winners
 from redline.search.tune.result import TuneSummary
-from redline.spec import Frozen
 from redline.trace.decode import read_trace
 from redline.trace.lanes import Lanes, lanes_of
 from redline.units import format_bytes

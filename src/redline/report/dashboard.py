@@ -20,11 +20,11 @@ from redline import __version__
 from redline.analyze.profile import Profile
 from redline.analyze.recommend import Advice, rate, recommendable
 from redline.analyze.summary import RunSummary
+from redline.fields import Frozen
 from redline.report import tune
 from redline.report.answers import answers_of
 from redline.report.contents import METHOD, Contents, places_of
 from redline.report.payload import as_json, payload_of
-from redline.spec import Frozen
 from redline.units import THIN_SPACE, format_seconds
 
 FIRST = ("recipe", "throughput", "latency")

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import SpecError
+from redline.fields import Frozen
 from redline.note import Note
 from redline.report.contents import Contents
 from redline.report.dashboard import dashboard
 from redline.report.export import export_csv, export_epochs_csv, export_json
 from redline.report.markdown import markdown
 from redline.report.plots import draw_pictures
-from redline.spec import Frozen
 
 
 class ReportFiles(Frozen):

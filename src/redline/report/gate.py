@@ -12,9 +12,9 @@ from rich.text import Text
 
 from redline.analyze.checks import Check
 from redline.analyze.gate import GateRow, GateVerdict
+from redline.fields import Frozen
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, table
-from redline.spec import Frozen
 from redline.units import format_bytes, format_seconds
 
 STYLES = {

@@ -15,13 +15,13 @@ from rich.text import Text
 from redline.analyze.history import Drift, sparkline
 from redline.analyze.summary import RunSummary
 from redline.conditions import Conditions, condition_words
+from redline.fields import Frozen
 from redline.identity import Benchmark
 from redline.record import BatchOrigin
 from redline.report.cells import generation_cells, limit_lines, ratio_cell, rounded, trust_cell
 from redline.report.export import JsonDocument, json_document
 from redline.report.run import FittingTable
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.spec import Frozen
 from redline.store import Row
 from redline.units import format_bytes, format_seconds, format_share
 

@@ -9,9 +9,9 @@ from typing import Any, get_args
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from redline.fields import Frozen
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.spec import Frozen
 from redline.units import format_bytes, format_share
 from redline.work import MemoryCategory, MemoryUse
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from redline.analyze.finding import Finding
+from redline.fields import Frozen
 from redline.report.terminal import one_line
 from redline.report.train import figure, rate
-from redline.spec import Frozen
 from redline.units import format_bytes, format_seconds, format_share
 
 

@@ -14,9 +14,9 @@ from rich.text import Text
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow
 from redline.analyze.replicates import Line
 from redline.analyze.summary import CeilingsOf, RunSummary
+from redline.fields import Frozen
 from redline.report.canvas import check_picture, save_figure
 from redline.report.terminal import Fitted, make_table
-from redline.spec import Frozen
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.work import Ceilings
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline import __version__
+from redline.fields import Frozen
 from redline.report.history import Listed, SeriesTrend
-from redline.spec import Frozen
 from redline.units import format_seconds, significant
 
 WIDTH, HEIGHT = 640, 160

@@ -25,12 +25,13 @@ from redline.analyze.batch import (
     trial_of,
 )
 from redline.errors import SpecError
+from redline.fields import MOST_ITEMS
 from redline.launch.door import Door
 from redline.record import RunRecord
 from redline.search.largest import Room, Tried, bounds, next_batch
 from redline.search.observer import Journal, Observer
 from redline.search.run import measure_together
-from redline.spec import MOST_ITEMS, MeasureSpec, RunSpec
+from redline.spec import MeasureSpec, RunSpec
 
 MAX_TRIALS = 8
 """For the largest batch and the knee together."""

@@ -16,10 +16,11 @@ import msgspec
 
 from redline.analyze.sweep import IdleExclusion
 from redline.errors import SpecError, UnknownName, UsageError
+from redline.fields import MOST_CELLS, MOST_ITEMS, require_range
 from redline.identity import spec_key
 from redline.note import note
 from redline.questions import Checked
-from redline.spec import MOST_CELLS, MOST_ITEMS, Recipe, RunSpec, Task, require_range
+from redline.spec import Recipe, RunSpec, Task
 from redline.spec_table import for_trainers, layered, read_toml, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")

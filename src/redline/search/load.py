@@ -10,13 +10,14 @@ import msgspec
 from redline.analyze.load import LoadPoint, curve_of, load_point
 from redline.arrivals import MOST_REQUESTS, at_rate, poisson_arrivals
 from redline.errors import SpecError
+from redline.fields import Frozen
 from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.protocol import Prepare, PreparedReply, Progress, Reply, Request, Serve, ServedReply
 from redline.record import RunRecord, StopReason, new_id
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
-from redline.spec import Effort, Frozen, RunSpec
+from redline.spec import Effort, RunSpec
 
 SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
 """Of requests at each rate."""

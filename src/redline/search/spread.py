@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 from redline.errors import DoorError, MissingExtra, RedlineError, SpecError, UsageError
+from redline.fields import Frozen, split_address
 from redline.launch import open_door
 from redline.locks import device_lock
 from redline.migrations import decode, encode
 from redline.record import Failure, RunRecord, new_id
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
-from redline.spec import Frozen, RunSpec, split_address
+from redline.spec import RunSpec
 
 RETRIES = 3
 """Of a trial whose machine was lost."""

@@ -13,10 +13,10 @@ import msgspec
 from redline.analyze.blocks import timed_blocks
 from redline.environment import TelemetrySample
 from redline.errors import RecordError, RedlineError, SpecError, UsageError
+from redline.fields import LAST_MOMENT
 from redline.identity import Series, is_capture, series_of
 from redline.migrations import encode, migrate
 from redline.record import Block, FailureKind, RunRecord, device_of
-from redline.spec import LAST_MOMENT
 
 if TYPE_CHECKING:
     from sqlalchemy import RowMapping

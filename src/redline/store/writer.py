@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from redline.errors import StoreError
+from redline.fields import Frozen
 from redline.migrations import migrate
 from redline.processes import this_process
 from redline.record import Block, RunRecord
-from redline.spec import Frozen
 from redline.store import queries
 from redline.store.codec import TuneRow, column_text, pack_block, pack_head, point_values, row_of, series_body
 from redline.work import Ceilings

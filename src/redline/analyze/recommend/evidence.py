@@ -12,10 +12,11 @@ from redline.analyze.batch import BatchTrial, Knee, supported_knee, timed_trial
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import DISQUALIFYING
+from redline.fields import Frozen
 from redline.identity import Subject
 from redline.note import Note
 from redline.record import Failure, Numerics, RunRecord
-from redline.spec import BASELINE, Frozen, RunSpec
+from redline.spec import BASELINE, RunSpec
 from redline.units import format_ratio, format_seconds, significant
 
 CLEARLY_FASTER = 1.03

@@ -18,10 +18,11 @@ from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import farthest
 from redline.errors import SpecError
+from redline.fields import Frozen
 from redline.identity import Subject
 from redline.search.tune.result import TuneSummary
 from redline.search.tune.winner import ONE_PROCESS_DOUBT, Winner
-from redline.spec import BASELINE, Frozen
+from redline.spec import BASELINE
 
 
 class Gain(Frozen):

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, SpecError, UsageError
+from redline.fields import Frozen, require_choice
 from redline.identity import different_fields, given, question_key
 from redline.note import Note, notes_from_texts
 from redline.record import FailureScope, TimeKind
-from redline.spec import Frozen, RunSpec, require_choice
+from redline.spec import RunSpec
 from redline.store import TuneLedger, TuneRow
 from redline.work import Facts
 

@@ -12,6 +12,7 @@ from redline.analyze.advice import command_line
 from redline.analyze.race import RaceVerdict
 from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, summarize
 from redline.analyze.trust import farthest
+from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import FailureScope, Numerics, RunRecord
 from redline.search.tune.lessons import metric_of, rejection, unproven
@@ -27,7 +28,7 @@ from redline.search.tune.winner import (
     winner_and_its_replicates,
     winner_of,
 )
-from redline.spec import Frozen, Task
+from redline.spec import Task
 from redline.units import significant
 from redline.work import Facts
 
