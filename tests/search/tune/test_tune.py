@@ -531,6 +531,13 @@ class TestBudget:
         assert result.winner.low > 1.05
         assert result.summary.seconds < 200
 
+    def test_what_is_left_of_it_narrows_a_wide_interval(self, tune: Callable[..., TuneResult]) -> None:
+        """Processes that differ by a third: two replicates leave a gain of 1 to 20 times open."""
+        result = tune(landscape(offset_sigma=0.3), budget="20m", replicates=2, batch=32)
+        assert len(result.tune.finals) == 5
+        steady = tune(landscape(), budget="20m", replicates=2, batch=32, name="steady")
+        assert len(steady.tune.finals) < 5
+
     def test_one_that_holds_the_baseline_alone_concludes_nothing(self, history: History) -> None:
         result = tuned(FakeDoor(landscape()), history, budget=3.0)
         assert {trial.recipe for trial in result.tune.trials} == {"baseline"}

@@ -28,6 +28,8 @@ LEAST_SCALE = 0.5
 """Of what is expected: replicates that took less may take more again."""
 GRACE = 0.1
 """Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
+WIDE = 1.25
+"""The upper end of an interval over its lower: a gain of 3 to 20 times tells nobody what to expect."""
 ABLATION_REPLICATES = 2
 FULL_LOSS_PATH = 20
 
@@ -55,6 +57,20 @@ def decide(tuner: Tuner, untried: Switches | None = None) -> None:
         if set(finalists) <= {BASELINE} and rejected_in_finals(tuner.tune, tuner.records):
             finalists = choose_finalists(tuner)  # all that raced went wrong: those behind them have their turn
             replicates = []
+
+
+def narrow(tuner: Tuner) -> None:
+    """More replicates of the winner and the baseline while the interval of its gain is wide and there is time."""
+    chosen = winner_of(tuner.tune, tuner.records)
+    race = _race(tuner)
+    while chosen not in (None, "baseline") and len(tuner.tune.finals) < MOST_REPLICATES:
+        replicates = replicates_of(tuner.tune.finals, tuner.records)
+        gain = pair_of(replicates, "baseline", chosen, tuner.asked.kind)
+        if gain is None or gain.low is None or gain.high is None or gain.high <= WIDE * gain.low:
+            return
+        if not _run_final(tuner, race, [BASELINE, tuner.space.switches_of(chosen)]):
+            return
+        chosen = winner_of(tuner.tune, tuner.records)
 
 
 def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:

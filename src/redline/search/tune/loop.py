@@ -10,7 +10,7 @@ from redline.note import note
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
-from redline.search.tune.finals import ablate, decide, simplify, untold_switches
+from redline.search.tune.finals import ablate, decide, narrow, simplify, untold_switches
 from redline.search.tune.model import Beliefs
 from redline.search.tune.planner import (
     kept_s,
@@ -54,6 +54,7 @@ def search(tuner: Tuner) -> None:
         with tuner.spending("race"):
             decide(tuner, safe_to_race(tuner))
             tuner.drop_twins()
+            narrow(tuner)
         _note_a_short_race(tuner)
         _take_apart(tuner)
         prove_winner(tuner)
