@@ -10,6 +10,8 @@ snippet must run within 5 % of what tune measured, and failed trials may take a 
 Each row is written as soon as it is known: a line of `tune_on_gpu.jsonl` and the table `tune_on_gpu.md`; each search's report
 and JSON go beside them. Several calls into one folder make one table, and `--merge` adds the rows of other folders. Every
 process compiles from an empty cache of its own, so neither the hand nor the tuner profits from what the other one compiled.
+With `--hands-at-once` the loops by hand of all workloads compile at the same time, and are then timed one by one while the
+others stand still.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import contextlib
 import json
 import math
 import os
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
@@ -42,6 +46,8 @@ AT_LEAST, WITHIN, MOST_FAILED = 0.95, 0.05, 0.1
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 HAND_S, SNIPPET_S, ENDING_S = 60.0, 45.0, 15.0
 """What a loop by hand, a snippet, and starting and ending a search are expected to take before they were seen."""
+HANDS_S = 150.0
+"""For all loops by hand to compile at the same time; one that takes longer is left out of the row."""
 Row = dict[str, Any]
 Key = tuple[str, str]
 """Workload and budget."""
@@ -57,6 +63,9 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="JSONL", help="add rows of earlier calls")
     parser.add_argument(
         "--keep-hand", action="store_true", help="use the by-hand figures of earlier rows, and mark them"
+    )
+    parser.add_argument(
+        "--hands-at-once", action="store_true", help="compile all loops by hand at the same time, to save time"
     )
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
     given = parser.parse_args()
@@ -76,11 +85,12 @@ def checked_rows(names: list[str], given: argparse.Namespace, earlier: dict[Key,
     """One row for each workload for which there is time."""
     ends_at = time.perf_counter() + given.seconds
     left_out, broken = [], []
+    at_once = hands_of(names, HANDS_S) if given.hands_at_once else {}
     with contextlib.closing(open_door(LaunchSpec())) as door:
         for name in names:
             started = time.perf_counter()
             known = next((row["hand"] for (other, _), row in earlier.items() if other == name), None)
-            kept = known if given.keep_hand else None
+            kept = at_once.get(name) or (known if given.keep_hand else None)
             if started + expected_s(given, known, kept) > ends_at:
                 left_out.append(name)
                 continue
@@ -92,7 +102,11 @@ def checked_rows(names: list[str], given: argparse.Namespace, earlier: dict[Key,
                 broken.append(name)
                 continue
             row = row_of(name, given, hand, document)
-            yield {**row, "hand_is_earlier": kept is not None, "wall_s": time.perf_counter() - started}
+            yield {
+                **row,
+                "hand_is_earlier": kept is not None and name not in at_once,
+                "wall_s": time.perf_counter() - started,
+            }
     for what, those in (("left out, as they would not end in time", left_out), ("the search broke", broken)):
         if those:
             print(f"{what}: {' '.join(those)}", flush=True)
@@ -127,6 +141,64 @@ def hand_of(name: str, seconds: float) -> Row:
         rates[variant] = WORKLOADS[name].batch / float(said) if said is not None else 0.0
     print(f"{name}: by hand {', '.join(f'{variant} {rate:,.0f}/s' for variant, rate in rates.items())}", flush=True)
     return {"rates": rates, "seconds": time.perf_counter() - started}
+
+
+def hands_of(names: list[str], seconds: float) -> dict[str, Row]:
+    """The same for several workloads, compiled at the same time and timed alone; those missing that did not get ready."""
+    started = time.perf_counter()
+    ends_at = started + seconds
+    found: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory(prefix="hand-cache-", ignore_cleanup_errors=True) as folder:
+        loops = [Hand(name, variant, folder) for name in names for variant in WORKLOADS[name].by_hand]
+        for loop in loops:
+            loop.wait(ends_at - time.perf_counter())
+        for loop in loops:
+            loop.time()
+        for name in names:
+            rates = {loop.variant: loop.rate for loop in loops if loop.name == name}
+            if all(rate is not None for rate in rates.values()):
+                found[name] = {"rates": rates, "seconds": time.perf_counter() - started}
+            print(f"{name}: by hand {rates}", flush=True)
+    return found
+
+
+class Hand:
+    """A loop by hand in a process of its own, which compiles, stands still, and is timed when told to."""
+
+    def __init__(self, name: str, variant: str, folder: str) -> None:
+        self.name, self.variant = name, variant
+        self.rate: float | None = None
+        self.said: queue.Queue[str] = queue.Queue()
+        caches = {cache: f"{folder}/{name}-{variant}/{cache}" for cache in CACHES}
+        self.process = subprocess.Popen(
+            [sys.executable, str(FILE), name, variant, "--wait"], env={**os.environ, **caches}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.put(line.strip())
+        self.said.put("")
+
+    def wait(self, seconds: float) -> None:
+        """Until it is ready; a loop that is not in time is ended, so that it does not compile beside the others' timing."""
+        with contextlib.suppress(queue.Empty):
+            while (line := self.said.get(timeout=max(seconds, 0.1))) not in ("ready", ""):
+                pass
+            if line == "ready":
+                return
+        self.process.kill()
+        self.process.wait()
+
+    def time(self) -> None:
+        if self.process.poll() is None and self.process.stdin is not None:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+            said = self.said.get()
+            self.rate = WORKLOADS[self.name].batch / float(said) if said else None
+        self.process.wait()
 
 
 def searched(name: str, given: argparse.Namespace, door: Door) -> Row:

@@ -270,7 +270,7 @@ def _classes_loss(output: Tensor) -> Tensor:
     return F.cross_entropy(flat, torch.arange(len(flat), device=flat.device) % flat.shape[1])
 
 
-def seconds_by_hand(workload: Workload, variant: str) -> float:
+def step_by_hand(workload: Workload, variant: str) -> Callable[[], Any]:
     """`plain`: half precision and the layout. `graph`: recorded as well. `compile`: compiled with graphs of its own.
 
     `compiled-graph`: compiled, and the whole step recorded.
@@ -282,8 +282,7 @@ def seconds_by_hand(workload: Workload, variant: str) -> float:
     if any(isinstance(module, nn.Conv2d) for module in model.modules()):
         model = model.to(memory_format=torch.channels_last)
         inputs = _moved(inputs, lambda leaf: leaf.to(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf)
-    step = _training(model, inputs, loss, variant) if workload.task == "train" else _inference(model, inputs, variant)
-    return _timed(step)
+    return _training(model, inputs, loss, variant) if workload.task == "train" else _inference(model, inputs, variant)
 
 
 def _inference(model: nn.Module, inputs: Any, variant: str) -> Callable[[], Any]:
@@ -351,5 +350,18 @@ def _timed(step: Callable[[], Any], steps: int = 200) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events)) / 1e3
 
 
+def main() -> None:
+    """Print the seconds of a step. With --wait: say when it is compiled, and time it after the next line of input."""
+    name, variant, *options = sys.argv[1:]
+    step = step_by_hand(WORKLOADS[name], variant)
+    if "--wait" in options:
+        for _ in range(5):
+            step()
+        torch.cuda.synchronize()
+        print("ready", flush=True)
+        sys.stdin.readline()
+    print(_timed(step), flush=True)
+
+
 if __name__ == "__main__":
-    print(seconds_by_hand(WORKLOADS[sys.argv[1]], sys.argv[2]))
+    main()
