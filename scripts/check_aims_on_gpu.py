@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
+
 import redline
 from redline.api.workspace import Workspace
 
@@ -65,7 +67,8 @@ def main() -> None:
     lines = file.read_text().splitlines() if file.exists() else []
     rows: dict[str, Row] = {row["name"]: row for row in map(json.loads, lines)}
     started, longest_s = time.perf_counter(), EXPECTED_S
-    with Workspace(history=given.out / "history.sqlite") as workspace:
+    file_of_history = given.out / "history.sqlite"
+    with RawRecords(given.out, file_of_history), Workspace(history=file_of_history) as workspace:
         for name in given.only or AIMS:
             began = time.perf_counter()
             if began - started + longest_s > given.seconds:

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
+
 import redline
 from redline.analyze.batch import BatchFinding, BatchTrial
 from redline.api.workspace import Workspace
@@ -143,14 +145,18 @@ def main() -> None:
     parser.add_argument("--only", choices=WORKLOADS, action="append", help="again for more; all when left out")
     parser.add_argument("--out", type=Path, help="a folder for the result as JSON, and the plots")
     given = parser.parse_args()
+    with RawRecords(given.out) as raw:
+        check(given, raw)
+
+
+def check(given: argparse.Namespace, raw: RawRecords) -> None:
     cap = parse_bytes(given.max_memory)
     lines, documents = [], {}
     for name in given.only or WORKLOADS:
         print(f"\n== {name}, capped at {given.max_memory}\n{trial_header()}", flush=True)
         started = time.perf_counter()
-        result = redline.find_batch(
-            **WORKLOADS[name], max_memory=cap, workspace=Workspace(keep=False, observer=Printer())
-        )
+        with Workspace(journal=raw.journal, observer=Printer()) as workspace:
+            result = redline.find_batch(**WORKLOADS[name], max_memory=cap, workspace=workspace)
         found_s = time.perf_counter() - started
         print(result, flush=True)
         truth = true_maximum(name, result[0], cap)
@@ -161,6 +167,7 @@ def main() -> None:
             given.out.mkdir(parents=True, exist_ok=True)
             (given.out / "batch_on_gpu.json").write_text(json.dumps(documents, indent=1))
             result.plot(given.out / f"{name}.png")
+            raw.write()
     print("\n== summary", *lines, sep="\n")
 
 

@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
+
 import redline
 from redline.api.workspace import Workspace
 from redline.telemetry.nvml import open_cards
@@ -53,8 +55,8 @@ while time.monotonic() < ends:
 
 
 class Results:
-    def __init__(self, out: Path | None) -> None:
-        self._out = out
+    def __init__(self, out: Path | None, raw: RawRecords) -> None:
+        self._out, self.raw = out, raw
         self.lines: list[dict[str, Any]] = []
 
     def tell(self, part: str, is_good: bool, **figures: Any) -> None:
@@ -87,8 +89,8 @@ def tuned_winner(report: Path) -> str | None:
 def check_energy(results: Results, best: dict[str, str | None]) -> None:
     for model in MODELS:
         recipes = list(dict.fromkeys(["baseline", FAST, *([best[model]] if best[model] else [])]))
-        with Workspace(keep=False) as nowhere:
-            rows = redline.run(model, batch=32, recipes=recipes, workspace=nowhere, **METERED)
+        with Workspace(journal=results.raw.journal) as kept:
+            rows = redline.run(model, batch=32, recipes=recipes, workspace=kept, **METERED)
         for row in rows:
             results.tell(
                 "energy",
@@ -152,9 +154,9 @@ def check_shared(results: Results) -> None:
             busy = subprocess.Popen([sys.executable, "-c", BUSY, "30"], stdout=subprocess.PIPE, start_new_session=True)
             assert busy.stdout is not None
             busy.stdout.readline()
-        with Workspace(keep=False) as nowhere:
+        with Workspace(journal=results.raw.journal) as kept:
             (row,) = redline.run(
-                "resnet18", batch=32, workspace=nowhere, effort="quick", measure={"check_numerics": False}
+                "resnet18", batch=32, workspace=kept, effort="quick", measure={"check_numerics": False}
             )
         running = [card.processes() for card in open_cards()]
         if busy is not None:
@@ -174,8 +176,8 @@ def check_shared(results: Results) -> None:
 def check_memory(results: Results) -> None:
     for model in MODELS:
         for task in ("infer", "train"):
-            with Workspace(keep=False) as nowhere:
-                (row,) = redline.memory(model, task=task, batch=32, workspace=nowhere)
+            with Workspace(journal=results.raw.journal) as kept:
+                (row,) = redline.memory(model, task=task, batch=32, workspace=kept)
             use = row.use
             whole = sum(use.categories.values())
             allocated = None
@@ -204,7 +206,11 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
-    results = Results(asked.out)
+    with RawRecords(asked.out) as raw:
+        check(asked, Results(asked.out, raw))
+
+
+def check(asked: argparse.Namespace, results: Results) -> None:
     checks = {"smi": check_smi, "shared": check_shared, "memory": check_memory}
     began = time.monotonic()
     for part in asked.only:

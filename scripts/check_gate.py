@@ -23,6 +23,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
+
 LAYERS = 100
 MODEL = """
 import torch
@@ -57,11 +59,13 @@ def main() -> None:
     parser.add_argument("--slowdown", type=float, default=0.10)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", type=float, default=2400.0, help="seconds for all gates together")
+    parser.add_argument("--out", type=Path, help="a folder for the records")
     arguments = parser.parse_args()
     slow_runs = arguments.runs if arguments.slow_runs is None else arguments.slow_runs
     names = ["same"] * arguments.runs + ["slowed"] * slow_runs
     started = time.monotonic()
-    rows = gate(names, arguments.slowdown, arguments.device, arguments.budget)
+    with RawRecords(arguments.out) as raw:
+        rows = gate(names, arguments.slowdown, arguments.device, arguments.budget, raw.history("gate"))
     for row in rows:
         change = "" if row["change"] is None else f"{row['change']:+.2%}"
         told = " ".join(each["text"] for each in row["reasons"])
@@ -78,8 +82,8 @@ def main() -> None:
     sys.exit(wrong or more_kernels != ({True} if slow_runs else set()))
 
 
-def gate(names: list[str], slowdown: float, device: str, budget_s: float) -> list[dict[str, Any]]:
-    """The rows of one gate with so many runs of each model."""
+def gate(names: list[str], slowdown: float, device: str, budget_s: float, history: Path) -> list[dict[str, Any]]:
+    """The rows of one gate with so many runs of each model; its records go into a history."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "project"
         folder.mkdir()
@@ -94,7 +98,7 @@ def gate(names: list[str], slowdown: float, device: str, budget_s: float) -> lis
         done = subprocess.run(
             [sys.executable, "-m", "redline", *words],
             cwd=folder,
-            env={**os.environ, "REDLINE_STORE": str(Path(place) / "history.sqlite")},
+            env={**os.environ, "REDLINE_STORE": str(history)},
             stdout=subprocess.PIPE,
             text=True,
         )

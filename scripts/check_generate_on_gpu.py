@@ -34,6 +34,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
+
 STARTED = time.perf_counter()
 FIELDS = {"hidden_size": 2048, "num_hidden_layers": 16}
 """1.5 billion parameters, of which a token reads 1.4: with llama's own defaults for the rest."""
@@ -48,9 +50,9 @@ LONG_S = 400.0
 class Case:
     """The large model on a GPU, or a tiny one on a CPU, where nothing is recorded and no Triton kernel tuned."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, raw: RawRecords) -> None:
         self.is_gpu = device != "cpu"
-        self.device = device
+        self.device, self.raw = device, raw
         self.fields: dict[str, Any] = FIELDS if self.is_gpu else TINY
         self.model = "hf:llama?" + ",".join(f"{name}={value}" for name, value in self.fields.items())
         self.prompt, self.new_tokens = (512, 64) if self.is_gpu else (16, 8)
@@ -343,7 +345,7 @@ def one_recipe(case: Case, recipe: str) -> dict[str, Any]:
     import redline
     from redline.api.workspace import Workspace
 
-    with Workspace(keep=False) as workspace:
+    with Workspace(journal=case.raw.journal) as workspace:
         result = redline.run(case.model, recipes=[recipe], workspace=workspace, **case.settings)
     print(result, flush=True)
     names = ("recipe", "throughput_per_s", "ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s")
@@ -370,7 +372,7 @@ def profiled(case: Case, recipe: str) -> dict[str, Any]:
     from redline.api.workspace import Workspace
 
     settings = {name: value for name, value in case.settings.items() if name != "effort"}
-    with Workspace(keep=False) as workspace:
+    with Workspace(journal=case.raw.journal) as workspace:
         found = redline.profile(case.model, recipe=recipe, workspace=workspace, **settings)
     print(found, flush=True)
     kernels = [{"name": row.short_name, "calls": row.calls, "total_s": row.total_s} for row in found.profile.kernels]
@@ -393,7 +395,7 @@ def tuned(case: Case, budget_s: float, seeds: list[str]) -> dict[str, Any]:
     from redline.api.workspace import Workspace
 
     space = {"switches": case.space} if budget_s < LONG_S else {"without": OTHER_FORMATS}
-    with Workspace(keep=False) as workspace:
+    with Workspace(history=case.raw.history("tune")) as workspace:
         best = redline.tune(
             case.model, budget=budget_s, objective="tpot", replicates=2, recipes=seeds, workspace=workspace, **space,
             **case.settings,
@@ -414,7 +416,7 @@ def loaded(case: Case, model: str, recipe: str, rates: str) -> dict[str, Any]:
     import redline
     from redline.api.workspace import Workspace
 
-    with Workspace(keep=False) as workspace:
+    with Workspace(journal=case.raw.journal) as workspace:
         result = redline.load(
             model, rate=rates, recipes=["baseline", recipe], max_batch=32, max_wait="2ms", slo_p99="50ms", seconds=0.4,
             effort="quick", device=case.device, workspace=workspace,
@@ -626,19 +628,21 @@ def main() -> int:
     arguments.add_argument("--seconds", type=float, default=520.0)
     arguments.add_argument("--device", default="cuda")
     given = arguments.parse_args()
-    results, case = Results(given.out, given.seconds - 3), Case(given.device)
-    watch = threading.Timer(given.seconds - 2, stop)
-    watch.daemon = True
-    watch.start()
-    for name, part in PARTS.items():
-        if given.only in (None, name):
-            part(case, results)
+    results = Results(given.out, given.seconds - 3)
+    with RawRecords(given.out) as raw:
+        watch = threading.Timer(given.seconds - 2, stop, [raw])
+        watch.daemon = True
+        watch.start()
+        for name, part in PARTS.items():
+            if given.only in (None, name):
+                part(Case(given.device, raw), results)
     return 1 if results.failed else 0
 
 
-def stop() -> None:
+def stop(raw: RawRecords) -> None:
     """End where it is: workers end with this process, and what was found is written."""
     print("the time is over", flush=True)
+    raw.write()
     os._exit(2)
 
 

@@ -14,7 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from raw_records import RawRecords
+
 import redline
+from redline.api.workspace import Workspace
 
 WITHIN = 0.02
 CASES = (
@@ -31,11 +34,18 @@ def main() -> int:
     arguments.add_argument("--iterations", type=int, default=100)
     arguments.add_argument("--out", type=Path)
     given = arguments.parse_args()
+    with RawRecords(given.out) as raw, Workspace(journal=raw.journal) as workspace:
+        return check(given, workspace)
+
+
+def check(given: argparse.Namespace, workspace: Workspace) -> int:
     lines, is_met = [], True
     for mode, precision, words, recipe in CASES:
         script = by_script(mode, words, given.batch, given.iterations)
         task = "train" if mode == "training" else "infer"
-        (row,) = redline.run("resnet50", recipes=recipe, task=task, batch=given.batch, effort="quick", device="cuda")
+        (row,) = redline.run(
+            "resnet50", recipes=recipe, task=task, batch=given.batch, effort="quick", device="cuda", workspace=workspace
+        )
         if row.failure is not None or not row.throughput_per_s:
             lines.append(f"{mode} {precision}: {row.failure.message if row.failure else 'not measured'}")
             is_met = False

@@ -18,6 +18,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+from raw_records import RawRecords
+
 import redline
 from redline.api.workspace import Workspace
 from redline.cli.progress import LiveObserver
@@ -39,10 +41,12 @@ def main() -> int:
     if given.in_turns:
         print(json.dumps(in_turns(given.model, given.batch, given.in_turns)))
         return 0
-    with LiveObserver() as observer:
-        result = redline.run(
-            given.model, recipes=RECIPES, batch=given.batch, device="cuda", workspace=Workspace(observer=observer)
-        )
+    with (
+        RawRecords(given.out) as raw,
+        LiveObserver() as observer,
+        Workspace(journal=raw.journal, observer=observer) as workspace,
+    ):
+        result = redline.run(given.model, recipes=RECIPES, batch=given.batch, device="cuda", workspace=workspace)
     print(result)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from raw_records import RawRecords
+
 import redline
 from redline.errors import RedlineError
 
@@ -316,7 +318,8 @@ def recipe_rows(profiler: Profiler, recipes: Sequence[str]) -> Iterator[Followed
 def check_recipes(device: str, recipes: Sequence[str], seconds: float, out: Path) -> bool:
     met = []
     with (
-        redline.Workspace(keep=False) as workspace,
+        RawRecords(out) as raw,
+        redline.Workspace(journal=raw.journal) as workspace,
         (out / "recipes.md").open("w") as table,
         (out / "recipes.jsonl").open("w") as lines,
     ):
@@ -361,7 +364,8 @@ def main() -> None:
         sys.exit(0 if check_recipes(given.device, given.recipes, given.seconds, out) else 1)
     (out / "traces").mkdir(exist_ok=True)
     os.environ["REDLINE_STORE"] = str(out / "history.sqlite")
-    met = [check_case(case, given.model, out) for case in CASES]
+    with RawRecords(out, out / "history.sqlite"):
+        met = [check_case(case, given.model, out) for case in CASES]
     if not given.skip_tools:
         met.append(check_tool("ncu", given.model, out))
         if is_there("nsys"):

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
+
 TOLERANCE = 0.05
 RECIPES = ("baseline", "fp16+channels-last+compile:reduce-overhead")
 
@@ -174,9 +176,10 @@ def main() -> None:
     report = Report(out / "report.txt")
     started = time.perf_counter()
     expected = {name: getattr(given, name) for name in ("bf16", "fp16", "tf32", "fp32", "fp8", "copy")}
-    check_ceilings(report, out, given.device, expected)
-    check_roofline(report, out, given.device, given.model, given.batch)
-    check_modules(report, out, given.device, given.model, given.batch)
+    with RawRecords(out, out / "history.sqlite"):
+        check_ceilings(report, out, given.device, expected)
+        check_roofline(report, out, given.device, given.model, given.batch)
+        check_modules(report, out, given.device, given.model, given.batch)
     report.say(f"{len(report.not_met)} not met, {time.perf_counter() - started:.0f} s")
     sys.exit(1 if report.not_met else 0)
 

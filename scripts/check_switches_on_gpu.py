@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from raw_records import RawRecords
+
 import redline
 from redline.api.workspace import Workspace
 from redline.launch import open_door
@@ -48,7 +50,7 @@ def main() -> None:
     arguments.add_argument("--only", choices=("facts", *CASES))
     given = arguments.parse_args()
     lines: list[str] = []
-    with Workspace(door=open_door(LaunchSpec()), keep=False) as workspace:
+    with RawRecords(given.out) as raw, Workspace(door=open_door(LaunchSpec()), journal=raw.journal) as workspace:
         if given.only in (None, "facts"):
             for table in PROBED:
                 tell(lines, facts_line(table, workspace))

@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
+
 import redline
 from redline.analyze.train import training_of
 from redline.api.workspace import Workspace
@@ -341,12 +343,17 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     names = given.only or [name for name in CHECKS if not (given.short and name in ("hard", "ladder"))]
     fine = 0
-    with contextlib.closing(open_door(LaunchSpec())) as door, tempfile.TemporaryDirectory() as scratch:
+    with (
+        RawRecords(given.out) as raw,
+        contextlib.closing(open_door(LaunchSpec())) as door,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         given.scratch = Path(scratch)
         observer = WriteTrainings(given.out / "trainings.jsonl")
-        workspace = Workspace(door=door, history=given.scratch / "history.sqlite", observer=observer)
+        workspace = Workspace(door=door, history=raw.history("trainings"), observer=observer)
         for name in names:
             found = _checked(name, workspace, given)
+            raw.write()
             fine += found["fine"] and found["complete"]
             told = {key: value for key, value in found.items() if isinstance(value, int | float | str)}
             print(f"{'ok ' if found['fine'] else 'NOT'} {name}: {told}", flush=True)

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from raw_records import RawRecords
 from tune_workloads import WORKLOADS
 
 import redline
@@ -73,10 +74,12 @@ def main() -> None:
     file = given.out / "tune_on_gpu.jsonl"
     rows = rows_of([*given.merge, file])
     names = [] if given.table else given.only or list(WORKLOADS)
-    for row in checked_rows(names, given, rows):
-        rows[row["name"], row["budget"]] = row
-        write_rows(rows.values(), given.out)
-        print(f"{row['name']}: {row['wall_s']:.0f} s in all\n", flush=True)
+    with RawRecords(given.out) as given.raw:
+        for row in checked_rows(names, given, rows):
+            rows[row["name"], row["budget"]] = row
+            write_rows(rows.values(), given.out)
+            given.raw.write()
+            print(f"{row['name']}: {row['wall_s']:.0f} s in all\n", flush=True)
     write_rows(rows.values(), given.out)
     print(table_of(rows.values()))
 
@@ -204,12 +207,12 @@ class Hand:
 def searched(name: str, given: argparse.Namespace, door: Door) -> Row:
     """The document of the search, with the speed of the winner's own code."""
     settings = WORKLOADS[name].settings(str(FILE))
-    with empty_cache(), tempfile.TemporaryDirectory() as folder, LiveTune() as observer:
-        with Workspace(observer=observer, door=door, history=Path(folder) / "history.sqlite") as workspace:
+    base = f"{name}_{given.budget}"
+    with empty_cache(), LiveTune() as observer:
+        with Workspace(observer=observer, door=door, history=given.raw.history(base)) as workspace:
             result = redline.tune(**settings, device="cuda", budget=given.budget, workspace=workspace)
         print(str(result), flush=True)
     document = result.document()
-    base = f"{name}_{given.budget}"
     (given.out / f"{base}.txt").write_text(str(result))
     (given.out / f"{base}.json").write_text(json.dumps(document, indent=1))
     file = given.out / f"{base}_snippet.py"

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from raw_records import RawRecords
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -230,8 +231,8 @@ class Script:
 
 
 class Checks:
-    def __init__(self, device: torch.device, small: bool, out: Path | None) -> None:
-        self._device, self._small, self._out = device, small, out
+    def __init__(self, device: torch.device, small: bool, out: Path | None, raw: RawRecords) -> None:
+        self._device, self._small, self._out, self._raw = device, small, out, raw
         self._kept: dict[Setup, Script] = {}
         self.lines: list[dict[str, Any]] = []
 
@@ -266,7 +267,7 @@ class Checks:
 
     def look(self, script: Script) -> dict[str, Any]:
         """What a script's own timer and Redline say of one round of it."""
-        with Workspace(keep=False) as nowhere, redline.watch(workspace=nowhere) as watch:
+        with Workspace(journal=self._raw.journal) as kept, redline.watch(workspace=kept) as watch:
             own, steady = script.train()
         assert watch.result is not None
         told = watch.result.summary
@@ -440,10 +441,14 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     if asked.device == "cpu":
         torch.set_num_threads(1)
-    checks = Checks(torch.device(asked.device), asked.small, asked.out)
+    with RawRecords(asked.out) as raw:
+        check(asked, Checks(torch.device(asked.device), asked.small, asked.out, raw))
+
+
+def check(asked: argparse.Namespace, checks: Checks) -> None:
+    began = time.monotonic()
     if asked.only != ["cost"]:
         checks.warm_up()
     left_out = []

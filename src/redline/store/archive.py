@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import msgspec
 from sqlalchemy import insert, select
 
 from redline.errors import RecordError, StoreError, UsageError
-from redline.store.codec import DAMAGE, unpack
+from redline.store.codec import DAMAGE, PACKING_DAMAGE, open_unpacked, unpack
 from redline.store.layout import blocks, ceilings, marks, records, sweep_cells, tunes
 from redline.store.writer import keep_point
 
@@ -49,8 +50,10 @@ def is_history(path: Path) -> bool:
 
 def _begins_with(path: Path, magic: bytes) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_unpacked(path) as file:
             return file.read(len(magic)) == magic
+    except PACKING_DAMAGE as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
@@ -91,11 +94,18 @@ def _rows(connection: Connection, table: Table, record_id: str | None = None) ->
 
 def read_archive(database: Database, path: Path) -> Imported:
     """Add what is not there yet, all of it or nothing."""
+    try:
+        return _read_archive(database, path)
+    except PACKING_DAMAGE as error:
+        raise StoreError(f"{path} is damaged: {error}; nothing was added") from None
+
+
+def _read_archive(database: Database, path: Path) -> Imported:
     tables = {table.name: table for table in (records, *OWNED, *OTHERS)}
     added: set[str] = set()
     known = 0
     digest = hashlib.sha256()
-    with path.open("rb") as file, database.writing(durable=True) as connection:
+    with open_unpacked(path) as file, database.writing(durable=True) as connection:
         if file.read(len(MAGIC)) != MAGIC:
             raise UsageError(f"{path} is not a back-up of Redline")
         for body in _frames(file, path):
@@ -139,7 +149,7 @@ def _keep_point(connection: Connection, record_id: str) -> None:
         return  # told by whoever reads it
 
 
-def _frames(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def _frames(file: BufferedIOBase, path: Path) -> Iterator[bytes]:
     while head := file.read(4):
         length = int.from_bytes(head, "big")
         body = file.read(length) if length <= LONGEST else b""

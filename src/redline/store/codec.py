@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterable
+from io import BufferedIOBase
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +30,8 @@ CutOff = Literal["cut off"]
 
 DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What damaged or foreign bytes make msgspec, a migration or a spec's own checks raise."""
+PACKING_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
+"""What damaged bytes make gzip raise."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,10 +267,20 @@ def _with_trace_path(record: RunRecord, path: str) -> RunRecord:
     return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=path))
 
 
+def open_unpacked(path: Path) -> BufferedIOBase:
+    """A file for reading, unpacked where gzip has compressed it."""
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_packed else path.open("rb")
+
+
 def read_exported(path: Path) -> list[RunRecord]:
     """The records of an exported document, old ones through the migrations, without the paths of their traces."""
     try:
-        document: Any = msgspec.json.decode(path.read_bytes())
+        with open_unpacked(path) as file:
+            document: Any = msgspec.json.decode(file.read())
+    except PACKING_DAMAGE as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,0 +1,141 @@
+"""The records behind a check's figures, as one file in its folder.
+
+    with RawRecords(given.out) as raw, Workspace(journal=raw.journal) as workspace:
+        redline.run(…, workspace=workspace)
+
+The records are kept outside the folder while the check runs. `records.redline.gz` is written at the end, on SIGTERM, and
+whenever `write` is called; a second call into the same folder adds to it. `redline report FILE` reads it and `redline
+import FILE` adds it to a history. The names of the machine and the folders of whoever ran it are taken out, so that the
+file can be published. A record takes 5 to 30 KB.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from redline.api.history import export_archive, import_records
+from redline.api.workspace import Workspace
+from redline.store import History
+
+NAME = "records.redline.gz"
+ROOT = Path(__file__).resolve().parent.parent
+MACHINES = ("hostname", "host")
+
+
+class RawRecords:
+    """Collects records for `out / NAME`; without a folder they are dropped at the end.
+
+    `others`: histories that the check itself writes, such as one in its folder.
+    """
+
+    def __init__(self, out: Path | None, *others: Path) -> None:
+        self._out, self._others = out, others
+        self._scratch = Path(tempfile.mkdtemp(prefix="redline-raw-"))
+        self._earlier = self._scratch / NAME
+        if out is not None and (out / NAME).exists():
+            shutil.copy(out / NAME, self._earlier)
+        self._journal: History | None = None
+        self._writing = threading.RLock()  # a signal may come while the same thread writes
+
+    @property
+    def journal(self) -> History:
+        """Receives records; a workspace with it behaves as one that keeps nothing."""
+        if self._journal is None:
+            self._journal = History.open(self.history("journal"))
+        return self._journal
+
+    def history(self, name: str) -> Path:
+        """The file of a history of its own: an empty one for each search, which would otherwise know the earlier ones."""
+        return self._scratch / f"{name}.sqlite"
+
+    def write(self) -> None:
+        """All that was measured until now. Never raises, as it is called when a script has to end at once."""
+        if self._out is None:
+            return
+        try:
+            with self._writing:
+                self._write(self._out)
+        except Exception as error:
+            print(f"the records were not written: {error!r}", flush=True)
+
+    def _write(self, out: Path) -> None:
+        found = [file for file in (*sorted(self._scratch.glob("*.sqlite")), *self._others) if file.exists()]
+        with tempfile.TemporaryDirectory() as folder:
+            gathered = Path(folder) / "history.sqlite"
+            with Workspace(history=gathered) as workspace:
+                # The earlier file last: what it has of a record that is in a history too may be less.
+                for file in (*found, *([self._earlier] if self._earlier.exists() else [])):
+                    import_records(file, workspace=workspace)
+                number = workspace.history.count()
+            if not number:
+                return
+            publish(gathered)
+            out.mkdir(parents=True, exist_ok=True)
+            unfinished = out / f"{NAME}.unfinished"
+            with (
+                unfinished.open("wb") as file,
+                gzip.GzipFile(NAME, "wb", fileobj=file, mtime=0) as packed,
+                Workspace(history=gathered) as workspace,
+            ):
+                export_archive(packed, workspace=workspace)
+            unfinished.replace(out / NAME)
+        print(f"{number} records in {out / NAME}, {(out / NAME).stat().st_size / 1000:.0f} KB", flush=True)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._process, self._before = os.getpid(), signal.signal(signal.SIGTERM, self._terminated)
+        return self
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._process:  # not in a loader's worker, which inherits this
+            self.write()
+        raise SystemExit(128 + number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.write()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._before)
+        if self._journal is not None:
+            self._journal.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def publish(history: Path) -> None:
+    """Take the machine's name and its folders out of every row."""
+    with sqlite3.connect(history) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            rows = connection.execute(f'SELECT rowid, * FROM "{table}"')
+            names = [column[0] for column in rows.description][1:]
+            changed = ", ".join(f'"{name}" = ?' for name in names)
+            for row, *values in rows.fetchall():
+                connection.execute(f'UPDATE "{table}" SET {changed} WHERE rowid = ?', [*map(_public, values), row])
+    connection.close()
+
+
+def _public(value: Any, key: str = "") -> Any:
+    if isinstance(value, bytes):
+        return msgspec.msgpack.encode(_public(msgspec.msgpack.decode(value)))
+    if isinstance(value, dict):
+        return {name: _public(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_public(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    if key in MACHINES:
+        return ""
+    return value.replace(f"{ROOT}/", "").replace(sys.prefix, "python").replace(f"{Path.home()}/", "~/")

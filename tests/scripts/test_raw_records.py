@@ -1,0 +1,98 @@
+"""The records that the checks on a GPU write beside their figures."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import redline
+from redline.api.history import import_records
+from redline.api.workspace import Workspace
+from redline.record import RunRecord
+from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+if TYPE_CHECKING:
+    from raw_records import RawRecords
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+MODEL = f"{SCRIPTS}/some_model.py:net"
+
+
+@pytest.fixture
+def kind(monkeypatch: pytest.MonkeyPatch) -> type[RawRecords]:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from raw_records import RawRecords
+
+    return RawRecords
+
+
+def measure(raw: RawRecords, model: str = MODEL) -> None:
+    truth = Landscape(step_s={"*": 0.01})
+    with Workspace(journal=raw.journal, door=FakeDoor(truth)) as workspace:
+        redline.run(model, batch=4, effort="quick", launch={"door": "fake"}, workspace=workspace)
+
+
+def records_in(folder: Path) -> list[RunRecord]:
+    with History.open(":memory:") as history:
+        with Workspace(history=history) as workspace:
+            import_records(folder / "records.redline.gz", workspace=workspace)
+        return history.find(newest_first=False)
+
+
+def test_all_records_of_several_calls_are_in_one_file(kind: type[RawRecords], tmp_path: Path) -> None:
+    for model in ("first", "second"):
+        with kind(tmp_path) as raw:
+            measure(raw, model)
+    found = records_in(tmp_path)
+    assert [record.spec.workload.model for record in found] == ["first", "second"]
+    assert all(block.samples for record in found for block in record.blocks)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["records.redline.gz"]
+
+
+def test_neither_the_machine_nor_its_folders_are_named(kind: type[RawRecords], tmp_path: Path) -> None:
+    with kind(tmp_path) as raw:
+        measure(raw)
+        (as_measured,) = raw.journal.find()
+    (record,) = records_in(tmp_path)
+    assert as_measured.spec.workload.model == MODEL
+    assert record.spec.workload.model == "scripts/some_model.py:net"
+    assert record.prepared is not None
+    assert record.prepared.environment.hostname == ""
+    assert record.blocks == as_measured.blocks
+    assert str(SCRIPTS.parent).encode() not in gzip.decompress((tmp_path / "records.redline.gz").read_bytes())
+
+
+def test_a_script_that_is_told_to_end_writes_what_it_has(kind: type[RawRecords], tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with kind(tmp_path) as raw:
+        measure(raw)
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert len(records_in(tmp_path)) == 1
+    assert len(records_in(tmp_path)) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_a_killed_script_had_written_stays(kind: type[RawRecords], tmp_path: Path) -> None:
+    with kind(tmp_path) as raw:
+        measure(raw, "first")
+        raw.write()
+        assert len(records_in(tmp_path)) == 1
+        measure(raw, "second")
+        raw.write()
+        assert len(records_in(tmp_path)) == 2
+
+
+def test_a_check_without_records_or_folder_writes_no_file(kind: type[RawRecords], tmp_path: Path) -> None:
+    with kind(tmp_path) as raw:
+        raw.write()
+    with kind(None) as raw:
+        measure(raw)
+    assert not list(tmp_path.iterdir())
