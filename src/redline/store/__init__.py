@@ -12,14 +12,13 @@ from redline.store.codec import (
     Status,
     TuneRow,
 )
-from redline.store.history import Filters, History, OnUnreadable
+from redline.store.history import History, OnUnreadable
 from redline.store.ledgers import CeilingShelf, SweepLedger, TuneLedger
 
 __all__ = [
     "Activity",
     "CeilingShelf",
     "CellStatus",
-    "Filters",
     "History",
     "Mark",
     "MarkKind",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -26,7 +26,6 @@ from redline.store.codec import (
     Point,
     Row,
     SeriesSeen,
-    Status,
     column_text,
     row_from,
     unpack,
@@ -36,6 +35,7 @@ from redline.store.codec import (
 from redline.store.database import Database, OnNote
 from redline.store.ledgers import Announcer, CeilingShelf, SweepLedger, TuneLedger, activities
 from redline.store.location import folder_of_files, resolve
+from redline.store.queries import Filters
 from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
 
 if TYPE_CHECKING:
@@ -47,22 +47,6 @@ CHUNK = 10_000
 
 OnUnreadable = Callable[[str, RecordError], None]
 """Called with the id of a record that was left out, and why."""
-
-
-class Filters(TypedDict, total=False):
-    """What `rows` and `find` may be asked for; everything left out fits all."""
-
-    model: str | None
-    task: str | None
-    recipe: str | None
-    """The recipe's text as it was written."""
-    key: str | None
-    group: str | None
-    status: Status | None
-    since: float | None
-    """Seconds since the epoch."""
-    limit: int | None
-    newest_first: bool
 
 
 def _log_unreadable(record_id: str, error: RecordError) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlalchemy import ColumnElement, Select, Text, bindparam, case, delete, func, insert, select, text, update
 
-from redline.store.codec import Row, column_text
+from redline.store.codec import Row, Status, column_text
 from redline.store.layout import blocks, ceilings, marks, meta, points, records, series, sweep_cells, tunes
 
 ROW = (
@@ -211,6 +211,22 @@ def values_of(row: Row, head: bytes) -> dict[str, Any]:
         "record_schema": row.schema,
         "head": head,
     }
+
+
+class Filters(TypedDict, total=False):
+    """Which records `rows` and `find` of a history return; a filter that is left out excludes none."""
+
+    model: str | None
+    task: str | None
+    recipe: str | None
+    """The recipe's text as it was written."""
+    key: str | None
+    group: str | None
+    status: Status | None
+    since: float | None
+    """Seconds since the epoch."""
+    limit: int | None
+    newest_first: bool
 
 
 def matching(

@@ -5,17 +5,11 @@ NAME is an architecture (`bert`, `gpt2`, `vit`), a folder with a config.json, or
 
 from __future__ import annotations
 
-import ast
 import copy
 import inspect
-import os
-import re
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,68 +17,32 @@ from torch import Tensor, nn
 from redline.bench.device.failure import first_line, is_out_of_memory
 from redline.bench.workload.decoder import WriterCode, drawn_prompt, generator_workload
 from redline.bench.workload.fingerprint import short_hash
+from redline.bench.workload.hf_config import (
+    HEADS,
+    TEXT_CLASSES,
+    Head,
+    auto_tables,
+    config_names,
+    given_fields,
+    heads_for,
+    load_transformers,
+    read_config,
+    text_config,
+    vision_config,
+)
 from redline.bench.workload.hf_decoder import HfDecoder, cache_argument, hf_writer
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.modalities import MODALITIES, Offer, Shape, Shapes, get, item_of, look_up, reads
 from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
-from redline.errors import MissingExtra, SpecError, UnknownName, closest
+from redline.errors import SpecError
 from redline.note import Note, note
 from redline.questions import ModelName
 from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 
-REACH_SECONDS = 3.0
 UNFED = Path(__file__).with_name("hf_unfed.txt")
 """Architectures that refuse what Redline can make up, or their own default config; `check_model_names.py --unfed` asks them."""
-
-
-@dataclass(frozen=True)
-class Head:
-    """One way to use an architecture: the table of transformers that lists it, and the auto class that builds it."""
-
-    kind: str
-    table: str
-    auto: str
-    reads: tuple[str, ...]
-    """Its modalities; empty: the model itself says."""
-    labels: Literal["class", "tokens", "pixels", "none"] = "none"
-    """What its own loss is made of, where Redline can make that up."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Reads several modalities, each of which goes through a tower of its own."""
-        return len(self.reads) > 1
-
-
-IMAGE = Head("image classification", "IMAGE_CLASSIFICATION", "AutoModelForImageClassification", ("image",), "class")
-TEXT_CLASSES = Head(
-    "text classification", "SEQUENCE_CLASSIFICATION", "AutoModelForSequenceClassification", ("text",), "class"
-)
-BARE = Head("features", "", "AutoModel", ())
-
-HEADS = (
-    Head("image and text towers", "ZERO_SHOT_IMAGE_CLASSIFICATION", "AutoModel", ("image", "text")),
-    IMAGE,
-    Head("video classification", "VIDEO_CLASSIFICATION", "AutoModelForVideoClassification", ("image",), "class"),
-    Head("speech to text", "SPEECH_SEQ_2_SEQ", "AutoModelForSpeechSeq2Seq", ("audio",), "tokens"),
-    Head("speech recognition", "CTC", "AutoModelForCTC", ("audio",)),
-    Head("audio classification", "AUDIO_CLASSIFICATION", "AutoModelForAudioClassification", ("audio",), "class"),
-    Head("image and text to text", "IMAGE_TEXT_TO_TEXT", "AutoModelForImageTextToText", ("image", "text"), "tokens"),
-    Head("visual questions", "VISUAL_QUESTION_ANSWERING", "AutoModelForVisualQuestionAnswering", ("image", "text")),
-    Head("sequence to sequence", "SEQ_TO_SEQ_CAUSAL_LM", "AutoModelForSeq2SeqLM", ("text",), "tokens"),
-    Head("masked language model", "MASKED_LM", "AutoModelForMaskedLM", ("text",), "tokens"),
-    Head("causal language model", "CAUSAL_LM", "AutoModelForCausalLM", ("text",), "tokens"),
-    Head("object detection", "OBJECT_DETECTION", "AutoModelForObjectDetection", ("image",)),
-    Head("semantic segmentation", "SEMANTIC_SEGMENTATION", "AutoModelForSemanticSegmentation", ("image",), "pixels"),
-    Head("segmentation", "UNIVERSAL_SEGMENTATION", "AutoModelForUniversalSegmentation", ("image",)),
-    Head("depth estimation", "DEPTH_ESTIMATION", "AutoModelForDepthEstimation", ("image",)),
-    Head("mask generation", "MASK_GENERATION", "AutoModelForMaskGeneration", ("image",)),
-    Head("keypoint detection", "KEYPOINT_DETECTION", "AutoModelForKeypointDetection", ("image",)),
-    Head("time series", "TIME_SERIES_PREDICTION", "AutoModelForTimeSeriesPrediction", ("time",)),
-    TEXT_CLASSES,
-)
-"""In order of preference: BERT is in two of these tables, and means the masked one; CLIP is two towers, not one."""
 
 
 class HfSource(Source):
@@ -109,7 +67,7 @@ class HfSource(Source):
         choice = choose(config, spec, batch)
         head = choice.head
         # A config of the hub may ask for bf16; the reference is fp32.
-        model: nn.Module = getattr(_transformers(), head.auto).from_config(choice.config).float()
+        model: nn.Module = getattr(load_transformers(), head.auto).from_config(choice.config).float()
         kwargs = choice.draw()
         _check_positions(model, kwargs.get("input_ids"), spec)
         vocabulary = {name: shape.vocabulary for name, shape in choice.shapes.items() if shape.vocabulary}
@@ -139,11 +97,11 @@ class HfSource(Source):
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
         """Of generation, for architectures by name: the config with its fields."""
         name, _, fields = _bare(spec.model).partition("?")
-        if spec.task != "generate" or name not in _config_names():
+        if spec.task != "generate" or name not in config_names():
             return None
         config = read_config(_bare(spec.model))
-        auto, vocabulary = _generating_head(config, spec).auto, int(_text_config(config).vocab_size)
-        given = "".join(f", {field}={value!r}" for field, value in _given_fields(name, fields).items())
+        auto, vocabulary = _generating_head(config, spec).auto, int(text_config(config).vocab_size)
+        given = "".join(f", {field}={value!r}" for field, value in given_fields(name, fields).items())
         batch, prompt = choose_batch(spec.batch, spec.task, []), spec.prompt or DEFAULT_PROMPT
         return ExampleCode(
             imports=(f"from transformers import AutoConfig, {auto}",),
@@ -157,17 +115,17 @@ class HfSource(Source):
 
     def models(self) -> list[ModelName]:
         """Those that can be fed by name; parts of a model and backbones are left out."""
-        tables, unfed = _auto_tables(), set(UNFED.read_text().split())
+        tables, unfed = auto_tables(), set(UNFED.read_text().split())
         kinds = {
             name: next((head.kind for head in HEADS if name in tables[head.table]), None)
-            for name in _config_names()
+            for name in config_names()
             if name not in unfed
         }
         return [ModelName(name=f"hf:{name}", source="hf", kind=kind) for name, kind in kinds.items() if kind]
 
 
 def _identity(config: Any) -> str:
-    return f"transformers {_transformers().__version__} {short_hash(config.to_json_string())}"
+    return f"transformers {load_transformers().__version__} {short_hash(config.to_json_string())}"
 
 
 @dataclass
@@ -210,7 +168,7 @@ def choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
         _configure(own, head, spec)
         try:
             with torch.device("meta"):
-                model = getattr(_transformers(), head.auto).from_config(own).eval()
+                model = getattr(load_transformers(), head.auto).from_config(own).eval()
         except Exception as error:  # an architecture may refuse its own defaults, each in its own way
             reasons.append(first_line(error))
             continue
@@ -233,54 +191,9 @@ def choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
     raise SpecError(f"{spec.model} cannot be fed by name: {told}; wrap it in a factory that brings inputs")
 
 
-def read_config(name: str) -> Any:
-    """The config of an architecture, of a folder or of a hub id, with the fields that follow a `?` put in.
-
-    Every way to fail ends in one line.
-    """
-    name, _, fields = name.partition("?")
-    config = _plain_config(name)
-    return _overridden(config, name, fields) if fields else config
-
-
-def _overridden(config: Any, name: str, fields: str) -> Any:
-    """The config made anew with these fields, so that what follows from them (a head's size) follows."""
-    given, text = _given_fields(name, fields), _text_config(config)
-    for field in given:
-        if not hasattr(text, field):
-            near = closest(field, [known for known in vars(text) if not known.startswith("_")], count=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise SpecError(f"hf:{name}: its config has no field {field!r}{hint}")
-    if text is config and name in _config_names():
-        return _read(_transformers().AutoConfig.for_model, name, name, **given)
-    for field, value in given.items():
-        setattr(text, field, value)
-    return config
-
-
-def _given_fields(name: str, fields: str) -> dict[str, Any]:
-    """What follows a `?`, as values."""
-    given: dict[str, Any] = {}
-    for part in re.split(r",(?=\s*\w+\s*=)", fields) if fields else ():  # values may be lists, with commas of their own
-        field, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not field or not value:
-            raise SpecError(
-                f"hf:{name}: write config fields as hf:{name}?hidden_size=256,num_hidden_layers=2, got {part!r}"
-            )
-        given[field] = _option_value(value)
-    return given
-
-
-def _option_value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
-
-
 def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
     """How the architecture writes text; a `SpecError` where it does not, or not so much."""
-    tables, kind = _auto_tables(), config.model_type
+    tables, kind = auto_tables(), config.model_type
     table = "SEQ_TO_SEQ_CAUSAL_LM" if getattr(config, "is_encoder_decoder", False) else "CAUSAL_LM"
     if kind in tables["SPEECH_SEQ_2_SEQ"] and kind not in tables[table]:
         raise SpecError(
@@ -291,7 +204,7 @@ def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
         raise SpecError(f"{spec.model} writes no text: transformers has no causal or text-to-text model of it")
     _require_caches_by_config()
     prompt, new_tokens = spec.prompt or DEFAULT_PROMPT, spec.new_tokens or DEFAULT_NEW_TOKENS
-    limit = getattr(_text_config(config), "max_position_embeddings", None)
+    limit = getattr(text_config(config), "max_position_embeddings", None)
     needed = max(prompt, new_tokens) if table != "CAUSAL_LM" else prompt + new_tokens - 1
     if isinstance(limit, int) and 0 < limit < needed:
         raise SpecError(
@@ -302,7 +215,7 @@ def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
 
 
 def _require_caches_by_config() -> None:
-    transformers = _transformers()
+    transformers = load_transformers()
     if "config" not in inspect.signature(transformers.DynamicCache.__init__).parameters:
         raise SpecError(
             f"transformers {transformers.__version__} is too old for --task generate: its caches are not made from a config; "
@@ -312,12 +225,12 @@ def _require_caches_by_config() -> None:
 
 def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: list[Note]) -> Workload:
     head = _generating_head(config, spec)
-    for part in (config, _text_config(config)):
+    for part in (config, text_config(config)):
         if hasattr(part, "use_cache"):
             part.use_cache = True
     try:
         with _without_first_weights():
-            model: nn.Module = getattr(_transformers(), head.auto).from_config(config).float()
+            model: nn.Module = getattr(load_transformers(), head.auto).from_config(config).float()
     except Exception as error:  # fields that do not fit together are found out in many ways
         if is_out_of_memory(error):
             raise
@@ -325,8 +238,8 @@ def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: li
     model.tie_weights()  # type: ignore[operator]  # which goes with the first weights
     if cache_argument(model) is None:
         raise SpecError(f"{spec.model}: its forward takes no cache of transformers, so that it cannot be decoded here")
-    _fill(model, getattr(_text_config(config), "initializer_range", None) or 0.02)
-    vocabulary = int(_text_config(config).vocab_size)
+    _fill(model, getattr(text_config(config), "initializer_range", None) or 0.02)
+    vocabulary = int(text_config(config).vocab_size)
     decoder = HfDecoder(model, drawn_prompt(spec, batch, vocabulary, seed), spec.new_tokens or DEFAULT_NEW_TOKENS)
     notes.append(note("model", f"{head.kind} from its config"))
     return generator_workload(decoder, source="hf", identity=_identity(config), seed=seed, notes=notes)
@@ -355,45 +268,6 @@ def _fill(model: nn.Module, scale: float) -> None:
                 part.copy_(shifted[: part.numel()])
 
 
-def _plain_config(name: str) -> Any:
-    auto = _transformers().AutoConfig
-    if name in _config_names():
-        return _read(auto.for_model, name, name)
-    folder = Path(name).expanduser()
-    if folder.exists():
-        if not (folder / "config.json").is_file():
-            raise SpecError(f"hf:{name}: the folder has no config.json")
-        return _read(auto.from_pretrained, name, str(folder), local_files_only=True)
-    if name.startswith((".", "/", "~")):
-        raise SpecError(f"hf:{name}: no such folder")
-    if "/" not in name:
-        hint = "an architecture, a folder with a config.json, or a hub id as owner/name"
-        raise UnknownName("model", f"hf:{name}", (f"hf:{known}" for known in _config_names()), hint=hint)
-    try:
-        return auto.from_pretrained(name, local_files_only=True)
-    except (OSError, ValueError):
-        _require_hub(name)
-    return _read(auto.from_pretrained, name, name)
-
-
-def heads_for(config: Any, spec: WorkloadSpec) -> list[Head]:
-    """What the architecture is mostly used for, first; asking for classes of a text model means classifying."""
-    tables, kind = _auto_tables(), config.model_type
-    heads = [head for head in HEADS if kind in tables[head.table]]
-    if not _has_towers(config):
-        heads = [head for head in heads if not head.is_whole or len(heads) == 1]
-    if getattr(config, "is_encoder_decoder", False):
-        # Only its decoder is a causal language model: a speech model, for one.
-        heads = [head for head in heads if head.table != "CAUSAL_LM"]
-    if spec.classes is not None and TEXT_CLASSES in heads and heads[0].reads == ("text",):
-        return [TEXT_CLASSES]
-    return [*heads, BARE] if kind in tables[""] else heads or [BARE]
-
-
-def _has_towers(config: Any) -> bool:
-    return sum(get(config, name) is not None for name in ("text_config", "vision_config", "qformer_config")) > 1
-
-
 def _configure(config: Any, head: Head, spec: WorkloadSpec) -> None:
     """Put the spec's options into the config, or say which of them cannot be honoured."""
     if head.reads == ("image",):
@@ -403,7 +277,7 @@ def _configure(config: Any, head: Head, spec: WorkloadSpec) -> None:
     elif head.reads:
         refuse_options(spec, "image_size", why="it takes no images")
     if "text" in head.reads:
-        limit = getattr(_text_config(config), "max_position_embeddings", None)
+        limit = getattr(text_config(config), "max_position_embeddings", None)
         if spec.sequence_length and limit and 0 < limit < spec.sequence_length:
             raise SpecError(f"sequence_length must be {limit} or less for {spec.model}, got {spec.sequence_length}")
     if spec.classes is not None:
@@ -412,13 +286,13 @@ def _configure(config: Any, head: Head, spec: WorkloadSpec) -> None:
         config.num_labels = spec.classes
     if head is TEXT_CLASSES and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # decoders look for it to find the last token of each row
-    for part in (config, _text_config(config)):
+    for part in (config, text_config(config)):
         if getattr(part, "use_cache", None):
             part.use_cache = False
 
 
 def _set_image_size(config: Any, spec: WorkloadSpec) -> None:
-    holder = _vision_config(config)
+    holder = vision_config(config)
     if spec.image_size is None or not hasattr(holder, "image_size"):
         return
     patch = getattr(holder, "patch_size", None)
@@ -433,7 +307,7 @@ def _image_token(config: Any) -> int:
 
 def _special_tokens(config: Any) -> set[int]:
     """Tokens that stand for something else than text: images, frames, sounds."""
-    parts = (config, _text_config(config))
+    parts = (config, text_config(config))
     names = {name for part in parts for name in vars(part) if name.endswith(("_token_id", "_token_index"))}
     found = {get(part, name) for part in parts for name in names}
     return {value for value in found if isinstance(value, int) and value >= 0}
@@ -454,7 +328,7 @@ def _image_tokens(model: nn.Module, offer: Offer, names: list[str]) -> int:
                 found = features(shape.without_memory())
         except Exception:  # it wants more than pixels, or other ones: then only its text can be fed
             continue
-        width = look_up(_text_config(offer.config), "hidden_size")
+        width = look_up(text_config(offer.config), "hidden_size")
         size = sum(tensor.numel() for _, tensor in named_tensors(getattr(found, "pooler_output", found)))
         return size // (width * offer.batch) if width else 0
     return 0
@@ -508,59 +382,6 @@ def _check_positions(model: nn.Module, tokens: Tensor | None, spec: WorkloadSpec
         limit = module.num_embeddings - module.padding_idx - 1
         if tokens.shape[1] > limit:
             raise SpecError(f"sequence_length must be {limit} or less for {spec.model}, got {tokens.shape[1]}")
-
-
-def _read(reader: Callable[..., Any], name: str, where: str, **options: Any) -> Any:
-    try:
-        return reader(where, **options)
-    except Exception as error:  # configs check themselves, each in its own way
-        raise SpecError(f"hf:{name}: its config cannot be read: {first_line(error)}") from error
-
-
-def _require_hub(name: str) -> None:
-    """Fail at once where there is no network: the hub's own client tries for half a minute."""
-    if any(variable.lower() in ("https_proxy", "all_proxy") for variable in os.environ):
-        return  # how far the proxy reaches is not ours to know
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = address.port or (80 if address.scheme == "http" else 443)
-    try:
-        socket.create_connection((address.hostname or "huggingface.co", port), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        raise SpecError(
-            f"hf:{name}: {address.hostname} cannot be reached ({first_line(error)}); use a local folder"
-        ) from error
-
-
-def _text_config(config: Any) -> Any:
-    return getattr(config, "text_config", None) or config
-
-
-def _vision_config(config: Any) -> Any:
-    return config if hasattr(config, "image_size") else getattr(config, "vision_config", None) or config
-
-
-def _auto_tables() -> dict[str, Any]:
-    _transformers()
-    from transformers.models.auto import modeling_auto
-
-    # A version of transformers may not know all of them.
-    named = {head.table: getattr(modeling_auto, f"MODEL_FOR_{head.table}_MAPPING_NAMES", {}) for head in HEADS}
-    return {**named, "": modeling_auto.MODEL_MAPPING_NAMES}
-
-
-def _config_names() -> list[str]:
-    _transformers()
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    return sorted(CONFIG_MAPPING_NAMES)
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtra("hf:NAME", "transformers", "hf") from None
-    return transformers
 
 
 def _bare(model: str) -> str:
