@@ -200,6 +200,8 @@ class SwitchChoice(Frozen):
     """Minutes rather than seconds: only for those who have them."""
     prepare_s: float | None = None
     """About how long that takes, where it is worth its time for this task; None: as usual."""
+    is_doubtful: bool = False
+    """It often does not run on models like this one."""
 
 
 class SwitchChoices(Frozen, tag=True):

@@ -184,6 +184,8 @@ class Facts(Frozen):
     mutates: tuple[str, ...] = ()
     """Buffers, and other tensors the model holds, that the forward pass writes to."""
     draws_random_numbers: bool = False
+    sparse_gradients: tuple[str, ...] = ()
+    """Parameters whose gradients are sparse tensors in training: few optimizers and compilers take those."""
     step_s: float | None = None
     """Seconds of one step in the steady state, waited for."""
     host_s: float | None = None

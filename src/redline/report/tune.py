@@ -60,7 +60,8 @@ def answer(found: TuneSummary) -> str:
         return told + (f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else "")
     if leader.recipe == BASELINE:
         if found.trials > 1:
-            return f"no winner: nothing that was tried {_beats(found)} the baseline"
+            ended = "" if found.has_answer else "; the search ended before all that may be faster was tried"
+            return f"no winner: nothing that was tried {_beats(found)} the baseline{ended}"
         why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
         return f"no answer: only the baseline was tried; {why}"
     so_far = "" if found.has_answer else "best so far, but not certain: "
@@ -178,6 +179,8 @@ def facts_told(facts: Facts) -> list[str]:
     told += ["its operators depend on the values of its inputs"] if facts.branches else []
     told += ["its shapes depend on the values of its inputs"] if facts.varies_shapes else []
     told += [f"it writes to {facts.mutates[0]}"] if facts.mutates else []
+    told += ["it draws random numbers"] if facts.draws_random_numbers else []
+    told += [f"the gradient of {facts.sparse_gradients[0]} is sparse"] if facts.sparse_gradients else []
     return told or ["nothing that stands out"]
 
 

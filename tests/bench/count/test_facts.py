@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redline.bench import questions
-from redline.bench.count.facts import facts_of
+from redline.bench.count.facts import Call, Watch, facts_of
 from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.compose import switch_choices
 from redline.bench.session import BenchSession
 from redline.bench.workload.workload import Workload, assemble
 from redline.protocol import Ask
@@ -251,3 +252,66 @@ def test_a_model_that_cannot_run_is_an_answer_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(questions, "facts_of", lambda *_: 1 / 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         ask()
+
+
+def test_sparse_gradients_are_told_by_name() -> None:
+    class Bags(nn.Module):
+        def __init__(self, *, sparse: bool) -> None:
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(20, 8, sparse=sparse), nn.Linear(8, 4)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.head(self.bag(words))
+
+    words = torch.randint(20, (4, 3))
+    assert facts(Bags(sparse=True), words, task="train").sparse_gradients == ("bag.weight",)
+    assert facts(Bags(sparse=False), words, task="train").sparse_gradients == ()
+
+
+def test_of_two_looks_the_shorter_time_counts() -> None:
+    one, other = Watch.__new__(Watch), Watch.__new__(Watch)
+    calls = [Call(name, "matmul", None, "", ()) for name in ("mm", "relu")]
+    one.calls, one.times = calls, [0.5, 0.1]
+    other.calls, other.times = list(calls), [0.2, 0.3]
+    one.take_shorter_times(other)
+    assert one.times == [0.2, 0.1]
+    other.calls, other.times = calls[:1], [0.01]
+    one.take_shorter_times(other)
+    assert one.times == [0.2, 0.1], "of another program nothing is taken"
+
+
+def test_what_python_reads_keeps_a_model_from_being_traced() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x)
+            return out if float(out.mean()) > 1e6 else out.relu()
+
+    found = facts(Reads(), torch.randn(4, 8))
+    assert found.reads
+    assert not found.branches, "these inputs never take the other way, which is why a trace would pass the comparison"
+    told = {choice.switch: choice for choice in switch_choices(Reads(), CpuDevice(), "infer", found)}
+    refusal = told["torchscript"].refusal
+    assert refusal is not None
+    assert "keeps what Python read" in str(refusal)
+    assert told["onnx"].is_doubtful
+    assert not told["compile"].is_doubtful
+    plain = {
+        choice.switch: choice
+        for choice in switch_choices(Block(8), CpuDevice(), "infer", facts(Block(8), torch.randn(4, 8)))
+    }
+    assert plain["torchscript"].refusal is None
+    assert not plain["onnx"].is_doubtful
+
+
+def test_a_fused_optimizer_takes_no_sparse_gradients() -> None:
+    sparse = {
+        choice.switch: choice
+        for choice in switch_choices(Block(8), CpuDevice(), "train", Facts(sparse_gradients=("bag.weight",)))
+    }
+    assert "no sparse gradients, and that of bag.weight is one" in str(sparse["fused-optimizer"].refusal)
+    dense = {choice.switch: choice for choice in switch_choices(Block(8), CpuDevice(), "train", Facts())}
+    assert dense["fused-optimizer"].refusal is None

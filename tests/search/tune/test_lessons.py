@@ -56,6 +56,12 @@ class TestSuspicion:
         assert cleared.chance(switches("bf16+sdpa:cudnn")) == 1.0
         assert cleared.chance(switches("fp16+sdpa:cudnn")) < 0.5, "but beside fp16 none has run"
 
+    def test_what_the_facts_speak_against_is_doubted_until_it_runs(self) -> None:
+        doubted = Lessons([], [BASELINE], doubted=["onnx"])
+        assert doubted.chance(switches("fold-bn+onnx")) == pytest.approx(0.5)
+        assert doubted.chance(switches("fold-bn")) == 1.0
+        assert Lessons([], [switches("onnx")], doubted=["onnx"]).chance(switches("fold-bn+onnx")) == 1.0
+
 
 class TestRuledOut:
     def test_a_switch_wherever_it_stands(self) -> None:

@@ -166,6 +166,10 @@ class RecipeSwitch(ABC):
         """
         return None
 
+    def is_doubtful(self, facts: Facts) -> bool:
+        """Whether it often cannot run a model of which these facts are true."""
+        return False
+
     def formats(self, facts: Facts) -> frozenset[str] | None:
         """The number formats of the rest of the recipe in which it can do this model; None: in any."""
         return None

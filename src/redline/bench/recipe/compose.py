@@ -145,6 +145,7 @@ def _choice(
         leaves_program=switch.leaves_program,
         is_slow_to_prepare=argument in switch.slow_to_prepare,
         prepare_s=switch.prepare_s(task),
+        is_doubtful=facts is not None and switch.is_doubtful(facts),
     )
 
 

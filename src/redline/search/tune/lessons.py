@@ -122,6 +122,8 @@ SIBLING_WEIGHT = 0.5
 """Of all variants of a switch (`sdpa:flash`, `sdpa:math`) being to blame alike."""
 THERE_AGAIN = 20.0
 """By so much each further broken recipe speaks against those that were in it too."""
+DOUBT = 0.5
+"""The chance that a switch breaks of which the facts about the model make that likely."""
 MOST_TOLD = 12
 """More breakages than this say nothing new."""
 EXACTLY = ("oom", "timeout")
@@ -140,10 +142,12 @@ class Lessons:
         sound: Iterable[Switches],
         suspects: Iterable[tuple[Switches, Switches]] = (),
         variants: Mapping[str, str] | None = None,
+        doubted: Iterable[str] = (),
     ) -> None:
         """`suspects`: recipes that broke, each with the switches that the bench suspects (none: all of them).
 
         `variants`: by switch, what it shares with its siblings (`sdpa:*` for `sdpa:flash`): they often break alike.
+        `doubted`: switches that often do not run on a model like this one.
         """
         self._variants = variants or {}
         self._ruled_out = [(frozenset(each.switches), each.reason.about in EXACTLY) for each in lessons]
@@ -160,6 +164,9 @@ class Lessons:
             whole = sum(weights.values())
             for part, weight in weights.items():
                 self._guilt[part] = max(self._guilt.get(part, 0.0), weight / whole)
+        for part in map(frozenset, ([switch] for switch in doubted)):
+            if part not in cleared:
+                self._guilt[part] = max(self._guilt.get(part, 0.0), DOUBT)
 
     def rules_out(self, recipe: Switches) -> bool:
         return any(recipe == part if exactly else part <= recipe for part, exactly in self._ruled_out)

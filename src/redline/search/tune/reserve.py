@@ -96,7 +96,7 @@ def _leading(tuner: Tuner) -> Switches:
 
 def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:
     """One replicate after the other, or all at once, whatever takes less."""
-    one_by_one_s = replicates * sum(map(costs.again_s, racers))
+    one_by_one_s = replicates * sum(map(costs.replicate_s, racers))
     return min(one_by_one_s, at_once_s(tuner, costs, racers, replicates))
 
 

@@ -139,7 +139,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         snippet=tune.snippet,
         seconds=tune.seconds,
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
-        trials=len({trial.recipe for trial in tune.trials}),
+        trials=len({trial.recipe for trial in tune.trials} | _raced(tune, records)),
         batch=first.batch if first else None,
         notes=(
             *tune.notes,
@@ -155,6 +155,11 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         spent=tune.spent,
         untried=tune.untried,
     )
+
+
+def _raced(tune: TuneRecord, records: Records) -> set[str]:
+    """Recipes of the final comparison: where there was no time for a trial, one is compared there at once."""
+    return {str(record.spec.recipe) for replicate in replicates_of(tune.finals, records) for record in replicate}
 
 
 def with_price(found: TuneSummary, per_hour: float) -> TuneSummary:

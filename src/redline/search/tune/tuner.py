@@ -234,7 +234,8 @@ class Tuner:
                 for switches, failure in broken
                 if failure is None or failure.kind != "oom"
             ]
-            found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.variants)
+            doubted = [choice.switch for choice in self.space.choices if choice.is_doubtful]
+            found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.variants, doubted)
             self._lessons = ((tune.lessons, tune.probes, tune.trials), found)
         return self._lessons[1]
 

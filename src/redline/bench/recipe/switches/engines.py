@@ -39,6 +39,10 @@ class _Engine(RecipeSwitch):
         dependence = data_dependence(facts) if facts is not None else None
         return f"a program made from one example keeps one way, and this model {dependence}" if dependence else None
 
+    def is_doubtful(self, facts: Facts) -> bool:
+        """What Python reads from tensors is not part of a program: an exporter refuses most of it."""
+        return bool(facts.reads)
+
 
 @SWITCHES.register("onnx")
 class OnnxRuntime(_Engine):
@@ -147,6 +151,13 @@ class TorchScript(_Engine):
 
     def prepare_s(self, task: Task) -> float | None:
         return TRACE_S
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        found = super().irrelevance(model, task, facts)
+        if found is None and facts is not None and facts.reads:
+            # Inputs that take the other way may come later: no comparison of outputs here would show that.
+            return f"a trace keeps what Python read from the tensors of one example ({', '.join(facts.reads[:3])})"
+        return found
 
     def apply(self, setup: Setup) -> None:
         if setup.args and setup.kwargs:

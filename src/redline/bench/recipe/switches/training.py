@@ -30,6 +30,11 @@ class FusedOptimizer(RecipeSwitch):
     tasks = ("train",)
     leaves_program = True
 
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is None or not facts.sparse_gradients:
+            return None
+        return f"fused optimizers take no sparse gradients, and that of {facts.sparse_gradients[0]} is one"
+
     def apply(self, setup: Setup) -> None:
         setup.optimizer_options["fused"] = True
 
