@@ -152,6 +152,8 @@ Code = Literal[
     "batch-not-raced",
     "other-winner",
     "no-snippet",
+    "earlier",
+    "earlier-unlike",
     "no-batch",
     "no-knee",
     "over-target",

@@ -186,6 +186,8 @@ class Facts(Frozen):
     draws_random_numbers: bool = False
     sparse_gradients: tuple[str, ...] = ()
     """Parameters whose gradients are sparse tensors in training: few optimizers and compilers take those."""
+    strange_outputs: tuple[str, ...] = ()
+    """Classes in its outputs that torch's pytree does not know: no program made from the model can return them."""
     step_s: float | None = None
     """Seconds of one step in the steady state, waited for."""
     host_s: float | None = None

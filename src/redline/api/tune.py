@@ -28,6 +28,7 @@ from redline.report.notebook import Bars, Shown
 from redline.report.tune import tune_report
 from redline.search.batch import require_batches
 from redline.search.spread import on_cluster, require_cluster
+from redline.search.tune.earlier import earlier_of, with_earlier
 from redline.search.tune.loop import search
 from redline.search.tune.record import (
     DEFAULT_BUDGET_S,
@@ -240,6 +241,7 @@ def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monot
     searches = KeptSearches(ledger)
     with ledger.held(wanted.name):
         kept = _to_resume(searches, wanted.name) if wanted.resume else None
+        before = _readable(searches, wanted.name) if not wanted.resume else None
         (spec,) = workspace.checked([asked.spec])
         started_s = clock()  # the budget begins when torch is loaded
         if spec.workload.task == "step":
@@ -259,6 +261,8 @@ def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monot
             quantizing=quantizing,
             facts=offered.facts,
         )
+        if before is not None:
+            record = with_earlier(record, earlier_of(before, history.load_many(before.record_ids), asked, space))
         before_s = clock() - started_s  # waiting for the device is not charged
         with workspace.lock(spec.device):
             tuner = Tuner(
@@ -380,6 +384,14 @@ def _to_resume(searches: KeptSearches, name: str) -> TuneRecord:
     if kept is None:
         raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
     return kept
+
+
+def _readable(searches: KeptSearches, name: str) -> TuneRecord | None:
+    """The search of this name; None where there is none, or one that this version cannot read and only replaces."""
+    try:
+        return searches.load(name)
+    except RecordError:
+        return None
 
 
 def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:

@@ -315,3 +315,26 @@ def test_a_fused_optimizer_takes_no_sparse_gradients() -> None:
     assert "no sparse gradients, and that of bag.weight is one" in str(sparse["fused-optimizer"].refusal)
     dense = {choice.switch: choice for choice in switch_choices(Block(8), CpuDevice(), "train", Facts())}
     assert dense["fused-optimizer"].refusal is None
+
+
+def test_outputs_of_a_class_that_no_exporter_knows_are_told() -> None:
+    class Out:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Wraps(nn.Module):
+        def __init__(self, *, plain: bool) -> None:
+            super().__init__()
+            self.inner, self.plain = nn.Linear(8, 8), plain
+
+        def forward(self, x: Tensor) -> Any:
+            out = self.inner(x)
+            return {"logits": out, "more": [out, 3, None]} if self.plain else {"out": Out(out)}
+
+    found = facts(Wraps(plain=False), torch.randn(4, 8))
+    assert found.strange_outputs == ("Out",)
+    told = {each.switch: each.refusal for each in switch_choices(Wraps(plain=False), CpuDevice(), "infer", found)}
+    assert "the model returns Out" in str(told["onnx"])
+    assert "the model returns Out" in str(told["torchscript"])
+    assert told["compile"] is None
+    assert facts(Wraps(plain=True), torch.randn(4, 8)).strange_outputs == ()

@@ -18,7 +18,7 @@ from redline.record import Capabilities
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.finals import _with_time_for_an_interval
 from redline.search.tune.model import Estimate
-from redline.search.tune.record import Trial, TuneSpec
+from redline.search.tune.record import Earlier, GivenUp, Trial, TuneSpec
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, race_s
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
@@ -67,6 +67,8 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
         tune=SimpleNamespace(
             facts=given.get("facts"),
             finals=(),
+            given_up=given.get("given_up", ()),
+            earlier=given.get("earlier"),
             trials=[Trial(recipe=recipe, record_id=recipe, cost_s=seconds) for recipe, seconds in trials],
         ),
         records={
@@ -74,7 +76,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
             for recipe in sound
         },
         seen=lambda: estimates,
-        given_up=given.get("given_up", {}),
+        given_up=set(),
         may_win=lambda each: True,
         leader=lambda: fastest,
         asked=TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m"))),
@@ -91,6 +93,17 @@ class TestCosts:
     def test_before_anything_was_tried_experience_speaks(self) -> None:
         costs = Costs(after())
         assert costs.expected_s(switches("amp+compile")) - costs.expected_s(switches("amp")) == COLD_COMPILE_S
+
+    def test_what_was_given_up_takes_longer_than_it_had_taken(self) -> None:
+        late = GivenUp(recipe="compile", seconds=40.0)
+        assert Costs(after(given_up=(late,))).expected_s(switches("amp+compile")) >= 80.0
+        earlier = Earlier(at=0.0, winner=None, model_hash=None, device="", given_up=(late,))
+        assert Costs(after(earlier=earlier)).expected_s(switches("compile")) >= 80.0
+
+    def test_what_an_earlier_search_saw_is_expected_again(self) -> None:
+        earlier = Earlier(at=0.0, winner="compile", model_hash=None, device="", prepare_s={"compile": 3.0})
+        costs = Costs(after(earlier=earlier))
+        assert costs.expected_s(switches("amp+compile")) - costs.expected_s(switches("amp")) == pytest.approx(3.0)
 
     def test_what_is_paid_once_is_not_charged_again(self) -> None:
         """The first process with cudnn-benchmark took 13 seconds longer; its neighbours will not."""

@@ -57,10 +57,10 @@ class TestSuspicion:
         assert cleared.chance(switches("fp16+sdpa:cudnn")) < 0.5, "but beside fp16 none has run"
 
     def test_what_the_facts_speak_against_is_doubted_until_it_runs(self) -> None:
-        doubted = Lessons([], [BASELINE], doubted=["onnx"])
+        doubted = Lessons([], [BASELINE], doubted=[switches("onnx")])
         assert doubted.chance(switches("fold-bn+onnx")) == pytest.approx(0.5)
         assert doubted.chance(switches("fold-bn")) == 1.0
-        assert Lessons([], [switches("onnx")], doubted=["onnx"]).chance(switches("fold-bn+onnx")) == 1.0
+        assert Lessons([], [switches("onnx")], doubted=[switches("onnx")]).chance(switches("fold-bn+onnx")) == 1.0
 
 
 class TestRuledOut:

@@ -1003,3 +1003,35 @@ class TestGeneration:
 
 def switches_of_text(recipe: str) -> set[str]:
     return set(recipe.split("+"))
+
+
+class TestASecondSearch:
+    """Of the same workload, in the same history, and not resumed."""
+
+    def test_begins_with_what_the_first_one_found(self, history: History) -> None:
+        first = tuned(FakeDoor(landscape(failure=_bf16_breaks)), history, budget="5m")
+        second = tuned(FakeDoor(landscape(failure=_bf16_breaks, seed=1)), history, budget="60s")
+        assert [trial.recipe for trial in second.tune.trials][:2] == ["baseline", first.recipe]
+        (told,) = [str(each) for each in second.summary.notes if each.code == "earlier"]
+        assert f"its winner, {first.recipe}, comes first" in told
+        assert "bf16 broke then" in told
+        assert second.tune.created_at >= first.tune.created_at
+
+    def test_takes_nothing_from_another_model(self, history: History) -> None:
+        """Of the same name: the file was edited, and the hash of the model says so."""
+        first = tuned(FakeDoor(landscape()), history, budget="60s")
+        record = first.records[first.tune.trials[0].record_id]
+        assert record.prepared is not None
+        workload = msgspec.structs.replace(record.prepared.workload, model_hash="other")
+        prepared = msgspec.structs.replace(record.prepared, workload=workload)
+        history.finish(msgspec.structs.replace(record, prepared=prepared))
+        second = tuned(FakeDoor(landscape(seed=1)), history, budget="60s")
+        assert second.tune.earlier is None
+        assert [trial.recipe for trial in second.tune.trials][:2] != ["baseline", first.recipe]
+        (told,) = [str(each) for each in second.summary.notes if each.code.startswith("earlier")]
+        assert "the model is another than in the search of" in told
+
+
+def _bf16_breaks(spec: RunSpec) -> Failure | None:
+    broken = Failure(stage="numerics", kind="unsupported", message="no bf16", switches=("bf16",), scope="switch")
+    return broken if "bf16" in switches_of(spec) else None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from redline.bench.count.count import plainly
 from redline.bench.count.counter import is_composite, watching
@@ -58,6 +59,8 @@ LAYERS: tuple[tuple[LayerKind, re.Pattern[str], OperatorKind], ...] = (
 """Operators by which layers of a kind are known; each is timed as a whole."""
 READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
 """These read values without calling an operator, where the tensor lies in the host's memory."""
+PLAIN_OUTPUTS = (Tensor, bool, int, float, complex, str, type(None))
+"""What a program made from a model can return, in any structure that torch's pytree knows."""
 
 
 def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed: int) -> Facts:
@@ -98,6 +101,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         mutates=mutated,
         draws_random_numbers=draws,
         sparse_gradients=tuple(sparse),
+        strange_outputs=forward.strange_outputs,
         step_s=clock.step_s,
         host_s=clock.issue_s if device.is_accelerator else None,
         device_s=clock.device_s if device.is_accelerator else sum(whole.times),
@@ -145,9 +149,11 @@ def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
 
 def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
     args, kwargs = inputs
-    watch = Watch(setup)
+    watch, returned = Watch(setup), list[Any]()
     with setup.workload.context():
-        watch.over(lambda: setup.workload.model(*args, **kwargs), clock.issue_s)
+        watch.over(lambda: returned.append(setup.workload.model(*args, **kwargs)), clock.issue_s)
+    classes = (type(leaf).__name__ for leaf in tree_leaves(returned) if not isinstance(leaf, PLAIN_OUTPUTS))
+    watch.strange_outputs = tuple(dict.fromkeys(classes))
     return watch
 
 
@@ -279,6 +285,7 @@ class Watch(TorchDispatchMode):
         self.times: list[float] = []
         self.reads: Counter[str] = Counter()
         self.varies_shapes = False
+        self.strange_outputs: tuple[str, ...] = ()
 
     def over(self, work: Callable[[], object], issue_s: float) -> None:
         """Run `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""

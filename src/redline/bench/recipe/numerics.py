@@ -46,6 +46,7 @@ UNRESOLVED_FLOOR = 0.5
 """Above this the number format cannot resolve the signal of this model, and nothing can be judged."""
 ANSWER_SEED = 0
 ASKING_TWICE = "asking twice"
+ANOTHER_SEED = "another seed"
 REFERENCE = note("reference", "the strict fp32 reference itself")
 NOTHING_TO_COMPARE = Numerics(
     method="unchecked",
@@ -114,7 +115,7 @@ class OutputReference:
         verdict = judged(apart, self.floor, self.number_format, mover=self.mover)
         if not verdict.passed and apart.finite and self.seed_floor is not None and self.seed_floor > self.floor:
             # A compiler or another number format draws other numbers from the same seed.
-            verdict = judged(apart, self.seed_floor, self.number_format, mover="another seed")
+            verdict = judged(apart, self.seed_floor, self.number_format, mover=ANOTHER_SEED)
         return msgspec.structs.replace(verdict, second_inputs=self.second)
 
     def as_numerics(self) -> Numerics:
@@ -265,7 +266,7 @@ class LossReference:
         if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > floor:
             # A compiler draws dropout masks in another order: as far apart as two seeds is still sound.
             verdict = judged(
-                found, self.seed_floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path", "another seed"
+                found, self.seed_floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path", ANOTHER_SEED
             )
         return self._with_paths(verdict, losses)
 
@@ -338,6 +339,12 @@ def _reason(found: Difference, floor: float, tolerance: float, number_format: st
             "calls, or draws random numbers that torch.manual_seed does not reach"
         )
         return note("not-repeatable", text)
+    if hidden_by == ANOTHER_SEED:
+        text = (
+            f"the model draws random numbers, and this recipe draws others than strict fp32: another seed alone moves it by "
+            f"{floor:.2g}, so nothing can be compared"
+        )
+        return note("unresolved", text)
     if hidden_by:
         text = f"{number_format} cannot resolve this model's signal: {hidden_by} alone moves it by {floor:.2g}"
         return note("unresolved", text)

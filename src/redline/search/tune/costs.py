@@ -72,9 +72,11 @@ class Costs:
         self._kinds: dict[Switches, Kind] = {}
         self._warm: dict[Switches, float] = {}
         self._plain: dict[Switches, float] = {}
-        for switches, taken_s in tuner.given_up.items():
-            kind = self._kind(switches)
-            self._not_within_s[kind] = max(taken_s, self._not_within_s.get(kind, 0.0))
+        earlier = tuner.tune.earlier
+        self._earlier_s = earlier.prepare_s if earlier is not None else {}
+        for late in (*tuner.tune.given_up, *(earlier.given_up if earlier is not None else ())):
+            kind = self._kind(tuner.space.switches_of(late.recipe))
+            self._not_within_s[kind] = max(late.seconds, self._not_within_s.get(kind, 0.0))
         met: set[str] = set()
         unsure: set[Switches] = set()
         for trial in tuner.tune.trials:
@@ -205,6 +207,9 @@ class Costs:
         return max(expected_s, LONGER * self._not_within_s.get(self._kind(switches), 0.0))
 
     def _prepare_s(self, switch: str) -> float:
+        """As the search before this one saw it; else by what is known of the switch and the model."""
+        if switch in self._earlier_s:
+            return self._earlier_s[switch]
         return prepare_s(self._choices[switch], self._compile_s, self._by_block_s)
 
     def _plain_s(self, switches: Switches) -> float:

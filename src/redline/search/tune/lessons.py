@@ -142,12 +142,12 @@ class Lessons:
         sound: Iterable[Switches],
         suspects: Iterable[tuple[Switches, Switches]] = (),
         variants: Mapping[str, str] | None = None,
-        doubted: Iterable[str] = (),
+        doubted: Iterable[Switches] = (),
     ) -> None:
         """`suspects`: recipes that broke, each with the switches that the bench suspects (none: all of them).
 
         `variants`: by switch, what it shares with its siblings (`sdpa:*` for `sdpa:flash`): they often break alike.
-        `doubted`: switches that often do not run on a model like this one.
+        `doubted`: parts that often do not run on a model like this one, or did not in an earlier search.
         """
         self._variants = variants or {}
         self._ruled_out = [(frozenset(each.switches), each.reason.about in EXACTLY) for each in lessons]
@@ -164,7 +164,7 @@ class Lessons:
             whole = sum(weights.values())
             for part, weight in weights.items():
                 self._guilt[part] = max(self._guilt.get(part, 0.0), weight / whole)
-        for part in map(frozenset, ([switch] for switch in doubted)):
+        for part in doubted:
             if part not in cleared:
                 self._guilt[part] = max(self._guilt.get(part, 0.0), DOUBT)
 

@@ -10,6 +10,7 @@ from redline.note import note
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
+from redline.search.tune.earlier import forget_another_model
 from redline.search.tune.finals import ablate, decide, narrow, simplify, untold_switches
 from redline.search.tune.model import Beliefs
 from redline.search.tune.planner import (
@@ -110,6 +111,7 @@ def explore(tuner: Tuner) -> None:
             if switches == BASELINE:
                 _start_beside(tuner, trials)
             trials.finish(switches)
+            forget_another_model(tuner)
             prove_fastest(tuner)
         too_dear: list[Candidate] = []
         while tuner.baseline() is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from redline.search.tune.costs import Candidate, Costs, first_of
+from redline.search.tune.earlier import leading_then
 from redline.search.tune.finals import twin_specs
 from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.model import Beliefs, Estimate, Floats
@@ -260,18 +261,19 @@ def safe_to_race(tuner: Tuner) -> Switches | None:
 
 
 def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Switches]:
-    """What is safe to try and was not, the quickest to prepare first."""
+    """What is safe to try and was not: what won in the search before this one, then the quickest to prepare first."""
     tried, safe = {*tuner.tried(), *in_flight, *tuner.given_up}, _safe_recipes(tuner)
+    led_before = leading_then(tuner)
     # Block by block stands in for what takes too long.
     is_needed_by_block = costs.is_quicker_by_block and not any(map(costs.compiles, tuner.seen()))
     return [
         each
-        for each in safe.in_order()
+        for each in dict.fromkeys((*led_before, *safe.in_order()))
         if each not in tried
         and safe.may_run(each)
         and not tuner.is_slow_without_compiler(each)
         and not is_done_with(each, tried, tuner)
-        and (is_needed_by_block or BY_BLOCK not in each)
+        and (is_needed_by_block or BY_BLOCK not in each or each in led_before)
         and not any(costs.is_same_program(each, other) for other in in_flight)  # it will be in the cache
     ]
 

@@ -141,6 +141,30 @@ class Untried(Frozen):
     """A budget that would have held it and its race; None in old records."""
 
 
+class GivenUp(Frozen):
+    """A recipe that was not prepared in time."""
+
+    recipe: str
+    seconds: float
+    """That it had taken by then."""
+
+
+class Earlier(Frozen):
+    """What the search before this one, of the same workload, leaves it: hints for where to look, nothing that decides."""
+
+    at: float
+    winner: str | None
+    """None where nothing was faster than the baseline."""
+    model_hash: str | None
+    device: str
+    """As `redline.identity.device_key` names it."""
+    doubted: tuple[tuple[str, ...], ...] = ()
+    """Switches, alone or in pairs, that broke or lost their numbers."""
+    prepare_s: dict[str, float] = {}
+    """By switch: what preparing it took beyond what the baseline took."""
+    given_up: tuple[GivenUp, ...] = ()
+
+
 class Spent(Frozen):
     """Seconds of a search, by what they went into; over all sessions that worked on it."""
 
@@ -208,6 +232,9 @@ class TuneRecord(Frozen):
     probes: tuple[Probe, ...] = ()
     untried: tuple[Untried, ...] = ()
     """Those that promised most when the time for trials was over."""
+    given_up: tuple[GivenUp, ...] = ()
+    earlier: Earlier | None = None
+    """None where there was no search before, or its model or device was another."""
     facts: Facts | None = None
     """What one step of the workload was seen doing before the search."""
     spent: Spent = Spent()

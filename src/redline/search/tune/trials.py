@@ -18,7 +18,7 @@ from redline.search.tune.costs import CONTENTION
 from redline.search.tune.finals import final_measure
 from redline.search.tune.inquiry import learn_from
 from redline.search.tune.lessons import accepts, numerics_reason, rejection
-from redline.search.tune.record import Trial
+from redline.search.tune.record import GivenUp, Trial
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Purpose, Tuner
 from redline.spec import MeasureSpec, RunSpec
@@ -296,8 +296,11 @@ class Trials:
         for flight in self._flights:
             tuner.observer.attempted(tuner.space.text(flight.switches), "given up: no time left to prepare it")
         now_s = tuner.clock()
-        tuner.given_up |= dict.fromkeys(self._crowded_out, 0.0)
-        tuner.given_up |= {flight.switches: flight.taken_s(now_s) for flight in self._flights}
+        tuner.given_up |= {*self._crowded_out, *(flight.switches for flight in self._flights)}
+        late = [
+            GivenUp(recipe=tuner.space.text(flight.switches), seconds=flight.taken_s(now_s)) for flight in self._flights
+        ]
+        tuner.keep(given_up=(*tuner.tune.given_up, *late))
         self._cancel_all()
         self._crowded_out.clear()
 

@@ -80,8 +80,8 @@ class Tuner:
     """Of the budget, for what comes last."""
     is_short: bool = False
     """More was left to do than this session's budget held."""
-    given_up: dict[Switches, float] = field(default_factory=dict)
-    """Took too long to prepare in this session: the seconds they had taken by then."""
+    given_up: set[Switches] = field(default_factory=set)
+    """Took too long to prepare in this session."""
     twins: list[Pending] = field(default_factory=list)
     """Processes for the last race that are prepared together with the trial of their recipe."""
     lent: Switches | None = None
@@ -226,7 +226,7 @@ class Tuner:
     def lessons(self) -> Lessons:
         """What is ruled out and what is suspected by now."""
         tune = self.tune
-        if self._lessons is None or self._lessons[0] != (tune.lessons, tune.probes, tune.trials):
+        if self._lessons is None or self._lessons[0] != (tune.lessons, tune.probes, tune.trials, tune.earlier):
             ran = [self.space.switches_of(probe.recipe) for probe in tune.probes if probe.runs]
             broken = [(switches, self._failure_of(switches)) for switches in self.broken()]
             accused = [
@@ -234,9 +234,10 @@ class Tuner:
                 for switches, failure in broken
                 if failure is None or failure.kind != "oom"
             ]
-            doubted = [choice.switch for choice in self.space.choices if choice.is_doubtful]
+            doubted = [frozenset({choice.switch}) for choice in self.space.choices if choice.is_doubtful]
+            doubted += [frozenset(part) for part in (tune.earlier.doubted if tune.earlier is not None else ())]
             found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.variants, doubted)
-            self._lessons = ((tune.lessons, tune.probes, tune.trials), found)
+            self._lessons = ((tune.lessons, tune.probes, tune.trials, tune.earlier), found)
         return self._lessons[1]
 
     def _failure_of(self, switches: Switches) -> Failure | None:

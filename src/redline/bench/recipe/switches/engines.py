@@ -36,6 +36,8 @@ class _Engine(RecipeSwitch):
     does = Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True)
 
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is not None and facts.strange_outputs:
+            return f"the model returns {facts.strange_outputs[0]}, a class that torch's pytree does not know"
         dependence = data_dependence(facts) if facts is not None else None
         return f"a program made from one example keeps one way, and this model {dependence}" if dependence else None
 
