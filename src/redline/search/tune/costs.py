@@ -173,6 +173,10 @@ class Costs:
         """The one is compiled as the other would be, and nothing that is compiled so has been timed yet."""
         return self.compiles(one) and self._kind(one) == self._kind(other) and not self._alike(one)
 
+    def again_s(self, switches: Switches) -> float:
+        """Seconds to open this recipe again once it has been tried."""
+        return self._warm_s(switches)
+
     def replicate_s(self, switches: Switches) -> float:
         """To open it for one more replicate of a race."""
         plain_s = self._plain_s(switches)

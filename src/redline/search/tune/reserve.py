@@ -96,8 +96,10 @@ def _leading(tuner: Tuner) -> Switches:
 
 def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:
     """One replicate after the other, or all at once, whatever takes less."""
-    one_by_one_s = replicates * sum(map(costs.replicate_s, racers))
-    return min(one_by_one_s, at_once_s(tuner, costs, racers, replicates))
+    together_s = at_once_s(tuner, costs, racers, replicates)
+    if math.isinf(together_s):
+        return replicates * sum(map(costs.replicate_s, racers))
+    return min(replicates * sum(map(costs.again_s, racers)), together_s)
 
 
 def at_once_s(
