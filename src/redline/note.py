@@ -176,6 +176,8 @@ Code = Literal[
     "trace-gone",
     "more",
     "padding",
+    "slowing",
+    "near-capacity",
 ]
 
 

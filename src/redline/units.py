@@ -109,6 +109,11 @@ def format_count(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def format_rate(value: float | None) -> str:
+    """Things per second, to three digits, or four from a thousand on: 8.24, 973, 76 090."""
+    return "n/a" if value is None else significant(value, 3 if abs(value) < 1000 else 4)
+
+
 def format_share(value: float | None) -> str:
     if value is None:
         return "n/a"

@@ -18,10 +18,12 @@ from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
 from redline.analyze.profile import Capture, profile_of
 from redline.analyze.race import pair_of
+from redline.analyze.summary import summarize
 from redline.analyze.sweep import TokenTargets, under_targets
 from redline.api.workspace import Workspace
 from redline.errors import SpecError
 from redline.record import Block, Capabilities, RunRecord
+from redline.report.cells import generation_cells
 from redline.report.export import export_csv
 from redline.report.profile_facts import facts
 from redline.report.sweep import sweep_report
@@ -228,3 +230,17 @@ def test_a_sweep_tells_its_curve_and_its_best_under_targets() -> None:
     assert float(cell["tpot_s"]) == pytest.approx(0.004)
     assert float(cell["decode_tokens_per_s"]) == pytest.approx(7500)
     assert float(cell["prefill_tokens_per_s"]) == pytest.approx(30 * 16 / 0.016)
+
+
+def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared: Any) -> None:
+    """Twice what can be copied: a small model that stays in a cache of the processor."""
+    record = generated(make_prepared, tpot_s=0.0005)
+    found = generation_of(record)
+    assert found is not None
+    assert found.bandwidth_share is None
+    assert found.reads_from_cache
+    (row,) = summarize([record])
+    assert generation_cells(row)["of copy"] == "in cache"
+    near = generation_of(generated(make_prepared, tpot_s=0.00095))  # reading is a little faster than copying
+    assert near is not None
+    assert near.bandwidth_share == pytest.approx(1.05, rel=0.01)

@@ -282,6 +282,21 @@ def test_generate_may_return_yield_or_await_its_tokens(form: Callable[[Any], Any
     assert torch.equal(WholeGenerator(model, torch.zeros((2, 3), dtype=torch.long), 8).generate(8), made)
 
 
+@pytest.mark.parametrize(("first", "got"), [(0, "2×5 after the prompt"), (8, "2×5")])
+def test_a_text_that_ends_early_is_refused(first: int, got: str) -> None:
+    """Else its tokens per second would count tokens that were never written."""
+    prompt, model = torch.ones((2, 8), dtype=torch.long), torch.nn.Linear(1, 1)
+    model.generate = lambda tokens, max_new_tokens: torch.cat([tokens, 7 * tokens], dim=1)[:, first : 8 + 5]
+    with pytest.raises(BenchError, match=rf"must return 2×6 or longer, got {got}; no text may end early"):
+        WholeGenerator(model, prompt, 6).generate(6)
+
+
+def test_the_prompt_in_front_of_a_text_is_no_part_of_it() -> None:
+    prompt, model = torch.ones((2, 8), dtype=torch.long), torch.nn.Linear(1, 1)
+    model.generate = lambda tokens, max_new_tokens: torch.cat([tokens, 7 * tokens], dim=1)
+    assert torch.equal(WholeGenerator(model, prompt, 6).generate(6), 7 * prompt[:, :6])
+
+
 def test_tokens_that_are_yielded_are_timed_one_by_one() -> None:
     workload = build_workload(workload_spec(f"{WRITERS}:whole"), 0)
     whole = workload.model.model.generate

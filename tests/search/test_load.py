@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -202,6 +203,66 @@ def test_a_rate_above_what_was_ever_completed_is_not_sustained() -> None:
     # Chance has brought fewer requests than the rate says: that many were served, and the rate was not.
     lucky = msgspec.structs.replace(alone, offered_rate=99.0, achieved_rate=99.0, pace=99.0)
     assert sustained(curve_of([slower, lucky])) is None
+
+
+def test_the_sustained_rate_is_offered_again_and_lowered_where_it_no_longer_holds() -> None:
+    """A server that slows down after the search for its limit: 100 requests a second at first, 80 in the end."""
+    served: list[float] = []
+
+    def step_s(spec: RunSpec) -> float:
+        served.append(spec.workload.batch)
+        return 0.01 if len(served) < 12 else 0.0125
+
+    question = LoadQuestion(rates=(10.0, 20.0, 40.0, 80.0, 160.0), seconds=50.0)
+    found = load_of(serve_rates(spec_of(1), question, FakeDoor(Landscape(step_s=step_s, noise_sigma=0.0)), NoJournal()))
+    assert len(served) > 12
+    assert found.sustainable_rate == 80.0
+    assert {point.rate: point.runs for point in found.points}[80.0] == 2
+    twice = [point for point in found.points if point.runs == 2]
+    assert [point.keeps_target for point in twice] == [True] + [False] * (len(twice) - 1)
+    assert twice[0].requests > 2.5 * 0.9 * 80 * 50
+    assert "(offered twice)" in as_text(load_report([found]))
+
+
+def run_of(rate: float, step_s: Callable[[float], float], seconds: float = 10.0) -> Served:
+    """One run of a server whose steps take as long as the time says."""
+    clock = VirtualClock()
+
+    def run(size: int) -> int:
+        clock.advance(step_s(clock.now()))
+        return size
+
+    served = serve(poisson_arrivals(rate, round(rate * seconds), 0), LoadSpec(max_batch=1), clock, run, 1e9)
+    return msgspec.structs.replace(served, rate=rate)
+
+
+def test_a_rate_offered_twice_must_hold_twice() -> None:
+    well, late = run_of(100.0, lambda now: 0.001), run_of(100.0, lambda now: 0.008)
+    both = load_point(well, 0.02, [late])
+    assert load_point(well, 0.02, [well]).keeps_target
+    assert not both.keeps_target
+    assert not load_point(late, 0.02, [well]).keeps_target
+    assert (both.runs, both.requests) == (2, 1800)
+    assert both.compute_s == pytest.approx(0.0045)
+    assert both.busy_share == pytest.approx(0.45, rel=0.05)
+
+
+def test_steps_that_take_longer_and_longer_are_told() -> None:
+    noise = np.random.default_rng(0)
+    steady = run_of(100.0, lambda now: 0.002 * (1 + 0.2 * float(noise.random())))
+    growing = run_of(100.0, lambda now: 0.002 * (1 + 0.02 * now) * (1 + 0.2 * float(noise.random())))
+    assert load_point(steady).slowing == 1.0
+    assert load_point(growing).slowing == pytest.approx(1.18, abs=0.06)
+    record = RunRecord(id="1", spec=spec_of(1), loads=(growing,))
+    assert [note.code for note in load_of(record).notes] == ["slowing"]
+
+
+def test_a_rate_next_to_the_limit_is_told_to_be_near_it() -> None:
+    """At 97 % of what a server can do, ten seconds are too short to see how long its queue gets."""
+    loads = tuple(run_of(rate, lambda now: 0.01) for rate in (40.0, 97.0, 150.0))
+    record = RunRecord(id="1", spec=spec_of(1, slo_p99_s=2.0), loads=loads)
+    assert load_of(record).sustainable_rate == 97.0
+    assert [note.code for note in load_of(record).notes] == ["few-samples", "near-capacity"]
 
 
 def test_a_range_that_is_sustained_whole_says_so() -> None:

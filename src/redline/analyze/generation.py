@@ -47,14 +47,16 @@ class Generation(Frozen):
     read_s: float | None
     """The least time for that, at the copy bandwidth; None where that is not known."""
     bandwidth_share: float | None
-    """That time over the time per token."""
+    """That time over the time per token; None where the tokens come faster than memory could be read."""
+    reads_from_cache: bool
+    """Tokens come faster than that: what they read stays in a cache of the processor."""
     host_share: float | None
     """Host time to issue a decode step over the time per token; None where nothing is issued ahead of the device."""
 
     @property
     def reads_all_the_time(self) -> bool:
-        """Whether memory limits decoding. What is faster than memory reads from a cache of the processor."""
-        return self.bandwidth_share is not None and READING_SHARE <= self.bandwidth_share <= IN_CACHE_SHARE
+        """Whether memory limits decoding."""
+        return self.bandwidth_share is not None and self.bandwidth_share >= READING_SHARE
 
 
 def generation_of(record: RunRecord, ceilings: Ceilings | None = None) -> Generation | None:
@@ -71,6 +73,8 @@ def generation_of(record: RunRecord, ceilings: Ceilings | None = None) -> Genera
     batch, ttft_s, tpot_s = batch_of(record) or 1, median(first), median(tokens) if tokens else None
     read_bytes, parameters = _read_bytes(info), record.prepared.workload.parameters if record.prepared else 0
     read_s = read_bytes / copied if copied else None
+    share = read_s / tpot_s if tpot_s and read_s is not None else None
+    reads_from_cache = share is not None and share > IN_CACHE_SHARE
     return Generation(
         ttft_s=ttft_s,
         tpot_s=_token_times(tokens),
@@ -83,7 +87,8 @@ def generation_of(record: RunRecord, ceilings: Ceilings | None = None) -> Genera
         cache=info.cache_kind,
         read_bytes=read_bytes,
         read_s=read_s,
-        bandwidth_share=read_s / tpot_s if tpot_s and read_s is not None else None,
+        bandwidth_share=None if reads_from_cache else share,
+        reads_from_cache=reads_from_cache,
         host_share=median(issues) / tpot_s if tpot_s and issues else None,
     )
 

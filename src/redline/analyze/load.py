@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +24,14 @@ ABOVE_CAPACITY = 1.01
 """Offered so many times what the server ever completed: no short run that still looks well proves otherwise."""
 FEWEST_FOR_KNEE = 3
 
-Floats = NDArray[np.float64]
+SLICES = 10
+FEWEST_IN_SLICE = 5
+CLEARLY_RISING = 27
+"""Of 45 pairs of slices, how many more rise than fall: by chance once in a hundred times (Mann and Kendall)."""
+SLOWS = 1.05
+"""A batch that takes so many times as long at the end of a run is worth a word."""
+NEAR_CAPACITY = 0.95
+"""Of the most that the server completed: so near to it, queues take far longer to settle than a run lasts."""
 
 
 class LoadPoint(Frozen):
@@ -32,6 +39,8 @@ class LoadPoint(Frozen):
 
     rate: float
     """Asked for, in requests per second."""
+    runs: int
+    """How often it was offered: the sustainable rate is offered again, with other arrivals and for longer."""
     offered_rate: float
     """What the random arrivals came to."""
     achieved_rate: float
@@ -61,10 +70,12 @@ class LoadPoint(Frozen):
     """Of the time, spent computing."""
     padded_share: float
     """Of the rows computed, those that no request asked for."""
+    slowing: float
+    """How many times as long a batch took at the end of the run as at its start; 1 where there is no clear trend."""
     is_saturated: bool
     keeps_target: bool
-    """Not saturated, and p99 within the target where there is one. With too few requests for p99 the slowest request
-    must be within it."""
+    """Not saturated, and p99 within the target where there is one, each time that the rate was offered. With too few
+    requests for p99 the slowest request must be within it."""
 
 
 class LoadSummary(Frozen):
@@ -102,7 +113,7 @@ def load_of(record: RunRecord) -> LoadSummary:
     assert record.spec.load is not None
     load, prepared = record.spec.load, record.prepared
     slo_p99_s = load.slo_p99_s
-    points = curve_of(load_point(served, slo_p99_s) for served in record.loads)
+    points = points_of(record.loads, slo_p99_s)
     kept = sustained(points)
     return LoadSummary(
         record_id=record.id,
@@ -120,8 +131,16 @@ def load_of(record: RunRecord) -> LoadSummary:
         arrivals="file" if any(served.seed is None for served in record.loads) else "poisson",
         numerics=prepared.numerics if prepared else None,
         failure=record.failure.brief() if record.failure else None,
-        notes=tuple(_notes(points, slo_p99_s)),
+        notes=tuple(_notes(points, kept, slo_p99_s)),
     )
+
+
+def points_of(loads: Iterable[Served], slo_p99_s: float | None = None) -> tuple[LoadPoint, ...]:
+    """A point for each rate, by rising rate; what was offered twice is one point of all its requests."""
+    by_rate: dict[float, list[Served]] = {}
+    for served in loads:
+        by_rate.setdefault(served.rate, []).append(served)
+    return curve_of(load_point(first, slo_p99_s, again) for first, *again in by_rate.values())
 
 
 def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
@@ -140,64 +159,93 @@ def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
     )
 
 
-def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
-    arrivals = np.asarray(served.arrivals_s)
-    sizes = np.asarray(served.sizes, dtype=np.int64)
-    started, finished = np.asarray(served.started_s), np.asarray(served.finished_s)
-    done = int(sizes.sum())
-    of_batch = np.repeat(np.arange(sizes.size), sizes)
-    idle_from = np.concatenate([[0.0], finished])[:-1]
-    # While the batch before still ran a request queued; from then on it waited for company.
-    served_at, free_at = started[of_batch], np.minimum(idle_from, started)[of_batch]
-    queued = np.maximum(free_at - arrivals[:done], 0.0)
-    batching = np.maximum(served_at - np.maximum(arrivals[:done], free_at), 0.0)
-    compute = (finished - started)[of_batch]
-    # Those still waiting are counted, or a server that falls behind would look better the earlier it is stopped.
-    latency = np.concatenate([finished[of_batch] - arrivals[:done], served.ended_s - arrivals[done:]])
-    latency = np.maximum(latency, 0.0)
-    first = int(SETTLING * arrivals.size)
-    steady_batches = of_batch[first:]
-    steady_sizes = sizes[steady_batches[0] :] if steady_batches.size else sizes
-    span_s = float(finished[-1] - arrivals[0]) if done else 0.0
-    offered = (arrivals.size - 1) / float(arrivals[-1] - arrivals[0]) if arrivals.size > 1 else served.rate
-    achieved = done / span_s if span_s > 0 else 0.0
-    unfinished = int(arrivals.size - done)
-    kept = latency[first:]
-    p99 = percentile(kept.tolist(), 0.99)
-    pace = _pace(sizes, finished)
-    is_saturated = unfinished > 0 or max(achieved, pace) < KEEPS_UP * min(offered, served.rate)
-    tail = float(kept.max()) if p99 is None else p99
+class _Run:
+    """The requests of one run, less those that found a queue still filling up."""
+
+    def __init__(self, served: Served) -> None:
+        arrivals = np.asarray(served.arrivals_s)
+        self.sizes = np.asarray(served.sizes, dtype=np.int64)
+        started, finished = np.asarray(served.started_s), np.asarray(served.finished_s)
+        self.rate, self.padded, self.done = served.rate, served.padded, int(self.sizes.sum())
+        self.unfinished = int(arrivals.size - self.done)
+        of_batch = np.repeat(np.arange(self.sizes.size), self.sizes)
+        idle_from = np.concatenate([[0.0], finished])[:-1]
+        # While the batch before still ran a request queued; from then on it waited for company.
+        served_at, free_at = started[of_batch], np.minimum(idle_from, started)[of_batch]
+        came = arrivals[: self.done]
+        # Those still waiting are counted, or a server that falls behind would look better the earlier it is stopped.
+        latency = np.concatenate([finished[of_batch] - came, served.ended_s - arrivals[self.done :]])
+        first = int(SETTLING * arrivals.size)
+        self.latency = np.maximum(latency, 0.0)[first:]
+        self.queued = np.maximum(free_at - came, 0.0)[first:]
+        self.batching = np.maximum(served_at - np.maximum(came, free_at), 0.0)[first:]
+        self.batch_s = finished - started
+        self.compute = self.batch_s[of_batch][first:]
+        steady = of_batch[first:]
+        self.steady_sizes = self.sizes[steady[0] :] if steady.size else self.sizes
+        self.span_s = float(finished[-1] - arrivals[0]) if self.done else 0.0
+        self.arrived, self.arriving_s = arrivals.size - 1, float(arrivals[-1] - arrivals[0])
+        # What the last requests take after their arrival is latency, and no sign that the server falls behind.
+        self.paced = int(self.sizes[1:].sum())
+        self.pacing_s = float(finished[-1] - finished[0]) if finished.size > 1 else 0.0
+
+    def is_saturated(self) -> bool:
+        offered = _over(self.arrived, self.arriving_s, self.rate)
+        reached = max(_over(self.done, self.span_s), _over(self.paced, self.pacing_s))
+        return self.unfinished > 0 or reached < KEEPS_UP * min(offered, self.rate)
+
+    def tail_s(self) -> float:
+        p99 = percentile(self.latency, 0.99)
+        return float(self.latency.max()) if p99 is None else p99
+
+
+def load_point(served: Served, slo_p99_s: float | None = None, again: Sequence[Served] = ()) -> LoadPoint:
+    """One rate. Each time that it was offered must have kept the target."""
+    runs = [_Run(each) for each in (served, *again)]
+    latency, sizes = _joined(run.latency for run in runs), _joined(run.steady_sizes for run in runs)
+    done, span_s = sum(run.done for run in runs), sum(run.span_s for run in runs)
+    padded = sum(run.padded for run in runs)
+    is_saturated = any(run.is_saturated() for run in runs)
     return LoadPoint(
-        rate=served.rate,
-        offered_rate=offered,
-        achieved_rate=achieved,
-        pace=pace,
-        requests=int(kept.size),
-        unfinished=unfinished,
-        mean_s=float(kept.mean()),
-        p50_s=float(np.median(kept)),
-        p95_s=percentile(kept.tolist(), 0.95),
-        p99_s=p99,
-        largest_s=float(kept.max()),
-        mean_batch=float(steady_sizes.mean()) if steady_sizes.size else 0.0,
-        batches=dict(sorted(Counter(sizes.tolist()).items())),
-        queue_s=_mean(queued[first:]),
-        batching_s=_mean(batching[first:]),
-        compute_s=_mean(compute[first:]),
-        busy_share=float((finished - started).sum()) / span_s if span_s > 0 else 0.0,
-        padded_share=served.padded / (done + served.padded) if done else 0.0,
+        rate=runs[0].rate,
+        runs=len(runs),
+        offered_rate=_over(sum(run.arrived for run in runs), sum(run.arriving_s for run in runs), runs[0].rate),
+        achieved_rate=_over(done, span_s),
+        pace=_over(sum(run.paced for run in runs), sum(run.pacing_s for run in runs)),
+        requests=int(latency.size),
+        unfinished=sum(run.unfinished for run in runs),
+        mean_s=float(latency.mean()),
+        p50_s=float(np.median(latency)),
+        p95_s=percentile(latency, 0.95),
+        p99_s=percentile(latency, 0.99),
+        largest_s=float(latency.max()),
+        mean_batch=_mean(sizes),
+        batches=dict(sorted(Counter(size for run in runs for size in run.sizes.tolist()).items())),
+        queue_s=_mean(_joined(run.queued for run in runs)),
+        batching_s=_mean(_joined(run.batching for run in runs)),
+        compute_s=_mean(_joined(run.compute for run in runs)),
+        busy_share=_over(float(sum(run.batch_s.sum() for run in runs)), span_s),
+        padded_share=_over(padded, done + padded),
+        slowing=max(_slowing(run) for run in runs),
         is_saturated=is_saturated,
-        keeps_target=not is_saturated and (slo_p99_s is None or tail <= slo_p99_s),
+        keeps_target=not is_saturated and (slo_p99_s is None or all(run.tail_s() <= slo_p99_s for run in runs)),
     )
 
 
-def _pace(sizes: NDArray[np.int64], finished: Floats) -> float:
-    """Requests completed per second from the first completion to the last.
+def _slowing(run: _Run) -> float:
+    """How many times as long a batch takes at the end of a run as at its start; 1 where that is no clear trend.
 
-    What the last requests take after their arrival is latency, and no sign that the server falls behind.
+    Batches are compared with others of their size, in slices of equal count, whose medians must keep rising.
     """
-    span_s = float(finished[-1] - finished[0]) if finished.size > 1 else 0.0
-    return float(sizes[1:].sum()) / span_s if span_s > 0 else 0.0
+    if run.sizes.size < SLICES * FEWEST_IN_SLICE:
+        return 1.0
+    usual = {size: float(np.median(run.batch_s[run.sizes == size])) for size in np.unique(run.sizes).tolist()}
+    relative = run.batch_s / np.array([max(usual[size], 1e-12) for size in run.sizes.tolist()])
+    medians = [float(np.median(part)) for part in np.array_split(relative, SLICES)]
+    rising = sum(
+        int(np.sign(later - earlier)) for place, earlier in enumerate(medians) for later in medians[place + 1 :]
+    )
+    return max(medians[-1] / medians[0], 1.0) if rising >= CLEARLY_RISING and medians[0] > 0 else 1.0
 
 
 def sustained(points: Sequence[LoadPoint]) -> float | None:
@@ -246,13 +294,28 @@ def knee_of(points: Sequence[LoadPoint]) -> float | None:
     return ordered[best].rate if 0 < best < len(ordered) - 1 else None
 
 
-def _notes(points: Sequence[LoadPoint], slo_p99_s: float | None) -> list[Note]:
+def _notes(points: Sequence[LoadPoint], kept: float | None, slo_p99_s: float | None) -> list[Note]:
     told = []
     if any(point.p99_s is None for point in points):
         text = "some rates had fewer than the 662 requests that p99 needs; there the slowest request was judged"
         told.append(
             note("few-samples", text if slo_p99_s else "some rates had fewer than the 662 requests that p99 needs")
         )
+    slowing = [point for point in points if point.slowing >= SLOWS]
+    if slowing:
+        worst = max(slowing, key=lambda point: point.slowing)
+        text = (
+            f"batches took longer and longer: {worst.slowing:.2f} times as long at the end of the run at "
+            f"{worst.rate:.4g} requests/s as at its start; a longer run would sustain less (try --seconds)"
+        )
+        told.append(note("slowing", text))
+    most = max((max(point.achieved_rate, point.pace) for point in points if point.is_saturated), default=None)
+    if slo_p99_s and most and kept and kept > NEAR_CAPACITY * most:
+        text = (
+            f"{kept:.4g} requests/s is {kept / most:.0%} of the most that was completed: so near to the limit "
+            "queues grow for longer than these runs lasted, and p99 with them"
+        )
+        told.append(note("near-capacity", text))
     late = [point for point in points if point.padded_share > 0.25]
     if late:
         text = "more than a quarter of the rows were padding: this recipe runs fixed batch sizes only"
@@ -260,5 +323,13 @@ def _notes(points: Sequence[LoadPoint], slo_p99_s: float | None) -> list[Note]:
     return told
 
 
-def _mean(values: Floats) -> float:
+def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if values.size else 0.0
+
+
+def _joined(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(list(parts))
+
+
+def _over(count: float, seconds: float, otherwise: float = 0.0) -> float:
+    return count / seconds if seconds > 0 else otherwise

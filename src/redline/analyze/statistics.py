@@ -111,7 +111,7 @@ def autocorrelation_time(samples: Sequence[float] | Floats, q: float = 0.5) -> f
     return float(np.clip(time * (1 + lags / count), 1.0, count))
 
 
-def percentile(samples: Sequence[float], q: float) -> float | None:
+def percentile(samples: Sequence[float] | Floats, q: float) -> float | None:
     """The q-quantile (q between 0 and 1), or None where so few samples would make it up."""
     if len(samples) < fewest_for_percentile(q):
         return None

@@ -165,6 +165,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     cache: CacheKind | None = None
     """Generation: how keys and values are kept."""
     bandwidth_share: float | None = None
+    reads_from_cache: bool = False
+    """Of a generation whose tokens come faster than memory could be read: it has no share of the bandwidth."""
     """What a decode step has to read, weights and filled cache, over its time and the copy bandwidth of the device."""
     energy_per_token_j: float | None = None
     training: TrainingSummary | None = None
@@ -292,6 +294,7 @@ def _with_tokens(row: RunSummary, record: RunRecord, ceilings: Ceilings | None) 
         cache_bytes=found.cache_bytes,
         cache=found.cache,
         bandwidth_share=found.bandwidth_share,
+        reads_from_cache=found.reads_from_cache,
         energy_per_token_j=row.energy_per_item_j,
     )
 

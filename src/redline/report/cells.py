@@ -14,7 +14,15 @@ from redline.analyze.trust import error_text
 from redline.conditions import condition_words
 from redline.record import Numerics
 from redline.report.terminal import GAP, make_table
-from redline.units import format_bytes, format_count, format_ratio, format_seconds, format_share, significant
+from redline.units import (
+    format_bytes,
+    format_count,
+    format_rate,
+    format_ratio,
+    format_seconds,
+    format_share,
+    significant,
+)
 
 TRUST_STYLE = {"valid": "green", "invalid": "red"}
 
@@ -91,9 +99,9 @@ def generation_cells(row: RunSummary) -> dict[str, str]:
         "TTFT": format_seconds(row.ttft_s),
         "TPOT": format_seconds(tpot.p50 if tpot else None),
         "TPOT p95": format_seconds(tpot.p95 if tpot else None),
-        "prefill tok/s": format_count(row.prefill_tokens_per_s),
-        "decode tok/s": format_count(row.decode_tokens_per_s),
-        "of copy": format_share(row.bandwidth_share),
+        "prefill tok/s": format_rate(row.prefill_tokens_per_s),
+        "decode tok/s": format_rate(row.decode_tokens_per_s),
+        "of copy": "in cache" if row.reads_from_cache else format_share(row.bandwidth_share),
         "weights": format_bytes(row.weight_bytes),
         "cache": " ".join(part for part in (row.cache, format_bytes(row.cache_bytes)) if part),
     }

@@ -12,7 +12,7 @@ from rich.text import Text
 from redline.analyze.load import LoadPoint, LoadSummary, RateRatio, ratios_to_first
 from redline.report.canvas import COLOURS, check_picture, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.units import format_seconds, format_share, significant
+from redline.units import format_rate, format_seconds, format_share, significant
 
 BARS = " ▁▂▃▄▅▆▇█"
 HEIGHT = 8
@@ -56,8 +56,8 @@ def points_table(row: LoadSummary) -> Fitted:
 def _cells(point: LoadPoint) -> list[str]:
     times = (point.p50_s, point.p95_s, point.p99_s, point.queue_s, point.batching_s, point.compute_s)
     return [
-        _rate(point.rate),
-        _rate(point.achieved_rate),
+        format_rate(point.rate),
+        format_rate(point.achieved_rate),
         *(format_seconds(seconds) for seconds in times),
         significant(point.mean_batch, 3),
         format_share(point.busy_share),
@@ -109,7 +109,7 @@ def _remarks(row: LoadSummary) -> Iterator[Text]:
         yield Text(one_line(f"its outputs are too far from fp32{reason}"), style="red")
     yield Text(sustained_sentence(row))
     if row.knee_rate is not None:
-        yield Text(f"knee: {_rate(row.knee_rate)} requests/s; beyond it latency rises faster than throughput")
+        yield Text(f"knee: {format_rate(row.knee_rate)} requests/s; beyond it latency rises faster than throughput")
     for each in row.notes:
         yield Text(str(each), style="dim")
 
@@ -121,8 +121,9 @@ def sustained_sentence(row: LoadSummary) -> str:
     if row.sustainable_rate is None:
         return f"no rate here is sustained {target}"
     if row.is_open_ended:
-        return f"sustains {_rate(row.sustainable_rate)} requests/s or more {target}: the range ends there"
-    return f"sustains {_rate(row.sustainable_rate)} requests/s {target}"
+        return f"sustains {format_rate(row.sustainable_rate)} requests/s or more {target}: the range ends there"
+    runs = next(point.runs for point in row.points if point.rate == row.sustainable_rate)
+    return f"sustains {format_rate(row.sustainable_rate)} requests/s {target}{' (offered twice)' if runs > 1 else ''}"
 
 
 def _compared(rows: Sequence[LoadSummary]) -> Fitted:
@@ -135,7 +136,7 @@ def _compared(rows: Sequence[LoadSummary]) -> Fitted:
         rate = (
             "n/a"
             if row.sustainable_rate is None
-            else f"{'≥ ' if row.is_open_ended else ''}{_rate(row.sustainable_rate)}"
+            else f"{'≥ ' if row.is_open_ended else ''}{format_rate(row.sustainable_rate)}"
         )
         table.add_row(Text(name), rate, "–" if row is rows[0] else _ratio_text(ratio))
     return Fitted(table)
@@ -165,16 +166,12 @@ def _next_step(rows: Sequence[LoadSummary]) -> str:
         return "next: fix the failure above"
     open_ended = [row for row in rows if row.is_open_ended]
     if open_ended:
-        return f"next: ask for higher rates than {_rate(max(row.points[-1].rate for row in open_ended))}"
+        return f"next: ask for higher rates than {format_rate(max(row.points[-1].rate for row in open_ended))}"
     if all(row.sustainable_rate is None for row in rows if row.is_sound):
-        return f"next: ask for lower rates than {_rate(first.points[0].rate)}, or for a faster recipe with -r"
+        return f"next: ask for lower rates than {format_rate(first.points[0].rate)}, or for a faster recipe with -r"
     if len(rows) == 1:
         return "next: add the recipe that 'redline tune' finds with -r, and compare the sustainable rates"
     return "next: --plot FILE.png draws the curves, 'redline report' puts them on the dashboard"
-
-
-def _rate(value: float) -> str:
-    return significant(value, 3 if value < 1000 else 4)
 
 
 def plot_loads(rows: Sequence[LoadSummary], path: Path) -> Path:

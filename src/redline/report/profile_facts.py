@@ -142,6 +142,8 @@ def _generation(found: Generation) -> str:
     if found.tpot_s is None:
         return told
     told += f", then {told_time(found.tpot_s.p50)} per token"
+    if found.reads_from_cache:
+        return f"{told}; it reads {format_bytes(found.read_bytes)}, which stay in a cache of the processor"
     if found.read_s is None or found.bandwidth_share is None:
         return told
     share = format_share(found.bandwidth_share)

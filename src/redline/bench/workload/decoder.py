@@ -258,16 +258,21 @@ class WholeGenerator(Decoder):
             with suppress(TypeError, ValueError):  # ragged, or no numbers
                 made = torch.as_tensor(made)
                 made = made.unsqueeze(0) if made.ndim == 1 and self.prompt.shape[0] == 1 else made
-        if (
-            not isinstance(made, Tensor)
-            or made.ndim != 2
-            or made.shape[1] < new_tokens
-            or len(made) != len(self.prompt)
-        ):
+        is_text = isinstance(made, Tensor) and made.ndim == 2 and len(made) == len(self.prompt)
+        after = " after the prompt" if is_text and self._repeats_prompt(made) else ""
+        made = made[:, self.prompt.shape[1] :] if after else made
+        if not is_text or made.shape[1] < new_tokens:
             told = "×".join(map(str, made.shape)) if isinstance(made, Tensor) else type(made).__name__
+            ended = "; no text may end early" if is_text else ""
             asked = f"{self.prompt.shape[0]}×{new_tokens} or longer"
-            raise BenchError("user", f"generate(tokens, max_new_tokens={new_tokens}) must return {asked}, got {told}")
+            called = f"generate(tokens, max_new_tokens={new_tokens})"
+            raise BenchError("user", f"{called} must return {asked}, got {told}{after}{ended}")
         return made[:, -new_tokens:].to(self.prompt.device)
+
+    def _repeats_prompt(self, made: Tensor) -> bool:
+        """Whether the text begins with its prompt, as transformers returns it."""
+        length = self.prompt.shape[1]
+        return made.shape[1] > length and torch.equal(made[:, :length].to(self.prompt), self.prompt)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         raise BenchError("unsupported", "this model generates as a whole: its forward with a cache is not known")
