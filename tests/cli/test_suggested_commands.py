@@ -10,13 +10,20 @@ import msgspec
 import pytest
 from invoking import invoke
 
-from redline.analyze.advice import command_line
+from redline.analyze.advice import command_line, options_of
+from redline.analyze.summary import summarize
+from redline.analyze.train import tuning_command
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
 from redline.errors import UsageError
 from redline.record import RunRecord
-from redline.spec import LoadSpec, RunSpec
+from redline.search.batch import trial_measure
+from redline.search.observer import NoJournal
+from redline.search.train import train_spec
+from redline.spec import DataSpec, LoadSpec, RunSpec
 from redline.spec_table import specs_from_table
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 EVERYTHING = {
     "task": "train",
@@ -69,6 +76,33 @@ def test_what_is_suggested_measures_the_same_again(monkeypatch: pytest.MonkeyPat
     line = command_line("run", spec, batch=4)
     assert line is not None
     assert typed(monkeypatch, line) == [spec]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"no_check": True},
+        {"effort": "quick"},
+        {"effort": "strict", "tail": True},
+        {"launch": {"door": "spawn"}},
+        {"effort": "quick", "no_check": True, "launch": {"door": "inline"}},
+    ],
+    ids=str,
+)
+def test_what_is_suggested_keeps_how_it_was_measured(monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
+    spec = spec_of(batch=4, **how)
+    (row,) = summarize([RunRecord(id="a", spec=spec, created_at=0.0)])
+    assert typed(monkeypatch, str(row.command("run", ["baseline"]))) == [spec]
+    for command in ("profile", "tune"):
+        assert invoke(*shlex.split(str(row.command(command)))[1:], "--help").exit_code == 0
+    again = msgspec.structs.replace(row, replicate_ids=("a", "b", "c"))
+    assert "--replicates 3" in str(again.command("run"))
+
+
+def test_what_a_search_chose_by_itself_is_not_said() -> None:
+    spec = spec_of(batch=4)
+    spec = msgspec.structs.replace(spec, measure=trial_measure(spec.measure))
+    assert options_of("run", spec) == ""
 
 
 @pytest.mark.parametrize("command", ["run", "batch", "race", "tune", "profile", "memory"])
@@ -124,3 +158,26 @@ def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("redline.api.train.train_specs", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 2
     assert seen == [spec]
+    fed = command_line("loader", spec, batch=64)
+    assert invoke(*shlex.split(str(fed))[1:]).exit_code == 2
+    assert seen[1].train is not None
+    assert seen[1].train.data == seen[0].train.data  # type: ignore[union-attr]
+    assert seen[1].workload == spec.workload
+
+
+def test_a_training_suggests_to_tune_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"epochs": 2, "device": "cpu", "optimizer": "adamw", "threads": 1}
+    (spec,) = specs_from_table({"model": "resnet18", **training_table("cifar10", settings)})
+    record = train_spec(spec, FakeDoor(Landscape(step_s=0.01)), NoJournal())
+    line = tuning_command(record)
+    assert line is not None
+    for words in ("resnet18 --task train", "--image-size 32", "--classes 10", "--stem cifar", "--optimizer adamw",
+                  "--device cpu", "--threads 1"):  # fmt: skip
+        assert words in line
+    assert invoke(*shlex.split(line)[1:], "--help").exit_code == 0
+    own = msgspec.structs.replace(
+        spec, train=msgspec.structs.replace(spec.train, data=DataSpec(name="mine.py:loaders"))
+    )
+    assert tuning_command(msgspec.structs.replace(record, spec=own)) is None, (
+        "the inputs are not known to a command line"
+    )

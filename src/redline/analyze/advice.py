@@ -14,7 +14,7 @@ import msgspec
 from redline.fields import Frozen
 from redline.identity import given
 from redline.record import RunRecord
-from redline.spec import DataSpec, Recipe, RunSpec, TrainSpec
+from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec
 from redline.units import exact_bytes
 from redline.work import Ceilings
 
@@ -87,6 +87,11 @@ FIRST_CHOICES = frozenset({"auto", "cuda", "cuda:0", "rocm", "rocm:0"})
 
 WITH_RANKS = ("run", "profile", "sweep")
 """Commands that take --ranks as `run` does."""
+WITH_EFFORT = ("run", "sweep")
+"""Commands that take --effort, --tail and --no-check, and any door."""
+WITH_DOOR = (*WITH_EFFORT, "batch", "race", "memory", "tune", "train", "loader")
+"""Commands that can start their workers in more than one way."""
+ON_DATA = ("train", "loader")
 
 
 def command_line(
@@ -94,16 +99,15 @@ def command_line(
 ) -> str | None:
     """`redline COMMAND MODEL` with every setting of the workload that is not the default; None for a live module and a
     watched script, which this command cannot name, for a load, for several ranks where COMMAND takes one, and for a training
-    on data where COMMAND is another: its data decide on image size, classes and stem, which the other command would have to
-    be told.
+    on data where COMMAND is another: `bare_step` makes a spec of it that others can measure.
 
     `batch` None says none: for a command that looks for it. `recipes`: in the place of the spec's own; an empty list
-    says none. How long to look is not part of it: whoever measures again may want to know it better.
+    says none. How long to look and what to check is not part of it: `options_of` has that.
     """
     workload = spec.workload
     if workload.artifact is not None or workload.model.startswith(("live:", "watch:")):
         return None
-    if (spec.train is None) != (command != "train") or spec.load is not None:
+    if (spec.train is None) != (command not in ON_DATA) or spec.load is not None:
         return None
     if spec.ranks > 1 and command not in WITH_RANKS:
         return None
@@ -112,17 +116,54 @@ def command_line(
     words = ["redline", command, workload.model, *_options(workload, leave_out=unsaid)]
     words += ["--device", spec.device] if spec.device not in FIRST_CHOICES else []
     words += _options(spec, leave_out=("workload", "recipe", "measure", "launch", "device", "train"))
-    words += _training_options(spec.train) if spec.train is not None else []
+    words += _data_options(spec.train.data) if spec.train is not None else []
+    words += _training_options(spec.train) if spec.train is not None and command == "train" else []
     limit = spec.launch.memory_limit_bytes
     words += ["--max-memory", exact_bytes(limit)] if limit is not None else []
+    words += _door_options(command, spec)
     words += ["--batch", str(batch)] if batch is not None else []
     for recipe in [str(spec.recipe)] if recipes is None else recipes:
         words += ["-r", recipe]
     return shlex.join(words)
 
 
-def _training_options(train: TrainSpec) -> list[str]:
-    data = train.data
+def options_of(command: str, spec: RunSpec) -> str:
+    """How it was measured, as far as COMMAND can be told: door, effort, tail, no check of numerics.
+
+    Only the door for a trial whose settings no command line can give: a search chose them, or a file set them one by one.
+    """
+    measure, words = spec.measure, _door_options(command, spec)
+    presets = {tail: MeasureSpec.for_effort(measure.effort, tail=tail) for tail in (False, True)}
+    as_checked = msgspec.structs.replace(measure, check_numerics=True)
+    tail = next((tail for tail, preset in presets.items() if preset == as_checked), None)
+    if command in WITH_EFFORT and tail is not None:
+        words += ["--effort", measure.effort] if measure.effort != MeasureSpec().effort else []
+        words += [*["--tail"] * tail, *["--no-check"] * (not measure.check_numerics)]
+    return shlex.join(words)
+
+
+def bare_step(record: RunRecord) -> RunSpec | None:
+    """One step of a training on data, as other commands measure it; None where the images of the data cannot stand for its
+    inputs: the loaders are the user's own, or the training was never prepared."""
+    train, info = record.spec.train, record.prepared.data if record.prepared else None
+    if train is None or ":" in train.data.name or info is None or len(info.shape) != 3:
+        return None
+    workload = msgspec.structs.replace(
+        record.spec.workload, image_size=info.shape[-1], classes=info.classes, stem=info.stem
+    )
+    return msgspec.structs.replace(record.spec, workload=workload, train=None)
+
+
+def _door_options(command: str, spec: RunSpec) -> list[str]:
+    door, usual = spec.launch.door, "torchrun" if spec.ranks > 1 else LaunchSpec().door
+    known = ("fork", "spawn", "inline", "torchrun") if command in WITH_EFFORT else ("fork", "spawn")
+    words = ["--door", door] if door != usual and command in WITH_DOOR and door in known else []
+    if spec.launch.rendezvous is not None and command == "run":
+        words += ["--rendezvous", spec.launch.rendezvous]
+    return words
+
+
+def _data_options(data: DataSpec) -> list[str]:
     flags = ("prefetch", "pin_memory", "persistent_workers", "on_device", "download")
     told = ["--data", data.name, *_options(data, leave_out=("name", "loader_timeout_s", *flags))]
     for name in flags:
@@ -131,7 +172,11 @@ def _training_options(train: TrainSpec) -> list[str]:
             told.append(f"--{word}" if value else f"--no-{word}")
     if data.loader_timeout_s != DataSpec(name=data.name).loader_timeout_s:
         told += ["--loader-timeout", f"{data.loader_timeout_s:g}"]
-    told += ["--epochs", str(train.epochs), *_options(train, leave_out=("data", "epochs", "deterministic"))]
+    return told
+
+
+def _training_options(train: TrainSpec) -> list[str]:
+    told = ["--epochs", str(train.epochs), *_options(train, leave_out=("data", "epochs", "deterministic"))]
     return [*told, "--deterministic"] if train.deterministic else told
 
 

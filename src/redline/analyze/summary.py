@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from itertools import chain
 from statistics import median
@@ -10,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from redline.analyze.advice import command_line, worth_trying
+from redline.analyze.advice import command_line, options_of, worth_trying
 from redline.analyze.blocks import (
     blocks_as,
     energy_figures,
@@ -181,11 +182,22 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     worth_trying: tuple[str, ...] = ()
     """Recipes that model and device allow and that may help, the most promising last."""
     arguments: str | None = None
-    """MODEL and options with which a command measures the same workload again; None for a live model."""
+    """MODEL and options with which any command measures the same workload again; None for a live model."""
+    options: dict[str, str] = {}
+    """How it was measured, by the command that can be told: effort, door, whether numerics are checked."""
     record_id: str
     replicate_ids: tuple[str, ...] = ()
     """The records of all processes that this row is about, where there are several; `record_id` is the middle one."""
     group: str | None = None
+
+    def command(self, name: str, recipes: Sequence[str] = ()) -> str | None:
+        """`redline NAME` on the same workload with everything that was asked for; None for a live model."""
+        if self.arguments is None:
+            return None
+        words = ["redline", name, self.arguments, self.options.get(name, "")]
+        words += [f"--replicates {len(self.replicate_ids)}"] if name == "run" and len(self.replicate_ids) > 1 else []
+        words += [f"-r {shlex.quote(recipe)}" for recipe in recipes]
+        return " ".join(filter(None, words))
 
     @property
     def delivered_per_s(self) -> float | None:
@@ -222,9 +234,11 @@ def _against(row: RunSummary, first_doubted: bool) -> RunSummary:
 def _advised(row: RunSummary, record: RunRecord, ceilings: Ceilings | None, beside: Collection[str]) -> RunSummary:
     """With what to try next, besides the recipes that were measured with it."""
     recipes = worth_trying(record, ceilings, host_bound=row.bound.label == "host", known=beside)
-    line = command_line("run", record.spec, batch=record.spec.workload.batch, recipes=())
-    arguments = line.removeprefix("redline run ") if line is not None else None
-    return msgspec.structs.replace(row, worth_trying=recipes, arguments=arguments)
+    spec, batch = record.spec, record.spec.workload.batch
+    plain = command_line("profile", spec, batch=batch, recipes=())
+    arguments = plain.removeprefix("redline profile ") if plain is not None else None
+    options = {name: words for name in ("run", "tune") if (words := options_of(name, spec))}
+    return msgspec.structs.replace(row, worth_trying=recipes, arguments=arguments, options=options)
 
 
 def first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Literal
 
+from redline.analyze.advice import bare_step, command_line
 from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
 from redline.fields import Frozen
 from redline.note import Note, note
@@ -74,6 +75,8 @@ class LoaderFinding(Frozen):
     """The most that loading can take of the time together: what it takes alone, with nothing beside it."""
     without_prefetch_per_s: float | None
     trials: tuple[LoaderTrial, ...] = ()
+    next: str = ""
+    """What to do about it."""
 
 
 class TrainingSummary(Frozen):
@@ -125,6 +128,10 @@ class TrainingSummary(Frozen):
     failure: str | None = None
     state: str = ""
     """done, failed, interrupted or cut."""
+    tuned_by: str | None = None
+    """The command that looks for a faster recipe for the same step; None where no command line can name it."""
+    fed_by: str | None = None
+    """The command that measures loader and model apart and together."""
 
 
 def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> TrainingSummary:
@@ -170,7 +177,15 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         notes=tuple(_notes(record)),
         failure=record.failure.message if record.failure else None,
         state=_state(record),
+        tuned_by=tuning_command(record),
+        fed_by=command_line("loader", record.spec, batch=record.spec.workload.batch),
     )
+
+
+def tuning_command(record: RunRecord) -> str | None:
+    """What looks for a faster recipe for the step of a training; None where no command line can name it."""
+    step, prepared = bare_step(record), record.prepared
+    return command_line("tune", step, batch=prepared.workload.batch, recipes=()) if step and prepared else None
 
 
 def time_to_target_s(epochs: Sequence[Epoch], target: float | None) -> float | None:
@@ -220,6 +235,7 @@ def loader_finding(record: RunRecord) -> LoaderFinding | None:
     enough = sorted(fed.workers for fed in tried if fed.wait_share <= DATA_BOUND_SHARE)
     can_choose = not record.spec.train.data.on_device and ":" not in record.spec.train.data.name
     fastest = max(tried, key=lambda fed: fed.per_s).workers
+    best = (enough[0] if enough else fastest) if can_choose else None
     return LoaderFinding(
         loader_per_s=loader.per_s,
         model_per_s=model.per_s,
@@ -227,7 +243,7 @@ def loader_finding(record: RunRecord) -> LoaderFinding | None:
         data_wait_share=together.wait_share,
         loading_share=loading_share(loader, together),
         verdict="data-bound" if is_data_bound(record) else "not data-bound",
-        best_workers=(enough[0] if enough else fastest) if can_choose else None,
+        best_workers=best,
         ends_it=bool(enough),
         workers=own,
         without_prefetch_per_s=plain.per_s if plain else None,
@@ -241,7 +257,25 @@ def loader_finding(record: RunRecord) -> LoaderFinding | None:
             )
             for fed in record.feeds
         ),
+        next=_about_the_loader(record, best),
     )
+
+
+def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
+    assert record.spec.train is not None
+    data = record.spec.train.data
+    if not is_data_bound(record):
+        line = tuning_command(record)
+        return "the loader is fast enough" + (f"; '{line}' looks for a faster recipe" if line else "")
+    if ":" in data.name:
+        return "load in more processes (num_workers of a DataLoader), or make each batch cheaper to load"
+    if data.on_device:
+        return "the data are on the device already: give each step more to do with a larger --batch"
+    if best_workers not in (None, data.workers):
+        return f"train with --workers {best_workers}"
+    ways = ["smaller files"] if data.name == "imagefolder" else []
+    ways += ["--augment device"] if data.augment == "host" else []
+    return f"make loading cheaper: {', '.join([*ways, 'or ' * bool(ways) + 'keep the whole set on the device with --on-device'])}"
 
 
 def _epoch(epoch: Epoch) -> EpochSummary:

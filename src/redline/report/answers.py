@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from redline.analyze.recommend import Advice, rate, rate_figure
@@ -178,10 +177,7 @@ def _code(reached: Line | None, subject: Subject) -> str:
 def _command(reached: Line | None, advice: Advice | None, now: Line, best: Line) -> str:
     """What measures the two against each other again, in turns."""
     row = best.row
-    if row.arguments is None:
-        return ""
     rivals = [reached.row.recipe] if reached is not None else list(row.worth_trying)
     if reached is None and advice is not None and not advice.decided and advice.recipe != now.row.recipe:
         rivals = [advice.recipe]
-    chosen = " ".join(f"-r {shlex.quote(recipe)}" for recipe in (now.row.recipe, *rivals))
-    return f"redline run {row.arguments} {chosen}"
+    return row.command("run", [now.row.recipe, *rivals]) or ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -13,6 +12,7 @@ from redline.report.cells import (
     ratio_cell,
     rounded,
 )
+from redline.spec import BASELINE
 from redline.units import format_ratio
 
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
@@ -139,21 +139,20 @@ def _fastest(measured: Sequence[RunSummary]) -> RunSummary | None:
 def _try(row: RunSummary) -> str:
     """The command that compares this row with what may help, ready to be typed."""
     recipes = [row.recipe, *row.worth_trying]
-    if row.arguments is None:
+    if (line := row.command("run", recipes)) is None:
         given = "task='generate'" if row.task == "generate" else "inputs"
         return f"redline.run(model, {given}, recipes={recipes!r}) compares it with what may help here"
-    chosen = " ".join(f"-r {shlex.quote(recipe)}" for recipe in recipes)
-    return f"'redline run {row.arguments} {chosen}' compares it with what may help here"
+    return f"'{line}' compares it with what may help here"
 
 
 def _look_closer(row: RunSummary, command: str, what: str) -> str:
     if row.model.startswith("watch:"):
         return f"'redline watch --profile -- …' on {row.model.removeprefix('watch:')} shows where its time goes"
-    if row.arguments is None:
+    recipes = [row.recipe] if command == "profile" and row.recipe != BASELINE else []
+    if (line := row.command(command, recipes)) is None:
         live = row.model.partition(":")[2] if row.task == "step" else "model, inputs"
         return f"redline.{command}({live}) {what}"
-    recipe = f" -r {shlex.quote(row.recipe)}" if command == "profile" and row.recipe != "baseline" else ""
-    return f"'redline {command} {row.arguments}{recipe}' {what}"
+    return f"'{line}' {what}"
 
 
 def _is_undecided(row: RunSummary) -> bool:

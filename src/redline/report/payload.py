@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, get_args
@@ -82,7 +81,7 @@ def _extra(line: Line) -> dict[str, Any]:
         "decided": is_surely_faster(row),
         "half_width": row.throughput_interval.half_width if row.throughput_interval else None,
         "spread": line.told if len(line.rates) > 1 else None,
-        "command": f"redline run {row.arguments} -r {shlex.quote(row.recipe)}" if row.arguments else None,
+        "command": row.command("run", [row.recipe]),
     }
 
 

@@ -111,19 +111,7 @@ def bottleneck(row: TrainingSummary) -> str:
 
 
 def loader_report(found: LoaderFinding) -> RenderableType:
-    parts: list[RenderableType] = [loader_table(found), *loader_remarks(found)]
-    if found.verdict == "data-bound" and found.best_workers is not None and found.best_workers != found.workers:
-        parts.append(Text(f"next: train with --workers {found.best_workers}", style="bold"))
-    elif found.verdict == "data-bound":
-        told = (
-            "next: make loading cheaper: smaller files, augmentation on the device, or the whole set with --on-device"
-        )
-        parts.append(Text(told, style="bold"))
-    else:
-        parts.append(
-            Text("next: the loader is fast enough; 'redline tune --task train' looks for a faster recipe", style="bold")
-        )
-    return Group(*parts)
+    return Group(loader_table(found), *loader_remarks(found), Text(f"next: {found.next}", style="bold"))
 
 
 def loader_table(found: LoaderFinding) -> Fitted:
@@ -196,10 +184,11 @@ def next_step(rows: Sequence[TrainingSummary]) -> str:
         return "next: fix what failed and run the same command again"
     waiting = next((row for row in rows if row.bound.label == "data" and row.loader is None), None)
     if waiting is not None:
-        return f"next: {waiting.model} waits for its data; 'redline loader' with the same options finds the workers it needs"
-    return (
-        "next: 'redline report' draws losses, accuracy and times; 'redline tune --task train' looks for a faster recipe"
-    )
+        search = f"'{waiting.fed_by}'" if waiting.fed_by else "redline.loader(model) with the same settings"
+        return f"next: {waiting.model} waits for its data; {search} finds the workers it needs"
+    told = "next: 'redline report' draws losses, accuracy and times"
+    faster = next((row.tuned_by for row in rows if row.tuned_by), None)
+    return f"{told}; '{faster}' looks for a faster recipe" if faster else told
 
 
 def epoch_line(epoch: Epoch, of: int, item: str) -> str:
