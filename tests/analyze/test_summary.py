@@ -68,7 +68,7 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
         *("flops", "roofline", "batch_from", "items_per_step", "printed", "replicate_ids", "conditions"),
         *("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s", "weight_bytes", "cache_bytes"),
         *("bandwidth_share", "reads_from_cache", "energy_per_token_j", "cache", "rank_peak_bytes", "straggler"),
-        *("training", "worth_trying", "arguments", "sustained_per_s", "load"),
+        *("training", "worth_trying", "arguments", "options", "sustained_per_s", "load"),
     } == set(row)
     assert set(row["throughput_interval"]) == {"low", "high", "half_width"}
     assert set(row["latency_s"]) == {"p50", "p90", "p95", "p99", "mean", "std", "n", "clock", "low", "high"}

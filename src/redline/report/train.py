@@ -185,7 +185,8 @@ def next_step(rows: Sequence[TrainingSummary]) -> str:
     waiting = next((row for row in rows if row.bound.label == "data" and row.loader is None), None)
     if waiting is not None:
         search = f"'{waiting.fed_by}'" if waiting.fed_by else "redline.loader(model) with the same settings"
-        return f"next: {waiting.model} waits for its data; {search} finds the workers it needs"
+        brings = "measures what loading costs" if ":" in waiting.data else "finds the workers it needs"
+        return f"next: {waiting.model} waits for its data; {search} {brings}"
     told = "next: 'redline report' draws losses, accuracy and times"
     faster = next((row.tuned_by for row in rows if row.tuned_by), None)
     return f"{told}; '{faster}' looks for a faster recipe" if faster else told

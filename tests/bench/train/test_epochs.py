@@ -172,6 +172,22 @@ class TestRepeatable:
         with training(spec_of(data={"train_samples": 32}), tmp_path / "file" / "one.pt") as run:
             assert "FileExistsError" in run.epoch(1).lost_checkpoint
 
+    def test_a_full_disk_is_named_as_such(self, tmp_path: Path) -> None:
+        (tmp_path / "one.partial").symlink_to("/dev/full")
+        with training(spec_of(data={"train_samples": 32}), tmp_path / "one.pt") as run:
+            assert "No space left on device" in run.epoch(1).lost_checkpoint
+        assert not any(tmp_path.iterdir()), "half a state is removed"
+
+    def test_the_time_before_a_resume_counts(self, tmp_path: Path) -> None:
+        spec = spec_of(data={"train_samples": 64}, epochs=3, max_seconds=1000.0)
+        with training(spec, tmp_path / "kept.pt") as run:
+            assert not run.epoch(1).epoch.is_cut
+        state = torch.load(tmp_path / "kept.pt", weights_only=True)
+        state["epochs"][0]["train_s"] = 2000.0
+        torch.save(state, tmp_path / "kept.pt")
+        with training(spec, tmp_path / "kept.pt") as run:
+            assert run.epoch(2).epoch.is_cut
+
     def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(self, tmp_path: Path) -> None:
         with training(spec_of(data={"train_samples": 32}), tmp_path / "kept.pt") as run:
             run.epoch(1)

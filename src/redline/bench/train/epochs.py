@@ -68,7 +68,8 @@ class Training:
         self._highest_rate = learning_rate
         self._train = stepper.supply.train(spec.data.workers)
         self._looks_back_s = DRIVER_LOOKS_BACK_S if stepper.device.is_accelerator else 0.0
-        self._spent_s = 0.0
+        self.spent_s = 0.0
+        """Of the time that all epochs may take together, also by those before a resume."""
         self._sum = torch.zeros((), device=self._device.torch_device)
 
     @property
@@ -160,7 +161,7 @@ class Training:
                     self._report(number, passed, watched.peek(passed.samples), now - started)
                 passed.is_cut = self._is_over(now - started) and passed.steps != self._train.steps
             self._device.synchronize()
-        self._spent_s += clock() - started
+        self.spent_s += clock() - started
         if not passed.samples:
             raise BenchError("user", "the training loader gave no batch")
         passed.loss = float(self._sum) / passed.samples
@@ -174,7 +175,7 @@ class Training:
         raise BenchError("user", f"{told}; let your loader drop it (drop_last=True)") from error
 
     def _is_over(self, seconds: float) -> bool:
-        return self._spec.max_seconds is not None and self._spent_s + seconds > self._spec.max_seconds
+        return self._spec.max_seconds is not None and self.spent_s + seconds > self._spec.max_seconds
 
     def _rate(self, epoch: int, step: int) -> float:
         steps = max(1, self._train.steps)

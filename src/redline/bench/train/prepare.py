@@ -386,10 +386,12 @@ class Checkpoint:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, self._path)
-        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
-            return one_line(error)
+            # torch's writer trips over its own position after a write that failed: the cause is what helps.
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            return one_line(cause)
         return ""
 
     def restore(self, model: torch.nn.Module, step: TrainingStep) -> list[Epoch]:
@@ -399,7 +401,9 @@ class Checkpoint:
         try:
             state = torch.load(self._path, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever a damaged file makes torch raise
-            raise BenchError("user", f"the checkpoint {self._path} cannot be read: {one_line(error)}") from error
+            raise BenchError(
+                "user", f"the checkpoint {self._path} cannot be read: {one_line(error)}; delete it to start over"
+            ) from error
         if state["identity"] != self._identity:
             raise BenchError("user", f"the checkpoint {self._path} is of another training: model, data or spec differ")
         model.load_state_dict(state["model"])

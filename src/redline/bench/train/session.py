@@ -93,6 +93,7 @@ class TrainingSession:
         """Keep the state there after each epoch, and take up the one that is there."""
         self._checkpoint = Checkpoint(Path(checkpoint), self._spec, self._workload)
         self.epochs = self._checkpoint.restore(self._workload.model, self.step)
+        self._training.spent_s = sum(epoch.train_s for epoch in self.epochs)
 
     def epoch(self, number: int) -> EpochReply:
         epoch, block = self._training.epoch(number)
