@@ -11,6 +11,7 @@ import msgspec
 
 from redline.analyze.checks import COMPILE_THRESHOLD, MEMORY_THRESHOLD, CheckName
 from redline.analyze.gate import THRESHOLD
+from redline.api.history import history_in
 from redline.api.report import is_file
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
@@ -19,8 +20,6 @@ from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
 from redline.record import RunRecord
 from redline.spec import Recipe, RunSpec
 from redline.spec_table import TableError, layered, read_toml, specs_from_table
-from redline.store import History
-from redline.store.archive import is_history
 from redline.store.codec import read_exported
 
 LOOK_BACK = 200
@@ -199,8 +198,6 @@ def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: Ex
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """Of an exported document or another history."""
-    if not is_history(path):
-        return read_exported(path)
-    with History.open(path, only_to_read=True) as history:
-        return history.find(status="done")
+    """Of an exported document, a back-up or another history."""
+    with history_in(path) as history:
+        return read_exported(path) if history is None else history.find(status="done")

@@ -7,6 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -253,6 +254,20 @@ def export_archive(out: IO[bytes], ids: Sequence[str] = (), *, workspace: Worksp
     """Write the history, or some of its records, byte by byte."""
     with use(workspace) as opened, opened.reading() as kept:
         return kept.export_archive(out, [kept.id_of(each) for each in ids])
+
+
+@contextmanager
+def history_in(path: Path) -> Iterator[History | None]:
+    """The history that a file is, or that a back-up holds, for reading; None for any other file."""
+    if is_history(path):
+        with History.open(path, only_to_read=True) as history:
+            yield history
+    elif is_archive(path):
+        with History.open(":memory:") as history:
+            history.import_archive(path)
+            yield history
+    else:
+        yield None
 
 
 def import_records(path: str | Path, *, workspace: Workspace | None = None) -> Imported:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from redline.analyze.profile import Profile
+from redline.analyze.summary import CeilingsOf
+from redline.api.history import history_in
 from redline.api.memory import kept_memories
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace, use
@@ -13,11 +16,14 @@ from redline.errors import RecordError, UsageError
 from redline.note import Note, note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
+from redline.report.document import Document, read_documents
 from redline.report.folder import ReportFiles, write_folder
 from redline.search.tune.record import KeptSearches
 from redline.search.tune.result import TuneSummary
 from redline.store import History
-from redline.store.codec import read_exported
+from redline.store.archive import is_archive, is_history
+from redline.store.codec import has_raw_records, read_exported, read_json
+from redline.work import Ceilings
 
 
 class Chosen:
@@ -30,12 +36,22 @@ class Chosen:
         self.notes: list[Note] = []
         self.tunes: list[TuneSummary] = []
         """The searches that all of their records are here of, newest last."""
+        self.only_files = False
+        """Whether all was read from files, so that nothing else in this user's history belongs to it."""
+        self._ceilings: list[CeilingsOf] = []
 
     def left_out(self, record_id: str, error: RecordError) -> None:
         self.notes.append(note("unreadable", f"left out record {record_id}: {error}", about=record_id))
 
     def left_out_search(self, name: str, error: RecordError) -> None:
         self.notes.append(note("unreadable", f"left out tune {name!r}: {error}", about=name))
+
+    def know(self, ceilings_of: CeilingsOf) -> None:
+        """Ceilings that were in a file beside the records."""
+        self._ceilings.append(ceilings_of)
+
+    def ceilings_of(self, record: RunRecord) -> Ceilings | None:
+        return next((found for known in self._ceilings if (found := known(record)) is not None), None)
 
     def add(self, records: Iterable[RunRecord]) -> None:
         new = {record.id: record for record in records if record.id not in self._ids}
@@ -51,12 +67,13 @@ def choose(
     tune: str | None = None,
     workspace: Workspace | None = None,
 ) -> Chosen:
-    """By ids (or beginnings of them), exported files, the name of a sweep or a tune, or the latest group; else all."""
+    """By ids (or beginnings of them), files with records (exported, back-ups, other histories), the name of a sweep or a tune, or the latest group; else all."""
     if sum((bool(what), last, sweep is not None, tune is not None)) > 1:
         raise UsageError("choose records by their ids, by --last, by --sweep or by --tune: one of them")
     files = [Path(word) for word in what if is_file(word)]
     if what and len(files) == len(what):
         chosen = Chosen()
+        chosen.only_files = True
         _add_files(chosen, files)
         return chosen
     with use(workspace) as opened, opened.reading() as history:
@@ -88,7 +105,8 @@ def write_report(
             notes=chosen.notes,
             tunes=chosen.tunes,
             across=across,
-            is_all=not (what or last or sweep or tune),
+            memories="none" if chosen.only_files else "matching" if what or last or sweep or tune else "all",
+            ceilings_of=chosen.ceilings_of,
             workspace=opened,
         )
 
@@ -102,25 +120,30 @@ def report_records(
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneSummary] = (),
     across: bool = False,
-    is_all: bool = False,
+    memories: Literal["all", "matching", "none"] = "matching",
+    ceilings_of: CeilingsOf | None = None,
     workspace: Workspace | None = None,
 ) -> ReportFiles:
-    """`is_all`: the records are the whole history, and so is what `redline memory` saw. `profiles`: those at hand already; None reads the traces that the records name. `tunes`: the searches among them."""
+    """Write the report of these records.
+
+    `memories`: which of what `redline memory` saw belongs to it. `profiles`: those at hand already; None reads the traces that
+    the records name. `tunes`: the searches among them. `ceilings_of`: what came with the records; the history knows others.
+    """
     with use(workspace) as opened:
         known = opened.ceilings_of(records)
-        memories, unreadable = kept_memories(opened)
-    if not is_all:
+        rows, unreadable = kept_memories(opened) if memories != "none" else ([], [])
+    if memories == "matching":
         about = {(record.spec.workload.model, record.spec.workload.task) for record in records}
-        memories = [row for row in memories if (row.model, row.task) in about]
+        rows = [row for row in rows if (row.model, row.task) in about]
     contents = contents_of(
         records,
         title=title,
         notes=[*notes, *unreadable],
         profiles=profiles,
         tunes=tunes,
-        ceilings_of=known,
+        ceilings_of=lambda record: (ceilings_of(record) if ceilings_of else None) or known(record),
         across=across,
-        memories=memories,
+        memories=rows,
     )
     return write_folder(contents, Path(folder))
 
@@ -162,8 +185,10 @@ def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> Non
     """The searches all of whose records are chosen."""
     records = {record.id: record for record in chosen.records}
     known = workspace.ceilings_of(chosen.records)
+    there = {summary.name for summary in chosen.tunes}
     for search in reversed(list(KeptSearches(history.tunes()).newest_first(chosen.left_out_search))):
-        if search.record_ids and all(record_id in records for record_id in search.record_ids):
+        has_records = search.record_ids and all(record_id in records for record_id in search.record_ids)
+        if has_records and search.name not in there:
             own = {record_id: records[record_id] for record_id in search.record_ids}
             chosen.tunes.append(TuneResult(search, own, known).summary)
 
@@ -180,7 +205,25 @@ def _sweep(name: str, history: History) -> Chosen:
 
 def _add_files(chosen: Chosen, files: Sequence[Path]) -> None:
     for file in files:
-        chosen.add(read_exported(file))
+        with history_in(file) as history:
+            if history is None:
+                chosen.add(read_exported(file))
+                continue
+            chosen.add(history.find(newest_first=False, on_unreadable=chosen.left_out))
+            with Workspace(history=history) as workspace:
+                _add_searches(chosen, workspace, history)
+                chosen.know(workspace.ceilings_of(chosen.records))
+
+
+def documents_in(what: Sequence[str]) -> list[Document]:
+    """The documents of files without raw records; empty where anything else is named, which `choose` then reads."""
+    files = [Path(word) for word in what if is_file(word)]
+    if not files or len(files) < len(what) or any(is_archive(file) or is_history(file) for file in files):
+        return []
+    found = [(file, read_json(file)) for file in files]
+    if any(has_raw_records(plain) for _, plain in found):
+        return []
+    return [document for file, plain in found for document in read_documents(file, plain)]
 
 
 def is_file(word: str) -> bool:

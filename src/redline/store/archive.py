@@ -7,7 +7,7 @@ a folder beside the history and are copied with it, not with this.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -40,17 +40,17 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_archive(path: Path) -> bool:
-    return _begins_with(path, MAGIC)
+    return _begins_with(path, MAGIC, open_unpacked)
 
 
 def is_history(path: Path) -> bool:
     """Whether it is a SQLite file, as a history is."""
-    return _begins_with(path, b"SQLite format 3\0")
+    return _begins_with(path, b"SQLite format 3\0", lambda path: path.open("rb"))
 
 
-def _begins_with(path: Path, magic: bytes) -> bool:
+def _begins_with(path: Path, magic: bytes, opened: Callable[[Path], BufferedIOBase]) -> bool:
     try:
-        with open_unpacked(path) as file:
+        with opened(path) as file:
             return file.read(len(magic)) == magic
     except PACKING_DAMAGE as error:
         raise UsageError(f"{path} is damaged: {error}") from None

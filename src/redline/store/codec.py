@@ -274,26 +274,35 @@ def open_unpacked(path: Path) -> BufferedIOBase:
     return gzip.open(path) if is_packed else path.open("rb")
 
 
-def read_exported(path: Path) -> list[RunRecord]:
-    """The records of an exported document, old ones through the migrations, without the paths of their traces."""
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, also where gzip has compressed it."""
     try:
         with open_unpacked(path) as file:
-            document: Any = msgspec.json.decode(file.read())
+            return msgspec.json.decode(file.read())
     except PACKING_DAMAGE as error:
         raise UsageError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not a JSON document of Redline: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("results"), list):
-        raise UsageError(f"{path} is not a JSON document of Redline: it has no results")
-    records = document.get("records")
-    if not isinstance(records, list):
+        raise UsageError(f"{path} is neither a back-up nor a history nor a JSON document of Redline: {error}") from None
+
+
+def has_raw_records(document: Any) -> bool:
+    """Whether it is a document of `export --format json --raw`."""
+    return isinstance(document, dict) and all(isinstance(document.get(name), list) for name in ("results", "records"))
+
+
+def read_exported(path: Path) -> list[RunRecord]:
+    """The records of an exported document, old ones through the migrations, without the paths of their traces."""
+    document = read_json(path)
+    if not has_raw_records(document):
+        if not isinstance(document, dict) or not isinstance(document.get("results"), list):
+            raise UsageError(f"{path} is not a JSON document of Redline: it has no results")
         raise UsageError(
             f"{path} holds no raw records, and rows alone say neither where nor how they were measured: "
             "write it with 'redline export --format json --raw'"
         )
-    return [_record(plain, path) for plain in records]
+    return [_record(plain, path) for plain in document["records"]]
 
 
 def _record(plain: Any, path: Path) -> RunRecord:
