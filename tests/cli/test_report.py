@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +87,58 @@ class TestReport:
         result = redline("report", str(exported), "--out", str(tmp_path / "out"))
         assert result.exit_code == 2
         assert "--raw" in result.stderr
+
+    def test_a_document_without_raw_records_is_printed(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        rows = tmp_path / "rows.json"
+        rows.write_text(export_json(race_records()))
+        result = redline("report", str(rows))
+        assert result.exit_code == 0
+        assert "fp16+compile" in result.stdout
+        (told,) = document(redline("report", str(rows), "--json"))["documents"]
+        assert [told["kind"], len(told["content"]["results"])] == ["export", 3]
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ('{"schema": 2, "kind": "doctor", "items": []}', "read it as JSON"),
+            ('{"schema": 3, "kind": "run", "results": []}', "update Redline"),
+            ('{"schema": 2, "kind": "run", "results": [{"model": "a"}]}', "is damaged"),
+            ('{"fine": true}', "other.redline' shows the records beside it"),
+        ],
+    )
+    def test_a_document_that_cannot_be_shown_is_one_line(
+        self, redline: Callable[..., Result], tmp_path: Path, text: str, complaint: str
+    ) -> None:
+        (tmp_path / "other.redline").write_text("")
+        other = tmp_path / "other.json"
+        other.write_text(text)
+        result = redline("report", str(other))
+        assert result.exit_code == 2
+        assert complaint in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+
+    @pytest.mark.parametrize("name", ["backup.redline", "backup.redline.gz", "records.json.gz"])
+    def test_of_a_back_up(self, redline: Callable[..., Result], tmp_path: Path, name: str) -> None:
+        ids = [record.id for record in keep(race_records())]
+        words = ("--format", "json", "--raw") if "json" in name else ("--format", "archive")
+        assert redline("export", *words, "-o", str(tmp_path / name)).exit_code == 0
+        assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+        assert redline("delete", *ids).exit_code == 0
+        told = document(redline("report", str(tmp_path / name), "--out", str(tmp_path / "out"), "--json"))
+        assert told["records"] == 3
+
+    def test_a_history_is_reported_with_its_searches_and_not_with_this_users(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        packed = Path(__file__).parents[1] / "data" / "histories" / "schema1_layout4.sqlite.gz"
+        (tmp_path / "old.sqlite").write_bytes(gzip.decompress(packed.read_bytes()))
+        keep(race_records())
+        told = document(redline("report", str(tmp_path / "old.sqlite"), "--out", str(tmp_path / "out"), "--json"))
+        assert told["records"] == 3
+        text = Path(told["markdown"]).read_text()
+        assert "simple_cnn" in text
+        assert "resnet50" not in text
+        assert "## Searches" in text
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"results": []}', '{"results": [], "records": [1]}', "\x00\xff"])
     def test_other_files_are_one_line(self, redline: Callable[..., Result], tmp_path: Path, text: str) -> None:

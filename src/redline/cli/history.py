@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from gzip import GzipFile
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, cast
 
 import typer
 
@@ -237,7 +238,9 @@ def export(
             help="Format of the file; archive is a back-up for 'redline import'.",
         ),
     ] = "csv",
-    output: Annotated[Path | None, opt("--output", "-o", group=OUTPUT, help="A file. Default: stdout.")] = None,
+    output: Annotated[
+        Path | None, opt("--output", "-o", group=OUTPUT, help="A file; compressed if it ends in .gz. Default: stdout.")
+    ] = None,
     raw: Annotated[bool, opt("--raw", group=OUTPUT, help="JSON: include every raw sample.")] = False,
 ) -> int:
     """Write the history as CSV or JSON.
@@ -246,7 +249,7 @@ def export(
     Examples:
       redline export > results.csv
       redline export --format json --raw -o records.json
-      redline export --format archive -o backup.redline
+      redline export --format archive -o backup.redline.gz
     """
     from redline.api.history import records_and_rows
     from redline.report.export import export_csv, export_json
@@ -264,10 +267,17 @@ def export(
         sys.stdout.write(text)
         return Exit.DONE
     try:
-        output.write_text(text, encoding="utf-8")
+        with _opened(output, output) as file:
+            file.write(text.encode())
     except OSError as error:
         raise SpecError(f"cannot write {output}: {error.strerror}") from None
     return Exit.DONE
+
+
+def _opened(path: Path, named: Path) -> IO[bytes]:
+    """A file for writing; packed where its final name ends in .gz."""
+    # Without a time in it, so that the same records give the same file.
+    return cast(IO[bytes], GzipFile(path, "wb", mtime=0)) if named.suffix == ".gz" else path.open("wb")
 
 
 def _back_up(ids: list[str], output: Path | None) -> int:
@@ -278,7 +288,7 @@ def _back_up(ids: list[str], output: Path | None) -> int:
     is_other = output.exists() and not output.is_file()  # such as /dev/stdout
     unfinished = output if is_other else output.with_name(f"{output.name}.unfinished")
     try:
-        with unfinished.open("wb") as file:
+        with _opened(unfinished, output) as file:
             export_archive(file, ids)
         if not is_other:
             unfinished.replace(output)  # an older back-up of this name stays until there is a whole new one
