@@ -39,7 +39,7 @@ class LoadPoint(Frozen):
 
     rate: float
     """Asked for, in requests per second."""
-    runs: int
+    runs: int = 1
     """How often it was offered: the sustainable rate is offered again, with other arrivals and for longer."""
     offered_rate: float
     """What the random arrivals came to."""
