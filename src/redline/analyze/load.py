@@ -39,8 +39,6 @@ class LoadPoint(Frozen):
 
     rate: float
     """Asked for, in requests per second."""
-    runs: int = 1
-    """How often it was offered: the sustainable rate is offered again, with other arrivals and for longer."""
     offered_rate: float
     """What the random arrivals came to."""
     achieved_rate: float
@@ -70,12 +68,14 @@ class LoadPoint(Frozen):
     """Of the time, spent computing."""
     padded_share: float
     """Of the rows computed, those that no request asked for."""
-    slowing: float
-    """How many times as long a batch took at the end of the run as at its start; 1 where there is no clear trend."""
     is_saturated: bool
     keeps_target: bool
     """Not saturated, and p99 within the target where there is one, each time that the rate was offered. With too few
     requests for p99 the slowest request must be within it."""
+    runs: int = 1
+    """How often it was offered: the sustainable rate is offered again, with other arrivals and for longer."""
+    slowing: float = 1.0
+    """How many times as long a batch took at the end of the run as at its start; 1 where there is no clear trend."""
 
 
 class LoadSummary(Frozen):
