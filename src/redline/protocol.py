@@ -144,6 +144,10 @@ class Progress(Frozen, tag=True):
     training: TrainingProgress | None = None
 
 
+AFTER_COMPILING = frozenset({"numerics", "count", "warm-up", "ready"})
+"""Stages of a recipe that has been compiled, in which it takes no longer than any other."""
+
+
 class PreparedReply(Frozen, tag=True):
     prepared: Prepared
     epochs: tuple[Epoch, ...] = ()

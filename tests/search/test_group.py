@@ -414,7 +414,7 @@ class TestTheTail:
 
 
 class TestASiblingThatFails:
-    @pytest.mark.parametrize("stage", ["build", "compile", "numerics", "warmup"])
+    @pytest.mark.parametrize("stage", ["build", "compile", "numerics", "warm-up"])
     def test_before_it_is_timed_is_recorded_while_the_others_go_on(self, stage: str) -> None:
         broken = Failure(stage=stage, kind="crash", message="gone")
         landscape = Landscape(step_s=0.02, failure={"fp16": broken, "*": None})
@@ -840,7 +840,7 @@ class TestTheObserver:
         landscape = Landscape(step_s=0.02, device_kind="cpu", failure={"fp16": CRASH, "*": None})
         measure_together([spec_of(), spec_of("fp16")], FakeDoor(landscape), Notebook(), witness)
         stages = [event[2] for event in witness.heard if event[:2] == ("progress", "baseline")]
-        assert stages == ["build", "compile", "numerics", "warmup"]
+        assert stages == ["build", "compile", "numerics", "warm-up"]
         assert witness.heard[0] == ("opened", "baseline")
         assert ("closed", "fp16", "failed") in witness.heard
         assert witness.heard[-1] == ("closed", "baseline", "target")

@@ -200,7 +200,7 @@ def test_fresh_starts_over_and_keeps_the_old_records(history: History) -> None:
 
 def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -> None:
     kinds = ("oom", "compile", "timeout", "crash", "user")
-    stages = {"oom": "compile", "compile": "compile", "timeout": "warmup", "crash": "measure", "user": "build"}
+    stages = {"oom": "compile", "compile": "compile", "timeout": "warm-up", "crash": "measure", "user": "build"}
     failures = {kind: Failure(stage=stages[kind], kind=kind, message=f"it was {kind}") for kind in kinds}
     door = FakeDoor(Landscape(step_s=0.001, failure={**failures, "*": None}))
     models = ["sound", *kinds, "sound too"]

@@ -132,6 +132,27 @@ class TestDrift:
         assert float(np.std(ratios)) > 0.02
 
 
+class TestProgress:
+    def test_is_told_when_it_is_reached_and_stands_still_with_its_worker(self) -> None:
+        door = FakeDoor(Landscape(step_s=0.01, compile_s=20.0))
+        session, heard = door.open(spec_of()), list[str]()
+        session.begin(protocol.Prepare(spec=spec_of()))
+
+        def after(seconds: float) -> str:
+            session.wait(lambda progress: heard.append(progress.stage), seconds)
+            return heard[-1]
+
+        assert after(0.1) == "build"
+        assert after(15.0) == "compile"
+        session.pause()
+        other = door.open(spec_of("fp16"))
+        prepared(other, spec_of("fp16"))
+        session.resume()
+        assert after(0.1) == "compile"
+        assert after(100.0) == "warm-up"
+        assert heard == ["build", "compile", "numerics", "warm-up"]
+
+
 class TestFailures:
     def test_too_much_memory_is_an_oom(self) -> None:
         landscape = Landscape(
@@ -146,7 +167,7 @@ class TestFailures:
         assert failure_of(session.ask(protocol.Measure(kind="throughput", seconds=0.1))) == failure
         session.close()
 
-    @pytest.mark.parametrize("stage", ["build", "compile", "numerics", "warmup"])
+    @pytest.mark.parametrize("stage", ["build", "compile", "numerics", "warm-up"])
     def test_scripted_ones_strike_at_their_stage(self, stage: str) -> None:
         scripted = Failure(stage=stage, kind="crash", message="gone")
         door = FakeDoor(Landscape(step_s=0.01, failure={"fp16": scripted, "*": None}))

@@ -29,6 +29,7 @@ from redline.protocol import (
     Measure,
     Prepare,
     PreparedReply,
+    Progress,
     Reply,
     Squeeze,
     SqueezeReply,
@@ -95,6 +96,8 @@ class Pending:
     contended: bool
     """Others are prepared at the same time, so that its cold start takes longer than alone."""
     reply: Reply | None = None
+    stage: str = ""
+    """Where it was when it was last heard of."""
 
 
 class StopRule(ABC):
@@ -166,8 +169,12 @@ class Group:
     def is_ready(self, pending: Pending, timeout_s: float | None = None) -> bool:
         """Whether it has been prepared, or has failed, after this many seconds (None: however long that takes)."""
         if pending.reply is None:
-            tell = self.observer.progress
-            pending.reply = pending.session.wait(lambda progress: tell(pending.record, progress), timeout_s)
+
+            def heard(progress: Progress) -> None:
+                pending.stage = progress.stage
+                self.observer.progress(pending.record, progress)
+
+            pending.reply = pending.session.wait(heard, timeout_s)
         return pending.reply is not None
 
     def cancel(self, pending: Pending) -> None:

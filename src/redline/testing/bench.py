@@ -133,7 +133,7 @@ class FakeBench:
             "build": truth.start_s + truth.build_s,
             "compile": compile_s + _FIRST_CALL_STEPS * step_s,
             "numerics": 2 * step_s,
-            "warmup": max(spec.measure.warmup_min_seconds, _WARMUP_SAMPLES * step_s),
+            "warm-up": max(spec.measure.warmup_min_seconds, _WARMUP_SAMPLES * step_s),
         }
         for stage, seconds in stages.items():
             on_progress(protocol.Progress(stage=stage))
@@ -157,7 +157,7 @@ class FakeBench:
                 workload=workload_of(spec, truth),
                 cold_start=cold_start,
                 numerics=look_up(truth.numerics, spec) if spec.measure.check_numerics else UNCHECKED,
-                warmup=self._warmup(step_s, stages["warmup"]),
+                warmup=self._warmup(step_s, stages["warm-up"]),
                 memory=self._memory(),
                 switches={str(switch): _capabilities(str(switch), truth) for switch in spec.recipe.switches},
                 step_synchronises=truth.step_synchronises,

@@ -44,18 +44,20 @@ class FakeSession:
             raise DoorError("the session is closed")
         if self.paused:
             raise DoorError("the worker is paused and cannot answer")
-        world, progress = self._world, list[protocol.Progress]()
-        started_s = world.clock_s
-        reply = self._bench.answer(request, progress.append)
+        world, progress = self._world, list[tuple[float, protocol.Progress]]()
+        started_s, slowed = world.clock_s, 1.0
+        reply = self._bench.answer(request, lambda each: progress.append((world.clock_s - started_s, each)))
         seconds, world.clock_s = world.clock_s - started_s, started_s
         if isinstance(request, protocol.Prepare):
             world.preparing_until_s = [end_s for end_s in world.preparing_until_s if end_s > started_s]
-            seconds *= 1 + self._bench.truth.slowdown_per_sibling * len(world.preparing_until_s)
+            slowed += self._bench.truth.slowdown_per_sibling * len(world.preparing_until_s)
+            seconds *= slowed
             world.preparing_until_s.append(started_s + seconds)
             limit_s = request.spec.launch.prepare_timeout_s
             if seconds > limit_s:
                 reply, seconds = self._bench.fail(_timeout(limit_s)), limit_s
-        self._begun = _Begun(reply, started_s + seconds, progress)
+        told = [(started_s + slowed * after_s, each) for after_s, each in progress]
+        self._begun = _Begun(reply, started_s + seconds, told)
 
     def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
         if self.paused:
@@ -65,11 +67,10 @@ class FakeSession:
         begun, world = self._begun, self._world
         if timeout_s is not None and begun.ready_at_s > world.clock_s + timeout_s:
             world.clock_s += timeout_s
+            begun.tell(on_progress, world.clock_s)
             return None
         world.clock_s = max(world.clock_s, begun.ready_at_s)
-        for each in begun.progress:
-            if on_progress is not None:
-                on_progress(each)
+        begun.tell(on_progress, world.clock_s)
         self._begun = None
         return begun.reply
 
@@ -79,7 +80,7 @@ class FakeSession:
 
     def resume(self) -> None:
         if self.paused and self._begun is not None:
-            self._begun.ready_at_s += self._world.clock_s - self._paused_at_s
+            self._begun.delay(self._world.clock_s - self._paused_at_s)
         self.paused = False
 
     def kill(self) -> None:
@@ -105,7 +106,18 @@ class _Begun:
 
     reply: Reply
     ready_at_s: float
-    progress: list[protocol.Progress]
+    progress: list[tuple[float, protocol.Progress]]
+    """Not told yet, each with the time at which it is reached."""
+
+    def tell(self, on_progress: OnProgress | None, now_s: float) -> None:
+        while self.progress and self.progress[0][0] <= now_s:
+            _, reached = self.progress.pop(0)
+            if on_progress is not None:
+                on_progress(reached)
+
+    def delay(self, seconds: float) -> None:
+        self.ready_at_s += seconds
+        self.progress = [(at_s + seconds, each) for at_s, each in self.progress]
 
 
 class FakeDoor:

@@ -82,7 +82,7 @@ class Landscape:
     """By this share preparing takes longer for each sibling that is being prepared at the same time."""
     numerics: PerSpec[Numerics] = EXACT
     failure: PerSpec[Failure | None] = None
-    """Scripted: `stage` says where it strikes (build, compile, numerics, warmup; measure, epoch, serve, profile)."""
+    """Scripted: `stage` says where it strikes (build, compile, numerics, warm-up; measure, epoch, serve, profile)."""
     fails_after_blocks: int = 0
     """How many blocks succeed before a failure scripted for `measure` strikes."""
     issue_share: PerSpec[float] = 0.3

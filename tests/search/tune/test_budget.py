@@ -15,16 +15,19 @@ from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
 from redline.questions import SwitchChoice
 from redline.record import Capabilities
+from redline.search.group import Pending
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.finals import _with_time_for_an_interval
-from redline.search.tune.model import Estimate
+from redline.search.tune.model import Beliefs, Estimate
+from redline.search.tune.planner import kept_s
 from redline.search.tune.record import Earlier, GivenUp, Trial, TuneSpec
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, race_s
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
+from redline.search.tune.trials import Flight, Trials
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.work import Facts, RepeatedBlock
+from redline.work import Facts, LayerShare, OperatorKind, RepeatedBlock
 
 GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
 CHOICES = (
@@ -310,6 +313,42 @@ class TestOneMinute:
         assert winner.low is not None
         assert loss_of(tuner, truth) < 0.1
         assert tuner.tune.seconds <= 60.0
+
+    @pytest.mark.parametrize(
+        ("kinds", "convolutions", "added"),
+        [
+            ({}, None, set()),
+            ({"matmul": 0.4, "elementwise": 0.6}, None, set()),
+            ({"matmul": 0.85, "attention": 0.08}, None, {"graphs"}),
+            ({"convolution": 0.9}, LayerShare(calls=6, share=0.9), {"graphs", "cudnn-benchmark"}),
+            ({"convolution": 0.9}, LayerShare(calls=60, share=0.9), {"graphs"}),
+            ({"matmul": 0.9}, LayerShare(calls=6, share=0.1), {"graphs"}),
+        ],
+    )
+    def test_what_is_compiled_has_all_that_is_quick_to_add(
+        self, kinds: dict[OperatorKind, float], convolutions: LayerShare | None, added: set[str]
+    ) -> None:
+        """The host needs a quarter of a step in strict fp32, and more than that once products are six times as fast."""
+        truth = replace(trained_on_an_h200(20.0), device_s=0.08, host_s=0.018, first_use_s={})
+        facts = msgspec.structs.replace(
+            simulated_facts(truth), kinds=kinds, layers={} if convolutions is None else {"convolution": convolutions}
+        )
+        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=7.0)
+        first = next(trial.recipe for trial in tuner.tune.trials if "compile" in trial.recipe.split("+"))
+        assert set(first.split("+")) & {"graphs", "cudnn-benchmark"} == added
+
+    def test_what_has_been_compiled_is_waited_for(self) -> None:
+        """However long that took: what is left takes as long as with any other recipe."""
+        truth = trained_on_an_h200(20.0)
+        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
+        tuner.budget_s += 80.0
+        slow, pending = frozenset({"amp", "compile:max-autotune"}), cast(Pending, SimpleNamespace(stage="compile"))
+        flight = Flight(slow, pending, started_s=tuner.clock() - 40.0)
+        trials = cast(Trials, SimpleNamespace(flights=[flight], in_flight=[slow], idle_s=40.0))
+        beliefs = Beliefs(tuner.space, on_cpu=False, host_is_seen=True)
+        assert kept_s(tuner, beliefs, trials) >= tuner.left_s
+        pending.stage = "numerics"
+        assert kept_s(tuner, beliefs, trials) < tuner.left_s
 
     @pytest.mark.parametrize("seed", [1, 2])
     def test_what_compiles_long_is_raced_without_being_opened_again(self, seed: int) -> None:

@@ -22,10 +22,10 @@ from redline.search.tune.reserve import (
     leaders_last_race_s,
     race_s,
 )
-from redline.search.tune.safe import SafeRecipes, is_slow_for_its_gain
+from redline.search.tune.safe import is_slow_for_its_gain, safe_recipes
 from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.trials import Flight, Trials
-from redline.search.tune.tuner import CLEARLY_SLOWER, Tuner
+from redline.search.tune.tuner import Tuner
 from redline.spec import RunSpec
 
 WORTH_A_TRIAL = 0.0025
@@ -119,7 +119,7 @@ def _only_timed(tuner: Tuner, costs: Costs) -> Candidate | None:
 def _unproven(tuner: Tuner) -> Callable[[Switches], Switches]:
     """Of a recipe, the switches that no sound recipe has held yet and that are not safe to try; those of one name stand for each other."""
     names = tuner.space.variants
-    proven = {switch for recipe in (*tuner.seen(), *_safe_recipes(tuner).in_order()) for switch in recipe}
+    proven = {switch for recipe in (*tuner.seen(), *safe_recipes(tuner).in_order()) for switch in recipe}
     shared = {names.get(switch) for switch in proven}
 
     def unproven(switches: Switches) -> Switches:
@@ -145,7 +145,7 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
 
     def patience_s(flight: Flight) -> float:
         """Seconds for which it is waited: while it is likely to be ready in time, and within what may be spent on failures."""
-        if not costs.compiles(flight.switches):
+        if not costs.compiles(flight.switches) or flight.is_compiled:
             return math.inf
         own_s = last_race_s(tuner, costs, flight.switches) if not is_only_hope else 0.0
         within_s = tuner.left_s - max(race_s, own_s)
@@ -262,7 +262,7 @@ def safe_to_race(tuner: Tuner) -> Switches | None:
 
 def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Switches]:
     """What is safe to try and was not: what won in the search before this one, then the quickest to prepare first."""
-    tried, safe = {*tuner.tried(), *in_flight, *tuner.given_up}, _safe_recipes(tuner)
+    tried, safe = {*tuner.tried(), *in_flight, *tuner.given_up}, safe_recipes(tuner)
     led_before = leading_then(tuner)
     # Block by block stands in for what takes too long.
     is_needed_by_block = costs.is_quicker_by_block and not any(map(costs.compiles, tuner.seen()))
@@ -276,32 +276,6 @@ def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Swi
         and (is_needed_by_block or BY_BLOCK not in each or each in led_before)
         and not any(costs.is_same_program(each, other) for other in in_flight)  # it will be in the cache
     ]
-
-
-def _safe_recipes(tuner: Tuner) -> SafeRecipes:
-    lessons, seen, baseline = tuner.lessons(), tuner.seen(), tuner.baseline()
-    slow = [
-        recipe
-        for recipe, each in seen.items()
-        if baseline is not None and not each.is_host_bound and each.log_s > baseline.log_s + CLEARLY_SLOWER
-    ]
-    return SafeRecipes(
-        tuner.space,
-        tuner.on_cpu,
-        _host_share(tuner),
-        lambda each: lessons.chance(each) == 1.0,
-        frozenset(switch for recipe in slow for switch in recipe),
-    )
-
-
-def _host_share(tuner: Tuner) -> float | None:
-    """The time to issue a step of the baseline over the time of the step: as it was timed, or as the facts say."""
-    baseline, facts = tuner.baseline(), tuner.tune.facts
-    if baseline is not None:
-        return math.exp(baseline.host_log_s - baseline.log_s) if baseline.host_log_s is not None else None
-    if facts is None or not facts.step_s or facts.host_s is None or facts.synchronises:
-        return None
-    return facts.host_s / facts.step_s
 
 
 def _candidates(

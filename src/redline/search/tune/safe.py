@@ -9,11 +9,22 @@ from functools import cached_property
 
 from redline.questions import SwitchChoice
 from redline.search.tune.space import BASELINE, BY_BLOCK, Expectation, Space, Switches, expectation
+from redline.search.tune.tuner import CLEARLY_SLOWER, Tuner
 
 GRAPH_MARGIN = 0.7
 """A graph is tried as soon as the host is expected to need this share of the time that the device needs."""
+HALF_OVER_STRICT = 6.0
+"""By so much products are faster in half precision than in strict fp32, on a card with tensor cores: a decoder's training step on
+an H200 took 3.8 times less with amp, and was then limited by the host."""
 CLEAR_GAIN = 0.3
 """Of the logarithm of the time: more than is expected of a switch of which nothing is known."""
+PRODUCTS = ("matmul", "convolution", "attention")
+"""What tensor cores do."""
+MOSTLY = 0.5
+CONVOLUTION_S = 0.15
+"""To try a library's kernels for one convolution: the 18 of a U-Net took an H200 two seconds and a half."""
+TUNING_SHARE = 0.1
+"""Of the budget, for all of them."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,10 @@ class SafeRecipes:
     """Nothing that was learned speaks against it."""
     slow: Switches = BASELINE
     """Switches of recipes that turned out slower than the baseline."""
+    products_share: float | None = None
+    """Of the time of the baseline's step, for products and convolutions in strict fp32; None where it is not known."""
+    tunes_quickly: bool = False
+    """Whether a library can be let choose its kernels by trying them, at little cost."""
 
     def in_order(self) -> list[Switches]:
         """Half precision (or TF32, where that is slow here), the layout and, in training, the optimizer; the same recorded as a graph where the host would be in the way of it; the same
@@ -35,10 +50,12 @@ class SafeRecipes:
         precision = self._best("precision") if not self._is_slow("precision") else self._best("tf32")
         plain = precision | self._best("layout") | self._best("optimizer")
         graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
+        # There is time to compile once: what is quick to add comes with it. Convolutions are left to the library, which tunes them.
+        tuned = plain | (self._best("autotune") if self.tunes_quickly else BASELINE)
         # Kernels of our own leave norms and activations to a compiler, and spare it the products that it takes longest for.
-        by_hand = plain | self._best("attention", at_least=CLEAR_GAIN)
+        by_hand = tuned | self._best("attention", at_least=CLEAR_GAIN)
         whole = self._first_that_may_run(self._compiled(by_hand, self._compilers(by_block=False)))
-        by_block = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=True)))
+        by_block = self._first_that_may_run(self._compiled(tuned, self._compilers(by_block=True)))
         completed = [self.space.completed(each) for each in (plain, *graphed, whole, by_block)]
         return [each for each in dict.fromkeys(completed) if each and self.space.is_valid(each)]
 
@@ -83,9 +100,15 @@ class SafeRecipes:
         """Whether the host is expected to need nearly as long as the device, or longer."""
         if self.on_cpu or self.host_share is None:
             return False
-        expected = [self._expected(self.space.by_switch[switch]) for switch in switches]
+        chosen = [self.space.by_switch[switch] for switch in switches]
+        expected = list(map(self._expected, chosen))
         host = math.log(max(self.host_share, 1e-6)) + sum(each.host for each in expected)
-        return host > math.log(GRAPH_MARGIN) + sum(each.device for each in expected)
+        device = sum(each.device for each in expected)
+        usual = [self._expected(each).device for each in chosen if each.family == "precision"]
+        if usual and self.products_share is not None:
+            in_half = math.log(1 - self.products_share + self.products_share / HALF_OVER_STRICT)
+            device += min(in_half - sum(usual), 0.0)
+        return host > math.log(GRAPH_MARGIN) + device
 
     def _expected(self, choice: SwitchChoice) -> Expectation:
         return expectation(choice, on_cpu=self.on_cpu, task=self.space.task)
@@ -98,3 +121,48 @@ class SafeRecipes:
 def is_slow_for_its_gain(choice: SwitchChoice) -> bool:
     """Takes minutes, and nobody has said how many of them it is worth for this task."""
     return choice.is_slow_to_prepare and choice.prepare_s is None
+
+
+def safe_recipes(tuner: Tuner) -> SafeRecipes:
+    lessons, seen, baseline = tuner.lessons(), tuner.seen(), tuner.baseline()
+    slow = [
+        recipe
+        for recipe, each in seen.items()
+        if baseline is not None and not each.is_host_bound and each.log_s > baseline.log_s + CLEARLY_SLOWER
+    ]
+    return SafeRecipes(
+        tuner.space,
+        tuner.on_cpu,
+        _host_share(tuner),
+        lambda each: lessons.chance(each) == 1.0,
+        frozenset(switch for recipe in slow for switch in recipe),
+        _products_share(tuner),
+        _tunes_quickly(tuner),
+    )
+
+
+def _products_share(tuner: Tuner) -> float | None:
+    facts = tuner.tune.facts
+    if facts is None or not facts.kinds:
+        return None
+    return min(sum(share for kind, share in facts.kinds.items() if kind in PRODUCTS), 1.0)
+
+
+def _tunes_quickly(tuner: Tuner) -> bool:
+    """Whether convolutions take most of the step, and are few enough to try the library's kernels for each."""
+    facts = tuner.tune.facts
+    convolutions = facts.layers.get("convolution") if facts is not None else None
+    if convolutions is None or convolutions.share < MOSTLY:
+        return False
+    passes = 3 if tuner.space.task == "train" else 1
+    return convolutions.calls * passes * CONVOLUTION_S <= TUNING_SHARE * tuner.budget_s
+
+
+def _host_share(tuner: Tuner) -> float | None:
+    """The time to issue a step of the baseline over the time of the step: as it was timed, or as the facts say."""
+    baseline, facts = tuner.baseline(), tuner.tune.facts
+    if baseline is not None:
+        return math.exp(baseline.host_log_s - baseline.log_s) if baseline.host_log_s is not None else None
+    if facts is None or not facts.step_s or facts.host_s is None or facts.synchronises:
+        return None
+    return facts.host_s / facts.step_s

@@ -12,6 +12,7 @@ import msgspec
 
 from redline.analyze.race import log_ratio
 from redline.note import Note, note
+from redline.protocol import AFTER_COMPILING
 from redline.record import RunRecord, TimeKind
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.tune.costs import CONTENTION
@@ -83,6 +84,11 @@ class Flight:
     def others(self, now_s: float) -> float:
         """How many were prepared beside it, on average."""
         return self.shared_s / max(self.taken_s(now_s), 1e-6)
+
+    @property
+    def is_compiled(self) -> bool:
+        """What is left takes no longer than with any other recipe."""
+        return self.pending.stage in AFTER_COMPILING
 
     def cost_s(self, now_s: float) -> float:
         """What it took, less what others slowed it down."""
