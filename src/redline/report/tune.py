@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from redline.analyze.race import TIME_BAND
 from redline.analyze.trust import error_text
 from redline.report.cells import energy_cells, energy_columns, error_cell
 from redline.report.race import VERDICT_STYLE
@@ -24,6 +25,10 @@ SHOWN = 12
 """Rows of the ranking a person is shown; the document has all."""
 LAYERS = 3
 """Kinds of layers a person is told of."""
+WIDEST = 1000.0
+"""The upper end of an interval over its lower one."""
+LONGEST_REASON = 240
+"""Letters of an error that a person is shown; the document has all."""
 SCOPES = {"switch": "in any recipe", "pair": "together", "recipe": "this recipe only"}
 
 
@@ -42,7 +47,7 @@ def tune_report(found: TuneSummary, snippet_file: Path | None = None) -> Rendera
     parts += [Text(f"  {line}", style="red") for line in reasons(found)]
     # What was left out because it was asked for needs no line each.
     others = [row for row in found.refused if row.reason.code not in ("not-asked-for", "excluded")]
-    parts += [Text(f"  not tried: {row.switch}: {row.reason}", style="dim") for row in others]
+    parts += [Text(f"  not tried: {row.switch}: {_brief(str(row.reason))}", style="dim") for row in others]
     parts += [Text(f"  note: {each}", style="yellow") for each in found.notes]
     if found.facts is not None:
         parts.append(Text(f"a step of the model: {'; '.join(facts_told(found.facts))}", style="dim"))
@@ -61,6 +66,10 @@ def answer(found: TuneSummary) -> str:
     if leader.recipe == BASELINE:
         if found.trials > 1:
             ended = "" if found.has_answer else "; the search ended before all that may be faster was tried"
+            undecided = _undecided(found)
+            if undecided is not None:
+                told = f"{undecided.recipe} was measured at {ratio_told(undecided)}, which decides nothing"
+                return f"no winner: nothing that was tried surely {_beats(found)} the baseline; {told}{ended}"
             return f"no winner: nothing that was tried {_beats(found)} the baseline{ended}"
         why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
         return f"no answer: only the baseline was tried; {why}"
@@ -70,6 +79,12 @@ def answer(found: TuneSummary) -> str:
     )
 
 
+def _undecided(found: TuneSummary) -> Ranked | None:
+    """The first that was raced against the baseline and may be faster for all that its interval says."""
+    rows = (row for row in found.ranking if row.recipe != BASELINE and row.verdict == "inconclusive")
+    return next((row for row in rows if row.high is not None and row.high > 1 + TIME_BAND), None)
+
+
 def _beats(found: TuneSummary) -> str:
     return "needs less energy than" if found.objective == "energy" else "is faster than"
 
@@ -77,7 +92,7 @@ def _beats(found: TuneSummary) -> str:
 def _told(found: TuneSummary, leader: Winner) -> str:
     by = "the items per joule of the baseline" if found.objective == "energy" else "the baseline"
     told = f"{leader.recipe}, {leader.ratio:.2f}× {by}"
-    told += f" ({leader.low:.2f}–{leader.high:.2f})" if leader.low and leader.high else ", seen in one process only"
+    told += _interval(leader.low, leader.high) or ", seen in one process only"
     rate = leader.throughput_per_s
     if rate is not None:
         told += f", {significant(rate, max(3, len(str(round(rate)))))} {leader.item or 'item'}/s"
@@ -138,7 +153,14 @@ def remark(found: TuneSummary, row: Ranked) -> str:
 def ratio_told(row: Ranked) -> str:
     if row.recipe == BASELINE:
         return "–"
-    return f"{row.ratio:.2f}×" + (f" ({row.low:.2f}–{row.high:.2f})" if row.low and row.high else "")
+    return f"{row.ratio:.2f}×{_interval(row.low, row.high)}"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    """In brackets; what two processes that do not agree at all say has no figures worth reading."""
+    if not low or not high:
+        return ""
+    return f" ({low:.2f}–{high:.2f})" if high / low < WIDEST else " (too wide to tell)"
 
 
 def compile_told(row: Ranked) -> str:
@@ -152,8 +174,7 @@ def _gains(found: TuneSummary) -> Fitted:
     table.add_column("switch", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
     for gain in found.switches:
-        interval = f" ({gain.low:.2f}–{gain.high:.2f})" if gain.low and gain.high else ""
-        table.add_row(Text(gain.switch), f"{gain.gain:.2f}×{interval}")
+        table.add_row(Text(gain.switch), f"{gain.gain:.2f}×{_interval(gain.low, gain.high)}")
     return Fitted(table)
 
 
@@ -162,10 +183,21 @@ def reasons(found: TuneSummary) -> list[str]:
     told: dict[str, str] = {}
     for row in found.rejected:
         if row.scope == "recipe" or row.switch is None:
-            told[row.recipe] = f"rejected: {row.recipe}: {row.text}"
+            told[row.recipe] = f"rejected: {row.recipe}: {_brief(row.text)}"
         else:
-            told.setdefault(f"{row.scope} {row.switch}", f"ruled out: {row.switch} {SCOPES[row.scope]}: {row.text}")
+            told.setdefault(
+                f"{row.scope} {row.switch}", f"ruled out: {row.switch} {SCOPES[row.scope]}: {_brief(row.text)}"
+            )
     return list(told.values())
+
+
+def _brief(text: str) -> str:
+    """An error in a line or two: to the end of a sentence where one ends there."""
+    if len(text) <= LONGEST_REASON:
+        return text
+    cut = text[:LONGEST_REASON]
+    sentence, stop, _ = cut.rpartition(". ")
+    return f"{sentence}{stop.strip()} …" if len(sentence) > LONGEST_REASON // 3 else f"{cut.rstrip()}…"
 
 
 def facts_told(facts: Facts) -> list[str]:
@@ -204,6 +236,8 @@ def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
     if not found.has_answer:
         return "next: the same command with --resume and a larger --budget continues"
     if found.winner is None:
+        if _undecided(found) is not None:
+            return "next: stay with the baseline, or try again on a quiet machine or with more --replicates"
         return "next: stay with the baseline; try another batch, or --allow-quantized with a --check"
     use = f"redline.recipe({found.winner.recipe!r}).apply(model, *example_inputs)"
     if found.task == "train":

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from reported import ceilings_of, race_records
 
+from redline.analyze.race import pair_of
 from redline.analyze.summary import summarize
 from redline.record import RunRecord
 from redline.report.contents import contents_of
+from redline.report.tune import answer, reasons
+from redline.search.tune.finals import _is_behind
 from redline.search.tune.gains import gain_path_of, waterfall
-from redline.search.tune.result import TuneSummary
-from redline.search.tune.winner import SwitchGain, Winner
+from redline.search.tune.model import Estimate
+from redline.search.tune.record import TuneRecord, TuneSpec
+from redline.search.tune.result import Ranked, Rejected, TuneSummary
+from redline.search.tune.space import Space
+from redline.search.tune.tuner import Tuner
+from redline.search.tune.winner import SwitchGain, Winner, against_baseline
+from redline.spec import Recipe
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)
@@ -205,3 +214,95 @@ def test_there_is_no_way_without_a_winner_or_to_the_baseline_itself() -> None:
     assert gain_path_of(msgspec.structs.replace(summary(), winner=None, leader=None), ROWS) is None
     assert gain_path_of(summary(RECORDS[0], ratio=1.0), ROWS) is None
     assert gain_path_of(summary(), ROWS[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict", "told"),
+    [
+        (
+            0.44,
+            1.99,
+            "inconclusive",
+            "surely is faster than the baseline; fp16+compile was measured at 0.94× (0.44–1.99)",
+        ),
+        (1e-4, 1e4, "inconclusive", "was measured at 0.94× (too wide to tell)"),
+        (0.90, 0.98, "slower", "no winner: nothing that was tried is faster than the baseline"),
+    ],
+)
+def test_what_was_not_decided_is_not_told_as_slower(low: float, high: float, verdict: Any, told: str) -> None:
+    rows = (
+        Ranked(recipe="baseline", ratio=1.0, verdict="same", numerics=None, low=1.0, high=1.0),
+        Ranked(recipe="fp16+compile", ratio=0.94, verdict=verdict, numerics=None, low=low, high=high),
+    )
+    found = with_leader(summary(), recipe="baseline", ratio=1.0, low=1.0, high=1.0)
+    assert told in answer(msgspec.structs.replace(found, ranking=rows))
+
+
+def test_a_long_error_is_cut_at_the_end_of_a_sentence() -> None:
+    long = (
+        "onnx cannot run this model: Found Out in output, which is not a known type, as nobody has told torch about it. "
+        + 60 * "See. "
+    )
+    row = Rejected(recipe="onnx", switch="onnx", scope="switch", code="failed", text=long)
+    (line,) = reasons(msgspec.structs.replace(summary(), rejected=(row,)))
+    assert "nobody has told torch about it." in line
+    assert line.endswith("See. …")
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize(
+    ("on_trial", "error", "verdict"), [(4.0, 0.002, "slower"), (8.0, 0.002, "inconclusive"), (4.0, 0.2, "inconclusive")]
+)
+def test_who_was_seen_once_is_doubted_as_far_as_the_race_moved_others(
+    on_trial: float, error: float, verdict: str
+) -> None:
+    """The race saw fp16+compile at four times the baseline, the trial at `on_trial` times."""
+    replicate = [RECORDS[0], RECORDS[2]]
+    raced = pair_of([replicate], "baseline", "fp16+compile")
+    assert raced is not None
+    known = {
+        recipe: Estimate(
+            recipe=recipe,
+            record_id="",
+            log_s=-math.log(speed),
+            error=error,
+            host_log_s=None,
+            is_host_bound=False,
+            cost_s=1.0,
+        )
+        for recipe, speed in {"baseline": 1.0, "fp16+compile": on_trial / 4.0 * raced.ratio, "bf16": 0.8}.items()
+    }
+    tune = TuneRecord(name="mine", tune=TuneSpec(spec=RECORDS[0].spec))
+    assert against_baseline("bf16", [replicate], tune, known).verdict == verdict
+
+
+def named(record: RunRecord, recipe: str) -> RunRecord:
+    return msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, recipe=Recipe.parse(recipe)))
+
+
+def racing(**log_s: float) -> Tuner:
+    """A search whose trials saw these logarithms of times."""
+    seen = {name: SimpleNamespace(recipe=name, log_s=each) for name, each in log_s.items()}
+    stub = SimpleNamespace(seen=lambda: seen, asked=SimpleNamespace(kind="throughput"), space=Space(()))
+    return cast(Tuner, stub)
+
+
+SLOW, FAST = RECORDS[0], RECORDS[2]
+"""Four times as fast."""
+
+
+@pytest.mark.parametrize(("on_trial", "is_out"), [(math.log(4), True), (0.0, False)])
+def test_one_replicate_that_contradicts_the_trials_puts_nobody_out(on_trial: float, is_out: bool) -> None:
+    replicate = [named(FAST, "baseline"), named(SLOW, "fp16")]
+    tuner = racing(baseline=0.0, fp16=on_trial)
+    assert _is_behind(tuner, [replicate], "baseline", "fp16") == is_out
+
+
+def test_that_nothing_beats_the_baseline_needs_an_interval() -> None:
+    behind = [named(FAST, "baseline"), named(SLOW, "fp16")]
+    level = [named(FAST, "baseline"), named(FAST, "fp16")]
+    tuner = racing(baseline=0.0, fp16=1.4)
+    assert _is_behind(tuner, [behind, behind], "baseline", "fp16")
+    assert not _is_behind(tuner, [behind, level], "baseline", "fp16"), "half as fast, and two processes that disagree"
+    rivals = [[named(one, "bf16"), named(other, "fp16")] for one, other in ((FAST, SLOW), (FAST, FAST))]
+    assert _is_behind(tuner, rivals, "bf16", "fp16"), "between two that beat it the slower one is not worth more time"

@@ -1005,6 +1005,15 @@ def switches_of_text(recipe: str) -> set[str]:
     return set(recipe.split("+"))
 
 
+def test_a_disturbed_machine_is_told_with_the_figures(history: History) -> None:
+    """Alone the code of the winner is faster than what was measured beside others."""
+    result = tuned(FakeDoor(landscape(foreign=("python (pid 7)",))), history, budget="60s")
+    assert result.winner is not None
+    (told,) = [str(each) for each in result.summary.notes if each.code == "shared-gpu" and each.about == result.recipe]
+    assert "python (pid 7)" in told
+    assert told.endswith("undisturbed it may be faster than these figures")
+
+
 class TestASecondSearch:
     """Of the same workload, in the same history, and not resumed."""
 

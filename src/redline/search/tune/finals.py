@@ -110,10 +110,10 @@ def _with_time_for_all_replicates(tuner: Tuner, finalists: list[Switches], done:
 
     An interval of the fastest is worth more than one rival more in a single replicate.
     """
-    replicates = max(tuner.asked.replicates - done, 1)
-    while len(finalists) > 1 and replicate_s(tuner, [BASELINE, *finalists]) * replicates > RACE_SHARE * tuner.left_s:
-        finalists = finalists[:-1]
-    return finalists
+    replicates, kept = max(tuner.asked.replicates - done, 1), [each for each in finalists if each != BASELINE]
+    while len(kept) > 1 and replicate_s(tuner, [BASELINE, *kept]) * replicates > RACE_SHARE * tuner.left_s:
+        kept = kept[:-1]
+    return [each for each in finalists if each in kept or each == BASELINE]
 
 
 def _with_time_for_an_interval(tuner: Tuner, finalists: list[Switches]) -> list[Switches]:
@@ -318,10 +318,19 @@ def _is_behind(tuner: Tuner, replicates: Sequence[Replicate], fastest: str, name
     if pair.replicates == 1:
         records = {str(record.spec.recipe): record for record in replicates[-1]}
         log = log_ratio(records[fastest], records[name], tuner.asked.kind)
-        return log is None or log.mean < -(BEHIND_AFTER_ONE + 2 * log.error)
+        return log is None or log.mean < -(BEHIND_AFTER_ONE + 2 * log.error + _moved(tuner, fastest, name, log.mean))
     spread = process_spread(_with_both(replicates, fastest, name), tuner.asked.kind)
     found = pair_with_spread(replicates, fastest, name, spread, tuner.asked.kind) or pair
-    return found.ratio < 1 - BEHIND_AFTER_ONE or (found.high is not None and found.high < 1 - BEHIND)
+    is_surely_behind = found.high is not None and found.high < 1 - BEHIND
+    if fastest == tuner.space.text(BASELINE) and found.high is not None:
+        return is_surely_behind  # that nothing beats the baseline is an answer, and needs an interval like any other
+    return is_surely_behind or found.ratio < 1 - BEHIND_AFTER_ONE
+
+
+def _moved(tuner: Tuner, one: str, other: str, log: float) -> float:
+    """How far a replicate is from what the trials said of two recipes: so far apart may processes of one recipe lie."""
+    known = {each.recipe: each for each in tuner.seen().values()}
+    return abs(log - (known[one].log_s - known[other].log_s)) if one in known and other in known else 0.0
 
 
 def _with_both(replicates: Sequence[Replicate], *names: str) -> list[Replicate]:

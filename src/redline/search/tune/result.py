@@ -145,7 +145,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
             *tune.notes,
             *_check_notes(winner, tune),
             *_batch_notes(leader, tune, records),
-            *_contention_notes(winner, rows),
+            *_disturbance_notes(leader, rows),
         ),
         record_ids=tuple(tune.record_ids),
         explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
@@ -174,11 +174,20 @@ def with_price(found: TuneSummary, per_hour: float) -> TuneSummary:
     )
 
 
-def _contention_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> list[Note]:
-    if winner is None:
+DISTURBANCES = ("shared-cpu", "shared-gpu", "throttled", "others-at-work")
+"""Doubts about times that are not the recipe's doing: by itself it may be faster than its figures say."""
+
+
+def _disturbance_notes(leader: Winner | None, rows: dict[str, RunSummary]) -> list[Note]:
+    if leader is None:
         return []
-    found = rows[winner.record_id].verdict.noted("contended")
-    return [note(each.code, f"{winner.recipe}: {each}", about=winner.recipe) for each in found]
+    found = rows[leader.record_id].verdict
+    notes = [note(each.code, f"{leader.recipe}: {each}", about=leader.recipe) for each in found.noted("contended")]
+    for each in (*found.reasons, *found.notes):
+        if each.code in DISTURBANCES:
+            text = f"{leader.recipe}: {each}; undisturbed it may be faster than these figures"
+            notes.append(note(each.code, text, about=leader.recipe))
+    return notes
 
 
 def _check_notes(winner: Winner | None, tune: TuneRecord) -> list[Note]:

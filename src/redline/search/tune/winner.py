@@ -17,7 +17,7 @@ from redline.spec import BASELINE, Recipe
 NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""
 ONE_PROCESS_DOUBT = 0.04
-"""What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
+"""What a recipe that met no other process may be off by at least: its verdict must be clear beyond that."""
 
 
 class Winner(Frozen):
@@ -171,7 +171,7 @@ def against_baseline(
     base = known.get(BASELINE)
     moved = _moved_by_the_race(replicates, tune, known)
     ratio = math.exp(base.log_s - known[recipe].log_s + moved) if base is not None else math.nan
-    doubt = math.exp(ONE_PROCESS_DOUBT)
+    doubt = math.exp(_one_process_doubt(replicates, tune, known[recipe].error, moved))
     return Pair(
         a=BASELINE,
         b=recipe,
@@ -181,6 +181,19 @@ def against_baseline(
         verdict=verdict_of(ratio / doubt, ratio * doubt),
         replicates=1,
     )
+
+
+def _one_process_doubt(
+    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, error: float, moved: float
+) -> float:
+    """By how much, as a logarithm, the ratio of a recipe that met no other process may be off.
+
+    By two standard deviations of a ratio of two processes: as they lay apart in the race, or as far as that moved those it
+    met; and by the noise inside its own.
+    """
+    spread = process_spread(replicates, tune.tune.kind)
+    apart = math.sqrt(2 * spread[0]) if spread is not None else 0.0
+    return math.hypot(max(ONE_PROCESS_DOUBT, 2 * abs(moved), 2 * apart), 2 * error)
 
 
 def _moved_by_the_race(
