@@ -152,6 +152,7 @@ Code = Literal[
     "batch-not-raced",
     "other-winner",
     "no-snippet",
+    "given-up",
     "earlier",
     "earlier-unlike",
     "no-batch",

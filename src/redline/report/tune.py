@@ -72,6 +72,9 @@ def answer(found: TuneSummary) -> str:
                 return f"no winner: nothing that was tried surely {_beats(found)} the baseline; {told}{ended}"
             return f"no winner: nothing that was tried {_beats(found)} the baseline{ended}"
         why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
+        why = (
+            "what else was begun was not ready in time" if any(each.code == "given-up" for each in found.notes) else why
+        )
         return f"no answer: only the baseline was tried; {why}"
     so_far = "" if found.has_answer else "best so far, but not certain: "
     return (

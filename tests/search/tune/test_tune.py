@@ -381,6 +381,9 @@ class TestJobs:
         assert result.winner is not None
         assert "compile" not in result.recipe
         assert result.summary.seconds <= 80.0 * 1.1
+        late = result.tune.given_up[0]
+        told = [str(each) for each in result.summary.notes if each.code == "given-up"]
+        assert f"{late.recipe} was given up: {late.seconds:.0f} s were not enough to prepare it" in told
 
     def test_what_does_not_fit_beside_others_is_tried_alone(self, history: History) -> None:
         from test_race import Crowded

@@ -146,6 +146,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
             *_check_notes(winner, tune),
             *_batch_notes(leader, tune, records),
             *_disturbance_notes(leader, rows),
+            *_given_up_notes(tune),
         ),
         record_ids=tuple(tune.record_ids),
         explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
@@ -172,6 +173,18 @@ def with_price(found: TuneSummary, per_hour: float) -> TuneSummary:
     return msgspec.structs.replace(
         found, winner=priced(found.winner), leader=priced(found.leader), ranking=tuple(map(priced, found.ranking))
     )
+
+
+def _given_up_notes(tune: TuneRecord) -> list[Note]:
+    """What was begun, and not prepared in time in any session."""
+    tried, longest = {trial.recipe for trial in tune.trials}, dict[str, float]()
+    for each in tune.given_up:
+        longest[each.recipe] = max(each.seconds, longest.get(each.recipe, 0.0))
+    return [
+        note("given-up", f"{recipe} was given up: {seconds:.0f} s were not enough to prepare it", about=recipe)
+        for recipe, seconds in longest.items()
+        if recipe not in tried
+    ]
 
 
 DISTURBANCES = ("shared-cpu", "shared-gpu", "throttled", "others-at-work")
