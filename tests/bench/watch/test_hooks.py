@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from redline.analyze.watch import rates_of
+from redline.bench.watch.facts import samples_fed
 from redline.bench.watch.hooks import Watch
 from redline.launch.watch import SpoolReader
 
@@ -104,3 +105,78 @@ def test_os_exit_loses_no_step(watch: Watch, tmp_path: Path) -> None:
     watch._exit(lambda code: None)(3)
     (log,) = SpoolReader(tmp_path).refresh()
     assert log._chunks[0].shape[0] == 33  # rows of their own, none made up
+
+
+class Around(torch.nn.Module):
+    """Stands in for what `torch.compile` returns: its call is heard, that of the model in it is not."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        return self.model.forward(batch)
+
+
+def test_a_model_that_is_compiled_after_its_optimizer_was_made_is_heard(watch: Watch, tmp_path: Path) -> None:
+    model: torch.nn.Module = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = Around(Around(model))
+    for _ in range(30):
+        step(model, optimizer)
+    watch.remove()
+    (log,) = SpoolReader(tmp_path).refresh()
+    fed = log.rows[:, log.columns.index("fed")]
+    assert fed.tolist() == [0.0] + 29 * [4.0]  # until the first step ended nobody knew of it
+
+
+def test_a_holder_that_is_not_called_is_looked_into(watch: Watch, tmp_path: Path) -> None:
+    model = Around(torch.nn.Sequential(torch.nn.Linear(3, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Keeper = type("Keeper", (torch.nn.Module,), {})
+    keeper = Keeper()
+    keeper.kept = model
+    for _ in range(30):
+        step(model.model[0], optimizer)  # type: ignore[index]
+    watch.remove()
+    (log,) = SpoolReader(tmp_path).refresh()
+    assert log.rows[:, log.columns.index("fed")].tolist()[-20:] == 20 * [4.0]
+
+
+CONVOLUTIONS = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3))
+GREY = torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Conv2d(1, 8, 3), torch.nn.Conv2d(8, 8, 3))
+NUMBERS = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Linear(64, 1))
+FOLDED = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Conv1d(16, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "samples"),
+    [
+        (torch.nn.Linear(4, 2), (4,), 1),
+        (torch.nn.Linear(4, 2), (4, 4), 4),
+        (torch.nn.Linear(4, 2), (7, 4), 7),
+        (CONVOLUTIONS, (3, 9, 9), 1),
+        (CONVOLUTIONS, (3, 3, 9, 9), 3),
+        (GREY, (8, 9, 9), 8),
+        (NUMBERS, (64,), 64),
+        (FOLDED, (16, 6), 16),
+        (torch.nn.LazyLinear(2), (4,), 4),
+    ],
+)
+def test_a_sample_without_a_batch_is_one(
+    watch: Watch, model: torch.nn.Module, shape: tuple[int, ...], samples: int
+) -> None:
+    assert samples_fed(model, (torch.randn(shape),), {}, watch._singles.of(model)) == samples
+    assert samples_fed(model, (), {"x": torch.randn(shape)}, watch._singles.of(model)) == samples
+
+
+def test_indices_are_a_batch_however_many_they_are(watch: Watch) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2))
+    assert samples_fed(model, (torch.zeros(4, dtype=torch.long),), {}, watch._singles.of(model)) == 4
+
+
+def test_a_lazy_layer_is_asked_again_once_it_knows_its_width(watch: Watch) -> None:
+    model = torch.nn.LazyLinear(2)
+    assert watch._singles.of(model) == frozenset()
+    model(torch.randn(7, 4))
+    assert samples_fed(model, (torch.randn(4),), {}, watch._singles.of(model)) == 1

@@ -15,9 +15,9 @@ from torch.optim import optimizer as optimizers
 
 from .clock import BEGIN_BACKWARD, BEGIN_FORWARD, BEGIN_GRADIENTS, LEAVE, LEAVE_FORWARD, LEFT_TRAINING, Clock
 from .events import MOST_EVENTS
-from .facts import is_out_of_memory, leading_size
+from .facts import is_out_of_memory, samples_fed
 from .listener import Listener, is_compiling, is_traced
-from .models import MOST_LEVELS, Models, live_objects
+from .models import MOST_LEVELS, Models, Singles, live_objects
 
 is_grad_enabled = torch.is_grad_enabled
 
@@ -27,6 +27,7 @@ class Computing(Listener):
         super().__init__()
         self._watched: set[type] = set()
         self._models = Models(self._watch_class)
+        self._singles = Singles()
         self._found_at = 0
         self._has_searched = False
 
@@ -64,6 +65,21 @@ class Computing(Listener):
     def _find_models(self, optimizer: Any | None) -> None:
         """Those that the optimizer trains; without one, whoever got gradients."""
         self._models.find(optimizer)
+        self._heed_models()
+
+    def _look_around(self) -> None:
+        """Nobody calls the models: listen to what they were put into, or else to their parts."""
+        if self._models.look_outward():
+            self._heed_models()
+        else:
+            self._models.look_deeper()
+
+    def _look_outward(self) -> None:
+        if self._models.look_outward():
+            self._heed_models()
+
+    def _heed_models(self) -> None:
+        self._singles.forget()
         if self.clock is not None:  # a model that nobody calls is looked into in the next steps
             self._found_at = self.clock.steps
             self.clock.busy_until = max(self.clock.busy_until, self.clock.steps + 2 * MOST_LEVELS)
@@ -83,7 +99,7 @@ class Computing(Listener):
                 return original(module, *args, **kwargs)
             clock.is_resting, clock.is_inside = False, True
             try:
-                samples = leading_size(args, kwargs)
+                samples = samples_fed(module, args, kwargs, self._singles.of(module))
                 if clock.is_asking and with_gradients and self.facts is not None:
                     self.facts.saw_forward(args, kwargs, clock.steps)
                 what = (BEGIN_FORWARD, id(module), samples, with_gradients, module.training)

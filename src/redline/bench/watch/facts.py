@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .models import is_single
 from .spool import Spool
 
 Tensor = torch.Tensor
@@ -358,11 +359,18 @@ def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
                 yield from tensors_in(one, depth + 1)
 
 
-def leading_size(args: Any, kwargs: Any) -> int:
-    """Of the first tensor that has one."""
-    if args and type(first := args[0]) is Tensor and (shape := first.shape):  # as most models are called
-        return shape[0]
-    return next((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), 0)
+def samples_fed(module: Any, args: Any, kwargs: Any, singles: frozenset[tuple[int, int]]) -> int:
+    """The leading size of the first tensor that has one; 1 where it is one sample without a batch.
+
+    `singles`: dimensions and leading size of what may be one.
+    """
+    first = args[0] if args else None
+    if type(first) is not Tensor or not first.shape:  # most models are called with a batch
+        first = next((one for one in tensors_in((args, kwargs)) if one.dim()), None)
+        if first is None:
+            return 0
+    shape = first.shape
+    return 1 if (len(shape), shape[0]) in singles and is_single(module, first) else shape[0]
 
 
 def batch_samples(batch: Any, iterator: Any) -> float:

@@ -105,7 +105,7 @@ class Watch(Stepping):
             clock.device = clock.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.
         if clock.forwards == 0 and self._models.found and clock.steps > self._found_at + 1:
-            self._models.look_deeper()
+            self._look_around()
         clock.forwards = 0
         if facts.is_on_gpu and clock.steps == SYNCS_FROM:
             self._listen_for_waits()

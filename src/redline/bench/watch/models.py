@@ -23,6 +23,7 @@ class Models:
         self._made: list[weakref.ref[Any]] = []
         self._prune_at = FEWEST_TO_PRUNE
         self._levels = 0
+        self._has_looked_outward = False
         self.found: list[weakref.ref[Any]] = []
 
     def add(self, module: Any) -> None:
@@ -33,6 +34,7 @@ class Models:
 
     def find(self, optimizer: Any | None) -> None:
         """The outermost modules that own what the optimizer trains; without one, what has gradients."""
+        self._has_looked_outward = False
         if optimizer is None:
             owners = [one for one in self._live() if any(each.grad is not None for each in _parameters(one))]
         else:
@@ -58,6 +60,27 @@ class Models:
     def holds(self, module: Any) -> bool:
         return any(module is one() for one in self.found)
 
+    def look_outward(self) -> bool:
+        """Whether the models were put into others after their optimizer was made, as by `torch.compile`: listen to those."""
+        if self._has_looked_outward:
+            return False
+        self._has_looked_outward = True
+        holders = {id(child): one for one in self._live() for child in vars(one)["_modules"].values()}
+        outermost = list[Any]()
+        for root in self.roots():
+            outer, seen = root, {id(root)}
+            while (holder := holders.get(id(outer))) is not None and id(holder) not in seen:
+                outer = holder
+                seen.add(id(outer))
+            if all(outer is not one for one in outermost):
+                outermost.append(outer)
+        is_new = any(not self.holds(one) for one in outermost)
+        if is_new:
+            self.found = [weakref.ref(one) for one in outermost]
+            for one in outermost:
+                self._on_class(type(one))
+        return is_new
+
     def look_deeper(self) -> None:
         """Nobody calls the models themselves: listen to their parts."""
         if self._levels < MOST_LEVELS:
@@ -66,6 +89,51 @@ class Models:
             self.found = [weakref.ref(part) for part in parts] or self.found
             for part in parts:
                 self._on_class(type(part))
+
+
+class Singles:
+    """Which inputs of a module are one sample without a batch, by what its layers take.
+
+    A layer of torch takes `(features,)` as well as `(batch, features)`, and `(channels, height, width)` likewise.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, frozenset[tuple[int, int]]] = {}
+
+    def forget(self) -> None:
+        """Modules were made, and may have the ids of others that are gone."""
+        self._known.clear()
+
+    def of(self, module: Any) -> frozenset[tuple[int, int]]:
+        """Dimensions and leading size of what may be such inputs."""
+        known = self._known.get(id(module))
+        return self._ask(module) if known is None else known
+
+    def _ask(self, module: Any) -> frozenset[tuple[int, int]]:
+        taken = {shape for one in _with_children(module) if (shape := _input_of(one)) is not None}
+        # What has one feature may be a batch of numbers, whatever the layers after it are as wide as.
+        found = frozenset(each for each in taken if each[1] > 1 and (each[0], 1) not in taken)
+        if all(width > 0 for _, width in taken):  # else a lazy layer, which does not know yet
+            self._known[id(module)] = found
+        return found
+
+
+def is_single(module: Any, tensor: torch.Tensor) -> bool:
+    """Whether an input that has the shape of a single sample is one, and not a batch for another layer."""
+    if not tensor.is_floating_point():  # indices, as of words
+        return False
+    dims, last = tensor.dim(), tensor.shape[-1]
+    return dims == 1 or (1, last) not in {_input_of(one) for one in _with_children(module)}
+
+
+def _input_of(layer: Any) -> tuple[int, int] | None:
+    """Dimensions and leading size of one sample for this layer, where it says so."""
+    own = vars(layer)
+    if isinstance(width := own.get("in_features"), int):
+        return 1, width
+    if isinstance(width := own.get("in_channels"), int) and isinstance(kernel := own.get("kernel_size"), tuple):
+        return len(kernel) + 1, width
+    return None
 
 
 def live_objects(base: type) -> list[Any]:
@@ -85,6 +153,10 @@ def _parameters(module: torch.nn.Module) -> list[Any]:
 
 def _children(module: torch.nn.Module) -> list[Any]:
     return [one for one in _walk(module, "_modules") if one is not None]
+
+
+def _with_children(module: torch.nn.Module) -> list[Any]:
+    return [module, *_children(module)]
 
 
 def _walk(module: torch.nn.Module, what: str) -> list[Any]:

@@ -78,6 +78,8 @@ class Stepping(Loading, Computing):
             clock.work_through()
             if clock.steps == 0 and not self._models.found:  # the model came after its optimizer
                 clock.skipping(self._find_models, optimizer)
+            elif clock.steps == 0 and clock.forwards == 0:  # or was compiled after it
+                clock.skipping(self._look_outward)
         except Exception as error:
             self.failed(error)
 
