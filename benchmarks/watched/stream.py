@@ -15,7 +15,10 @@ for images, targets in DataLoader(Stream(900), batch_size=8, num_workers=2):
     loss_of(model(images), targets).backward()
     optimizer.step()
     own.step(len(images))
-    del images, targets  # the workers' shared memory: giving it back takes as long as a step's tenth, and nobody waits for a batch
+    del (
+        images,
+        targets,
+    )  # the workers' shared memory: giving it back takes as long as a step's tenth, and nobody waits for a batch
     own.wants()
 own.end()
 own.tell()
