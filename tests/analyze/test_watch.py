@@ -147,6 +147,23 @@ def test_without_a_loader_the_gap_before_the_model_is_waiting_for_data() -> None
     assert with_loader["other"] == pytest.approx(0.05 / 0.15)
 
 
+def test_without_loader_and_model_the_gap_is_the_forward_pass() -> None:
+    """Bare weights, or a loss that is compiled with its model: making the batch is in there too, and nobody waits for a loader."""
+    fields = {"data": 0.0, "other": 0.05, "before": 0.04, "loaded": 0.0, "fed": 0.0}
+    shares = rates_of([FakeLog([row(n, **fields) for n in range(20)])]).shares
+    assert (shares["data"], shares["forward"]) == (0.0, pytest.approx(0.06 / 0.14))
+
+
+def test_evaluation_after_the_last_step_is_set_aside_as_it_is_before_others() -> None:
+    steps = [row(n, aside_forward=1.0, forward=1.02) if n == 10 else row(n) for n in range(20)]
+    tail = {"kind": 2.0, "step": 20.0, "forward": 1.0, "other": 0.5, "aside_forward": 1.0}
+    assert rates_of([FakeLog([*steps, tail])]).steps_per_s == pytest.approx(20 / 2.5)
+    playing = [
+        row(n, aside_forward=0.01) for n in range(20)
+    ]  # before each step: part of it, and of what comes after the last
+    assert rates_of([FakeLog([*playing, tail])]).steps_per_s == pytest.approx(20 / 3.5)
+
+
 def test_what_comes_after_the_last_step_is_counted() -> None:
     steps = [row(n) for n in range(20)]
     tail = {"kind": 2.0, "step": 20.0, "data": 1.0}

@@ -12,6 +12,8 @@ import numpy as np
 from redline.fields import Frozen
 from redline.watching import PHASES
 
+ASIDE = tuple(f"aside_{name}" for name in PHASES)
+
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
 START_UP = 10.0
@@ -72,8 +74,10 @@ class Steps:
         self._is_fed_otherwise = ~is_loaded(self.loaded)
         self._gap_share = 0.0
         """Of `other`, what is called data although no DataLoader says so."""
-        self._set_evaluation_aside(self._summed(host, groups, [f"aside_{name}" for name in PHASES]))
-        self._call_gaps_data(self._summed(host, groups, ("before",))[:, 0])
+        self._evaluates_rarely = True
+        self._set_evaluation_aside(self._summed(host, groups, ASIDE))
+        has_model = (self._largest(host, groups, "models") > 0) | (self.fed > 0)
+        self._name_gaps(self._summed(host, groups, ("before",))[:, 0], has_model)
         self.wall_s: Table = self.phases_s.sum(axis=1)
         self.lag_s = self._lag_s(host)
         self.tail_s = self._tail_s(rows, host)
@@ -116,7 +120,10 @@ class Steps:
             return np.zeros(len(PHASES))
         at = self._column
         tails = rows[(rows[:, at["kind"]] == 2) & (rows[:, at["step"]] > host[-1, at["step"]])]
-        return tails[-1, [at[name] for name in PHASES]] if len(tails) else np.zeros(len(PHASES))
+        if not len(tails):
+            return np.zeros(len(PHASES))
+        spent: Table = tails[-1, [at[name] for name in PHASES]]
+        return np.maximum(spent - tails[-1, [at[name] for name in ASIDE]], 0.0) if self._evaluates_rarely else spent
 
     @property
     def seconds(self) -> float:
@@ -133,17 +140,22 @@ class Steps:
         Before most of them they belong to the step, as when an agent plays before it learns.
         """
         has_aside = aside_s.sum(axis=1) > 0
-        if 0 < has_aside.sum() < RARELY * self.count:
+        self._evaluates_rarely = bool(has_aside.sum() < RARELY * self.count)
+        if has_aside.any() and self._evaluates_rarely:
             self.paused_s = self.paused_s + aside_s.sum(axis=1)
             self.phases_s = np.maximum(self.phases_s - aside_s, 0.0)
 
-    def _call_gaps_data(self, before_s: Table) -> None:
-        """Without a DataLoader, what passes between a step and the next use of the model is getting the batch."""
-        data, other = PHASES.index("data"), PHASES.index("other")
+    def _name_gaps(self, before_s: Table, has_model: Any) -> None:
+        """Without a DataLoader, what passes between a step and the next use of the model is getting the batch.
+
+        Where no model is heard either, as with bare weights or a compiled loss, its pass lies in there as well: forward.
+        """
+        data, forward, other = PHASES.index("data"), PHASES.index("forward"), PHASES.index("other")
         moved = np.minimum(np.maximum(before_s, 0.0), self.phases_s[:, other]) * self._is_fed_otherwise
         whole = float(self.phases_s[:, other].sum())
-        self._gap_share = float(moved.sum()) / whole if whole > 0 else 0.0
-        self.phases_s[:, data] += moved
+        self._gap_share = float((moved * has_model).sum()) / whole if whole > 0 else 0.0
+        self.phases_s[:, data] += moved * has_model
+        self.phases_s[:, forward] += moved * ~has_model
         self.phases_s[:, other] -= moved
 
     def _summed(self, host: Table, groups: Any, names: Sequence[str]) -> Table:

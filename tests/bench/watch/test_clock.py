@@ -305,6 +305,19 @@ def test_nobody_waits_for_a_batch_when_a_loader_is_through() -> None:
     assert (loop.last["data"], loop.last["other"]) == (1.0, 5.0)
 
 
+def test_evaluation_before_a_loader_is_through_is_told() -> None:
+    loop = Loop()
+    loop.batch(1.0)
+    loop.step(1.0)
+    loop.clock.enter(FORWARD)
+    loop.at += 3.0
+    loop.clock.leave_forward(False, True)
+    loop.clock.enter(DATA)
+    loop.at += 5.0
+    loop.clock.leave_exhausted()
+    assert (loop.last["forward"], loop.last["aside_forward"], loop.last["aside_other"]) == (3.0, 3.0, 0.0)
+
+
 def test_the_last_step_ends_with_the_program() -> None:
     """Without an optimizer only the next batch shows that a step is over."""
     loop = Loop()

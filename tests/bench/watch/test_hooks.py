@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from redline.analyze.watch import rates_of
-from redline.bench.watch.facts import samples_fed
 from redline.bench.watch.hooks import Watch
+from redline.bench.watch.samples import batch_samples, samples_fed
 from redline.launch.watch import SpoolReader
 
 
@@ -180,3 +180,31 @@ def test_a_lazy_layer_is_asked_again_once_it_knows_its_width(watch: Watch) -> No
     assert watch._singles.of(model) == frozenset()
     model(torch.randn(7, 4))
     assert samples_fed(model, (torch.randn(4),), {}, watch._singles.of(model)) == 1
+
+
+def test_steps_of_torch_func_are_heard_through_the_model_they_call(watch: Watch, tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (batch,)).square().mean()
+
+    for _ in range(4):
+        torch.func.grad(loss)(weights, torch.randn(5, 3))
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    for _ in range(4):
+        per_sample(weights, torch.randn(7, 3))
+    watch.remove()
+    (log,) = SpoolReader(tmp_path).refresh()
+    assert log.rows[:, log.columns.index("fed")].tolist() == 4 * [5.0] + 4 * [7.0]
+    assert not hasattr(torch.nn.utils.stateless._functional_call, "__wrapped__")
+
+
+def test_the_last_batch_of_padded_sequences_is_as_large_as_the_sampler_says() -> None:
+    """Time comes first: the length of the longest sequence may be any number below that of a whole batch."""
+
+    def padded(batch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(6, len(batch)), torch.tensor(batch)
+
+    iterator = iter(torch.utils.data.DataLoader(list(range(19)), batch_size=8, collate_fn=padded))  # type: ignore[arg-type]
+    assert [batch_samples(batch, iterator) for batch in iterator] == [8.0, 8.0, 3.0]

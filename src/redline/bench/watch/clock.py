@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .events import NOTHING
 from .marks import TAIL
 from .spool import COLUMNS, PHASES
 from .stopwatch import BACKWARD, BY_BACKWARD, BY_HAND, COPY, DATA, FORWARD, OPTIMIZER, OTHER, Stopwatch
@@ -121,8 +122,10 @@ class Clock(Stopwatch):
         self.leave(at)
         if not self.steps:
             return
-        blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
-        self.spool.row((TAIL, self.steps, self._since or 0.0, *self._spent, self._paused, *blank))
+        blank = (0.0,) * (len(COLUMNS) - 4 - 2 * len(PHASES))
+        self.spool.row(
+            (TAIL, self.steps, self._since or 0.0, *self._spent, self._paused, *blank, *(self._aside or NOTHING))
+        )
         is_training = not self._paused and not self._evaluated
         if is_training and self._anchor is not None and self.device is not None:
             mark = self.device.mark()
@@ -132,7 +135,8 @@ class Clock(Stopwatch):
     def close(self) -> None:
         """The program or its loop has ended: so has a step whose end only the next batch would have shown."""
         self.work_through()
-        if self._backwards and not self._numbers and not self._optimizers and self.phase == OTHER:
+        has_ended = self._backwards or (self._gradients and not self._loaded)
+        if has_ended and not self._numbers and not self._optimizers and self.phase == OTHER:
             self._finish(BY_BACKWARD)
         self.read_marks()
 

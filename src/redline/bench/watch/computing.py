@@ -15,9 +15,10 @@ from torch.optim import optimizer as optimizers
 
 from .clock import BEGIN_BACKWARD, BEGIN_FORWARD, BEGIN_GRADIENTS, LEAVE, LEAVE_FORWARD, LEFT_TRAINING, Clock
 from .events import MOST_EVENTS
-from .facts import is_out_of_memory, samples_fed
+from .facts import is_out_of_memory
 from .listener import Listener, is_compiling, is_traced
-from .models import MOST_LEVELS, Models, Singles, live_objects
+from .models import MOST_LEVELS, Models, live_objects
+from .samples import Singles, samples_fed, samples_mapped
 
 is_grad_enabled = torch.is_grad_enabled
 
@@ -29,6 +30,8 @@ class Computing(Listener):
         self._models = Models(self._watch_class)
         self._singles = Singles()
         self._found_at = 0
+        self._is_functional = False
+        """A model is called with weights that are not its own, and may be mapped over its samples."""
         self._has_searched = False
 
     def _install_computing(self) -> None:
@@ -37,6 +40,7 @@ class Computing(Listener):
         self._wrap(torch.autograd, "backward", self._backward)
         self._wrap(torch.autograd, "grad", self._backward)
         self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
+        self._wrap(torch.nn.utils.stateless, "_functional_call", self._functional_call)
 
     def find_existing(self) -> None:
         """Models and optimizers that were made before this: asking the collector takes long, so before the loop begins."""
@@ -59,6 +63,15 @@ class Computing(Listener):
             if self.clock is not None and not is_compiling():
                 self._try(self.clock.renew, id(optimizer))
                 self._try(self._find_models, optimizer)
+
+        return wrapper
+
+    def _functional_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and type(module) not in self._watched:
+                self._is_functional = True
+                self._try(self._models.hear, module)
+            return original(module, *args, **kwargs)
 
         return wrapper
 
@@ -100,6 +113,8 @@ class Computing(Listener):
             clock.is_resting, clock.is_inside = False, True
             try:
                 samples = samples_fed(module, args, kwargs, self._singles.of(module))
+                if self._is_functional:
+                    samples *= samples_mapped(args, kwargs)
                 if clock.is_asking and with_gradients and self.facts is not None:
                     self.facts.saw_forward(args, kwargs, clock.steps)
                 what = (BEGIN_FORWARD, id(module), samples, with_gradients, module.training)

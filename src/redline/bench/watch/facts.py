@@ -13,15 +13,14 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from .models import is_single
+from .samples import tensors_in
 from .spool import Spool
 
-Tensor = torch.Tensor
 OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
 """Places in the script that made the host wait."""
@@ -344,49 +343,3 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Of all of them, each once."""
     known = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
     return sum(known.values())
-
-
-def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    if isinstance(structure, torch.Tensor):
-        yield structure
-    elif depth < 5:
-        if isinstance(structure, Mapping):
-            structure = list(structure.values())
-        elif hasattr(structure, "__dataclass_fields__"):
-            structure = list(vars(structure).values())
-        if isinstance(structure, (list, tuple)):
-            for one in structure[:16]:
-                yield from tensors_in(one, depth + 1)
-
-
-def samples_fed(module: Any, args: Any, kwargs: Any, singles: frozenset[tuple[int, int]]) -> int:
-    """The leading size of the first tensor that has one; 1 where it is one sample without a batch.
-
-    `singles`: dimensions and leading size of what may be one.
-    """
-    first = args[0] if args else None
-    if type(first) is not Tensor or not first.shape:  # most models are called with a batch
-        first = next((one for one in tensors_in((args, kwargs)) if one.dim()), None)
-        if first is None:
-            return 0
-    shape = first.shape
-    return 1 if (len(shape), shape[0]) in singles and is_single(module, first) else shape[0]
-
-
-def batch_samples(batch: Any, iterator: Any) -> float:
-    """How many samples a loader's batch holds.
-
-    Its sampler knows the size of a whole batch; the last one of an epoch may be smaller, which its tensors say. Where
-    they say something else, as packed sequences and graphs do, the sampler is right.
-    """
-    planned = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-    first = batch[0] if type(batch) in (list, tuple) and batch else None
-    if planned is not None and type(first) is Tensor and (shape := first.shape) and shape[0] == planned:
-        return float(planned)  # as most batches are
-    sizes = [one.shape[0] for one in tensors_in(batch) if one.dim()]
-    if not isinstance(planned, int):
-        return float(max(sizes, key=sizes.count)) if sizes else float(len(batch)) if isinstance(batch, list) else 1.0
-    if planned in sizes or not sizes:
-        return float(planned)
-    smaller = [size for size in sizes if size < planned]
-    return float(max(smaller, key=smaller.count)) if smaller else float(planned)

@@ -13,8 +13,8 @@ from torch.utils.data import dataloader as loaders
 
 from .clock import ENTER_COPY, ENTER_DATA, EXHAUSTED, GOT_BATCH, LEAVE
 from .events import MOST_EVENTS
-from .facts import batch_samples
 from .listener import Listener, is_compiling, is_traced
+from .samples import batch_samples
 
 
 class Loading(Listener):

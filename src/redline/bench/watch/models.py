@@ -47,6 +47,12 @@ class Models:
                 self.found.append(weakref.ref(root))
                 self._on_class(type(root))
 
+    def hear(self, module: Any) -> None:
+        """It was called with weights that are not its own, as by `torch.func.functional_call`: no optimizer leads to it."""
+        if not self.holds(module):
+            self.found.append(weakref.ref(module))
+            self._on_class(type(module))
+
     def _live(self) -> list[Any]:
         """Each once, where its constructor has run."""
         made = {id(one): one for seen in self._made if (one := seen()) is not None}
@@ -91,51 +97,6 @@ class Models:
                 self._on_class(type(part))
 
 
-class Singles:
-    """Which inputs of a module are one sample without a batch, by what its layers take.
-
-    A layer of torch takes `(features,)` as well as `(batch, features)`, and `(channels, height, width)` likewise.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, frozenset[tuple[int, int]]] = {}
-
-    def forget(self) -> None:
-        """Modules were made, and may have the ids of others that are gone."""
-        self._known.clear()
-
-    def of(self, module: Any) -> frozenset[tuple[int, int]]:
-        """Dimensions and leading size of what may be such inputs."""
-        known = self._known.get(id(module))
-        return self._ask(module) if known is None else known
-
-    def _ask(self, module: Any) -> frozenset[tuple[int, int]]:
-        taken = {shape for one in _with_children(module) if (shape := _input_of(one)) is not None}
-        # What has one feature may be a batch of numbers, whatever the layers after it are as wide as.
-        found = frozenset(each for each in taken if each[1] > 1 and (each[0], 1) not in taken)
-        if all(width > 0 for _, width in taken):  # else a lazy layer, which does not know yet
-            self._known[id(module)] = found
-        return found
-
-
-def is_single(module: Any, tensor: torch.Tensor) -> bool:
-    """Whether an input that has the shape of a single sample is one, and not a batch for another layer."""
-    if not tensor.is_floating_point():  # indices, as of words
-        return False
-    dims, last = tensor.dim(), tensor.shape[-1]
-    return dims == 1 or (1, last) not in {_input_of(one) for one in _with_children(module)}
-
-
-def _input_of(layer: Any) -> tuple[int, int] | None:
-    """Dimensions and leading size of one sample for this layer, where it says so."""
-    own = vars(layer)
-    if isinstance(width := own.get("in_features"), int):
-        return 1, width
-    if isinstance(width := own.get("in_channels"), int) and isinstance(kernel := own.get("kernel_size"), tuple):
-        return len(kernel) + 1, width
-    return None
-
-
 def live_objects(base: type) -> list[Any]:
     """Every instance of the class and of those derived from it, by asking the collector."""
     kinds, waiting = set[type](), [base]
@@ -155,7 +116,7 @@ def _children(module: torch.nn.Module) -> list[Any]:
     return [one for one in _walk(module, "_modules") if one is not None]
 
 
-def _with_children(module: torch.nn.Module) -> list[Any]:
+def with_children(module: torch.nn.Module) -> list[Any]:
     return [module, *_children(module)]
 
 

@@ -1,0 +1,122 @@
+"""How many samples a batch holds, or a call of a model was fed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch._C import _functorch as functorch
+
+from .models import with_children
+
+Tensor = torch.Tensor
+
+
+class Singles:
+    """Which inputs of a module are one sample without a batch, by what its layers take.
+
+    A layer of torch takes `(features,)` as well as `(batch, features)`, and `(channels, height, width)` likewise.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, frozenset[tuple[int, int]]] = {}
+
+    def forget(self) -> None:
+        """Modules were made, and may have the ids of others that are gone."""
+        self._known.clear()
+
+    def of(self, module: Any) -> frozenset[tuple[int, int]]:
+        """Dimensions and leading size of what may be such inputs."""
+        known = self._known.get(id(module))
+        return self._ask(module) if known is None else known
+
+    def _ask(self, module: Any) -> frozenset[tuple[int, int]]:
+        taken = {shape for one in with_children(module) if (shape := _input_of(one)) is not None}
+        # What has one feature may be a batch of numbers, whatever the layers after it are as wide as.
+        found = frozenset(each for each in taken if each[1] > 1 and (each[0], 1) not in taken)
+        if all(width > 0 for _, width in taken):  # else a lazy layer, which does not know yet
+            self._known[id(module)] = found
+        return found
+
+
+def is_single(module: Any, tensor: torch.Tensor) -> bool:
+    """Whether an input that has the shape of a single sample is one, and not a batch for another layer."""
+    if not tensor.is_floating_point():  # indices, as of words
+        return False
+    dims, last = tensor.dim(), tensor.shape[-1]
+    return dims == 1 or (1, last) not in {_input_of(one) for one in with_children(module)}
+
+
+def _input_of(layer: Any) -> tuple[int, int] | None:
+    """Dimensions and leading size of one sample for this layer, where it says so."""
+    own = vars(layer)
+    if isinstance(width := own.get("in_features"), int):
+        return 1, width
+    if isinstance(width := own.get("in_channels"), int) and isinstance(kernel := own.get("kernel_size"), tuple):
+        return len(kernel) + 1, width
+    return None
+
+
+def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    if isinstance(structure, torch.Tensor):
+        yield structure
+    elif depth < 5:
+        if isinstance(structure, Mapping):
+            structure = list(structure.values())
+        elif hasattr(structure, "__dataclass_fields__"):
+            structure = list(vars(structure).values())
+        if isinstance(structure, (list, tuple)):
+            for one in structure[:16]:
+                yield from tensors_in(one, depth + 1)
+
+
+def samples_fed(module: Any, args: Any, kwargs: Any, singles: frozenset[tuple[int, int]]) -> int:
+    """The leading size of the first tensor that has one; 1 where it is one sample without a batch.
+
+    `singles`: dimensions and leading size of what may be one.
+    """
+    first = args[0] if args else None
+    if type(first) is not Tensor or not first.shape:  # most models are called with a batch
+        first = next((one for one in tensors_in((args, kwargs)) if one.dim()), None)
+        if first is None:
+            return 0
+    shape = first.shape
+    return 1 if (len(shape), shape[0]) in singles and is_single(module, first) else shape[0]
+
+
+def samples_mapped(args: Any, kwargs: Any) -> int:
+    """Over how many samples `torch.func.vmap` maps a call that sees one of them, or one batch of them."""
+    inner, times = next(tensors_in((args, kwargs)), None), 1
+    while inner is not None and functorch.is_functorch_wrapped_tensor(inner):
+        outer, inner = inner, functorch.get_unwrapped(inner)
+        if functorch.is_batchedtensor(outer):
+            times *= inner.shape[functorch.maybe_get_bdim(outer)]
+    return times
+
+
+def batch_samples(batch: Any, iterator: Any) -> float:
+    """How many samples a loader's batch holds.
+
+    Its sampler knows the size of a whole batch; the last one of an epoch may be smaller, which its tensors say. Where
+    they say something else, as packed sequences and graphs do, the sampler is right.
+    """
+    planned = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    first = batch[0] if type(batch) in (list, tuple) and batch else None
+    if planned is not None and type(first) is Tensor and (shape := first.shape) and shape[0] == planned:
+        return float(planned)  # as most batches are
+    sizes = [one.shape[0] for one in tensors_in(batch) if one.dim()]
+    if not isinstance(planned, int):
+        return float(max(sizes, key=sizes.count)) if sizes else float(len(batch)) if isinstance(batch, list) else 1.0
+    if planned in sizes or not sizes:
+        return float(planned)
+    if (rest := _last_batch(iterator, planned)) in sizes:
+        return float(rest)
+    smaller = [size for size in sizes if size < planned]
+    return float(max(smaller, key=smaller.count)) if smaller else float(planned)
+
+
+def _last_batch(iterator: Any, planned: int) -> int:
+    """The size of an epoch's last batch, by its sampler; 0 where it does not know."""
+    sampler = getattr(iterator._index_sampler, "sampler", None)
+    return len(sampler) % planned if isinstance(sampler, Sized) else 0
