@@ -3,6 +3,8 @@
     with RawRecords(given.out) as raw, Workspace(journal=raw.journal) as workspace:
         redline.run(…, workspace=workspace)
 
+    python scripts/raw_records.py --out FOLDER FILE…    # histories and archives of several calls as one file
+
 The records are kept outside the folder while the check runs. `records.redline.gz` is written at the end, on SIGTERM, and
 whenever `write` is called; a second call into the same folder adds to it. `redline report FILE` reads it and `redline
 import FILE` adds it to a history. The names of the machine and the folders of whoever ran it are taken out, so that the
@@ -11,12 +13,13 @@ file can be published. A record takes 5 to 30 KB.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import os
+import re
 import shutil
 import signal
 import sqlite3
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -32,12 +35,14 @@ from redline.store import History
 NAME = "records.redline.gz"
 ROOT = Path(__file__).resolve().parent.parent
 MACHINES = ("hostname", "host")
+PACKAGES = re.compile(r"(?:/[^\s/'\":,()]+)+/(?=(?:site|dist)-packages/|lib/python\d)")
+"""Where Python and its packages are installed."""
 
 
 class RawRecords:
     """Collects records for `out / NAME`; without a folder they are dropped at the end.
 
-    `others`: histories that the check itself writes, such as one in its folder.
+    `others`: further histories and archives, such as a history that the check itself writes into its folder.
     """
 
     def __init__(self, out: Path | None, *others: Path) -> None:
@@ -138,4 +143,17 @@ def _public(value: Any, key: str = "") -> Any:
         return value
     if key in MACHINES:
         return ""
-    return value.replace(f"{ROOT}/", "").replace(sys.prefix, "python").replace(f"{Path.home()}/", "~/")
+    return PACKAGES.sub("", value.replace(f"{ROOT}/", "")).replace(f"{Path.home()}/", "~/")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    with RawRecords(given.out, *given.files):
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -8,12 +8,13 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 import redline
 from redline.api.history import import_records
 from redline.api.workspace import Workspace
-from redline.record import RunRecord
+from redline.record import Closed, RunRecord
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
@@ -60,12 +61,16 @@ def test_neither_the_machine_nor_its_folders_are_named(kind: type[RawRecords], t
     with kind(tmp_path) as raw:
         measure(raw)
         (as_measured,) = raw.journal.find()
+        told = f"/a/.venv/lib/python3.11/site-packages/torch/a.py:3] {Path.home()}/x and /opt/b/lib/python3.11/os.py"
+        raw.journal.finish(msgspec.structs.replace(as_measured, closed=Closed(printed=told)))
     (record,) = records_in(tmp_path)
     assert as_measured.spec.workload.model == MODEL
     assert record.spec.workload.model == "scripts/some_model.py:net"
     assert record.prepared is not None
     assert record.prepared.environment.hostname == ""
     assert record.blocks == as_measured.blocks
+    assert record.closed is not None
+    assert record.closed.printed == "site-packages/torch/a.py:3] ~/x and lib/python3.11/os.py"
     assert str(SCRIPTS.parent).encode() not in gzip.decompress((tmp_path / "records.redline.gz").read_bytes())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from redline.fields import LAST_MOMENT
 from redline.note import note
 from redline.record import Closed, Failure, RunRecord, TraceRef
 from redline.store import History, Row, queries
+from redline.store.archive import MAGIC
 from redline.store.codec import pack_head, point_values, read_exported
 
 HOSTILE = [
@@ -405,6 +407,33 @@ def test_an_archive_goes_from_database_to_database_bit_for_bit(history: History,
         assert last.find() == history.find()
     assert archives[0] == archives[1] == archives[2]
     assert history.import_archive(tmp_path / "3").added == 0
+
+
+@pytest.mark.parametrize(("column", "is_read"), [("stopped", True), ("model", False)])
+def test_an_archive_may_lack_a_column_that_may_be_empty(
+    history: History, tmp_path: Path, column: str, is_read: bool
+) -> None:
+    """As an archive from before the column was added."""
+    history.finish(make_record(id="a", blocks=(make_block(0),)))
+    written, path = archived(history, tmp_path / "1"), tmp_path / "2"
+    bodies, at, digest = [], len(MAGIC), hashlib.sha256()
+    while at < len(written):
+        size = int.from_bytes(written[at : at + 4], "big")
+        bodies.append(msgspec.msgpack.decode(written[at + 4 : at + 4 + size]))
+        at += 4 + size
+    del bodies[0][1][column]
+    frames = [msgspec.msgpack.encode(body) for body in bodies[:-1]]
+    for frame in frames:
+        digest.update(frame)
+    frames.append(msgspec.msgpack.encode(("end", 1, digest.digest())))
+    path.write_bytes(MAGIC + b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames))
+    with History.open(":memory:") as other:
+        if is_read:
+            assert other.import_archive(path).added == 1
+            assert other.load("a") == history.load("a")
+        else:
+            with pytest.raises(StoreError, match="another version"):
+                other.import_archive(path)
 
 
 def archived(history: History, path: Path) -> bytes:

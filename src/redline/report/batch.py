@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -34,11 +35,8 @@ def batch_json(findings: Sequence[BatchFinding]) -> JsonDocument:
     first = findings[0].max_batch
     entries = [
         {
-            "model": found.model,
-            "task": found.task,
-            "recipe": found.recipe,
-            "device": found.device,
-            **_answers(found),
+            **msgspec.to_builtins(found),
+            "knee_batch": found.knee_batch,
             "ratio": found.max_batch / first if found.max_batch and first else None,
         }
         for found in findings

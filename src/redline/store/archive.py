@@ -116,7 +116,7 @@ def _read_archive(database: Database, path: Path) -> Imported:
                 break
             digest.update(body)
             table, row = tables.get(name), values[0]
-            if table is None or not isinstance(row, dict) or set(row) != set(table.columns.keys()):
+            if table is None or not isinstance(row, dict) or not _fits(table, row):
                 raise StoreError(f"{path} is of another version of Redline, or damaged; nothing was added")
             if table is records:
                 exists = connection.execute(select(records.c.id).where(records.c.id == row["id"])).first()
@@ -131,6 +131,13 @@ def _read_archive(database: Database, path: Path) -> Imported:
         for record_id in sorted(added):
             _keep_point(connection, record_id)
     return Imported(added=len(added), known=known)
+
+
+def _fits(table: Table, row: dict[str, Any]) -> bool:
+    """An archive of an older layout may lack columns that were added since, where these may be empty."""
+    return set(row) <= set(table.columns.keys()) and all(
+        column.nullable for column in table.columns if column.name not in row
+    )
 
 
 def _exists(connection: Connection, table: Table, row: dict[str, Any]) -> bool:
