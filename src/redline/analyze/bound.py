@@ -294,23 +294,21 @@ Tested = tuple[float, Bound] | None
 """The share of the time, and what it shows."""
 
 
+def _at_least(limit: float, share: float, label: Literal["communication", "launch", "data"], told: str) -> Tested:
+    """A bound where `share` of the time reaches `limit`; `told` has a gap for the share."""
+    return (share, Bound(label=label, evidence=note(label, told.format(share)))) if share >= limit else None
+
+
 def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
     waiting, copying = trace.share(trace.data_wait_s), trace.share(trace.exposed_copy_s)
     if waiting >= DATA_WAIT_SHARE and waiting >= copying:
-        evidence = f"the device waits for the data loader {waiting:.0%} of the time"
-        return waiting, Bound(label="data", evidence=note("data", evidence))
-    if copying >= EXPOSED_SHARE:
-        evidence = f"copies alone keep the device {copying:.0%} of the time"
-        return copying, Bound(label="data", evidence=note("data", evidence))
-    return None
+        return _at_least(DATA_WAIT_SHARE, waiting, "data", "the device waits for the data loader {:.0%} of the time")
+    return _at_least(EXPOSED_SHARE, copying, "data", "copies alone keep the device busy {:.0%} of the time")
 
 
 def _communication_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
-    share = trace.share(trace.exposed_communication_s)
-    if share >= EXPOSED_SHARE:
-        evidence = f"communication with nothing computed beside it takes {share:.0%} of the time"
-        return share, Bound(label="communication", evidence=note("communication", evidence))
-    return None
+    told = "communication with nothing computed beside it takes {:.0%} of the time"
+    return _at_least(EXPOSED_SHARE, trace.share(trace.exposed_communication_s), "communication", told)
 
 
 def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
@@ -333,11 +331,8 @@ def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
 
 
 def _launch_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
-    share = trace.share(trace.launch_gap_s)
-    if share >= LAUNCH_GAP_SHARE:
-        evidence = f"gaps between kernels that were launched in time take {share:.0%} of the time"
-        return share, Bound(label="launch", evidence=note("launch", evidence))
-    return None
+    told = "gaps between kernels that were launched in time take {:.0%} of the time"
+    return _at_least(LAUNCH_GAP_SHARE, trace.share(trace.launch_gap_s), "launch", told)
 
 
 def _memory_in_trace(trace: TraceEvidence) -> Bound | None:

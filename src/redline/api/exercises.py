@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,11 +142,7 @@ def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         if row.recipe != "baseline" and row.numerics is not None and row.numerics.rel_l2 is not None:
             checks.append(words.check_answers(row.recipe, row.numerics.passed, row.numerics.rel_l2))
     checks.append(_similar_loss(lab))
-    best = max(
-        (row for row in rows[1:] if row.vs_first),
-        key=lambda row: row.vs_first.ratio if row.vs_first else 0,
-        default=None,
-    )
+    best = _fastest(rows[1:])
     return filled(
         base,
         figures=figures,
@@ -318,8 +314,7 @@ def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         figures[row.recipe] = f"{words.rate_text(row)}{words.times_text(row)}{took}"
         values |= words.compared_values(row) | ({} if compile_s is None else {f"{row.recipe} compile_s": compile_s})
     compiled = next((row for row in rows[1:] if row.failure is None), None)
-    ran = [row for row in rows if row.failure is None and row.vs_first is not None]
-    best = max(ran, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
+    best = _fastest([row for row in rows if row.failure is None])
     checks = [words.check_compiles(compiled is not None, figures.get("compile", "no"))]
     if compiled is not None and compiled.numerics is not None and compiled.numerics.rel_l2 is not None:
         checks.append(words.check_answers(compiled.recipe, compiled.numerics.passed, compiled.numerics.rel_l2))
@@ -385,3 +380,9 @@ EXERCISES: tuple[tuple[int, str, str, Exercise], ...] = (
 def _require(row: RunSummary) -> None:
     if row.failure is not None:
         raise BenchError("crash", f"{row.recipe}: {row.failure.message}")
+
+
+def _fastest(rows: Sequence[RunSummary]) -> RunSummary | None:
+    """Of the rows that have a ratio to the first."""
+    compared = [row for row in rows if row.vs_first is not None]
+    return max(compared, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 from redline.api.compare import compare
@@ -29,6 +29,10 @@ from redline.report.dashboard import dashboard, dashboard_policy
 from redline.report.history import detail
 from redline.report.serve import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
 from redline.report.terminal import as_text
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 COOKIE = "redline"
 MOST_VIEWERS = 200
@@ -169,6 +173,7 @@ class Pages:
 
 
 Make: TypeAlias = Callable[[Pages, Words, Words], Answer]
+Endpoint: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 
 
 class Answers:
@@ -195,91 +200,110 @@ class Answers:
         self._made.clear()
 
 
-def make_app(workspace: Workspace, access: Access) -> Any:
-    """The ASGI application: who is let in, and the pages as responses."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.requests import Request
-        from starlette.responses import RedirectResponse, Response, StreamingResponse
-        from starlette.routing import Route
-    except ImportError:
-        raise MissingExtra("redline serve", "starlette", "serve") from None
-    looker, answers = Looker(), Answers()
+class Site:
+    """The pages as responses, for those who are let in."""
 
-    def look() -> LiveState:
-        with workspace.reader() as opened, opened.reading() as kept:
-            return looker.look(kept)
+    def __init__(self, workspace: Workspace, access: Access) -> None:
+        self._workspace = workspace
+        self._access = access
+        self._looker = Looker()
+        self._answers = Answers()
+        self._live = Live(self._look, self._answers.forget)
 
-    live = Live(look, answers.forget)
+    def _look(self) -> LiveState:
+        with self._workspace.reader() as opened, opened.reading() as kept:
+            return self._looker.look(kept)
 
-    def response(answer: Answer) -> Response:
-        headers = HEADERS if answer.policy is None else {**HEADERS, "Content-Security-Policy": answer.policy}
-        return Response(answer.body, answer.status, headers, answer.kind)
-
-    def turned_away(request: Request, *, is_open: bool = False) -> Response | None:
-        refusal = access.refusal(request.method, request.headers, str(request.url))
-        if refusal is not None:
-            return response(plain(refusal[1], refusal[0]))
-        if not is_open and not access.knows(request.cookies.get(COOKIE)):
-            return response(plain("open the address with the token that the server printed when it was started", 401))
-        return None
-
-    def shown(make: Make, *asked: str, is_open: bool = False) -> Callable[..., Awaitable[Response]]:
-        def made(path: Words, query: Words) -> Answer:
-            try:
-                with workspace.reader() as opened:
-                    return make(Pages(opened), path, query)
-            except RedlineError as error:
-                is_away = isinstance(error, StoreError) and error.__cause__ is not None
-                return plain(" ".join(str(error).splitlines()), 503 if is_away else 404)
+    def showing(self, make: Make, *asked: str, is_open: bool = False) -> Endpoint:
+        """What answers an address with a page; `asked`: the words behind the question mark that it reads."""
 
         async def answer(request: Request) -> Response:
-            if (refused := turned_away(request, is_open=is_open)) is not None:
+            if (refused := self._refusal(request, is_open=is_open)) is not None:
                 return refused
             path = dict(request.path_params)
             query = {name: request.query_params[name] for name in asked if name in request.query_params}
-            name, is_watched = f"{make.__name__} {path} {query}", live.viewers > 0
-            return response(await answers.get(name, lambda: made(path, query), is_watched=is_watched))
+            name, is_watched = f"{make.__name__} {path} {query}", self._live.viewers > 0
+            return _response(
+                await self._answers.get(name, lambda: self._made(make, path, query), is_watched=is_watched)
+            )
 
         return answer
 
-    async def enter(request: Request) -> Response:
-        if (refused := turned_away(request, is_open=True)) is not None:
+    def _made(self, make: Make, path: Words, query: Words) -> Answer:
+        try:
+            with self._workspace.reader() as opened:
+                return make(Pages(opened), path, query)
+        except RedlineError as error:
+            is_away = isinstance(error, StoreError) and error.__cause__ is not None
+            return plain(" ".join(str(error).splitlines()), 503 if is_away else 404)
+
+    def _refusal(self, request: Request, *, is_open: bool = False) -> Response | None:
+        refusal = self._access.refusal(request.method, request.headers, str(request.url))
+        if refusal is not None:
+            return _response(plain(refusal[1], refusal[0]))
+        if not is_open and not self._access.knows(request.cookies.get(COOKIE)):
+            return _response(plain("open the address with the token that the server printed when it was started", 401))
+        return None
+
+    async def enter(self, request: Request) -> Response:
+        """Trade the token in the address for a cookie."""
+        from starlette.responses import RedirectResponse
+
+        if (refused := self._refusal(request, is_open=True)) is not None:
             return refused
-        if not access.knows(request.query_params.get("token")):
-            return response(plain("wrong token", 401))
+        if not self._access.knows(request.query_params.get("token")):
+            return _response(plain("wrong token", 401))
         entered = RedirectResponse("/", 303, HEADERS)
         secure = request.url.scheme == "https"
-        entered.set_cookie(COOKIE, access.token or "", httponly=True, samesite="strict", secure=secure, path="/")
+        entered.set_cookie(COOKIE, self._access.token or "", httponly=True, samesite="strict", secure=secure, path="/")
         return entered
 
-    async def events(request: Request) -> Response:
-        if (refused := turned_away(request)) is not None:
+    async def events(self, request: Request) -> Response:
+        """What is being measured, as server-sent events."""
+        from starlette.responses import Response, StreamingResponse
+
+        if (refused := self._refusal(request)) is not None:
             return refused
-        if live.viewers >= MOST_VIEWERS:
-            return response(plain("too many viewers", 503))
-        if request.method == "HEAD":  # what has no body would never end
+        if self._live.viewers >= MOST_VIEWERS:
+            return _response(plain("too many viewers", 503))
+        if request.method == "HEAD":  # a response without a body must not wait for events
             return Response(None, 200, HEADERS, "text/event-stream")
-        return StreamingResponse(_stream(live), 200, HEADERS, "text/event-stream")
+        return StreamingResponse(_stream(self._live), 200, HEADERS, "text/event-stream")
 
-    async def nowhere(request: Request) -> Response:
-        return turned_away(request) or response(plain("no such page", 404))
+    async def nowhere(self, request: Request) -> Response:
+        return self._refusal(request) or _response(plain("no such page", 404))
 
+
+def _response(answer: Answer) -> Response:
+    from starlette.responses import Response
+
+    headers = HEADERS if answer.policy is None else {**HEADERS, "Content-Security-Policy": answer.policy}
+    return Response(answer.body, answer.status, headers, answer.kind)
+
+
+def make_app(workspace: Workspace, access: Access) -> Any:
+    """The ASGI application: which address shows what."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+    except ImportError:
+        raise MissingExtra("redline serve", "starlette", "serve") from None
+    site = Site(workspace, access)
     app = Starlette(
         routes=[
-            Route("/", shown(Pages.start, "limit")),
-            Route("/series/{key}", shown(Pages.series)),
-            Route("/records/{id}", shown(Pages.record)),
-            Route("/compare", shown(Pages.compared, "a", "b")),
-            Route("/report", shown(Pages.report)),
-            Route("/api/history", shown(Pages.as_json)),
-            Route("/static/{name}", shown(Pages.static, is_open=True)),
-            Route("/login", enter),
-            Route("/events", events),
-            Route("/{path:path}", nowhere),
+            Route("/", site.showing(Pages.start, "limit")),
+            Route("/series/{key}", site.showing(Pages.series)),
+            Route("/records/{id}", site.showing(Pages.record)),
+            Route("/compare", site.showing(Pages.compared, "a", "b")),
+            Route("/report", site.showing(Pages.report)),
+            Route("/api/history", site.showing(Pages.as_json)),
+            Route("/static/{name}", site.showing(Pages.static, is_open=True)),
+            Route("/login", site.enter),
+            Route("/events", site.events),
+            Route("/{path:path}", site.nowhere),
         ]
     )
-    app.router.redirect_slashes = False  # to an address that the request names
+    app.router.redirect_slashes = False  # it would redirect to the host that the request names
     return app
 
 

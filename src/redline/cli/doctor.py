@@ -14,7 +14,7 @@ def models(
     pattern: Annotated[str | None, typer.Argument(help="Part of a name, or a pattern with *.")] = None,
     json: Json = False,
 ) -> int:
-    """List the models that have a name.
+    """List the models that can be measured by name.
 
     \b
     Examples:

@@ -81,6 +81,7 @@ def gate(
     from redline.api.gate import gate as run_gate
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveRace
+    from redline.report.folder import write_text
     from redline.report.gate import gate_report
     from redline.report.terminal import make_console
 
@@ -100,23 +101,14 @@ def gate(
         )
         observer.stop()
     if summary is not None:
-        _write(summary, result.to_markdown())
+        # GitHub shows all that the steps of a job have written to this file, one after the other.
+        write_text(summary, result.to_markdown(), append=str(summary) == os.environ.get("GITHUB_STEP_SUMMARY"))
     if junit is not None:
-        _write(junit, result.to_junit(undecided_ok=undecided == "ok"))
+        write_text(junit, result.to_junit(undecided_ok=undecided == "ok"))
     print_json(result.to_json()) if json else make_console().print(gate_report(result.rows, result.baseline))
     if result.failed:
         return Exit.SLOWER
     return Exit.INCOMPARABLE if result.undecided and undecided == "fail" else Exit.DONE
-
-
-def _write(path: Path, text: str) -> None:
-    # GitHub shows all that the steps of a job have written to this file, one after the other.
-    mode = "a" if str(path) == os.environ.get("GITHUB_STEP_SUMMARY") else "w"
-    try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
 
 def bisect(

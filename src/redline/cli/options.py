@@ -162,8 +162,8 @@ RANKS: Options = {
         int | None,
         opt(
             group=WHAT,
-            help="Processes that work together, one per GPU: DDP for training, replicas for inference. --batch is then that "
-            "of all of them.",
+            help="Processes that work together, one per GPU: DDP for training, replicas for inference. --batch is then the "
+            "total over all of them.",
         ),
     ],
     "batch_per_rank": Annotated[int | None, opt(group=WHAT, help="Items per step on every rank, instead of --batch.")],

@@ -29,7 +29,7 @@ from redline.cli.options import (
     takes,
     tell,
 )
-from redline.errors import SpecError, UsageError
+from redline.errors import UsageError
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
@@ -209,15 +209,16 @@ def _write_files(
 ) -> list[str]:
     """Write what was asked for; returns the lines that say where tables and page are."""
     from redline.api.profile import captured_lanes
+    from redline.report.folder import write_text
     from redline.report.profile_files import kernel_csv, profile_page, write_tables
 
     told = []
     if csv is not None:
-        _write(csv, kernel_csv(found))
+        write_text(csv, kernel_csv(found))
     if tables is not None and write_tables(found, tables):
         told.append(f"tables: {tables}")
     if html is not None:
-        _write(html, profile_page(found, captured_lanes(found)))
+        write_text(html, profile_page(found, captured_lanes(found)))
         told.append(f"page: {html}")
     return told
 
@@ -243,10 +244,3 @@ def _stem(found: Profile) -> str:
     if found.capture is not None:
         return f"{found.capture.tool}-{found.capture.record_id}" if not found.ranks else found.capture.record_id
     return Path(found.sources[0]).name.partition(".")[0] or "trace"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"cannot write {path}: {error.strerror}") from None

@@ -26,17 +26,17 @@ def watch(
         bool, opt("--profile", group=WAY, help="Also capture a few steps with torch's profiler.")
     ] = False,
     window: Annotated[
-        int | None, opt("--window", group=WAY, help="Steps of a capture, with --profile or --every. Default: 5.")
+        int | None, opt("--window", group=WAY, help="Steps per capture, with --profile or --every. Default: 5.")
     ] = None,
     every: Annotated[
-        str | None, opt("--every", group=WAY, metavar="TIME", help="Capture again and again, such as every 30m.")
+        str | None, opt("--every", group=WAY, metavar="TIME", help="Repeat the capture at this interval, such as 30m.")
     ] = None,
     alert: Annotated[
         str | None,
         opt("--alert", group=WAY, metavar="COMMAND|URL", help="Run this, or post to it, when the throughput falls."),
     ] = None,
     alert_drop: Annotated[
-        str | None, opt("--alert-drop", group=WAY, metavar="SHARE", help="By how much it must fall. Default: 20%.")
+        str | None, opt("--alert-drop", group=WAY, metavar="SHARE", help="How far it must fall. Default: 20%.")
     ] = None,
     name: Annotated[
         str | None, opt(group=WAY, help="What to call it in the history. Default: the script's name.")

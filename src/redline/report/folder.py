@@ -54,11 +54,12 @@ def check_file(path: Path) -> None:
     check_folder(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, append: bool = False) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
-        raise SpecError(f"cannot write to {path}: {error.strerror}") from None
+        raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write_folder(contents: Contents, folder: Path) -> ReportFiles:

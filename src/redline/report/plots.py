@@ -258,7 +258,7 @@ def batch_figure(finding: BatchFinding) -> Any:
     fitting = sorted((trial for trial in finding.trials if trial.fits), key=lambda trial: trial.batch)
     if len(fitting) < 2:
         return None
-    figure = _figure_figures(
+    figure = _blank_figure(
         f"{finding.model}: throughput against batch", "batch", f"{finding.item or 'items'} per second"
     )
     batches, speeds = [trial.batch for trial in fitting], [trial.throughput_per_s for trial in fitting]
@@ -275,7 +275,7 @@ def epoch_figure(training: TrainingSummary) -> Any:
     """Losses and accuracy by epoch; None before the first is done."""
     if not training.epochs:
         return None
-    figure = _figure_figures(f"{training.model}: losses and accuracy", "epoch", "loss")
+    figure = _blank_figure(f"{training.model}: losses and accuracy", "epoch", "loss")
     numbers = [epoch.epoch for epoch in training.epochs]
     for number, (name, field) in enumerate((("training loss", "train_loss"), ("held-out loss", "val_loss"))):
         values = [getattr(epoch, field) for epoch in training.epochs]
@@ -294,7 +294,7 @@ def phase_figure(profile: Profile) -> Any:
     if len(profile.phases) < 2:
         return None
     steps = profile.steps_seen or 1
-    figure = _figure_figures("phases of a step", "", "ms per step")
+    figure = _blank_figure("phases of a step", "", "ms per step")
     names = [phase.name for phase in profile.phases]
     sides: list[tuple[str, Sequence[float]]] = [("host", [phase.host_s for phase in profile.phases])]
     if profile.has_device:
@@ -309,18 +309,10 @@ def class_figure(profile: Profile) -> Any:
     if not profile.classes:
         return None
     rows = [row for row in profile.classes if row.total_s > 0]
-    figure = _figure_figures(
-        "time by kernel class" if profile.has_device else "time by operator class", "% of the busy time", ""
-    )
-    figure.add_bar(
-        y=[row.name for row in rows],
-        x=[100 * row.share for row in rows],
-        orientation="h",
-        marker_color=COLOURS[0],
-        hovertext=[f"{row.total_s * 1e3:.3f} ms in {row.calls} calls" for row in rows],
-    )
-    figure.update_yaxes(autorange="reversed")
-    return figure
+    title = "time by kernel class" if profile.has_device else "time by operator class"
+    hints = [f"{row.total_s * 1e3:.3f} ms in {row.calls} calls" for row in rows]
+    shares: dict[str, float] = {row.name: 100 * row.share for row in rows}
+    return _ranking_figure(title, "% of the busy time", shares, hints, COLOURS[0])
 
 
 def kernel_figure(profile: Profile) -> Any:
@@ -328,19 +320,20 @@ def kernel_figure(profile: Profile) -> Any:
     if not profile.kernels:
         return None
     rows = profile.kernels[:KERNELS]
-    figure = _figure_figures("longest kernels", "ms in all captured steps", "")
-    figure.add_bar(
-        y=[_text(f"{place + 1}. {row.short_name[:60]}") for place, row in enumerate(rows)],
-        x=[1e3 * row.total_s for row in rows],
-        orientation="h",
-        marker_color=COLOURS[2],
-        hovertext=[f"{row.kernel_class}, {row.calls} calls, {row.share:.1%}" for row in rows],
-    )
+    times = {_text(f"{rank}. {row.short_name[:60]}"): 1e3 * row.total_s for rank, row in enumerate(rows, start=1)}
+    hints = [f"{row.kernel_class}, {row.calls} calls, {row.share:.1%}" for row in rows]
+    return _ranking_figure("longest kernels", "ms in all captured steps", times, hints, COLOURS[2])
+
+
+def _ranking_figure(title: str, unit: str, bars: dict[str, float], hints: list[str], colour: str) -> Any:
+    """Horizontal bars, the first on top."""
+    figure = _blank_figure(title, unit, "")
+    figure.add_bar(y=list(bars), x=list(bars.values()), orientation="h", marker_color=colour, hovertext=hints)
     figure.update_yaxes(autorange="reversed")
     return figure
 
 
-def _figure_figures(title: str, x: str, y: str) -> Any:
+def _blank_figure(title: str, x: str, y: str) -> Any:
     from plotly.graph_objects import Figure
 
     figure = Figure()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
-
-import msgspec
 
 from redline.analyze.load import LoadPoint, curve_of, load_point, sustained
 from redline.arrivals import MOST_REQUESTS, at_rate, poisson_arrivals
 from redline.errors import SpecError
 from redline.fields import Frozen
-from redline.identity import record_key
 from redline.launch.door import Door, Session
-from redline.protocol import Prepare, PreparedReply, Progress, Reply, Request, Serve, ServedReply
-from redline.record import RunRecord, StopReason, new_id
-from redline.search.group import failure_of
+from redline.protocol import Progress, Serve, ServedReply
+from redline.record import RunRecord
 from redline.search.observer import Journal, Observer
+from redline.search.run import OneRecord
 from redline.spec import Effort, RunSpec
 
 SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
@@ -62,50 +58,30 @@ def serve_rates(
     spec: RunSpec, question: LoadQuestion, door: Door, journal: Journal, observer: Observer | None = None
 ) -> RunRecord:
     """One record with what was served at each rate; what breaks is in its failure."""
-    run = _Run(spec, question, journal, observer or Observer())
-    session = door.open(spec)
-    try:
-        run.go(session)
-    except BaseException:
-        session.kill()
-        raise
-    finally:
-        run.finish(session)
-    return run.record
+    run = _Load(spec, question, journal, observer or Observer())
+    return run.fill(door, run.serve_all)
 
 
-class _Run:
-    """A record on its way."""
+class _Load(OneRecord):
+    """The record of a load on its way."""
 
     def __init__(self, spec: RunSpec, question: LoadQuestion, journal: Journal, observer: Observer) -> None:
-        self.record = RunRecord(id=new_id(), spec=spec, created_at=time.time())
-        self._question, self._journal, self._observer = question, journal, observer
+        super().__init__(spec, journal, observer)
+        self._question = question
         assert spec.load is not None
         self._load = spec.load
-        self._stopped: StopReason | None = None
         self._points: dict[float, LoadPoint] = {}
-        observer.opened(self.record)
 
-    def go(self, session: Session) -> None:
-        reply = self._ask(session, Prepare(spec=self.record.spec))
-        if not isinstance(reply, PreparedReply):
-            return self._fail(reply)
-        key = record_key(self.record.spec, reply.prepared)
-        self.record = msgspec.structs.replace(self.record, prepared=reply.prepared, key=key)
-        self._journal.begin(self.record)
+    def serve_all(self, session: Session) -> None:
+        """Every rate that was asked for, then those in between that close in on the limit, then the limit again."""
+        if self.prepare(session) is None:
+            return
         for rate in self._question.rates:
             if not self._serve(session, rate):
-                return None
+                return
         if self._question.refine and not (self._close_in(session) and self._offer_again(session)):
-            return None
-        self._stopped = "target"
-        return None
-
-    def finish(self, session: Session) -> None:
-        closed = session.close()
-        self.record = msgspec.structs.replace(self.record, closed=closed, stopped=self._stopped or "interrupted")
-        self._journal.finish(self.record)
-        self._observer.closed(self.record)
+            return
+        self.stopped = "target"
 
     def _close_in(self, session: Session) -> bool:
         """Try rates between the highest that was sustained and the next; False where the worker broke."""
@@ -135,18 +111,18 @@ class _Run:
         seed = self.record.spec.seed + again
         arrivals = self._arrivals(rate, seed, AGAIN if again else 1.0)
         told = f"{rate:.4g} requests/s{', again' if again else ''}"
-        self._observer.progress(self.record, Progress(stage="serve", detail=told))
+        self.observer.progress(self.record, Progress(stage="serve", detail=told))
         deadline_s = max(OVERTIME * arrivals[-1], arrivals[-1] + 1.0)
         drawn = None if self._question.arrivals_s is not None else seed
-        reply = self._ask(session, Serve(arrivals_s=arrivals, rate=rate, deadline_s=deadline_s, seed=drawn))
+        reply = self.ask(session, Serve(arrivals_s=arrivals, rate=rate, deadline_s=deadline_s, seed=drawn))
         if not isinstance(reply, ServedReply):
-            self._fail(reply)
+            self.fail(reply)
             return False
-        self.record = msgspec.structs.replace(self.record, loads=(*self.record.loads, reply.served))
-        self._journal.begin(self.record)
+        self.change(loads=(*self.record.loads, reply.served))
+        self.journal.begin(self.record)
         first, *others = [served for served in self.record.loads if served.rate == rate]
         self._points[rate] = load_point(first, self._load.slo_p99_s, others)
-        self._observer.served(self.record, self._points[rate])
+        self.observer.served(self.record, self._points[rate])
         return True
 
     def _arrivals(self, rate: float, seed: int, times_as_long: float) -> tuple[float, ...]:
@@ -156,10 +132,3 @@ class _Run:
         seconds = min(max(question.seconds, FEWEST_REQUESTS / rate), LONGEST * question.seconds)
         count = min(max(2, round(rate * seconds * times_as_long)), MOST_REQUESTS)
         return poisson_arrivals(rate, count, seed)
-
-    def _ask(self, session: Session, request: Request) -> Reply:
-        return session.ask(request, lambda progress: self._observer.progress(self.record, progress))
-
-    def _fail(self, reply: Reply) -> None:
-        self.record = msgspec.structs.replace(self.record, failure=failure_of(reply))
-        self._stopped = "failed"

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from redline.analyze.train import DATA_BOUND_SHARE, is_data_bound, latest_feed
-from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.note import note
 from redline.protocol import (
     EpochReply,
     FedReply,
     Feed,
-    Prepare,
-    PreparedReply,
     Profile,
     Progress,
-    Reply,
-    Request,
     TraceReply,
     TrainEpoch,
 )
-from redline.record import Block, RunRecord, StopReason, new_id
+from redline.record import Block, RunRecord, StopReason
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
+from redline.search.run import OneRecord
 from redline.spec import RunSpec
 from redline.training import Epoch, Fed, FedPart
 
@@ -65,78 +60,57 @@ def train_spec(
     `checkpoints`: the folder for the state after each epoch. `going_on`: the record of a training that was cut off,
     which gets the epochs it lacks.
     """
-    run = _Run(spec, journal, observer or Observer(), checkpoints, going_on)
-    session = door.open(spec)
-    try:
-        run.go(session, after or After())
-    except BaseException:
-        session.kill()  # it may be in the middle of a long epoch
-        raise
-    finally:
-        run.finish(session)
-    return run.record
+    run = _Training(spec, journal, observer or Observer(), checkpoints, going_on)
+    return run.fill(door, lambda session: run.go(session, after or After()))
 
 
-class _Run:
-    """A record on its way."""
+class _Training(OneRecord):
+    """The record of a training on its way."""
 
     def __init__(
         self, spec: RunSpec, journal: Journal, observer: Observer, folder: Path | None, going_on: RunRecord | None
     ) -> None:
-        fresh = RunRecord(id=new_id(), spec=spec, created_at=time.time())
-        self.record = msgspec.structs.replace(going_on, failure=None, stopped=None) if going_on else fresh
-        self._journal, self._observer = journal, observer
+        super().__init__(spec, journal, observer, going_on)
         self._checkpoint = None if folder is None else folder / f"{self.record.id}.pt"
-        self._stopped: StopReason | None = None
-        observer.opened(self.record)
 
     def go(self, session: Session, after: After) -> None:
-        number = self._prepare(session)
+        number = self._last_epoch(session)
         if number is None:
             return None
         assert self.record.spec.train is not None
         patience_s = self.record.spec.train.data.loader_timeout_s
-        self._stopped = "target" if not after.epochs else self._stop_reason()
-        while self._stopped is None:
+        self.stopped = "target" if not after.epochs else self._stop_reason()
+        while self.stopped is None:
             number += 1
-            reply = self._ask(session, TrainEpoch(number=number, loader_timeout_s=patience_s))
+            reply = self.ask(session, TrainEpoch(number=number, loader_timeout_s=patience_s))
             if not isinstance(reply, EpochReply):
-                return self._fail(reply)
+                return self.fail(reply)
             self._note_checkpoint(reply)
             self._keep(reply.epoch, reply.block)
-            self._stopped = self._stop_reason()
+            self.stopped = self._stop_reason()
         if after.feeds and not self._feed(session):
             return None
         if after.profile is not None:
-            self._observer.progress(self.record, Progress(stage="profile"))
-            reply = self._ask(session, self._named(after.profile, after.traces or Path()))
+            self.observer.progress(self.record, Progress(stage="profile"))
+            reply = self.ask(session, self._named(after.profile, after.traces or Path()))
             if isinstance(reply, TraceReply):
-                self.record = msgspec.structs.replace(self.record, trace=reply.trace)
+                self.change(trace=reply.trace)
             else:  # the training itself is done, and stays
                 missing = note("no-trace", f"no trace: {failure_of(reply).message}")
-                self.record = msgspec.structs.replace(self.record, notes=(*self.record.notes, missing))
+                self.change(notes=(*self.record.notes, missing))
         return None
 
     def finish(self, session: Session) -> None:
-        closed = session.close()
-        stopped = self._stopped or "interrupted"
-        self.record = msgspec.structs.replace(self.record, closed=closed, stopped=stopped)
-        self._journal.finish(self.record)
-        if self._checkpoint is not None and stopped in ("target", "ceiling"):
+        super().finish(session)
+        if self._checkpoint is not None and self.record.stopped in ("target", "ceiling"):
             with contextlib.suppress(OSError):  # where it could not be written, it cannot be removed either
                 self._checkpoint.unlink(missing_ok=True)
-        self._observer.closed(self.record)
 
-    def _prepare(self, session: Session) -> int | None:
-        """The last epoch that is done; None where there is nothing to go on with."""
-        checkpoint = None if self._checkpoint is None else str(self._checkpoint)
-        reply = self._ask(session, Prepare(spec=self.record.spec, checkpoint=checkpoint))
-        if not isinstance(reply, PreparedReply):
-            self._fail(reply)
+    def _last_epoch(self, session: Session) -> int | None:
+        """Prepare the session: the last epoch that is done; None where there is nothing to go on with."""
+        reply = self.prepare(session, None if self._checkpoint is None else str(self._checkpoint))
+        if reply is None:
             return None
-        key = record_key(self.record.spec, reply.prepared)
-        self.record = msgspec.structs.replace(self.record, prepared=reply.prepared, key=key)
-        self._journal.begin(self.record)
         for epoch in reply.epochs:
             self._keep(epoch, None)  # the checkpoint may be one epoch ahead of the history
         return len(reply.epochs)
@@ -145,20 +119,20 @@ class _Run:
         """Write an epoch down, once: one that is done again after a resume is there already."""
         record = self.record
         if block is not None and all(block.round != each.round for each in record.blocks):
-            self._journal.append(record.id, block)
+            self.journal.append(record.id, block)
             record = msgspec.structs.replace(record, blocks=(*record.blocks, block))
         if all(epoch.number != each.number for each in record.epochs):
             record = msgspec.structs.replace(record, epochs=(*record.epochs, epoch))
-            self._journal.begin(record)
+            self.journal.begin(record)
         self.record = record
-        self._observer.epoch(record, epoch)
+        self.observer.epoch(record, epoch)
 
     def _note_checkpoint(self, reply: EpochReply) -> None:
         """Say once that a resume would not find the state after this epoch."""
         if reply.lost_checkpoint and all(each.code != "no-checkpoint" for each in self.record.notes):
             told = f"the state after epoch {reply.epoch.number} could not be kept ({reply.lost_checkpoint})"
             lost = note("no-checkpoint", f"{told}: --resume would begin before it")
-            self.record = msgspec.structs.replace(self.record, notes=(*self.record.notes, lost))
+            self.change(notes=(*self.record.notes, lost))
 
     def _stop_reason(self) -> StopReason | None:
         settings, epochs = self.record.spec.train, self.record.epochs
@@ -224,20 +198,13 @@ class _Run:
         return len(environment.affinity) or environment.logical_cores or 1
 
     def _fed(self, session: Session, part: FedPart, workers: int, *, prefetch: bool = True) -> Fed | None:
-        self._observer.progress(self.record, Progress(stage="feed", detail=f"{part}, {workers} workers"))
-        reply = self._ask(session, Feed(part=part, seconds=FEED_SECONDS, workers=workers, prefetch=prefetch))
+        self.observer.progress(self.record, Progress(stage="feed", detail=f"{part}, {workers} workers"))
+        reply = self.ask(session, Feed(part=part, seconds=FEED_SECONDS, workers=workers, prefetch=prefetch))
         if not isinstance(reply, FedReply):
-            self._fail(reply)
+            self.fail(reply)
             return None
-        self.record = msgspec.structs.replace(self.record, feeds=(*self.record.feeds, reply.fed))
+        self.change(feeds=(*self.record.feeds, reply.fed))
         return reply.fed
 
     def _named(self, request: Profile, folder: Path) -> Profile:
         return msgspec.structs.replace(request, path=str((folder / self.record.id / request.path).absolute()))
-
-    def _ask(self, session: Session, request: Request) -> Reply:
-        return session.ask(request, lambda progress: self._observer.progress(self.record, progress))
-
-    def _fail(self, reply: Reply) -> None:
-        self.record = msgspec.structs.replace(self.record, failure=failure_of(reply))
-        self._stopped = "failed"

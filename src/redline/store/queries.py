@@ -65,23 +65,19 @@ BLOCKS_OF = (
     .order_by(blocks.c.record_id, blocks.c.number)
 )
 
-CELLS_OF_SWEEP = select(
+SETTLED = (
     sweep_cells.c.cell_key.label("key"),
     sweep_cells.c.status,
     sweep_cells.c.record_id,
     sweep_cells.c.failure_kind,
     sweep_cells.c.failure_stage,
     sweep_cells.c.failure_message,
-).where(sweep_cells.c.sweep == bindparam("name"))
-DONE_CELLS = select(
-    sweep_cells.c.sweep,
-    sweep_cells.c.cell_key.label("key"),
-    sweep_cells.c.status,
-    sweep_cells.c.record_id,
-    sweep_cells.c.failure_kind,
-    sweep_cells.c.failure_stage,
-    sweep_cells.c.failure_message,
-).where(sweep_cells.c.status == "done", sweep_cells.c.cell_key.in_(bindparam("keys", expanding=True)))
+)
+"""The columns of a `SettledCell`, by its names."""
+CELLS_OF_SWEEP = select(*SETTLED).where(sweep_cells.c.sweep == bindparam("name"))
+DONE_CELLS = select(sweep_cells.c.sweep, *SETTLED).where(
+    sweep_cells.c.status == "done", sweep_cells.c.cell_key.in_(bindparam("keys", expanding=True))
+)
 CELL = select(sweep_cells.c.record_id).where(
     sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
 )

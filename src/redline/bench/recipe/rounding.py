@@ -142,15 +142,22 @@ def unchanged_buffers(model: torch.nn.Module) -> Iterator[None]:
 
     So is what it draws from random generators of its own.
     """
-    held = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with _restored(model, model.buffers()):
+        yield
+
+
+@contextmanager
+def _restored(model: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """What happens inside to these tensors, and to random generators of the model's own, is undone."""
+    held = [(tensor, tensor.detach().clone()) for tensor in tensors]
     rewind = _rewinding(model)
     try:
         yield
     finally:
         rewind()
         with torch.no_grad():
-            for buffer, value in held:
-                buffer.copy_(value)
+            for tensor, value in held:
+                tensor.copy_(value)
 
 
 def _rewinding(model: torch.nn.Module) -> Callable[[], None]:
@@ -176,13 +183,8 @@ def _rewinding(model: torch.nn.Module) -> Callable[[], None]:
 @contextmanager
 def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
     """Whatever happens to weights and statistics inside is undone."""
-    held = [(tensor, tensor.detach().clone()) for tensor in chain(model.parameters(), model.buffers())]
-    rewind = _rewinding(model)
     try:
-        yield
+        with _restored(model, chain(model.parameters(), model.buffers())):
+            yield
     finally:
-        rewind()
-        with torch.no_grad():
-            for tensor, value in held:
-                tensor.copy_(value)
         model.zero_grad(set_to_none=True)
