@@ -199,8 +199,8 @@ def _brief(text: str) -> str:
     if len(text) <= LONGEST_REASON:
         return text
     cut = text[:LONGEST_REASON]
-    sentence, stop, _ = cut.rpartition(". ")
-    return f"{sentence}{stop.strip()} …" if len(sentence) > LONGEST_REASON // 3 else f"{cut.rstrip()}…"
+    whole = ". ".join(cut.split(". ")[:-1])
+    return f"{whole}. …" if len(whole) > LONGEST_REASON // 3 else f"{cut.rstrip()}…"
 
 
 def facts_told(facts: Facts) -> list[str]:
