@@ -206,11 +206,12 @@ class Hand:
 
 def searched(name: str, given: argparse.Namespace, door: Door) -> Row:
     """The document of the search, with the speed of the winner's own code."""
-    settings = WORKLOADS[name].settings(str(FILE))
+    # A relative path: it is part of the model's name in what is published.
+    settings = WORKLOADS[name].settings(os.path.relpath(FILE))
     base = f"{name}_{given.budget}"
     with empty_cache(), LiveTune() as observer:
         with Workspace(observer=observer, door=door, history=given.raw.history(base)) as workspace:
-            result = redline.tune(**settings, device="cuda", budget=given.budget, workspace=workspace)
+            result = redline.tune(**settings, device="cuda", budget=given.budget, name=base, workspace=workspace)
         print(str(result), flush=True)
     document = result.document()
     (given.out / f"{base}.txt").write_text(str(result))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from reported import fake_door
 
@@ -31,6 +33,7 @@ ROWS = ("run", "study", "export", "show")
 def problems_in(folder: Path) -> list[str]:
     """What cannot be read of the files that claim to be Redline's, and which figures do not come back."""
     rows: dict[str, dict[str, Any]] = {}
+    searches: dict[str, list[dict[str, Any]]] = {}
     problems = []
     for path in filter(is_claimed, sorted(folder.rglob("*.json*"))):
         try:
@@ -44,8 +47,10 @@ def problems_in(folder: Path) -> list[str]:
             problems += [] if str(document).strip() else [f"{path}: nothing is shown"]
             found = told["content"]["results"] if document.kind in ROWS else []
             rows |= {row["record_id"]: row for row in found if len(row.get("replicate_ids") or ()) < 2}
+            if document.kind == "tune":
+                searches.setdefault(told["content"]["name"], []).append(told["content"])
     for path in [*folder.rglob("*.redline"), *folder.rglob("*.redline.gz")]:
-        problems += archive_problems(path, rows)
+        problems += archive_problems(path, rows, searches)
     return problems
 
 
@@ -66,12 +71,13 @@ def source_of(path: Path, told: dict[str, Any]) -> Any:
     return {single: plain if isinstance(plain, list) else [plain]}
 
 
-def lost(source: Any, content: Any) -> list[str]:
+def lost(source: Any, content: Any, rel: float = 0.0) -> list[str]:
+    """Numbers that are not the same. Means that are taken again on another machine may differ in their last bits (`rel`)."""
     back = dict(numbers(content))
     return [
         f"{'.'.join(path)} is {back.get(path)}, was {value}"
         for path, value in numbers(source)
-        if back.get(path) != value
+        if not math.isclose(back.get(path, math.nan), value, rel_tol=rel)
     ]
 
 
@@ -85,7 +91,9 @@ def numbers(plain: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield path, plain
 
 
-def archive_problems(path: Path, rows: dict[str, dict[str, Any]]) -> list[str]:
+def archive_problems(
+    path: Path, rows: dict[str, dict[str, Any]], searches: dict[str, list[dict[str, Any]]]
+) -> list[str]:
     try:
         chosen = choose([str(path)])
     except RedlineError as error:
@@ -98,6 +106,11 @@ def archive_problems(path: Path, rows: dict[str, dict[str, Any]]) -> list[str]:
         medians = [(now.throughput_per_s, then["throughput_per_s"])]
         medians += [(now.latency_s.p50, then["latency_s"]["p50"])] if now.latency_s and then["latency_s"] else []
         problems += [f"{path}: {now.record_id}: {found} now, {was} then" for found, was in medians if found != was]
+    for search in chosen.tunes:
+        told = msgspec.to_builtins(search)
+        for then in searches.get(search.name, ()):
+            if set(then["record_ids"]) == set(told["record_ids"]):
+                problems += [f"{path}: {search.name}: {each}" for each in lost(then, told, rel=1e-12)]
     return problems
 
 
