@@ -350,6 +350,23 @@ class TestOneMinute:
         pending.stage = "numerics"
         assert kept_s(tuner, beliefs, trials) < tuner.left_s
 
+    @pytest.mark.parametrize("compile_s", [33.6, 33.8, 34.0, 34.2])
+    def test_what_is_compiled_while_it_is_waited_for_is_not_given_up_either(
+        self, compile_s: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given_up: list[str] = []
+
+        def note_stages(trials: Trials) -> None:
+            given_up.extend(flight.pending.stage for flight in trials.flights)
+            _give_up(trials)
+
+        _give_up = Trials._give_up
+        monkeypatch.setattr(Trials, "_give_up", note_stages)
+        truth = trained_on_an_h200(compile_s)
+        truth = replace(truth, choices=truth.choices[:-1])
+        tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth, launches=500), before_s=7.0)
+        assert set(given_up) <= {"build", "compile"}
+
     @pytest.mark.parametrize("seed", [1, 2])
     def test_what_compiles_long_is_raced_without_being_opened_again(self, seed: int) -> None:
         """Twenty-five seconds where fifteen were expected, and no blocks that repeat: its race is prepared beside its trial."""

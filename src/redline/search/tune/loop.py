@@ -123,7 +123,7 @@ def explore(tuner: Tuner) -> None:
             if not trials.in_flight:
                 break
             prepare_race_beside(tuner, trials)
-            trials.finish_one(keep_s=kept_s(tuner, beliefs, trials))
+            trials.finish_one(keep_s=lambda: kept_s(tuner, beliefs, trials))
             prove_fastest(tuner)
     if tuner.baseline() is not None:
         _keep_untried(tuner, too_dear)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -220,11 +220,11 @@ class Trials:
         while switches in self.in_flight:
             self.finish_one()
 
-    def finish_one(self, keep_s: float = -math.inf) -> None:
+    def finish_one(self, keep_s: Callable[[], float] = lambda: -math.inf) -> None:
         """Wait for the first that is prepared, check its numerics, and only then time it.
 
         The trial is kept, whatever became of it. When no more than `keep_s` of the budget is left, all that is still on its
-        way is given up.
+        way is given up; it is asked again where one has been compiled meanwhile.
         """
         if not self._flights:
             self._let_go()  # alone it may still fit
@@ -273,9 +273,10 @@ class Trials:
         self._cancel_twins(flight.switches)
         self._tuner.observer.attempted(self._tuner.space.text(flight.switches), why)
 
-    def _first_ready(self, keep_s: float) -> Flight | None:
+    def _first_ready(self, keep_s: Callable[[], float]) -> Flight | None:
         tuner = self._tuner
         tuner.charge("other")
+        compiled, kept_s = self._compiled, keep_s()
         first = self._flights[0]
         awaited = [first] if first.switches == BASELINE else self._flights  # nothing can be timed before the baseline
         purpose: Purpose = "baseline" if first.switches == BASELINE else "trials"
@@ -292,8 +293,14 @@ class Trials:
                     # Without those that go on being prepared beside it, the search would have waited as long.
                     flight.waited_s, self.idle_s = self.idle_s, 0.0
                     return flight
-            if tuner.left_s <= keep_s:
+            if self._compiled != compiled:
+                compiled, kept_s = self._compiled, keep_s()
+            if tuner.left_s <= kept_s:
                 return None
+
+    @property
+    def _compiled(self) -> int:
+        return sum(flight.is_compiled for flight in self._flights)
 
     def _give_up(self) -> None:
         tuner = self._tuner
