@@ -202,6 +202,8 @@ class SwitchChoice(Frozen):
     """About how long that takes, where it is worth its time for this task; None: as usual."""
     is_doubtful: bool = False
     """It often does not run on models like this one."""
+    expected_time: float | None = None
+    """Of a step with it over one without, by what the device was seen to need for products in its number format; None: not asked."""
 
 
 class SwitchChoices(Frozen, tag=True):

@@ -338,3 +338,30 @@ def test_outputs_of_a_class_that_no_exporter_knows_are_told() -> None:
     assert "the model returns Out" in str(told["torchscript"])
     assert told["compile"] is None
     assert facts(Wraps(plain=True), torch.randn(4, 8)).strange_outputs == ()
+
+
+class Quick(CpuDevice):
+    """Has arithmetic for bf16, and none for fp16."""
+
+    def product_time(self, number_format: str) -> float | None:
+        return {"bf16": 0.4, "fp16": 30.0}.get(number_format)
+
+
+def test_what_half_precision_may_bring_on_a_cpu_is_measured() -> None:
+    halves = Facts(kinds={"matmul": 0.4, "convolution": 0.1, "elementwise": 0.5})
+    told = {choice.switch: choice for choice in switch_choices(Block(8), Quick(), "infer", halves)}
+    assert told["bf16"].expected_time == told["amp-bf16"].expected_time == pytest.approx(0.5 + 0.5 * 0.4)
+    assert told["fp16"].expected_time == pytest.approx(0.5 + 0.5 * 30.0)
+    assert told["compile"].expected_time is None
+    assert {"bf16", "amp-bf16"} <= set(told["onnx"].excludes)
+    assert all(choice.expected_time is None for choice in switch_choices(Block(8), Quick(), "infer", None))
+
+
+def test_a_cpu_is_asked_with_one_thread_that_is_given_back() -> None:
+    device, threads = CpuDevice(), torch.get_num_threads()
+    bf16 = device.product_time("bf16")
+    assert bf16 is not None
+    assert bf16 > 0
+    assert device.product_time("bf16") == bf16, "asked once"
+    assert device.product_time("int8") is None
+    assert torch.get_num_threads() == threads

@@ -15,6 +15,7 @@ from redline.search.observer import NoJournal
 from redline.search.run import measure_together
 from redline.search.tune.model import Beliefs, Estimate
 from redline.search.tune.record import TuneSpec
+from redline.search.tune.safe import SafeRecipes
 from redline.search.tune.space import BASELINE, Space, Switches, space_for
 from redline.search.tune.winner import complexity
 from redline.spec import Recipe, RunSpec, WorkloadSpec
@@ -42,6 +43,14 @@ def switches(text: str) -> Switches:
 
 
 class TestSpace:
+    def test_a_caution_does_not_hold_for_who_names_the_switch(self) -> None:
+        careful = SwitchChoice(switch="bf16", family="precision", refusal=note("caution", "drops small updates"))
+        assert [row.switch for row in space_for(asked(), (careful,))[1]] == ["bf16"]
+        assert space_for(asked(seeds=("bf16",)), (careful,))[0].choices == (careful,)
+        assert space_for(asked(switches=("bf16",)), (careful,))[0].choices == (careful,)
+        absent = SwitchChoice(switch="bf16", family="precision", refusal=note("unavailable", "not here"))
+        assert space_for(asked(seeds=("bf16",)), (absent,))[0].choices == ()
+
     def test_holds_every_valid_recipe_once_and_no_other(self) -> None:
         space, _ = space_for(asked(), CHOICES)
         assert len(space.recipes) == len(set(space.recipes)) == 25
@@ -169,6 +178,28 @@ class TestBeliefs:
         before = promises(beliefs, seen(baseline=1.0))[switches("amp")]
         after = promises(beliefs, seen(baseline=1.0, fp16=8.0))[switches("amp")]
         assert after < 0.3 * before
+
+    def test_what_the_device_was_seen_to_need_stands_above_experience(self) -> None:
+        """A CPU with arithmetic for bf16 and none for fp16."""
+        choices = (
+            SwitchChoice(switch="fp16", family="precision", expected_time=12.0),
+            SwitchChoice(switch="amp-bf16", family="precision", expected_time=0.4),
+            SwitchChoice(switch="bf16", family="precision", expected_time=0.4),
+            SwitchChoice(switch="channels-last", family="layout"),
+            SwitchChoice(
+                switch="onnx", family="compiler", excludes=("bf16",), capabilities=Capabilities(compiles=True)
+            ),
+            SwitchChoice(switch="compile", family="compiler", capabilities=Capabilities(compiles=True)),
+        )
+        space, _ = space_for(asked(), choices)
+        found = promises(Beliefs(space, on_cpu=True), seen(baseline=1.0))
+        assert found[switches("bf16")] > found[switches("amp-bf16")] > 0.5
+        assert found[switches("fp16")] < 0.01
+        after_fp16 = promises(Beliefs(space, on_cpu=True), seen(baseline=1.0, fp16=12.0))
+        assert after_fp16[switches("bf16")] > 0.5, "one slow format says nothing about the other"
+        first, compiled = SafeRecipes(space, on_cpu=True, host_share=None).in_order()
+        assert first == switches("bf16+channels-last")
+        assert compiled == switches("bf16+channels-last+compile"), "the best compiler does not go with bf16"
 
     def test_nothing_overflows_on_extreme_times(self, beliefs: Beliefs) -> None:
         found = promises(beliefs, seen(baseline=1e-6, fp16=1e3, graphs=1e-7))

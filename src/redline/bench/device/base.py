@@ -80,6 +80,10 @@ class Device(ABC):
     def refusal_of(self, dtype: torch.dtype) -> str | None:
         """Why this device cannot compute in `dtype`, or None."""
 
+    def product_time(self, number_format: str) -> float | None:
+        """Of a matrix product in this number format over one in fp32, measured; None where nobody has to ask."""
+        return None
+
     def compiler_refusal(self) -> str | None:
         """Why torch.compile cannot build anything for this device, or None."""
         return None if find_spec("triton") else "torch.compile needs Triton here"

@@ -30,6 +30,7 @@ class CpuDevice(Device):
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self._limit_bytes: int | None = None
+        self._product_times: dict[str, float] = {}
         psutil.cpu_percent(interval=None)  # the first look only starts the counter
 
     def info(self) -> DeviceInfo:
@@ -99,6 +100,34 @@ class CpuDevice(Device):
         if dtype == torch.float8_e4m3fn:
             return "fp8 products run on GPUs of compute capability 8.9 and later, not on a CPU"
         return None  # every format computes on a CPU, if slowly; a missing operator shows when it is called
+
+    def product_time(self, number_format: str) -> float | None:
+        """Some CPUs have arithmetic for bf16, few for fp16; without, a product takes up to fifty times as long."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(number_format)
+        if dtype is None:
+            return None
+        if number_format not in self._product_times:
+            self._product_times[number_format] = _product_s(dtype) / _product_s(torch.float32)
+        return self._product_times[number_format]
+
+
+PRODUCT_SIZE, PRODUCT_TRIES = 256, 5
+
+
+def _product_s(dtype: torch.dtype) -> float:
+    """The shortest of a few small products, by one thread: several would wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one, other = (torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, dtype=dtype) for _ in range(2))
+        taken = []
+        for _ in range(PRODUCT_TRIES):
+            started = time.perf_counter()
+            torch.mm(one, other)
+            taken.append(time.perf_counter() - started)
+        return min(taken)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def last_cache_bytes(caches: Path = _CACHES) -> int | None:

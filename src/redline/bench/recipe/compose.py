@@ -17,7 +17,7 @@ from redline.errors import BenchError, SpecError, UsageError
 from redline.note import Note, note
 from redline.questions import SwitchChoice, SwitchNeed
 from redline.spec import Recipe, RunSpec, Switch, Task
-from redline.work import Facts
+from redline.work import PRODUCTS, Facts
 
 _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8", "int4-weights")
 
@@ -146,7 +146,18 @@ def _choice(
         is_slow_to_prepare=argument in switch.slow_to_prepare,
         prepare_s=switch.prepare_s(task),
         is_doubtful=facts is not None and switch.is_doubtful(facts),
+        expected_time=_expected_time(switch, device, facts),
     )
+
+
+def _expected_time(switch: RecipeSwitch, device: Device, facts: Facts | None) -> float | None:
+    """Of a step with the switch over one without: products change as the device says, all else stays."""
+    number_format = switch.computes_in()
+    product_time = device.product_time(number_format) if number_format is not None and facts is not None else None
+    if facts is None or product_time is None:
+        return None
+    share = min(sum(facts.kinds.get(kind, 0.0) for kind in PRODUCTS), 1.0)
+    return 1 - share + share * product_time
 
 
 def _refusal(

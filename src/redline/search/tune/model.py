@@ -171,7 +171,9 @@ class Beliefs:
         self._host = np.array([each.host for each in expected])
         self._device_variances = np.array([self._device_sd(each.device_sd, each.host_sd) ** 2 for each in expected])
         self._host_variances = np.array([each.host_sd**2 for each in expected])
-        self._family_variances = np.array([shared_sd(name, on_cpu=on_cpu) ** 2 for name in families])
+        measured = {choice.family for choice in space.choices if choice.expected_time is not None}
+        shared = [shared_sd(name, on_cpu=on_cpu, is_measured=name in measured) for name in families]
+        self._family_variances = np.square(shared)
         self._pairs = self._pair_means()
         self._z = _normal_quantiles(_QUANTILES)
 

@@ -60,7 +60,7 @@ class SafeRecipes:
         return [each for each in dict.fromkeys(completed) if each and self.space.is_valid(each)]
 
     def _compiled(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:
-        """With a graph where the host may be in the way, in one or the other form; and without."""
+        """With a graph where the host may be in the way, in one or the other form; and without, the best of them first."""
         if not compilers:
             return
         on_device = min(compilers, key=lambda each: self._expected(each).device)
@@ -68,7 +68,8 @@ class SafeRecipes:
         if self._graph and self._may_be_host_bound(plain | {on_device.switch}):
             yield plain | {on_device.switch} | self._graph
             yield plain | {with_host.switch}
-        yield plain | {on_device.switch}
+        for each in sorted(compilers, key=lambda each: self._expected(each).device):
+            yield plain | {each.switch}
 
     def _first_that_may_run(self, recipes: Iterable[Switches]) -> Switches:
         completed = map(self.space.completed, recipes)

@@ -5,6 +5,7 @@ Expectations only say where to look first: wide priors that a few trials overrul
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,15 +118,22 @@ SHARED_BY_FAMILY = {"precision": 0.4, "compiler": 0.2}
 ON_CPU_SHARED = {"precision": 1.0, "compiler": 0.2}
 """What all switches of a family have in common: one slow half precision makes the others suspect."""
 DEFAULT_SHARED = 0.1
+CASTS = 0.1
+"""What autocast adds to the logarithm of the time: it casts weights and activations again in every step."""
 
 
 def expectation(choice: SwitchChoice, *, on_cpu: bool, task: Task = "infer") -> Expectation:
+    if choice.expected_time is not None:
+        return Expectation(math.log(choice.expected_time) + (CASTS if choice.switch.startswith("amp") else 0.0), 0.3)
     table = ON_CPU if on_cpu else ON_GPU | (DECODING_ON_GPU if task == "generate" else {})
     name = choice.switch.partition(":")[0]
     return table.get(choice.switch) or table.get(name) or UNKNOWN[choice.relieves]
 
 
-def shared_sd(family: str, *, on_cpu: bool) -> float:
+def shared_sd(family: str, *, on_cpu: bool, is_measured: bool = False) -> float:
+    """`is_measured`: the device said how fast its formats are, so that one of them says little about the others."""
+    if is_measured:
+        return DEFAULT_SHARED
     return (ON_CPU_SHARED if on_cpu else SHARED_BY_FAMILY).get(family, DEFAULT_SHARED)
 
 
@@ -342,7 +350,8 @@ def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, l
 
 
 def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
-    if choice.refusal is not None:
+    named = {str(switch) for seed in tune.seeds for switch in Recipe.parse(seed).switches}.union(tune.switches)
+    if choice.refusal is not None and not (choice.refusal.code == "caution" and choice.switch in named):
         return choice.refusal
     if choice.capabilities.quantizes and not tune.allow_quantized:
         return note("quantizes", "changes the weights; --allow-quantized tries it")

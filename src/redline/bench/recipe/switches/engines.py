@@ -53,6 +53,10 @@ class OnnxRuntime(_Engine):
     # Autocast is torch's and is not there when another engine computes; layouts are that engine's own business.
     excludes = frozenset({"compile", "torchscript", "tensorrt", "amp", "amp-bf16", "channels-last"})
 
+    def formats(self, facts: Facts) -> frozenset[str]:
+        """It has no kernels for most operators in bf16."""
+        return frozenset({"fp32", "fp16"})
+
     def refusal(self, device: Device, task: Task) -> str | None:
         missing = [missing_extra(package, "onnx") for package in ("onnx", "onnxscript", "onnxruntime")]
         if any(missing):
