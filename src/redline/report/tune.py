@@ -71,6 +71,8 @@ def answer(found: TuneSummary) -> str:
                 told = f"{undecided.recipe} was measured at {ratio_told(undecided)}, which decides nothing"
                 return f"no winner: nothing that was tried surely {_beats(found)} the baseline; {told}{ended}"
             return f"no winner: nothing that was tried {_beats(found)} the baseline{ended}"
+        if any(each.code == "no-signal" for each in found.notes):
+            return "no answer: only the baseline was tried; nothing can be compared with it"
         why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
         why = (
             "what else was begun was not ready in time" if any(each.code == "given-up" for each in found.notes) else why

@@ -593,3 +593,23 @@ def test_a_training_step_is_undone_with_its_gradients() -> None:
         assert not torch.equal(model[0].weight, before["0.weight"])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model[0].weight.grad is None
+
+
+class Crawls(nn.Module):
+    """Its output is a loss that moves by this much in the first step, and faster later."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.weight, self.slope = nn.Parameter(torch.zeros(())), slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean() * 0 + 1 + self.slope * self.weight
+
+
+def test_a_loss_that_hardly_moves_is_followed_for_longer() -> None:
+    slow = judge_training("baseline", workload_of(Crawls(0.005), torch.randn(4, 4), task="train"), steps=5)
+    assert slow.steps == 20
+    assert slow.passed, slow
+    still = judge_training("baseline", workload_of(Crawls(0.0), torch.randn(4, 4), task="train"), steps=5)
+    assert still.degenerate
+    assert str(still.reason) == "the reference carries no signal: its loss stands still"

@@ -1017,6 +1017,20 @@ def test_a_disturbed_machine_is_told_with_the_figures(history: History) -> None:
     assert told.endswith("undisturbed it may be faster than these figures")
 
 
+def test_nothing_is_tried_where_nothing_can_be_compared(history: History) -> None:
+    """Every recipe would be rejected with the same sentence."""
+    silent = msgspec.structs.replace(EXACT, method="reference", degenerate=True)
+    said_so = msgspec.structs.replace(silent, method="outputs", passed=False)
+    truth = landscape(numerics=lambda spec: said_so if spec.recipe.switches else silent)
+    result = tuned(FakeDoor(truth), history, budget="60s")
+    assert [trial.recipe for trial in result.tune.trials] == ["baseline"]
+    assert result.tune.spent.failed == 0
+    (told,) = [str(each) for each in result.summary.notes]
+    assert told.startswith("no recipe can be compared with strict fp32 on this model, as its output does not")
+    assert result.tune.finals == ()
+    assert str(result).startswith("no answer: only the baseline was tried; nothing can be compared with it")
+
+
 class TestASecondSearch:
     """Of the same workload, in the same history, and not resumed."""
 

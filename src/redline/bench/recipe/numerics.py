@@ -47,6 +47,8 @@ UNRESOLVED_FLOOR = 0.5
 ANSWER_SEED = 0
 ASKING_TWICE = "asking twice"
 ANOTHER_SEED = "another seed"
+LONGER_PATH = 4
+"""Times the steps that were asked for: where the loss stands still over those."""
 REFERENCE = note("reference", "the strict fp32 reference itself")
 NOTHING_TO_COMPARE = Numerics(
     method="unchecked",
@@ -226,11 +228,13 @@ class LossReference:
     ) -> LossReference:
         """`distribute`: as in `apply_recipe`; ranks are compared with ranks. `any_of`: whether it is so on any of them."""
 
+        count = steps
+
         def path(step: TrainingStep, seed: int = seed) -> torch.Tensor:
             torch.manual_seed(seed)
             with step.context():
                 # Cloned: a graph's next replay overwrites its loss.
-                return torch.stack([step().clone() for _ in range(steps)]).detach()
+                return torch.stack([step().clone() for _ in range(count)]).detach()
 
         def strict() -> TrainingStep:
             setup = _strict(workload, device)
@@ -242,6 +246,11 @@ class LossReference:
         fresh = device.random_state()
         with unchanged_afterwards(workload.model):
             losses = _values(path(strict()))
+        if any_of(_stands_still(losses)):  # a model that learns slowly at first: a longer way may show it moving
+            count = LONGER_PATH * steps
+            torch.manual_seed(seed)
+            with unchanged_afterwards(workload.model):
+                losses = _values(path(strict()))
         draws_random_numbers = not torch.equal(fresh, device.random_state())
         with rounded_weights(workload.model, number_format):
             floor = path_difference(_values(path(strict())), losses)
@@ -260,7 +269,7 @@ class LossReference:
             cosine=None,
             top1_agreement=None,
             finite=finite,
-            degenerate=_travelled(self.losses) < SMALLEST_SIGNAL * abs(self.losses[0]),
+            degenerate=_stands_still(self.losses),
         )
         verdict = judged(found, floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path")
         if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > floor:
@@ -283,6 +292,7 @@ class LossReference:
             number_format=self.own_format,
             rel_l2=0.0 if finite else None,
             finite=finite,
+            degenerate=_stands_still(self.losses),
             passed=finite,
             reason=reason,
         )
@@ -324,15 +334,18 @@ def judged(
         floor=_told(floor),
         tolerance=tolerance,
         passed=passed,
-        reason=_reason(found, floor, tolerance, number_format, mover if unresolved else None),
+        reason=_reason(found, floor, tolerance, number_format, method, mover if unresolved else None),
     )
 
 
-def _reason(found: Difference, floor: float, tolerance: float, number_format: str, hidden_by: str | None) -> Note:
+def _reason(
+    found: Difference, floor: float, tolerance: float, number_format: str, method: str, hidden_by: str | None
+) -> Note:
     if not found.finite:
         return note("not-finite", "the output is not finite")
     if found.degenerate:
-        return note("no-signal", "the reference carries no signal: its output does not depend on the input")
+        what = "its loss stands still" if method == "loss-path" else "its output does not depend on the input"
+        return note("no-signal", f"the reference carries no signal: {what}")
     if hidden_by == ASKING_TWICE:
         text = (
             f"the same inputs twice give outputs {floor:.2g} apart, so nothing can be compared: the model keeps state between "
@@ -374,6 +387,10 @@ def path_difference(losses: Sequence[float], reference: Sequence[float]) -> floa
 def _values(path: torch.Tensor) -> list[float]:
     values: list[float] = path.float().tolist()
     return values
+
+
+def _stands_still(losses: Sequence[float]) -> bool:
+    return all(map(math.isfinite, losses)) and _travelled(losses) < SMALLEST_SIGNAL * abs(losses[0])
 
 
 def _travelled(losses: Sequence[float]) -> float:

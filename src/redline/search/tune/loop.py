@@ -113,6 +113,8 @@ def explore(tuner: Tuner) -> None:
             trials.finish(switches)
             forget_another_model(tuner)
             prove_fastest(tuner)
+            if _cannot_compare(tuner):
+                return
         too_dear: list[Candidate] = []
         while tuner.baseline() is not None:
             while trials.has_room():
@@ -127,6 +129,19 @@ def explore(tuner: Tuner) -> None:
             prove_fastest(tuner)
     if tuner.baseline() is not None:
         _keep_untried(tuner, too_dear)
+
+
+def _cannot_compare(tuner: Tuner) -> bool:
+    """Whether every recipe would be rejected because the baseline's own outputs or losses say nothing; a note says why."""
+    numerics = tuner.silent_reference()
+    if numerics is None:
+        return False
+    what, remedy = "its output does not depend on the input", "inputs that make a difference"
+    if tuner.asked.spec.workload.task == "train":
+        what, remedy = f"its loss stands still over {numerics.steps} steps", "a loss and targets that it can learn"
+    text = f"no recipe can be compared with strict fp32 on this model, as {what}: give {remedy}"
+    tuner.keep(notes=(*tuner.tune.notes, note("no-signal", text)))
+    return True
 
 
 def _start_beside(tuner: Tuner, trials: Trials) -> None:

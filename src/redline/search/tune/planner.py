@@ -254,7 +254,7 @@ def prepare_race_beside(tuner: Tuner, trials: Trials) -> None:
 def safe_to_race(tuner: Tuner) -> Switches | None:
     """Where there was no time to try anything: what is safe and can be raced at once, without a trial before."""
     costs = Costs(tuner)
-    if tuner.tried() != {BASELINE}:
+    if tuner.tried() != {BASELINE} or tuner.silent_reference() is not None:
         return None
     fitting = (each for each in _safe(tuner, costs, ()) if fewest_race_s(tuner, costs, each) <= tuner.left_s)
     return next((each for each in fitting if not costs.compiles(each)), None)

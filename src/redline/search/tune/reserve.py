@@ -98,7 +98,7 @@ def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates:
     """One replicate after the other, or all at once, whatever takes less."""
     together_s = at_once_s(tuner, costs, racers, replicates)
     if math.isinf(together_s):
-        return replicates * sum(map(costs.replicate_s, racers))
+        return RACE_MARGIN * replicates * sum(map(costs.replicate_s, racers))
     return min(replicates * sum(map(costs.again_s, racers)), together_s)
 
 

@@ -16,7 +16,7 @@ import psutil
 from redline.analyze.blocks import limit_bytes, needed_bytes, peak
 from redline.launch.door import Door
 from redline.note import Note
-from redline.record import Failure, RunRecord, TimeKind
+from redline.record import Failure, Numerics, RunRecord, TimeKind
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
 from redline.search.tune.lessons import Lessons, quantizing_of, unproven
@@ -247,6 +247,12 @@ class Tuner:
 
     def baseline(self) -> Estimate | None:
         return self.seen().get(BASELINE)
+
+    def silent_reference(self) -> Numerics | None:
+        """What the baseline says of its outputs or losses, where nothing can be compared with them."""
+        baseline = self.baseline()
+        prepared = self.records[baseline.record_id].prepared if baseline is not None else None
+        return prepared.numerics if prepared is not None and prepared.numerics.degenerate else None
 
     def leader(self) -> Estimate | None:
         """The fastest that may be recommended so far."""
