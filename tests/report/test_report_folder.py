@@ -29,7 +29,7 @@ from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, unbroken
 from redline.report.export import COLUMNS, export_json
-from redline.report.folder import write_folder
+from redline.report.folder import ReportFiles, write_folder
 from redline.report.markdown import markdown
 from redline.report.memory import MemoryRow
 from redline.report.payload import as_json, payload_of
@@ -102,9 +102,17 @@ def test_memory_that_was_looked_at_is_in_the_dashboard(tmp_path: Path, monkeypat
         assert (told["kinds"], told["reserved"]) == ({"weights": [30]}, [40])
 
 
-def test_the_folder_has_everything_and_the_page_is_small(tmp_path: Path) -> None:
-    files = report_records(everything(), tmp_path / "out")
-    made = {path.name for path in (tmp_path / "out").iterdir()}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RunRecord], ReportFiles]:
+    """Records of every kind, and the report of them; it takes a second or two, so tests that only read it share it."""
+    records = everything()
+    with Workspace(keep=False) as nowhere:
+        return records, report_records(records, tmp_path_factory.mktemp("whole"), workspace=nowhere)
+
+
+def test_the_folder_has_everything_and_the_page_is_small(whole: tuple[list[RunRecord], ReportFiles]) -> None:
+    _, files = whole
+    made = {path.name for path in Path(files.folder).iterdir()}
     pictures = {"throughput.png", "latency.png", "recipes.png", "step.png", "step-2.png"}
     tables = {"results.csv", "results.json"}
     assert made == {"dashboard.html", "report.md"} | tables | pictures
@@ -118,8 +126,10 @@ def test_the_folder_has_everything_and_the_page_is_small(tmp_path: Path) -> None
     assert len(json.loads(Path(files.json).read_text())["results"]) == files.records
 
 
-def test_the_markdown_tells_finding_advice_tables_environment_and_method(tmp_path: Path) -> None:
-    text = Path(report_records(everything(), tmp_path).markdown).read_text()
+def test_the_markdown_tells_finding_advice_tables_environment_and_method(
+    whole: tuple[list[RunRecord], ReportFiles],
+) -> None:
+    text = Path(whole[1].markdown).read_text()
     assert text.startswith("# ")
     for part in (
         "## What to do",
@@ -135,12 +145,12 @@ def test_the_markdown_tells_finding_advice_tables_environment_and_method(tmp_pat
     assert "out of memory" in text
     assert "too far from strict fp32" in text
     for place in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
-        assert (tmp_path / place).exists()
+        assert (Path(whole[1].folder) / place).exists()
 
 
-def test_the_same_records_make_the_same_report(tmp_path: Path) -> None:
-    records = everything()
-    first, again = report_records(records, tmp_path / "a"), report_records(records, tmp_path / "b")
+def test_the_same_records_make_the_same_report(whole: tuple[list[RunRecord], ReportFiles], tmp_path: Path) -> None:
+    records, first = whole
+    again = report_records(records, tmp_path / "b")
     for name in ("dashboard", "markdown", "csv", "json"):
         assert Path(getattr(first, name)).read_bytes() == Path(getattr(again, name)).read_bytes()
 
