@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from reported import CEILINGS, fake_door, race_records
+from reported import CEILINGS, captured, fake_door, race_records
 
 import redline
-from redline.analyze.ceilings import ceilings_summary
+from redline.analyze.ceilings import ceilings_summary, roofline_row
+from redline.analyze.profile import profile_of
 from redline.api.ceilings import CeilingsResult
+from redline.api.memory import MemoryResult
+from redline.api.profile import ProfileResult
+from redline.api.race import RaceResult
 from redline.api.report import documents_in
+from redline.api.roofline import RooflineResult
 from redline.api.study import StudyResult
 from redline.api.workspace import Workspace
 from redline.questions import SwitchChoice
+from redline.report.document import FORMS
+from redline.report.export import DocumentKind
+from redline.report.gate import BisectStep, bisect_json, bisect_report
+from redline.report.memory import MemoryRow
+from redline.report.race import pair_line
+from redline.report.terminal import as_text
+from redline.trace.decode import read_trace
+from redline.work import MemoryCategory, MemoryHolder, MemoryUse
 
 Settings = dict[str, Any]
 FAKE: Settings = {"batch": 4, "effort": "quick", "launch": {"door": "fake"}}
@@ -40,6 +53,27 @@ RESULTS: dict[str, Callable[[Workspace], Any]] = {
 }
 
 
+def profiled(workspace: Workspace) -> ProfileResult:
+    record = captured()
+    assert record.trace is not None
+    return ProfileResult(profile_of([read_trace(Path(record.trace.path))], record), record)
+
+
+def roofline(workspace: Workspace) -> RooflineResult:
+    return RooflineResult([roofline_row(each, CEILINGS) for each in race_records()], ceilings_summary(CEILINGS))
+
+
+def memory(workspace: Workspace) -> MemoryResult:
+    holder = MemoryHolder(module="layer4", bytes=2**29, category="activations", line="resnet.py:154")
+    kinds: dict[MemoryCategory, int] = {"weights": 2**28, "activations": 2**31}
+    use = MemoryUse(peak_bytes=3 * 2**30, peak_phase="backward", categories=kinds, holders=(holder,))
+    row = MemoryRow(model="resnet50", task="train", recipe="amp", batch=32, device="NVIDIA H200", use=use)
+    return MemoryResult([row])
+
+
+RESULTS |= {"profile": profiled, "roofline": roofline, "memory": memory}
+
+
 @pytest.mark.parametrize("kind", RESULTS)
 def test_a_document_is_shown_as_its_result_was(kind: str, tmp_path: Path) -> None:
     with Workspace(door=fake_door(), history=tmp_path / "history.sqlite") as workspace:
@@ -49,3 +83,26 @@ def test_a_document_is_shown_as_its_result_was(kind: str, tmp_path: Path) -> Non
     (document,) = documents_in([str(file)])
     assert document.kind == kind
     assert str(document) == str(found)
+
+
+def test_a_bisection_is_shown_as_it_was(tmp_path: Path) -> None:
+    step = BisectStep(name="a3f9c2d41b7e", about="Use one lock", verdict="slower", ratio=0.93, low=0.91, high=0.95)
+    found = ("resnet50", "commit", [step], ["a3f9c2d41b7e"], "Use one lock")
+    (tmp_path / "found.json").write_text(bisect_json(*found))
+    (document,) = documents_in([str(tmp_path / "found.json")])
+    assert str(document) == as_text(bisect_report(*found))
+
+
+def test_a_race_shows_its_rows_and_what_it_says_of_each_pair(tmp_path: Path) -> None:
+    found = RaceResult([race_records(), race_records()])
+    (tmp_path / "found.json").write_text(found.to_json())
+    (document,) = documents_in([str(tmp_path / "found.json")])
+    assert all(pair_line(pair) in " ".join(str(document).split()) for pair in found.pairs)
+
+
+def test_every_kind_of_figures_has_a_table() -> None:
+    """A new kind must say how it is shown, or be listed here."""
+    without = {
+        "report", "models", "doctor", "micro", "tag", "import", "delete", "prune", "monitor", "watch",
+    }  # fmt: skip
+    assert set(get_args(DocumentKind)) == FORMS.keys() | without

@@ -23,6 +23,7 @@ from redline.analyze.gate import GateRow
 from redline.analyze.ladder import Rung
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile
+from redline.analyze.profile_diff import ProfileDiff
 from redline.analyze.race import Pair
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint
 from redline.analyze.summary import RunSummary
@@ -33,16 +34,17 @@ from redline.fields import Frozen
 from redline.note import Note, notes_from_texts
 from redline.report.batch import batch_report
 from redline.report.ceilings import ceilings_report, ops_report
-from redline.report.compare import compare_report
+from redline.report.compare import DiffReport, compare_report
 from redline.report.export import DOCUMENT_SCHEMA
 from redline.report.flops import FlopsReport
-from redline.report.gate import gate_report
+from redline.report.gate import BisectStep, bisect_report, gate_report
 from redline.report.history import SeriesTrend, history_report
 from redline.report.ladder import ladder_report
 from redline.report.load import load_report
 from redline.report.memory import MemoryRow, memory_report
 from redline.report.notebook import Shown
 from redline.report.profile import ProfileReport
+from redline.report.quick import QuickResults, quick_text
 from redline.report.race import pair_line
 from redline.report.roofline import RooflineReport
 from redline.report.run import RunReport
@@ -142,6 +144,14 @@ class _Gate(Frozen):
     benchmarks: tuple[GateRow, ...]
 
 
+class _Bisect(Frozen):
+    benchmark: str
+    what: str
+    steps: tuple[BisectStep, ...]
+    suspects: tuple[str, ...]
+    about: str
+
+
 class _History(Frozen):
     series: tuple[SeriesTrend, ...]
     left_out: int = 0
@@ -174,6 +184,8 @@ FORMS: dict[str, _Form] = {
     "batch": _Form(_Batch, lambda found: batch_report(found.recipes)),
     "tune": _Form(TuneSummary, tune_report),
     "profile": _Form(Profile, ProfileReport),
+    "profile-diff": _Form(ProfileDiff, DiffReport),
+    "quick": _Form(QuickResults, lambda found: Text(quick_text(found, ()))),
     "flops": _Form(FlopsSummary, FlopsReport),
     "ops": _Form(_Operators, lambda found: ops_report(found.results, found.device_name, has_ceilings=True)),
     "ceilings": _Form(CeilingsSummary, ceilings_report),
@@ -184,6 +196,9 @@ FORMS: dict[str, _Form] = {
     "ladder": _Form(_Ladder, lambda found: ladder_report(found.rungs)),
     "load": _Form(_Loads, lambda found: load_report(found.loads)),
     "gate": _Form(_Gate, lambda found: gate_report(found.benchmarks, found.baseline)),
+    "bisect": _Form(
+        _Bisect, lambda found: bisect_report(found.benchmark, found.what, found.steps, found.suspects, found.about)
+    ),
     "history": _Form(_History, lambda found: history_report(found.series, left_out=found.left_out)),
     "scale": _Form(_Scale, lambda found: scale_report(found.points, found.findings, found.mode)),
     "memory": _Form(_Memory, lambda found: memory_report(found.results)),
