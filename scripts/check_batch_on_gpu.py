@@ -22,7 +22,7 @@ from typing import Any
 from raw_records import RawRecords
 
 import redline
-from redline.analyze.batch import BatchFinding, BatchTrial
+from redline.analyze.batch import BatchSummary, BatchTrial
 from redline.api.workspace import Workspace
 from redline.report.batch import trial_header, trial_line
 from redline.search.observer import Observer
@@ -171,7 +171,7 @@ def check(given: argparse.Namespace, raw: RawRecords) -> None:
     print("\n== summary", *lines, sep="\n")
 
 
-def true_maximum(name: str, found: BatchFinding, cap: int) -> Truth:
+def true_maximum(name: str, found: BatchSummary, cap: int) -> Truth:
     """By plain loops: the largest batch before the first that breaks, and which larger ones run all the same."""
     assert found.max_batch is not None
     started = time.perf_counter()
@@ -194,7 +194,7 @@ def true_maximum(name: str, found: BatchFinding, cap: int) -> Truth:
     return Truth(low, tuple(again), loops.runs, time.perf_counter() - started)
 
 
-def summary(name: str, found: BatchFinding, truth: Truth, found_s: float) -> str:
+def summary(name: str, found: BatchSummary, truth: Truth, found_s: float) -> str:
     assert found.max_batch is not None
     share, trials = found.max_batch / truth.batch, len(found.trials)
     kept = share >= NEAR and trials <= 8 and found.ooms <= 1

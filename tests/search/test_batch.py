@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
-from redline.analyze.batch import BatchFinding, BatchTrial, Knee, supported_knee
+from redline.analyze.batch import BatchSummary, BatchTrial, Knee, supported_knee
 from redline.analyze.summary import ThroughputInterval
 from redline.api.batch import find_batch
 from redline.api.workspace import Workspace
@@ -34,7 +34,7 @@ def batch_of(spec: RunSpec) -> int:
     return spec.workload.batch or 1
 
 
-def find(landscape: Landscape, **settings: Any) -> BatchFinding:
+def find(landscape: Landscape, **settings: Any) -> BatchSummary:
     journal = settings.pop("journal", NoJournal())
     options = {"launch": {"door": "fake"}, "max_memory": "16GiB", **settings}
     (finding,) = find_batch("m", **options, workspace=Workspace(door=FakeDoor(landscape), journal=journal))

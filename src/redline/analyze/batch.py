@@ -138,7 +138,7 @@ class Knee(Frozen):
     """The largest measured batch below it, which does not reach as much: the knee is above this one."""
 
 
-class BatchFinding(Frozen):
+class BatchSummary(Frozen):
     """All that a search for one recipe found."""
 
     model: str
@@ -311,14 +311,14 @@ def best_under(trials: Sequence[BatchTrial], slo: SloTargets) -> BatchTrial | No
     return fastest if fastest.throughput_per_s > CLEARLY_FASTER * largest.throughput_per_s else largest
 
 
-def finding(
+def batch_summary(
     records: Sequence[RunRecord],
     trials: Sequence[BatchTrial],
     *,
     upper: float,
     slo: SloTargets | None = None,
     multiple: int = 1,
-) -> BatchFinding:
+) -> BatchSummary:
     """`upper`: what the search knows the largest to be below; only multiples of `multiple` were tried in the end."""
     assert records
     rows: list[RunSummary] = summarize(records)
@@ -327,7 +327,7 @@ def finding(
     knee = supported_knee(trials)
     targets = slo or SloTargets()
     best = best_under(trials, targets) if targets else None
-    return BatchFinding(
+    return BatchSummary(
         model=first.model,
         task=first.task,
         recipe=first.recipe,

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import msgspec
 from rich.console import RenderableType
 
-from redline.analyze.batch import SLO_TESTS, BatchFinding, SloTargets
+from redline.analyze.batch import SLO_TESTS, BatchSummary, SloTargets
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import DoorError, SpecError, UsageError
@@ -24,40 +24,40 @@ from redline.spec import RunSpec
 from redline.spec_table import layered
 
 
-class BatchResult(Shown, Sequence[BatchFinding]):
+class BatchResult(Shown, Sequence[BatchSummary]):
     """What was found, one entry per recipe."""
 
-    def __init__(self, findings: Sequence[BatchFinding]) -> None:
-        self.findings = list(findings)
+    def __init__(self, rows: Sequence[BatchSummary]) -> None:
+        self.rows = list(rows)
 
     def __len__(self) -> int:
-        return len(self.findings)
+        return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.findings[index]
+        return self.rows[index]
 
     def report(self) -> RenderableType:
-        return batch_report(self.findings)
+        return batch_report(self.rows)
 
     def frame_rows(self) -> Sequence[Any]:
-        return [trial for found in self.findings for trial in found.trials]
+        return [trial for found in self.rows for trial in found.trials]
 
     def bars(self) -> Bars | None:
-        trials = [trial for trial in self.findings[0].trials if trial.throughput_per_s] if self.findings else []
+        trials = [trial for trial in self.rows[0].trials if trial.throughput_per_s] if self.rows else []
         bars = [(f"batch {one.batch}", one.throughput_per_s or 0.0, None, None) for one in trials]
-        return Bars(self.findings[0].model if self.findings else "", "items per second", bars)
+        return Bars(self.rows[0].model if self.rows else "", "items per second", bars)
 
     @property
     def max_batch(self) -> int | None:
         """Of the first recipe."""
-        return self.findings[0].max_batch
+        return self.rows[0].max_batch
 
     def to_json(self) -> JsonDocument:
-        return batch_json(self.findings)
+        return batch_json(self.rows)
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Throughput, latency and memory against the batch as a PNG where a path is given; else a figure of the first."""
-        return super().plot() if path is None else plot_batches(self.findings, Path(path))
+        return super().plot() if path is None else plot_batches(self.rows, Path(path))
 
 
 @takes_settings
@@ -100,7 +100,7 @@ def find_batch_specs(
 ) -> BatchResult:
     """One search per spec, in their order. The batch in a spec is ignored."""
     _require_sound(specs, slo, max_batch)
-    findings = []
+    rows = []
     checked = workspace.checked(specs)
     most = MAX_TRIALS + (SLO_TESTS if slo is not None else 0)
     workspace.observer.planned(most * len(checked))
@@ -108,9 +108,9 @@ def find_batch_specs(
         with workspace.lock(spec.device):
             door = workspace.door(spec.launch)
             found = search_batch(spec, door, workspace.journal, workspace.observer, most=max_batch, slo=slo)
-        findings.append(found)
+        rows.append(found)
         workspace.observer.planned(len(found.trials) - most)  # what it did not need
-    return BatchResult(findings)
+    return BatchResult(rows)
 
 
 def _require_sound(specs: Sequence[RunSpec], slo: SloTargets | None, max_batch: int | None) -> None:
@@ -132,7 +132,7 @@ class _Search(Frozen):
 
 
 class _Found(Frozen):
-    finding: BatchFinding
+    summary: BatchSummary
     records: tuple[bytes, ...]
 
 
@@ -142,7 +142,7 @@ def _on_cluster(
     """Each search whole on one machine. One that was lost is raised once the others are kept."""
     _require_sound(specs, slo, max_batch)
     payloads = [msgspec.msgpack.encode(_Search(spec=spec, slo=slo, max_batch=max_batch)) for spec in specs]
-    findings: dict[int, BatchFinding] = {}
+    summaries: dict[int, BatchSummary] = {}
     lost: list[DoorError] = []
     for number, answer in on_cluster(_search_there, payloads, [spec.device for spec in specs], address):
         if isinstance(answer, DoorError):
@@ -151,17 +151,17 @@ def _on_cluster(
         found = msgspec.msgpack.decode(answer, type=_Found)
         for record in found.records:
             workspace.journal.finish(decode(record))
-        for trial in found.finding.trials:
+        for trial in found.summary.trials:
             workspace.observer.tried(trial)
-        findings[number] = found.finding
+        summaries[number] = found.summary
     if lost:
         raise lost[0]
-    return BatchResult([findings[number] for number in sorted(findings)])
+    return BatchResult([summaries[number] for number in sorted(summaries)])
 
 
 def _search_there(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=_Search)
     journal = Collected()
     with Workspace(journal=journal) as workspace:
-        (finding,) = find_batch_specs([asked.spec], workspace, slo=asked.slo, max_batch=asked.max_batch)
-    return msgspec.msgpack.encode(_Found(finding=finding, records=tuple(map(encode, journal.records))))
+        (summary,) = find_batch_specs([asked.spec], workspace, slo=asked.slo, max_batch=asked.max_batch)
+    return msgspec.msgpack.encode(_Found(summary=summary, records=tuple(map(encode, journal.records))))

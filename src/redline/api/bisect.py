@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 BUDGET_S = 3600.0
 """For all gates together."""
 Open = Callable[[RunSpec, ExitStack], RunSpec]
-"""From the benchmark to the same at one place of the way, with what it needs held by the stack."""
+"""From the benchmark to the benchmark of one candidate; the stack holds what that needs."""
 
 
-class Place:
-    """One of the things between which the change is looked for."""
+class Candidate:
+    """A commit, an environment or a recipe that may have made the benchmark slower."""
 
     def __init__(self, name: str, about: str, opened: Open) -> None:
         self.name = name
@@ -44,12 +44,12 @@ class Place:
 class BisectResult(Shown):
     """The first position at which it was slower, and the gates that found it."""
 
-    def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[Place]) -> None:
+    def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[Candidate]) -> None:
         self.benchmark = benchmark
         self.what = what
         """Commit, environment or recipe."""
         self.steps = list(steps)
-        self.suspects = [place.name for place in suspects]
+        self.suspects = [candidate.name for candidate in suspects]
         """All that may have made it slower: more than one where those between could not be measured or decided."""
         self.culprit = suspects[0].name if len(suspects) == 1 else None
         self.about = suspects[0].about if len(suspects) == 1 else ""
@@ -89,9 +89,9 @@ def bisect(
     """
     found, environment = load_benchmarks(file, settings, threshold=threshold, trust=trust)
     chosen = _chosen(found, benchmark)
-    what, places = _places(good, bad, pythons, recipes, environment)
+    what, candidates = _candidates(good, bad, pythons, recipes, environment)
     with use(workspace) as opened:
-        return _Search(chosen, what, places, opened, budget_s, clock).result()
+        return _Search(chosen, what, candidates, opened, budget_s, clock).result()
 
 
 def _chosen(found: Sequence[GateBenchmark], name: str | None) -> GateBenchmark:
@@ -105,22 +105,22 @@ def _chosen(found: Sequence[GateBenchmark], name: str | None) -> GateBenchmark:
     raise UsageError(f"no benchmark {name!r}: the file has {', '.join(each.name for each in found)}")
 
 
-def _places(
+def _candidates(
     good: str | None, bad: str | None, pythons: Sequence[str], recipes: Sequence[str], environment: Setup
-) -> tuple[str, list[Place]]:
+) -> tuple[str, list[Candidate]]:
     if sum((good is not None or bad is not None, bool(pythons), bool(recipes))) != 1:
         raise UsageError(
             "bisect commits (--good and --bad), environments (--python) or recipes (--recipe): one of them"
         )
     if pythons:
-        found = "environment", [Place(python, "", _in_environment(python)) for python in pythons]
+        found = "environment", [Candidate(python, "", _in_environment(python)) for python in pythons]
     elif recipes:
-        found = "recipe", [Place(recipe, "", _under(Recipe.parse(recipe))) for recipe in recipes]
+        found = "recipe", [Candidate(recipe, "", _under(Recipe.parse(recipe))) for recipe in recipes]
     else:
         if good is None or bad is None:
             raise UsageError("name both ends: --good REF --bad REF")
         commits = [resolve_commit(good), *commits_between(good, bad)]
-        found = "commit", [Place(commit, subject_of(commit), _at(commit, environment)) for commit in commits]
+        found = "commit", [Candidate(commit, subject_of(commit), _at(commit, environment)) for commit in commits]
     if len(found[1]) < 2:
         raise UsageError("there is nothing between the two ends: name two that differ")
     return found
@@ -156,27 +156,27 @@ class _Search:
         self,
         benchmark: GateBenchmark,
         what: str,
-        places: Sequence[Place],
+        candidates: Sequence[Candidate],
         workspace: Workspace,
         budget_s: float,
         clock: Clock,
     ) -> None:
         self._benchmark = benchmark
         self._what = what
-        self._places = places
+        self._candidates = candidates
         self._workspace = workspace
         self._deadline = clock() + budget_s
         self._clock = clock
         self._steps: list[BisectStep] = []
 
     def result(self) -> BisectResult:
-        with self._prepared(self._places[0]) as good:
+        with self._prepared(self._candidates[0]) as good:
             suspects = self._suspects(good)
         return BisectResult(self._benchmark.name, self._what, self._steps, suspects)
 
-    def _suspects(self, good: RunSpec) -> Sequence[Place]:
+    def _suspects(self, good: RunSpec) -> Sequence[Candidate]:
         """The one that made it slower; several, where those between could not be decided; none, where the last is not slower."""
-        low, high = 0, len(self._places) - 1
+        low, high = 0, len(self._candidates) - 1
         whole = self._gate(good, high, self._benchmark.threshold)
         if whole is None or whole.verdict != "slower":
             return ()
@@ -192,14 +192,14 @@ class _Search:
                 high = middle
             else:
                 low = middle
-        return self._places[low + 1 : high + 1]
+        return self._candidates[low + 1 : high + 1]
 
     def _gate(self, good: RunSpec, index: int, threshold: float) -> Judged | None:
-        """None where this place cannot be measured."""
-        place = self._places[index]
-        left = max((len(self._places)).bit_length() + 1 - len(self._steps), 1)
+        """None where this candidate cannot be measured."""
+        candidate = self._candidates[index]
+        left = max((len(self._candidates)).bit_length() + 1 - len(self._steps), 1)
         try:
-            with self._prepared(place) as spec, self._workspace.lock(spec.device):
+            with self._prepared(candidate) as spec, self._workspace.lock(spec.device):
                 running = GateRun(
                     self._workspace.door(spec.launch),
                     self._workspace.journal,
@@ -211,22 +211,22 @@ class _Search:
                 )
                 running.interleaved(good, spec)
         except (UsageError, BenchError) as error:
-            self._note(place, "failed", None, str(error))
+            self._note(candidate, "failed", None, str(error))
             return None
         judged, broken = running.judged, running.broken
         if broken is not None and broken in running.baseline:
-            raise UsageError(f"the first {self._what} ({self._places[0].name[:40]}) broke: {why_broken(broken)}")
+            raise UsageError(f"the first {self._what} ({self._candidates[0].name[:40]}) broke: {why_broken(broken)}")
         if broken is not None:
-            self._note(place, "failed", None, str(why_broken(broken)))
+            self._note(candidate, "failed", None, str(why_broken(broken)))
             return None
-        self._note(place, judged.verdict if judged else "incomparable", judged)
+        self._note(candidate, judged.verdict if judged else "incomparable", judged)
         return judged
 
-    def _note(self, place: Place, verdict: GateVerdict, judged: Judged | None, said: str = "") -> None:
+    def _note(self, candidate: Candidate, verdict: GateVerdict, judged: Judged | None, said: str = "") -> None:
         self._steps.append(
             BisectStep(
-                name=place.name,
-                about=place.about,
+                name=candidate.name,
+                about=candidate.about,
                 verdict=verdict,
                 ratio=judged.ratio if judged else None,
                 low=judged.low if judged else None,
@@ -236,7 +236,7 @@ class _Search:
         )
 
     @contextmanager
-    def _prepared(self, place: Place) -> Iterator[RunSpec]:
+    def _prepared(self, candidate: Candidate) -> Iterator[RunSpec]:
         with ExitStack() as stack:
-            spec = place.opened(self._benchmark.spec, stack)
+            spec = candidate.opened(self._benchmark.spec, stack)
             yield self._workspace.checked([spec])[0]

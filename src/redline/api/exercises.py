@@ -175,8 +175,8 @@ def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     operators = sorted(found.operators, key=lambda row: -_own_s(row, found))[:5]
     steps = found.steps_seen or 1
     figures = {
-        f"{place}. {row.name}": f"{format_seconds(_own_s(row, found) / steps)} per step"
-        for place, row in enumerate(operators, 1)
+        f"{rank}. {row.name}": f"{format_seconds(_own_s(row, found) / steps)} per step"
+        for rank, row in enumerate(operators, 1)
     }
     whole_s = sum(_own_s(row, found) for row in found.operators)
     share = _convolutions_s(found) / whole_s if whole_s else 0.0
@@ -351,8 +351,8 @@ def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     return filled(
         base,
         figures={
-            f"{place}. {row.short_name[:56]}": f"{format_share(row.share)}, {row.calls} calls"
-            for place, row in enumerate(found.kernels[:5], 1)
+            f"{rank}. {row.short_name[:56]}": f"{format_share(row.share)}, {row.calls} calls"
+            for rank, row in enumerate(found.kernels[:5], 1)
         },
         checks=(words.check_listed(len(found.kernels), there[0]),),
         answers=(

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
-from redline.analyze.batch import BatchFinding
+from redline.analyze.batch import BatchSummary
 from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
@@ -61,14 +61,14 @@ class QuickProfile(Shown):
         self,
         results: QuickResults,
         records: Sequence[RunRecord],
-        finding: BatchFinding,
+        batches: BatchSummary,
         training: TrainingSummary,
         profile: Profile,
         ceilings_of: CeilingsOf | None = None,
     ) -> None:
         self.results = results
         self.records = list(records)
-        self.batches = finding
+        self.batches = batches
         self.training = training
         self.profile = profile
         self._ceilings_of = ceilings_of
@@ -203,7 +203,7 @@ def _trained(spec: RunSpec, workspace: Workspace, *, profile: bool = False) -> R
     return record
 
 
-def _searched(before: RunRecord, batch_size: int, workspace: Workspace) -> BatchFinding:
+def _searched(before: RunRecord, batch_size: int, workspace: Workspace) -> BatchSummary:
     """Batches of the bare step, on what the data turned out to be."""
     assert before.prepared is not None
     info, row = before.prepared.data, training_of(before)
@@ -219,7 +219,7 @@ def _searched(before: RunRecord, batch_size: int, workspace: Workspace) -> Batch
     return found
 
 
-def _best_batch(found: BatchFinding, asked: int) -> int:
+def _best_batch(found: BatchSummary, asked: int) -> int:
     """The fastest that fits, where it is faster than the one that was asked for by more than a trifle."""
     speeds = {trial.batch: trial.throughput_per_s for trial in found.trials if trial.fits and trial.throughput_per_s}
     if not speeds:
@@ -233,7 +233,7 @@ def _best_batch(found: BatchFinding, asked: int) -> int:
     return best
 
 
-def _results(before: TrainingSummary, after: TrainingSummary, found: BatchFinding, profile: Profile) -> QuickResults:
+def _results(before: TrainingSummary, after: TrainingSummary, found: BatchSummary, profile: Profile) -> QuickResults:
     return QuickResults(
         model=after.model,
         dataset=after.data,

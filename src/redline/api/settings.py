@@ -219,9 +219,9 @@ def named_function(workspace: Workspace, what: str, given: Any) -> str:
         if artifact is None:
             raise UsageError(f"{what} cannot be pickled: give it as 'file.py:function'")
         return f"pickle:{artifact}"
-    place, _, function = given.rpartition(":")
-    if not place or not function.isidentifier():
+    origin, _, function = given.rpartition(":")
+    if not origin or not function.isidentifier():
         raise SpecError(f"{what} {given!r} does not name a function: write path/to/file.py:function")
-    if place.endswith(".py") and not Path(place).expanduser().is_file():
-        raise SpecError(f"{what} {given!r}: no such file: {place}")
+    if origin.endswith(".py") and not Path(origin).expanduser().is_file():
+        raise SpecError(f"{what} {given!r}: no such file: {origin}")
     return given

@@ -93,7 +93,7 @@ def batch(
         print_json(result.to_json())
     else:
         console = make_console()
-        console.print(found_report(result.findings))
+        console.print(found_report(result.rows))
         if plot is not None:
             console.print(f"plot: {plot}", markup=False)
     return Exit.FAILED_ROW if any(found.max_batch is None for found in result) else Exit.DONE

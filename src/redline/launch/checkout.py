@@ -98,8 +98,8 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
     here = current_folder() or "/"
     commit, root, environment = resolve_commit(ref), checkout_of(here), environment or Setup()
     _remove_left_behind(root)
-    place = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
-    tree = place / Path(root).name
+    temporary = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
+    tree = temporary / Path(root).name
     try:
         # Without the project's hooks: they may install or change things, and are meant for people's own checkouts.
         added = _git(root, "-c", f"core.hooksPath={os.devnull}", "worktree", "add", "--detach", str(tree), commit)
@@ -118,17 +118,22 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
         )
     finally:
         _git(root, "worktree", "remove", "--force", str(tree))
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         _git(root, "worktree", "prune")
 
 
 def _remove_left_behind(root: str) -> None:
     """Checkouts of processes that were killed."""
     for line in _git(root, "worktree", "list", "--porcelain").stdout.splitlines():
-        place = Path(line.removeprefix("worktree ")).parent
-        pid = place.name.removeprefix(PREFIX).partition("-")[0]
-        if place.name.startswith(PREFIX) and pid.isdecimal() and place.is_dir() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(place, ignore_errors=True)
+        temporary = Path(line.removeprefix("worktree ")).parent
+        pid = temporary.name.removeprefix(PREFIX).partition("-")[0]
+        if (
+            temporary.name.startswith(PREFIX)
+            and pid.isdecimal()
+            and temporary.is_dir()
+            and not psutil.pid_exists(int(pid))
+        ):
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _fill_submodules(root: str, tree: str, ref: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.batch import BatchFinding, BatchTrial, curve_of, items_of_one
+from redline.analyze.batch import BatchSummary, BatchTrial, curve_of, items_of_one
 from redline.analyze.knee import SATURATED
 from redline.report.canvas import check_picture, save_figure
 from redline.report.export import JsonDocument, json_document
@@ -30,21 +30,21 @@ _COLUMNS = (
 )
 
 
-def batch_json(findings: Sequence[BatchFinding]) -> JsonDocument:
+def batch_json(rows: Sequence[BatchSummary]) -> JsonDocument:
     """The first recipe's answers at the top, those of all under `recipes`, each with its ratio to the first."""
-    first = findings[0].max_batch
+    first = rows[0].max_batch
     entries = [
         {
             **msgspec.to_builtins(found),
             "knee_batch": found.knee_batch,
             "ratio": found.max_batch / first if found.max_batch and first else None,
         }
-        for found in findings
+        for found in rows
     ]
-    return json_document("batch", {**_answers(findings[0]), "recipes": entries})
+    return json_document("batch", {**_answers(rows[0]), "recipes": entries})
 
 
-def _answers(found: BatchFinding) -> dict[str, Any]:
+def _answers(found: BatchSummary) -> dict[str, Any]:
     return {
         "max_batch": found.max_batch,
         "max_batch_below": found.max_batch_below,
@@ -61,13 +61,13 @@ def _answers(found: BatchFinding) -> dict[str, Any]:
     }
 
 
-def batch_report(findings: Sequence[BatchFinding]) -> RenderableType:
+def batch_report(rows: Sequence[BatchSummary]) -> RenderableType:
     """Every trial, recipe by recipe, then what was found."""
     parts: list[RenderableType] = []
-    for found in findings:
+    for found in rows:
         parts += [Text(search_title(found.model, found.task, found.recipe), style="bold"), Text(trial_header())]
         parts += [trial_line(trial) for trial in sorted(found.trials, key=lambda trial: trial.batch)]
-    return Group(*parts, found_report(findings))
+    return Group(*parts, found_report(rows))
 
 
 def search_title(model: str, task: str, recipe: str) -> str:
@@ -100,15 +100,15 @@ def trial_line(trial: BatchTrial) -> Text:
     return Text(f"{batch} {told}{_remark(trial)}")
 
 
-def found_report(findings: Sequence[BatchFinding]) -> RenderableType:
+def found_report(rows: Sequence[BatchSummary]) -> RenderableType:
     """The answers side by side, what to know about them, the next step."""
-    first = findings[0]
+    first = rows[0]
     table = make_table(Text(_title(first), style="bold"))
     table.add_column("recipe", overflow="fold", min_width=12)
     headers = ["largest", f"vs {first.recipe}"[:24], f"knee ({SATURATED:.0%})", *_slo_header(first), "trials", "OOMs"]
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
-    for found in findings:
+    for found in rows:
         ratio = f"{found.max_batch / first.max_batch:.2f}×" if found.max_batch and first.max_batch else "–"
         slo = [_number(found.slo_batch)] if first.slo else []
         table.add_row(
@@ -120,17 +120,17 @@ def found_report(findings: Sequence[BatchFinding]) -> RenderableType:
             str(len(found.trials)),
             str(found.ooms),
         )
-    notes = [Text(f"  {found.recipe}: {note}", style="dim") for found in findings for note in found.notes]
-    return Group(Fitted(table), *notes, Text(_next_step(findings), style="bold"))
+    notes = [Text(f"  {found.recipe}: {note}", style="dim") for found in rows for note in found.notes]
+    return Group(Fitted(table), *notes, Text(_next_step(rows), style="bold"))
 
 
-def _title(found: BatchFinding) -> str:
+def _title(found: BatchSummary) -> str:
     where = f"{found.device_name} ({found.device})" if found.device_name else found.device
     limit = f"up to {format_bytes(found.limit_bytes)}" if found.limit_bytes else ""
     return " · ".join(part for part in (found.model, found.task, found.setting, where, limit) if part)
 
 
-def _largest(found: BatchFinding) -> str:
+def _largest(found: BatchSummary) -> str:
     """With what is known of how much larger it could be."""
     if found.max_batch is None:
         return "none fits" if found.ooms else "none runs"
@@ -139,7 +139,7 @@ def _largest(found: BatchFinding) -> str:
     return str(found.max_batch)
 
 
-def _slo_header(found: BatchFinding) -> list[str]:
+def _slo_header(found: BatchSummary) -> list[str]:
     return [str(found.slo)] if found.slo else []
 
 
@@ -154,10 +154,10 @@ def _remark(trial: BatchTrial) -> str:
     return f"  {', '.join(remarks)}" if remarks else ""
 
 
-def _next_step(findings: Sequence[BatchFinding]) -> str:
-    running = [found for found in findings if found.max_batch is not None]
+def _next_step(rows: Sequence[BatchSummary]) -> str:
+    running = [found for found in rows if found.max_batch is not None]
     if not running:
-        tried = next((trial.record_id for found in findings for trial in found.trials if trial.failure), "")
+        tried = next((trial.record_id for found in rows for trial in found.trials if trial.failure), "")
         return f"next: no batch ran at all; 'redline show {tried[:13]}' has the whole error"
     best = max(running, key=lambda found: found.max_batch or 0)
     if best.slo:
@@ -171,7 +171,7 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
     return f"next: '{best.at_length}' measures it thoroughly"
 
 
-def _next_under_target(running: Sequence[BatchFinding]) -> str:
+def _next_under_target(running: Sequence[BatchSummary]) -> str:
     """Of the recipes that keep the target, the one that is fastest there."""
     keeping = [found for found in running if found.slo_batch is not None]
     if not keeping:
@@ -180,7 +180,7 @@ def _next_under_target(running: Sequence[BatchFinding]) -> str:
     return f"next: batch {best.slo_batch} with {best.recipe} keeps the latency target"
 
 
-def _rate_under_target(found: BatchFinding) -> float:
+def _rate_under_target(found: BatchSummary) -> float:
     return max((trial.throughput_per_s or 0.0 for trial in found.trials if trial.batch == found.slo_batch), default=0.0)
 
 
@@ -188,18 +188,18 @@ def _number(value: int | None) -> str:
     return "–" if value is None else str(value)
 
 
-def plot_batches(findings: Sequence[BatchFinding], path: Path) -> Path:
+def plot_batches(rows: Sequence[BatchSummary], path: Path) -> Path:
     check_picture(path)
     # The figure is made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(13, 4.2), layout="constrained")
     speed, latency, memory = figure.subplots(1, 3)
-    for number, found in enumerate(findings):
+    for number, found in enumerate(rows):
         fitting = sorted((trial for trial in found.trials if trial.fits), key=lambda trial: trial.batch)
         if fitting:
             _draw(found, fitting, f"C{number % 10}", speed, latency, memory)
-    first = findings[0]
+    first = rows[0]
     item = first.item or "items"
     _label(speed, f"{item}/s", "throughput; dashed: a + c·b, dot: knee")
     _label(latency, "ms per step", "median latency")
@@ -214,7 +214,7 @@ def plot_batches(findings: Sequence[BatchFinding], path: Path) -> Path:
 
 
 def _draw(
-    found: BatchFinding, fitting: Sequence[BatchTrial], colour: str, speed: Any, latency: Any, memory: Any
+    found: BatchSummary, fitting: Sequence[BatchTrial], colour: str, speed: Any, latency: Any, memory: Any
 ) -> None:
     batches = [trial.batch for trial in fitting]
     speed.plot(batches, [trial.throughput_per_s for trial in fitting], "o-", color=colour, label=found.recipe)

@@ -211,20 +211,20 @@ METHOD = (
 VERSIONS_FIRST = ("torch", "torchvision", "cuda", "hip", "cudnn", "triton")
 
 
-class Place(Frozen):
+class Machine(Frozen):
     device: str
     facts: tuple[tuple[str, str], ...]
     records: int
 
 
-def places_of(records: Sequence[RunRecord]) -> list[Place]:
+def machines_of(records: Sequence[RunRecord]) -> list[Machine]:
     counts: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
     for record in records:
         if record.prepared is not None:
             environment = record.prepared.environment
-            place = (environment.device.name or environment.device.kind, tuple(_facts(environment)))
-            counts[place] = counts.get(place, 0) + 1
-    return [Place(device=device, facts=facts, records=count) for (device, facts), count in counts.items()]
+            machine = (environment.device.name or environment.device.kind, tuple(_facts(environment)))
+            counts[machine] = counts.get(machine, 0) + 1
+    return [Machine(device=device, facts=facts, records=count) for (device, facts), count in counts.items()]
 
 
 def _facts(environment: Environment) -> list[tuple[str, str]]:

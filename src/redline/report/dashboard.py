@@ -23,7 +23,7 @@ from redline.analyze.summary import RunSummary
 from redline.fields import Frozen
 from redline.report import tune
 from redline.report.answers import answers_of
-from redline.report.contents import METHOD, Contents, places_of
+from redline.report.contents import METHOD, Contents, machines_of
 from redline.report.payload import as_json, payload_of
 from redline.units import THIN_SPACE, format_seconds
 
@@ -300,7 +300,7 @@ def dashboard(contents: Contents) -> str:
         tiles=tiles_of(contents),
         answers=answers_of(contents),
         advice=cards_of(contents),
-        places=places_of(contents.records),
+        machines=machines_of(contents.records),
         told=tune,
         method=METHOD,
         version=__version__,

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.attainable import OperatorRow
-from redline.analyze.batch import BatchFinding
+from redline.analyze.batch import BatchSummary
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow
 from redline.analyze.compare import Comparisons
 from redline.analyze.flops import FlopsSummary
@@ -113,7 +113,7 @@ class _Sweep(SweepSummary, kw_only=True):
 
 
 class _Batch(Frozen):
-    recipes: tuple[BatchFinding, ...]
+    recipes: tuple[BatchSummary, ...]
 
 
 class _Operators(Frozen):

@@ -163,7 +163,7 @@ def _figure(each: Check, value: float) -> str:
 
 
 class BisectStep(Frozen):
-    """A gate of one place against the first. `ratio` as in a gate: below 1 it is slower."""
+    """A gate of one candidate against the first. `ratio` as in a gate: below 1 it is slower."""
 
     name: str
     about: str

@@ -15,7 +15,7 @@ from redline.analyze.trust import error_text
 from redline.identity import Benchmark, Subject, across_devices, benchmark_of
 from redline.record import RunRecord
 from redline.report.cells import energy_cells, energy_columns, generation_cells
-from redline.report.contents import METHOD, Contents, places_of
+from redline.report.contents import METHOD, Contents, machines_of
 from redline.report.terminal import cell, escaped, table
 from redline.report.train import epoch_cells, epoch_headers, title_of
 from redline.report.tune import tune_markdown
@@ -135,8 +135,8 @@ def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
         return
     yield "## Pictures"
     yield ""
-    for title, place in pictures.items():
-        yield f"![{escaped(title, 160)}]({place})"
+    for title, path in pictures.items():
+        yield f"![{escaped(title, 160)}]({path})"
         yield ""
 
 
@@ -327,19 +327,19 @@ def _profiles(contents: Contents) -> Iterator[str]:
 
 
 def _environment(contents: Contents) -> Iterator[str]:
-    places = places_of(contents.records)
-    if not places:
+    machines = machines_of(contents.records)
+    if not machines:
         return
     yield "## Environment"
-    for place in places:
+    for machine in machines:
         yield ""
-        yield f"### {escaped(place.device, 120)} ({place.records} record{'' if place.records == 1 else 's'})"
+        yield f"### {escaped(machine.device, 120)} ({machine.records} record{'' if machine.records == 1 else 's'})"
         yield ""
-        yield from (f"- {name}: {escaped(value, 400)}" for name, value in place.facts)
+        yield from (f"- {name}: {escaped(value, 400)}" for name, value in machine.facts)
 
 
 def _in_order(lines: Sequence[Line]) -> list[Line]:
-    recipes = {recipe: place for place, recipe in enumerate(dict.fromkeys(line.row.recipe for line in lines))}
+    recipes = {recipe: index for index, recipe in enumerate(dict.fromkeys(line.row.recipe for line in lines))}
     return sorted(lines, key=lambda line: (recipes[line.row.recipe], line.row.batch or 0))
 
 

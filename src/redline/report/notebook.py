@@ -150,9 +150,9 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 def _drawn(found: Bars) -> Any:
     shown = list(found.bars)[:MOST_BARS]
     figure, axes = new_figure(7.6, 1.2 + 0.36 * len(shown))
-    for place, (_, value, low, high) in enumerate(shown):
+    for index, (_, value, low, high) in enumerate(shown):
         reach = None if low is None or high is None else [[max(0.0, value - low)], [max(0.0, high - value)]]
-        axes.barh(place, value, xerr=reach, color=COLOURS[0] if place else "#5c6573", error_kw={"capsize": 3})
+        axes.barh(index, value, xerr=reach, color=COLOURS[0] if index else "#5c6573", error_kw={"capsize": 3})
     axes.set_yticks(range(len(shown)), [label_text(label) for label, *_ in shown], fontsize=8.5)
     axes.invert_yaxis()
     axes.set_xlim(left=0)

@@ -97,8 +97,8 @@ def _numerics_state(row: RunSummary) -> str | None:
 def _packed(values: Sequence[Any]) -> Any:
     if any(isinstance(value, str) for value in values):
         texts = list(dict.fromkeys(value for value in values if value is not None))
-        place = {text: number for number, text in enumerate(texts)}
-        return {"texts": texts, "at": [None if value is None else place[value] for value in values]}
+        index = {text: number for number, text in enumerate(texts)}
+        return {"texts": texts, "at": [None if value is None else index[value] for value in values]}
     return [short(value) for value in values]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from redline.analyze.batch import BatchFinding
+from redline.analyze.batch import BatchSummary
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import Curve
 from redline.analyze.summary import RunSummary
@@ -119,8 +119,8 @@ def _single_points(curves: Sequence[Curve], shown: Sequence[Curve]) -> list[Curv
 
 def _look(number: int) -> tuple[str, str]:
     """A colour and a symbol that no other of 64 lines has together."""
-    turn, place = divmod(number, len(COLOURS))
-    return COLOURS[place], MARKERS[(place + turn) % len(MARKERS)]
+    turn, index = divmod(number, len(COLOURS))
+    return COLOURS[index], MARKERS[(index + turn) % len(MARKERS)]
 
 
 def _parts(subject: Subject) -> list[str]:
@@ -244,26 +244,24 @@ def batch_ticks(axes: Any, batches: set[int]) -> None:
 
 def _in_two_lines(recipe: str) -> str:
     """Wrapped between two switches: long recipes may differ in any of them."""
-    place = recipe.rfind("+", 0, LABEL) + 1
-    if len(recipe) <= LABEL or not place:
+    cut = recipe.rfind("+", 0, LABEL) + 1
+    if len(recipe) <= LABEL or not cut:
         return label_text(recipe)
-    return f"{label_text(recipe[:place])}\n{label_text(recipe[place:])}"
+    return f"{label_text(recipe[:cut])}\n{label_text(recipe[cut:])}"
 
 
 KERNELS = 15
 
 
-def batch_figure(finding: BatchFinding) -> Any:
+def batch_figure(found: BatchSummary) -> Any:
     """Throughput against the batch, with the knee; None where fewer than two batches ran."""
-    fitting = sorted((trial for trial in finding.trials if trial.fits), key=lambda trial: trial.batch)
+    fitting = sorted((trial for trial in found.trials if trial.fits), key=lambda trial: trial.batch)
     if len(fitting) < 2:
         return None
-    figure = _blank_figure(
-        f"{finding.model}: throughput against batch", "batch", f"{finding.item or 'items'} per second"
-    )
+    figure = _blank_figure(f"{found.model}: throughput against batch", "batch", f"{found.item or 'items'} per second")
     batches, speeds = [trial.batch for trial in fitting], [trial.throughput_per_s for trial in fitting]
-    figure.add_scatter(x=batches, y=speeds, mode="lines+markers", name=_text(finding.recipe), line_color=COLOURS[0])
-    if (knee := finding.knee) is not None:
+    figure.add_scatter(x=batches, y=speeds, mode="lines+markers", name=_text(found.recipe), line_color=COLOURS[0])
+    if (knee := found.knee) is not None:
         star = {"symbol": "star", "size": 15, "color": COLOURS[1]}
         figure.add_scatter(x=[knee.batch], y=[knee.throughput_per_s], mode="markers", name="knee", marker=star)
     figure.update_xaxes(type="log", tickvals=batches, ticktext=[str(batch) for batch in batches])

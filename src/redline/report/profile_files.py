@@ -73,7 +73,7 @@ def _tiles(profile: Profile) -> list[dict[str, Any]]:
     """The treemap, with the colour of each tile's class and a name where it has room."""
     tiles = treemap(profile, WIDTH, MAP_HEIGHT)
     colours = {
-        name: place % MAP_COLOURS for place, name in enumerate(dict.fromkeys(tile.kernel_class for tile in tiles))
+        name: index % MAP_COLOURS for index, name in enumerate(dict.fromkeys(tile.kernel_class for tile in tiles))
     }
     return [
         {

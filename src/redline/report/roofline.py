@@ -155,7 +155,7 @@ class OperatorPoint(Frozen):
 
 class RooflinePoint(Frozen):
     row: int
-    """The place of its line in the report."""
+    """The index of its line in the report."""
     label: str
     intensity: float
     """FLOP per compulsory byte."""
@@ -175,7 +175,7 @@ class RooflineChart(Frozen):
 def roofline_charts(lines: Sequence[Line], ceilings_of: CeilingsOf) -> list[RooflineChart]:
     """Of the lines whose work was counted and whose device's ceilings are known."""
     points: dict[str, list[RooflinePoint]] = {}
-    places: dict[str, Ceilings] = {}
+    ceilings_by_title: dict[str, Ceilings] = {}
     formats: dict[str, dict[str, None]] = {}
     for number, line in enumerate(lines):
         record = line.record
@@ -183,13 +183,13 @@ def roofline_charts(lines: Sequence[Line], ceilings_of: CeilingsOf) -> list[Roof
         if known is None or point is None:
             continue
         title = _title(known)
-        places.setdefault(title, known)
+        ceilings_by_title.setdefault(title, known)
         assert record.prepared is not None
         assert record.prepared.work is not None
         formats.setdefault(title, {}).update(dict.fromkeys(record.prepared.work.flops_by_format()))
         points.setdefault(title, []).append(point)
     return [
-        RooflineChart(title=title, roofs=_roofs(places[title], list(formats[title])), points=tuple(under))
+        RooflineChart(title=title, roofs=_roofs(ceilings_by_title[title], list(formats[title])), points=tuple(under))
         for title, under in points.items()
     ]
 

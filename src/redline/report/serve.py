@@ -149,14 +149,14 @@ def picture_of(series: SeriesTrend, width: int = WIDTH, height: int = HEIGHT) ->
     low, high = min(speeds), max(speeds)
     across = width / max(len(speeds) - 1, 1)
     up = (height - 8) / (high - low) if high > low else 0.0
-    places = [
+    points = [
         (round(index * across, 1), round(height - 4 - (speed - low) * up if up else height / 2, 1))
         for index, speed in enumerate(speeds)
     ]
     order = {point.record_id: index for index, point in enumerate(series.points)}
     return Picture(
-        points=" ".join(f"{x},{y}" for x, y in places),
-        dots=tuple(places) if len(places) <= 200 else (),
+        points=" ".join(f"{x},{y}" for x, y in points),
+        dots=tuple(points) if len(points) <= 200 else (),
         changes=tuple((round(order[each.record_id] * across, 1), each.ratio < 1) for each in series.changes),
         low=low,
         high=high,

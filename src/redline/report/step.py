@@ -89,7 +89,7 @@ def _class_colours(shown: Sequence[Lane]) -> dict[str, str]:
     for box in (box for lane in shown if lane.on_device for box in lane.boxes):
         times[box.kind] = times.get(box.kind, 0.0) + box.length_us
     ordered = sorted(times, key=lambda kind: -times[kind])
-    return {kind: COLOURS[place] if place < len(COLOURS) else UNKNOWN_COLOUR for place, kind in enumerate(ordered)}
+    return {kind: COLOURS[index] if index < len(COLOURS) else UNKNOWN_COLOUR for index, kind in enumerate(ordered)}
 
 
 def _draw_lane(
@@ -105,11 +105,11 @@ def _draw_lane(
             by_row.setdefault((box.depth, colour, is_wide), []).append(((left - start) / 1e3, (right - left) / 1e3))
             if right - left > NAMED_SHARE * (end - start):
                 room = int((right - left) / (end - start) * LETTERS)
-                place = ((left - start) / 1e3 + (end - start) * 2e-6, top + box.depth + ROW / 2)
+                position = ((left - start) / 1e3 + (end - start) * 2e-6, top + box.depth + ROW / 2)
                 ink = "white" if lane.on_device else "#15181d"
                 name = lanes.names[box.name]
                 told = label_text(name if len(name) <= room else f"{name[: room - 1]}…")
-                axes.text(*place, told, fontsize=6.5, va="center", color=ink, clip_on=True)
+                axes.text(*position, told, fontsize=6.5, va="center", color=ink, clip_on=True)
     for (depth, colour, is_wide), ranges in by_row.items():
         # An edge would hide boxes that are no wider than itself.
         edge = {"edgecolor": "white", "linewidth": 0.3} if is_wide else {"linewidth": 0}
@@ -178,7 +178,7 @@ def treemap(profile: Profile, width: float, height: float) -> list[Tile]:
     areas = squarified([totals[name] for name in classes], (0.0, 0.0, width, height))
     for name, area in zip(classes, areas, strict=True):
         own = [row for row in rows if row.kernel_class == name and row.total_s > 0]
-        for row, place in zip(own, squarified([row.total_s for row in own], area), strict=True):
+        for row, box in zip(own, squarified([row.total_s for row in own], area), strict=True):
             found.append(
                 Tile(
                     row.name,
@@ -187,7 +187,7 @@ def treemap(profile: Profile, width: float, height: float) -> list[Tile]:
                     row.total_s,
                     row.share,
                     row.calls,
-                    *(round(each, 2) for each in place),
+                    *(round(each, 2) for each in box),
                 )
             )
     return found

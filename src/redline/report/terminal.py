@@ -138,8 +138,8 @@ def _shared(
     texts = [name for name in shown if _wraps(columns[name])]
     widths = {name: natural[name] for name in shown}
     room = width - _taken(widths, shown) + sum(natural[name] for name in texts)
-    for place, name in enumerate(sorted(texts, key=lambda name: natural[name])):
-        widths[name] = max(1, min(natural[name], room // (len(texts) - place)))
+    for index, name in enumerate(sorted(texts, key=lambda name: natural[name])):
+        widths[name] = max(1, min(natural[name], room // (len(texts) - index)))
         room -= widths[name]
     return widths
 
@@ -182,5 +182,5 @@ def cell(text: str) -> str:
 
 def table(headers: list[str], rows: list[list[str]], *, left: int = 1) -> list[str]:
     """Lines of a table whose first `left` columns are texts and whose others are numbers; cells are escaped already."""
-    rule = ["---" if place < left else "---:" for place in range(len(headers))]
+    rule = ["---" if index < left else "---:" for index in range(len(headers))]
     return ["| " + " | ".join(line) + " |" for line in (headers, rule, *rows)]

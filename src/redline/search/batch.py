@@ -14,14 +14,14 @@ import msgspec
 
 from redline.analyze.batch import (
     SLO_TESTS,
-    BatchFinding,
+    BatchSummary,
     BatchTrial,
     Purpose,
     SloTargets,
+    batch_summary,
     curve_of,
     device_bound,
     expected_knee,
-    finding,
     trial_of,
 )
 from redline.errors import SpecError
@@ -118,7 +118,7 @@ def search_batch(
     *,
     most: int | None = None,
     slo: SloTargets | None = None,
-) -> BatchFinding:
+) -> BatchSummary:
     """Search for one spec (its batch is ignored). `most`: look no further than this batch."""
     search = BatchSearch(spec, door, journal, observer or Observer())
     find_largest(search, min(most or MOST_ITEMS, MOST_ITEMS))
@@ -127,7 +127,7 @@ def search_batch(
     if search.largest and slo:
         find_under_target(search, slo)
     upper = bounds(search.tried, search.room).upper  # how far one asked to look is no bound
-    return finding(search.records, search.trials, upper=upper, slo=slo, multiple=search.multiple)
+    return batch_summary(search.records, search.trials, upper=upper, slo=slo, multiple=search.multiple)
 
 
 def require_batches(specs: Sequence[RunSpec]) -> None:

@@ -79,12 +79,12 @@ def _line(links: Links, rows: Ints, on_device: bool, device: int) -> MemoryLine:
 def _stretches(at: Ints, values: Ints) -> tuple[int, ...]:
     """The largest value in each stretch; where none is written, what held before."""
     edges = np.linspace(int(at[0]), max(int(at[-1]), int(at[0]) + 1), STRETCHES + 1)
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, STRETCHES - 1)
+    stretch = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, STRETCHES - 1)
     most = np.full(STRETCHES, UNKNOWN, np.int64)
-    np.maximum.at(most, place, values)
-    last = np.searchsorted(place, np.arange(STRETCHES), side="left") - 1
+    np.maximum.at(most, stretch, values)
+    last = np.searchsorted(stretch, np.arange(STRETCHES), side="left") - 1
     before = np.where(last >= 0, values[np.maximum(last, 0)], 0)
-    return tuple(np.maximum(most, np.where(place[0] < np.arange(STRETCHES), before, 0)).tolist())
+    return tuple(np.maximum(most, np.where(stretch[0] < np.arange(STRETCHES), before, 0)).tolist())
 
 
 def _at_peak(links: Links, rows: Ints) -> tuple[Taken, ...]:

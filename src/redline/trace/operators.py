@@ -198,11 +198,11 @@ def module_times(links: Links) -> dict[str, int]:
     if not len(rows):
         return {}
     nesting = Nesting(marks.thread[rows], marks.start[rows], marks.end[rows])
-    place = _places(links, nesting)
+    owner = _owners(links, nesting)
     if trace.has_device:
-        where, duration = _of_work(links, nesting, place), trace.work.duration
+        where, duration = _of_work(links, nesting, owner), trace.work.duration
     else:
-        where, duration = place, self_times(links)[0]
+        where, duration = owner, self_times(links)[0]
     known = where >= 0
     total = np.zeros(len(rows), np.int64)
     np.add.at(total, where[known], duration[known])
@@ -212,23 +212,23 @@ def module_times(links: Links) -> dict[str, int]:
     return dict(found)
 
 
-def _places(links: Links, nesting: Nesting) -> Ints:
+def _owners(links: Links, nesting: Nesting) -> Ints:
     """For each operator, the mark it belongs to: the one around it, that of its forward operator, or its parent's."""
     operators = links.trace.operators
-    place = nesting.around(operators.thread, operators.start)
-    backward = _of_forward(links, place)
-    place = np.where(place >= 0, place, backward)
+    owner = nesting.around(operators.thread, operators.start)
+    backward = _of_forward(links, owner)
+    owner = np.where(owner >= 0, owner, backward)
     parent = links.nesting.parent
     for level in links.nesting.levels():
-        orphans = level[(place[level] < 0) & (parent[level] >= 0)]
-        place[orphans] = place[parent[orphans]]
-    return place
+        orphans = level[(owner[level] < 0) & (parent[level] >= 0)]
+        owner[orphans] = owner[parent[orphans]]
+    return owner
 
 
-def _of_forward(links: Links, place: Ints) -> Ints:
+def _of_forward(links: Links, owner: Ints) -> Ints:
     found = np.full(len(links.trace.operators), UNKNOWN, np.int64)
     backward, forward = forward_rows(links)
-    found[backward] = np.where(forward >= 0, place[forward], UNKNOWN)
+    found[backward] = np.where(forward >= 0, owner[forward], UNKNOWN)
     return found
 
 
@@ -248,11 +248,11 @@ def forward_rows(links: Links) -> tuple[Ints, Ints]:
     return backward, np.where(matches, order[np.maximum(last, 0)], UNKNOWN)
 
 
-def _of_work(links: Links, nesting: Nesting, place: Ints) -> Ints:
+def _of_work(links: Links, nesting: Nesting, owner: Ints) -> Ints:
     calls = links.trace.calls
     found = np.full(len(links.trace.work), UNKNOWN, np.int64)
     by_operator = links.operator >= 0
-    found[by_operator] = place[links.operator[by_operator]]
+    found[by_operator] = owner[links.operator[by_operator]]
     rest = np.flatnonzero((found < 0) & (links.call >= 0))  # launched by no operator, such as a kernel of one's own
     called = links.call[rest]
     found[rest] = nesting.around(calls.thread[called], calls.start[called])

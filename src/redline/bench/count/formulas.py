@@ -73,8 +73,8 @@ def _per_output(weight: Tensor) -> int:
 def convolution(arguments: Arguments, out: Any) -> int:
     data = arguments.get("input", arguments.get("self"))
     assert data is not None
-    places = data if arguments.get("transposed") else out
-    return 2 * int(places.numel()) * _per_output(arguments["weight"])
+    positions = data if arguments.get("transposed") else out
+    return 2 * int(positions.numel()) * _per_output(arguments["weight"])
 
 
 def transposed_convolution(arguments: Arguments, out: Any) -> int:
@@ -85,9 +85,9 @@ def transposed_convolution(arguments: Arguments, out: Any) -> int:
 
 def convolution_backward(arguments: Arguments, out: Any) -> int:
     """The gradients of the input and of the weight each take as many products as the forward pass, groups or not."""
-    places = arguments["input"] if arguments["transposed"] else arguments["grad_output"]
+    positions = arguments["input"] if arguments["transposed"] else arguments["grad_output"]
     wanted = sum(bool(one) for one in arguments["output_mask"][:2])
-    return wanted * 2 * int(places.numel()) * _per_output(arguments["weight"])
+    return wanted * 2 * int(positions.numel()) * _per_output(arguments["weight"])
 
 
 def _recurrent(data: Tensor, weights: list[Tensor]) -> int:

@@ -207,19 +207,19 @@ def _shapes(device: Device, form: str) -> list[tuple[int, int, int]]:
 def _product(device: Device, form: str, shape: tuple[int, int, int]) -> Call:
     """Random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
     m, n, k = shape
-    place = device.torch_device
+    target = device.torch_device
     if form == "int8":
-        first = torch.randint(-128, 127, (m, k), device=place, dtype=torch.int8)
-        second = torch.randint(-128, 127, (n, k), device=place, dtype=torch.int8)
+        first = torch.randint(-128, 127, (m, k), device=target, dtype=torch.int8)
+        second = torch.randint(-128, 127, (n, k), device=target, dtype=torch.int8)
         return lambda: torch._int_mm(first, second.t())
     if form == "fp8":
         kind = torch.float8_e4m3fnuz if device.kind == "rocm" else torch.float8_e4m3fn
-        left, right = torch.randn(m, k, device=place).to(kind), torch.randn(n, k, device=place).to(kind)
-        one = torch.ones((), device=place)
+        left, right = torch.randn(m, k, device=target).to(kind), torch.randn(n, k, device=target).to(kind)
+        one = torch.ones((), device=target)
         return lambda: torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(form, torch.float32)
-    a, b = torch.randn(m, k, device=place, dtype=dtype), torch.randn(k, n, device=place, dtype=dtype)
-    out = torch.empty(m, n, device=place, dtype=dtype)
+    a, b = torch.randn(m, k, device=target, dtype=dtype), torch.randn(k, n, device=target, dtype=dtype)
+    out = torch.empty(m, n, device=target, dtype=dtype)
     return lambda: torch.mm(a, b, out=out)
 
 

@@ -89,7 +89,7 @@ def code_fingerprint(path: Path) -> str:
         if file not in seen and (content := _content(file)) is not None:
             seen[file] = content
             waiting += _imported(file, content, roots)
-    # By content, not by place: moving a project does not make another model.
+    # By content, not by path: moving a project does not make another model.
     return short_hash(b"\0".join(sorted(seen.values())))
 
 
@@ -121,10 +121,10 @@ def _imported(file: Path, content: bytes, roots: list[Path]) -> Iterator[Path]:
 def _files_of(dotted: str, bases: list[Path]) -> Iterator[Path]:
     """Every file that importing `a.b.c` runs, where `c` may be a name inside `a.b`."""
     for base in bases:
-        place = base
+        path = base
         for part in dotted.split("."):
-            place = place / part
-            for candidate in (place.with_name(f"{part}.py"), place / "__init__.py"):
+            path = path / part
+            for candidate in (path.with_name(f"{part}.py"), path / "__init__.py"):
                 if candidate.is_file():
                     yield candidate.resolve()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.analyze.batch import BatchFinding, SloTargets
+from redline.analyze.batch import BatchSummary, SloTargets
 from redline.note import Note, note
 from redline.record import RunRecord
 from redline.search.batch import search_batch
@@ -73,7 +73,7 @@ def _search_batch(tuner: Tuner, recipe: str) -> None:
         tuner.keep(batches=(*tuner.tune.batches, chosen))
 
 
-def best_batch(found: BatchFinding) -> BatchChoice | None:
+def best_batch(found: BatchSummary) -> BatchChoice | None:
     """Under a latency target what the finder says; else the smallest batch that is as good as any."""
     rates = {trial.batch: trial.throughput_per_s for trial in found.trials if trial.fits and trial.throughput_per_s}
     if not rates:

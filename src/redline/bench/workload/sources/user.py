@@ -75,10 +75,10 @@ class UserSource(Source):
     def _build(self, spec: WorkloadSpec, seed: int, inputs: Inputs | None) -> Workload:
         if spec.task == "generate":
             return self._generator(spec, seed)
-        place, name = _split(spec.model)
-        module = _load(place)
-        whose = f"factory {name} in {place}"
-        factory = _attribute(module, name, place)
+        origin, name = _split(spec.model)
+        module = _load(origin)
+        whose = f"factory {name} in {origin}"
+        factory = _attribute(module, name, origin)
         notes: list[Note] = []
         if spec.task == "step":
             step = OwnStep(factory, name, setup=_beside(module, "setup"), teardown=_beside(module, "teardown"))
@@ -106,10 +106,10 @@ class UserSource(Source):
 
     def _generator(self, spec: WorkloadSpec, seed: int) -> Workload:
         """The factory's model with a prompt of tokens it knows."""
-        place, name = _split(spec.model)
-        module = _load(place)
-        whose = f"factory {name} in {place}"
-        factory = _attribute(module, name, place)
+        origin, name = _split(spec.model)
+        module = _load(origin)
+        whose = f"factory {name} in {origin}"
+        factory = _attribute(module, name, origin)
         notes: list[Note] = []
         batch = choose_batch(spec.batch, "generate", notes)
         handed = _Factory(factory, batch_parameter(factory, whose), whose)(batch, seed)
@@ -186,13 +186,13 @@ def _hides_something(inputs: Any) -> bool:
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
     """The user's function behind `path/to/file.py:name`, `package.module:name` or `pickle:PATH`; `what` it is for."""
-    place, _, attribute = name.rpartition(":")
-    if place == "pickle":
+    origin, _, attribute = name.rpartition(":")
+    if origin == "pickle":
         found = pickle.loads(Path(attribute).read_bytes())
-    elif place:
-        module = _load(place)
+    elif origin:
+        module = _load(origin)
         if not hasattr(module, attribute):
-            raise SpecError(f"{place} has no {attribute}{_did_you_mean(attribute, vars(module))}")
+            raise SpecError(f"{origin} has no {attribute}{_did_you_mean(attribute, vars(module))}")
         found = getattr(module, attribute)
     else:
         raise SpecError(f"{what} {name!r} does not name a function: write path/to/file.py:function")
@@ -218,55 +218,55 @@ def check_inputs_of(spec: WorkloadSpec, workload: Workload, seed: int) -> Inputs
 
 def check_object(name: str, *, what: str, called: str) -> None:
     """Raise a `SpecError` where `file.py:name` cannot be there, as far as that can be told without running the file."""
-    place, attribute = _split(name, what, called)
-    path = _path_of(place)
+    origin, attribute = _split(name, what, called)
+    path = _path_of(origin)
     if path is not None:
-        _check_attribute(path, place, attribute)
+        _check_attribute(path, origin, attribute)
 
 
 def _split(name: str, what: str = "model", called: str = "factory") -> tuple[str, str]:
-    place, _, attribute = name.removeprefix("user:").rpartition(":")
-    if not place or not attribute.isidentifier():
+    origin, _, attribute = name.removeprefix("user:").rpartition(":")
+    if not origin or not attribute.isidentifier():
         raise SpecError(
             f"{what} {name!r} does not name a {called}: write path/to/file.py:{called} or package.module:{called}"
         )
-    return place, attribute
+    return origin, attribute
 
 
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or os.sep in place
+def _is_file(origin: str) -> bool:
+    return origin.endswith(".py") or os.sep in origin
 
 
-def _path_of(place: str) -> Path | None:
-    """The source file behind a place, where it has one."""
-    if _is_file(place):
-        path = Path(place).expanduser()
+def _path_of(origin: str) -> Path | None:
+    """The source file behind an origin (a file or a module), where it has one."""
+    if _is_file(origin):
+        path = Path(origin).expanduser()
         if not path.is_file():
-            raise SpecError(f"no such file: {place}")
+            raise SpecError(f"no such file: {origin}")
         return path
     _make_importable(Path.cwd())
     try:
-        found = importlib.util.find_spec(place)
+        found = importlib.util.find_spec(origin)
     except (ImportError, ValueError):
         found = None
     except Exception as error:  # a parent package that raises while it is imported
-        raise SpecError(f"module {place} cannot be found: {one_line(error)}") from error
+        raise SpecError(f"module {origin} cannot be found: {one_line(error)}") from error
     if found is None:
         sources = [name for name in SOURCES if name not in ("user", "live")]
-        near = [f"{name}:" for name in closest(place, sources)]
-        raise SpecError(f"no module named {place!r}{f'; did you mean {near[0]}?' if near else ''}")
+        near = [f"{name}:" for name in closest(origin, sources)]
+        raise SpecError(f"no module named {origin!r}{f'; did you mean {near[0]}?' if near else ''}")
     return Path(found.origin) if found.origin is not None and found.origin.endswith(".py") else None
 
 
-def _check_attribute(path: Path, place: str, factory: str) -> None:
+def _check_attribute(path: Path, origin: str, factory: str) -> None:
     try:
         names = _top_level_names(path.read_bytes(), str(path))
     except SyntaxError as error:
-        raise SpecError(f"{place} line {error.lineno}: {error.msg}") from None
+        raise SpecError(f"{origin} line {error.lineno}: {error.msg}") from None
     except (OSError, ValueError) as error:
-        raise SpecError(f"cannot read {place}: {error}") from None
+        raise SpecError(f"cannot read {origin}: {error}") from None
     if names is not None and factory not in names:
-        raise SpecError(f"{place} has no {factory}{_did_you_mean(factory, names)}")
+        raise SpecError(f"{origin} has no {factory}{_did_you_mean(factory, names)}")
 
 
 @lru_cache(maxsize=8)
@@ -294,12 +294,12 @@ def _top_level_names(source: bytes, path: str) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def _attribute(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
+def _attribute(module: ModuleType, name: str, origin: str) -> Callable[..., Any]:
     factory = getattr(module, name, None)
     if factory is None:
-        raise SpecError(f"{place} has no {name}{_did_you_mean(name, vars(module))}")
+        raise SpecError(f"{origin} has no {name}{_did_you_mean(name, vars(module))}")
     if not callable(factory):
-        raise SpecError(f"{name} in {place} is {type(factory).__name__}, not a function that makes a model")
+        raise SpecError(f"{name} in {origin} is {type(factory).__name__}, not a function that makes a model")
     return factory
 
 
@@ -314,16 +314,16 @@ def _did_you_mean(name: str, known: Any) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def _load(place: str) -> ModuleType:
+def _load(origin: str) -> ModuleType:
     try:
-        if _is_file(place):
-            return _load_file(Path(place).expanduser().resolve())
+        if _is_file(origin):
+            return _load_file(Path(origin).expanduser().resolve())
         _make_importable(Path.cwd())
-        return importlib.import_module(place)
+        return importlib.import_module(origin)
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
-        raise BenchError("user", f"importing {place} raised {one_line(error)}") from error
+        raise BenchError("user", f"importing {origin} raised {one_line(error)}") from error
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -368,7 +368,7 @@ def _package_of(path: Path, body: bytes) -> str:
     _make_importable(folder)
     package = ".".join(each.name for each in folders)
     found = importlib.import_module(package)
-    if str(path.parent) in {str(Path(place).resolve()) for place in found.__path__}:
+    if str(path.parent) in {str(Path(origin).resolve()) for origin in found.__path__}:
         return package
     # Another package of that name was imported first: this one goes by a name of its own.
     other = f"redline_user_{short_hash(str(path.parent))}"
@@ -394,7 +394,7 @@ def _make_importable(folder: Path) -> None:
 
 
 def _identity(module: ModuleType, factory: str) -> str:
-    """The content of the file, not its place: moving it does not make another model."""
+    """The content of the file, not its path: moving it does not make another model."""
     file = getattr(module, "__file__", None)
     content = short_hash(Path(file).read_bytes()) if file and Path(file).is_file() else module.__name__
     return f"user {content} {factory}"
