@@ -179,6 +179,7 @@ Code = Literal[
     "padding",
     "slowing",
     "near-capacity",
+    "prompt",
 ]
 
 

@@ -291,6 +291,13 @@ def test_a_text_that_ends_early_is_refused(first: int, got: str) -> None:
         WholeGenerator(model, prompt, 6).generate(6)
 
 
+def test_a_text_too_long_for_an_own_model_says_how_long_it_is() -> None:
+    spec = RunSpec(workload=workload_spec(f"{WRITERS}:short"), device="cpu", measure=MeasureSpec.for_effort("quick"))
+    reply = BenchSession(on_progress=lambda progress: None).handle(Prepare(spec=spec))
+    assert isinstance(reply, FailureReply)
+    assert reply.failure.message == "IndexError: index out of range in self (prompt of 9 tokens, 8 new ones)"
+
+
 def test_the_prompt_in_front_of_a_text_is_no_part_of_it() -> None:
     prompt, model = torch.ones((2, 8), dtype=torch.long), torch.nn.Linear(1, 1)
     model.generate = lambda tokens, max_new_tokens: torch.cat([tokens, 7 * tokens], dim=1)

@@ -54,6 +54,32 @@ def test_a_program_of_fixed_sizes_is_padded() -> None:
     assert doubling_buckets(1) == (1,)
 
 
+def test_a_batch_that_the_model_does_not_take_is_named(tmp_path: Path) -> None:
+    picky = """
+import torch
+
+class Picky(torch.nn.Linear):
+    def forward(self, x):
+        if len(x) == 3:
+            raise ValueError("not three")
+        return super().forward(x)
+
+def make():
+    return Picky(4, 4), torch.randn(8, 4)
+"""
+    (tmp_path / "picky.py").write_text(picky)
+    spec = RunSpec(
+        workload=WorkloadSpec(model=f"{tmp_path / 'picky.py'}:make", batch=4),
+        measure=MeasureSpec.for_effort("quick"),
+        load=LoadSpec(max_batch=4),
+        device="cpu",
+    )
+    reply = BenchSession(on_progress=lambda progress: None).handle(Prepare(spec=spec))
+    assert isinstance(reply, FailureReply)
+    assert (reply.failure.kind, reply.failure.message) == ("user", "at batch 3: ValueError: not three")
+    assert "picky.py:7 in forward" in reply.failure.where
+
+
 def test_serving_without_a_load_is_refused() -> None:
     session = BenchSession(on_progress=lambda progress: None)
     reply = session.handle(Serve(arrivals_s=(0.0,), rate=1.0, deadline_s=1.0))

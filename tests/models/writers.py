@@ -40,6 +40,18 @@ class Placed(Summing):
         return logits, cache.copy_(kept)
 
 
+class Short(Summing):
+    """Knows twelve positions, and does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(12, WIDTH)
+
+    def forward(self, tokens: Tensor, cache: Tensor | None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        logits, kept = super().forward(tokens, cache)
+        return logits + self.places(positions).sum(), kept
+
+
 class Cacheless(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -61,6 +73,10 @@ class Whole(Cacheless):
 
 def summing() -> nn.Module:
     return Summing()
+
+
+def short() -> nn.Module:
+    return Short()
 
 
 def placed() -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from redline.analyze.load import LoadSummary, curve_of, load_of, load_point, ratios_to_first, sustained
 from redline.analyze.trust import verdict
@@ -206,22 +208,27 @@ def test_a_rate_above_what_was_ever_completed_is_not_sustained() -> None:
 
 
 def test_the_sustained_rate_is_offered_again_and_lowered_where_it_no_longer_holds() -> None:
-    """A server that slows down after the search for its limit: 100 requests a second at first, 80 in the end."""
+    """A server that slows down after the search for its limit: 100 requests a second at first, 74 in the end."""
     served: list[float] = []
 
     def step_s(spec: RunSpec) -> float:
         served.append(spec.workload.batch)
-        return 0.01 if len(served) < 12 else 0.0125
+        return 0.01 if len(served) < 12 else 0.0135
 
     question = LoadQuestion(rates=(10.0, 20.0, 40.0, 80.0, 160.0), seconds=50.0)
     found = load_of(serve_rates(spec_of(1), question, FakeDoor(Landscape(step_s=step_s, noise_sigma=0.0)), NoJournal()))
     assert len(served) > 12
-    assert found.sustainable_rate == 80.0
-    assert {point.rate: point.runs for point in found.points}[80.0] == 2
+    assert 65.0 < (found.sustainable_rate or 0.0) < 1 / 0.0135
     twice = [point for point in found.points if point.runs == 2]
     assert [point.keeps_target for point in twice] == [True] + [False] * (len(twice) - 1)
-    assert twice[0].requests > 2.5 * 0.9 * 80 * 50
+    assert twice[0].rate == found.sustainable_rate
+    assert twice[0].requests > 2.5 * 0.9 * twice[0].rate * 50
     assert "(offered twice)" in as_text(load_report([found]))
+    console = Console(width=80, file=io.StringIO())
+    console.print(load_report([found]))
+    narrow = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "falls behind" in narrow
+    assert "not shown at this width: batching, queue" in narrow
 
 
 def run_of(rate: float, step_s: Callable[[float], float], seconds: float = 10.0) -> Served:

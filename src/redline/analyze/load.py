@@ -45,6 +45,8 @@ class LoadPoint(Frozen):
     """Requests completed per second, from the first arrival to the last completion."""
     pace: float
     """Requests completed per second, from the first completion to the last."""
+    last_pace: float
+    """The same, of the last time that the rate was offered."""
     requests: int
     """Behind the percentiles."""
     unfinished: int
@@ -147,12 +149,14 @@ def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
     """By rising rate, each judged by what the whole curve tells.
 
     In a short run a queue that grows slowly is not seen. Where other rates have shown what the server completes at most,
-    a rate above that falls behind, however well it looked and however few requests chance has brought.
+    a rate above that falls behind, however well it looked and however few requests chance has brought. A server that
+    falls behind at a rate that it has kept before can do less now, at all rates.
     """
     ordered = tuple(sorted(points, key=lambda point: point.rate))
     if not any(point.is_saturated for point in ordered):
         return ordered
-    most = ABOVE_CAPACITY * max(max(point.achieved_rate, point.pace) for point in ordered)
+    most = max(max(point.achieved_rate, point.pace) for point in ordered)
+    most = ABOVE_CAPACITY * min([most, *(each.last_pace for each in ordered if each.runs > 1 and each.is_saturated)])
     return tuple(
         msgspec.structs.replace(point, is_saturated=True, keeps_target=False) if point.rate > most else point
         for point in ordered
@@ -212,6 +216,7 @@ def load_point(served: Served, slo_p99_s: float | None = None, again: Sequence[S
         offered_rate=_over(sum(run.arrived for run in runs), sum(run.arriving_s for run in runs), runs[0].rate),
         achieved_rate=_over(done, span_s),
         pace=_over(sum(run.paced for run in runs), sum(run.pacing_s for run in runs)),
+        last_pace=_over(runs[-1].paced, runs[-1].pacing_s),
         requests=int(latency.size),
         unfinished=sum(run.unfinished for run in runs),
         mean_s=float(latency.mean()),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from redline.arrivals import Served, bucket_of, doubling_buckets, serve
 from redline.bench.device.base import Device
+from redline.bench.device.failure import kind_of, one_line
 from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.batch import Axes
@@ -18,6 +20,7 @@ from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import InferenceStep, Setup, make_step
 from redline.bench.workload.structure import map_leaves, named_tensors
+from redline.errors import BenchError, RedlineError
 from redline.protocol import Serve
 from redline.spec import RunSpec
 
@@ -57,7 +60,8 @@ class Server:
         if fixed:
             for size in doubling_buckets(spec.load.max_batch)[:-1]:
                 on_size(size)
-                self._steps[size] = _built_at(spec, size, setup.device)
+                with _naming_batch(size):
+                    self._steps[size] = _built_at(spec, size, setup.device)
             self._steps[spec.load.max_batch] = step
         else:
             self._steps = {size: _cut(step, setup, size) for size in range(1, spec.load.max_batch + 1)}
@@ -67,10 +71,11 @@ class Server:
 
     def _warm_up(self) -> None:
         with self._context():
-            for run in self._steps.values():
-                for _ in range(WARM_STEPS):
-                    run()
-            self._device.synchronize()
+            for size, run in self._steps.items():
+                with _naming_batch(size):
+                    for _ in range(WARM_STEPS):
+                        run()
+                    self._device.synchronize()
 
     def serve(self, request: Serve) -> Served:
         self._device.synchronize()
@@ -83,6 +88,17 @@ class Server:
         self._steps[bucket]()
         self._device.synchronize()
         return bucket
+
+
+@contextmanager
+def _naming_batch(size: int) -> Iterator[None]:
+    """An error that names the batch it came with: a model may take only some sizes."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RedlineError):
+            raise
+        raise BenchError(kind_of(error, "warmup"), f"at batch {size}: {one_line(error)}") from error
 
 
 def _can_be_cut(setup: Setup) -> bool:

@@ -81,18 +81,18 @@ class BenchSession:
             if isinstance(error, KeyboardInterrupt) and not self._isolated:
                 raise
             failure = failure_from(error, self._stage)
-            if not isinstance(error, RedlineError):
-                failure = self._with_default(failure)
+            if not isinstance(error, RedlineError) and failure.kind == "user":
+                failure = self._with_inputs(failure)
             if not isinstance(request, Ask):
                 self._bench.forget()
             return FailureReply(failure=failure)
 
-    def _with_default(self, failure: Failure) -> Failure:
-        """A model may want more items than the default, which nobody asked for."""
-        chosen = next((each for each in self._bench.notes if each.code == "default-batch"), None)
-        if chosen is None or failure.kind != "user":
-            return failure
-        return msgspec.structs.replace(failure, message=f"{failure.message} ({chosen}; --batch sets another)")
+    def _with_inputs(self, failure: Failure) -> Failure:
+        """A text may be too long for the model, and the default batch, which nobody asked for, too small."""
+        told = {each.code: str(each) for each in self._bench.notes}
+        default = f"{told['default-batch']}; --batch sets another" if "default-batch" in told else ""
+        about = told.get("prompt") or default
+        return msgspec.structs.replace(failure, message=f"{failure.message} ({about})") if about else failure
 
     def position(self) -> Position:
         """How far it has come; asked by another thread, while this session is busy."""

@@ -47,10 +47,10 @@ def points_table(row: LoadSummary) -> Fitted:
         "requests",
     ):
         table.add_column(header, justify="right")
-    table.add_column("")
+    table.add_column("verdict", min_width=12)
     for point in row.points:
         table.add_row(*_cells(point), Text(_remark(row, point), style="" if point.keeps_target else "red"))
-    return Fitted(table)
+    return Fitted(table, ("batching", "queue", "busy", "compute", "p95", "requests"))
 
 
 def _cells(point: LoadPoint) -> list[str]:

@@ -27,7 +27,8 @@ OVERTIME = 1.5
 """A server that takes this many times as long as the requests took to arrive is over capacity."""
 REFINED = 1.04
 """The highest rate that was sustained and the lowest that was not end up this close to each other."""
-MOST_REFINEMENTS = 5
+MOST_REFINEMENTS = 9
+"""Five close a gap of two; after a rate that did not hold again, the next gap is closed with what is left."""
 AGAIN = 2.0
 """The rate that seems to be sustained is offered again, with other arrivals, for this many times as long."""
 MOST_AGAIN = 4
@@ -71,6 +72,7 @@ class _Load(OneRecord):
         assert spec.load is not None
         self._load = spec.load
         self._points: dict[float, LoadPoint] = {}
+        self._refinements = 0
 
     def serve_all(self, session: Session) -> None:
         """Every rate that was asked for, then those in between that close in on the limit, then the limit again."""
@@ -79,13 +81,28 @@ class _Load(OneRecord):
         for rate in self._question.rates:
             if not self._serve(session, rate):
                 return
-        if self._question.refine and not (self._close_in(session) and self._offer_again(session)):
+        if self._question.refine and not self._find_limit(session):
             return
         self.stopped = "target"
 
+    def _find_limit(self, session: Session) -> bool:
+        """The highest rate that is sustained, offered once more; False where the worker broke.
+
+        Of many rates, the highest that held may have been lucky.
+        """
+        for _ in range(MOST_AGAIN):
+            if not self._close_in(session):
+                return False
+            rate = sustained(curve_of(self._points.values()))
+            if rate is None or self._points[rate].runs > 1:
+                return True
+            if not self._serve(session, rate, again=True):
+                return False
+        return True
+
     def _close_in(self, session: Session) -> bool:
-        """Try rates between the highest that was sustained and the next; False where the worker broke."""
-        for _ in range(MOST_REFINEMENTS):
+        """Try rates between the highest that was sustained and the next."""
+        while self._refinements < MOST_REFINEMENTS:
             ordered = curve_of(self._points.values())
             broken = next((index for index, point in enumerate(ordered) if not point.keeps_target), None)
             if broken is None or broken == 0:
@@ -93,17 +110,8 @@ class _Load(OneRecord):
             low, high = ordered[broken - 1].rate, ordered[broken].rate
             if high <= REFINED * low:
                 return True
+            self._refinements += 1
             if not self._serve(session, math.sqrt(low * high)):
-                return False
-        return True
-
-    def _offer_again(self, session: Session) -> bool:
-        """Offer the sustained rate once more: of many rates tried, the highest that held may have been lucky."""
-        for _ in range(MOST_AGAIN):
-            rate = sustained(curve_of(self._points.values()))
-            if rate is None or self._points[rate].runs > 1:
-                return True
-            if not self._serve(session, rate, again=True):
                 return False
         return True
 

@@ -326,7 +326,7 @@ def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: in
         seed=seed,
         batch=batch,
         item="tok",
-        notes=[*notes, note("model", text)],
+        notes=[*notes, note("prompt", text)],
     )
     workload.items = batch * decoder.new_tokens
     return workload
