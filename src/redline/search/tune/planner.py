@@ -58,6 +58,8 @@ LIKELY_GAIN = 0.05
 """While nothing that compiles was timed, one that promises more than this is waited for with as much less of a chance."""
 WORTH_A_DELAY = 5.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
+NOTICED_S = 0.2
+"""That a wait is over is noticed so much late: on an H200 6.03 s were lost where 6 were allowed."""
 MAY_TAKE = 3.0
 """What compiling may take over what is expected of it: where a race after that would not fit, it is prepared beside the trial."""
 SURE_TO_BE_READY = 0.95
@@ -154,7 +156,7 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
         row = beliefs.index.get(flight.switches) if is_first else None
         gain = max(fastest - float(expected[row]), LIKELY_GAIN) if row is not None else LIKELY_GAIN
         likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY * LIKELY_GAIN / gain)
-        return max(likely_s, tuner.allowance_s - trials.idle_s)
+        return max(likely_s, tuner.allowance_s - trials.idle_s - NOTICED_S)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
 
