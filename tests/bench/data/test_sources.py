@@ -36,7 +36,7 @@ class Harmful:
 def classes_in(folder: Path, **pictures: int) -> Path:
     """The folder with so many pictures per class."""
     for name, count in pictures.items():
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         for number in range(count):
             Image.new("RGB", (8, 8)).save(folder / name / f"{number}.png")
     return folder
@@ -117,6 +117,10 @@ class TestCifar10:
             opened("cifar10", cifar)
         assert not (tmp_path / "harmed").exists()
 
+    def test_a_folder_one_level_too_high_is_told_where_it_lies(self, cifar: Path) -> None:
+        with pytest.raises(SpecError, match=f"it lies in {cifar}"):
+            opened("cifar10", cifar.parent)
+
     def test_without_its_folder_it_says_how_to_get_it(self, tmp_path: Path) -> None:
         for folder in (None, tmp_path):
             with pytest.raises(SpecError, match=r"--download fetches it there .* or train on synthetic-learnable"):
@@ -153,6 +157,14 @@ class TestImageFolder:
         assert classes.tolist() == [0, 1]
         assert images[1, 0, 0, 0] == 100
 
+    @pytest.mark.parametrize(("brightness", "seen"), [(0, 0), (255, 0), (256, 1), (65535, 255)])
+    def test_sixteen_bits_become_eight(self, tmp_path: Path, brightness: int, seen: int) -> None:
+        for name in ("cats", "dogs"):
+            (tmp_path / name).mkdir()
+            Image.fromarray(np.full((20, 20), brightness, dtype=np.uint16)).save(tmp_path / name / "0.png")
+        images, _ = opened("imagefolder", tmp_path).train.fetch([0])
+        assert images.unique().tolist() == [seen]
+
     def test_without_parts_a_tenth_is_held_out(self, pictures: Path) -> None:
         data = opened("imagefolder", pictures / "train")
         assert (len(data.train), len(data.validation)) == (7, 1)
@@ -175,6 +187,16 @@ class TestImageFolder:
             (lambda folder: (folder / "half" / "train").mkdir(parents=True) or folder / "half", "train but no val"),
             (lambda folder: classes_in(folder, cats=2, dogs=0), "dogs is a class without images"),
             (lambda folder: classes_in(folder, cats=3), "has but one class, cats"),
+            (
+                lambda folder: classes_in(folder / "sets", cats=2, dogs=2) and folder,
+                "name .*sets if its folders are the classes",
+            ),
+            (
+                lambda folder: (
+                    [classes_in(folder / part, cats=2, dogs=2) for part in ("training", "testing")] and folder
+                ),
+                "holds the same folders .cats, dogs., which look like the classes",
+            ),
         ],
     )
     def test_folders_that_are_none_are_told(self, tmp_path: Path, prepare: Any, complaint: str) -> None:

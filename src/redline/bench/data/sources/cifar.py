@@ -42,7 +42,9 @@ class Cifar10(DataSource):
             raise SpecError(f"cifar10 needs the folder it lies in (--folder DIR): {HOW_TO_GET}")
         root = Path(spec.folder).expanduser()
         if not spec.download and not _batches_folder(root).is_dir():
-            raise SpecError(f"no {CIFAR10.base_folder} in {root}: {HOW_TO_GET}")
+            below = next(iter(sorted(root.glob(f"*/{CIFAR10.base_folder}"))), None) if root.is_dir() else None
+            where = f"it lies in {below.parent}: name that" if below else HOW_TO_GET
+            raise SpecError(f"no {CIFAR10.base_folder} in {root}: {where}")
         if not spec.download:
             _require_files(_batches_folder(root))
 

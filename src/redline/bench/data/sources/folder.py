@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -85,14 +87,24 @@ class Pictures(Samples):
         return "\n".join(f"{path.name} {path.stat().st_size} {label}" for path, label in files).encode()
 
     def _picture(self, path: str) -> Tensor:
-        from PIL import Image
-
         try:
             with Image.open(path) as picture:
-                pixels: Tensor = F.pil_to_tensor(self._shape(picture.convert("RGB")))
+                pixels: Tensor = F.pil_to_tensor(self._shape(_eight_bits(picture).convert("RGB")))
         except Exception as error:  # what a damaged file makes a decoder raise has no common name
             raise ValueError(f"cannot read the image {path}: {error}") from error
         return pixels
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """With 16 bits per pixel, the upper eight: PIL's own conversion makes everything above 255 white."""
+    if picture.mode == "F":
+        raise ValueError("its pixels are floats of an unknown range; store them in 8 or 16 bits")
+    if not picture.mode.startswith("I"):
+        return picture
+    values = np.asarray(picture)
+    if values.min() < 0 or values.max() >= 2**16:
+        raise ValueError("its pixels are 32-bit numbers of an unknown range; store them in 8 or 16 bits")
+    return Image.fromarray((values // 256).astype(np.uint8))
 
 
 def _listed(folder: Path) -> ImageFolder:
@@ -108,8 +120,22 @@ def _listed(folder: Path) -> ImageFolder:
     if empty:
         raise SpecError(f"{folder / empty[0]} is a class without images: remove the folder, or fill it")
     if len(filled) == 1:
-        raise SpecError(f"{folder} has but one class, {listed.classes[0]}: there is nothing to tell apart")
+        only = folder / listed.classes[0]
+        below = _folders(only)
+        inside = f"; name {only} if its folders are the classes" if below else ""
+        raise SpecError(f"{folder} has but one class, {only.name}: there is nothing to tell apart{inside}")
+    parts = [_folders(folder / name) for name in listed.classes]
+    if len(parts[0]) > 1 and all(part == parts[0] for part in parts):
+        held, below = (", ".join(names[:3]) for names in (listed.classes, parts[0]))
+        raise SpecError(
+            f"each folder in {folder} ({held}) holds the same folders ({below}), which look like the classes: name one of "
+            f"them, or call the parts {' and '.join(PARTS)}"
+        )
     return listed
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir() if each.is_dir())
 
 
 def _split(files: Sequence[tuple[str, int]], size: int) -> tuple[Samples, Samples]:
