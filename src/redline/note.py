@@ -114,6 +114,8 @@ Code = Literal[
     "random-labels",
     "frozen",
     "stays-in-eval",
+    "random-in-eval",
+    "mixes-samples",
     "no-validation",
     "held-out-is-trained-on",
     "unused-number",

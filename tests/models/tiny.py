@@ -112,6 +112,41 @@ def dropping() -> tuple[nn.Module, Tensor]:
     return WithDropout(*model.children(), nn.Dropout(0.0), nn.Dropout(0.5)), inputs  # type: ignore[union-attr]
 
 
+def always_dropping() -> tuple[nn.Module, Tensor]:
+    """Dropout that nobody switches off for validation."""
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make()[0]
+
+        def forward(self, images: Tensor) -> Tensor:
+            return nn.functional.dropout(self.inner(images), 0.5)
+
+    return Dropping(), make()[1]
+
+
+def mixing() -> tuple[nn.Module, Tensor]:
+    """BatchNorm that stays in training mode."""
+    model, inputs = make()
+    norm = nn.BatchNorm2d(3)
+    norm.train = lambda mode=True: norm  # type: ignore[method-assign,assignment]
+    return nn.Sequential(norm, model), inputs
+
+
+def without_statistics() -> tuple[nn.Module, Tensor]:
+    model, inputs = make()
+    return nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), model), inputs
+
+
+def copied() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Some held-out samples are copies of those that are trained on."""
+    train, validation = _sets()
+    images = torch.cat((train.tensors[0][:8].clone(), validation.tensors[0]))
+    labels = torch.cat((train.tensors[1][:8], validation.tensors[1]))
+    return DataLoader(train, batch_size=16), DataLoader(TensorDataset(images, labels), batch_size=16)
+
+
 def exploding() -> tuple[nn.Module, Tensor]:
     """Its loss is no number after a few steps."""
 

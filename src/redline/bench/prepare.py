@@ -170,6 +170,7 @@ class Workbench:
         setup = self._apply(spec, workload, device)
         self._enter("compile" if setup.capabilities.compiles else "first-call", str(spec.recipe))
         self._note_first_call(setup, training.start(setup))
+        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
         work, info = self._count(spec, setup, info, modules=False)
         self.training, self.step = training, training.step
         if request.checkpoint is not None:

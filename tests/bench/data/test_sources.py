@@ -299,6 +299,7 @@ class TestTheUsersOwn:
             "16 of the 48 held-out samples are trained on, too: validation says nothing about new ones"
         ]
         assert opened(f"{TINY}:loaders").notes == ()
+        assert "8 of the 40 held-out samples are trained on" in str(opened(f"{TINY}:copied").notes[0])
 
     def test_a_batch_that_is_too_small_for_the_model_is_told(self) -> None:
         spec = spec_of(f"{TINY}:stays", data={"name": f"{TINY}:one_left_over"})

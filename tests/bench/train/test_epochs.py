@@ -134,6 +134,21 @@ class TestRecorded:
         assert told["stays-in-eval"].startswith("drop stays in eval mode")
         assert (epoch.unchanged, epoch.trainable) == (2, 6)  # the layer that is not used
 
+    @pytest.mark.parametrize(
+        ("model", "code", "told"),
+        [
+            ("always_dropping", "random-in-eval", "answers the same batch differently each time"),
+            ("mixing", "mixes-samples", "depends on the others in its batch (0 stays in training mode)"),
+            ("without_statistics", "mixes-samples", "as BatchNorm without running statistics does"),
+            ("dropping", None, ""),
+        ],
+    )
+    def test_answers_in_eval_mode_that_cannot_be_judged_are_told(self, model: str, code: str | None, told: str) -> None:
+        with training(spec_of(f"{TINY}:{model}", data={"train_samples": 32})) as run:
+            notes = {each.code: str(each) for each in run.prepared.workload.notes}
+        assert set(notes) & {"random-in-eval", "mixes-samples"} == ({code} if code else set())
+        assert told in notes.get(code or "", "")
+
 
 class TestRepeatable:
     def test_the_same_seed_gives_the_same_losses_however_batches_come(self) -> None:

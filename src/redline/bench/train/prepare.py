@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import inspect
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +27,7 @@ from redline.bench.data.feed import (
 )
 from redline.bench.data.source import Data, ImageData, LoaderData, Samples
 from redline.bench.device.base import Device
-from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
 from redline.bench.train.loss import IGNORED, BatchLoss, class_axis, main_logits, other_targets
@@ -39,13 +37,13 @@ from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.handed import sort_inputs
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import weighted_logits
-from redline.bench.workload.step import Setup, TrainingStep
+from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
-from redline.note import note
+from redline.note import Note, note
 from redline.spec import OptimizerName, RunSpec, WorkloadSpec
-from redline.training import DataInfo, Epoch, LastBatchFate
+from redline.training import DataInfo, LastBatchFate
 from redline.units import format_count
 
 InputChange = Callable[[Tensor], Tensor]
@@ -54,6 +52,8 @@ DEFAULT_BATCH = 128
 CIFAR_STEM_UP_TO = 32
 """Pixels: of so small an image the ImageNet stem leaves next to nothing."""
 RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3}
+SAME_ANSWER = 0.01
+"""Relative distance up to which two answers to a sample are the same: rounding is below it, dropout far above."""
 HIGHEST_RATE = 0.8
 """Of SGD, whose rate grows with the batch."""
 
@@ -280,13 +280,15 @@ def note_what_stays(workload: Workload) -> None:
         workload.notes.append(note("stays-in-eval", f"{told} in eval mode, though the model was put in training mode"))
 
 
-def check_answers(setup: Setup, data: Data, loss: BatchLoss) -> None:
-    """Whether the model answers with as many classes as the data have: on a GPU one too few ends the process."""
+def check_answers(setup: Setup, data: Data, first: Arrived, loss: BatchLoss) -> None:
+    """Whether the model answers with as many classes as the data have: on a GPU one too few ends the process. And whether
+    what it answers in eval mode can be judged sample by sample."""
     model = setup.workload.model
     model.eval()
     try:
-        with torch.no_grad(), setup.autocast():
+        with torch.no_grad(), setup.autocast(), unchanged_afterwards(model):
             output = model(*setup.args, **setup.kwargs)
+            setup.workload.notes += _doubts_of_validation(model, setup, first.count, output)
     finally:
         model.train()
     logits = main_logits(output) if weighted_logits(output) else None
@@ -297,6 +299,35 @@ def check_answers(setup: Setup, data: Data, loss: BatchLoss) -> None:
         raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
     if (wrong := loss.class_beyond(logits)) is not None:
         raise SpecError(f"a target is {wrong}, and the model answers with {answers} classes: 0 to {answers - 1}")
+
+
+def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, output: Any) -> Iterator[Note]:
+    """What makes held-out accuracy depend on more than the weights and the sample, found by asking the model again."""
+    if _apart(output, model(*setup.args, **setup.kwargs), count) > SAME_ANSWER:
+        told = "in eval mode the model answers the same batch differently each time"
+        yield note("random-in-eval", f"{told}: dropout or noise is still on, and validation measures the model with it")
+        return
+
+    def of_first(leaf: Tensor) -> Tensor:
+        return leaf[:1].expand_as(leaf).contiguous() if leaf.ndim and len(leaf) == count else leaf
+
+    args, kwargs = pytree.tree_map_only(Tensor, of_first, (setup.args, setup.kwargs))
+    if _apart(output, model(*args, **kwargs), count, rows=1) > SAME_ANSWER:
+        still = next((name or type(each).__name__ for name, each in model.named_modules() if each.training), None)
+        why = f"{still} stays in training mode" if still else "as BatchNorm without running statistics does"
+        told = "in eval mode the answer to a sample depends on the others in its batch"
+        yield note("mixes-samples", f"{told} ({why}): accuracy changes with the batch")
+
+
+def _apart(one: Any, other: Any, count: int, rows: int | None = None) -> float:
+    """How far the answers to the first rows are from each other, relative to their size."""
+    pairs = [
+        (a[:rows].double(), b[:rows].double())
+        for a, b in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.ndim and len(a) == count
+    ]
+    sizes = [(float((a - b).norm()), float(a.norm())) for a, b in pairs if a.shape == b.shape]
+    return max((apart / size for apart, size in sizes if size > 0 and math.isfinite(apart)), default=0.0)
 
 
 def learning_rate_of(spec: RunSpec) -> float:
@@ -360,52 +391,3 @@ def info_of(spec: RunSpec, data: Data, supply: Supply, setup: Setup, steps: int,
         augment=spec.train.data.augment,
         random_labels=isinstance(data, ImageData) and data.random_labels,
     )
-
-
-class Checkpoint:
-    """What a training needs to go on after an epoch, in one file that is replaced whole."""
-
-    def __init__(self, path: Path, spec: RunSpec, workload: Workload) -> None:
-        self._path = path
-        what = msgspec.json.encode([spec.workload, spec.train, str(spec.recipe), spec.seed], order="deterministic")
-        self._identity = hashlib.sha256(what + workload.model_hash.encode() + workload.input_hash.encode()).hexdigest()
-
-    def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> str:
-        """Why it could not be kept, such as a full disk: that is no reason to end a training. Empty where it is kept."""
-        state = {
-            "identity": self._identity,
-            "epochs": [msgspec.to_builtins(epoch) for epoch in epochs],
-            "model": model.state_dict(),
-            "step": step.state(),
-        }
-        partial = self._path.with_suffix(".partial")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._path)
-        except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            # torch's writer trips over its own position after a write that failed: the cause is what helps.
-            cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            return one_line(cause)
-        return ""
-
-    def restore(self, model: torch.nn.Module, step: TrainingStep) -> list[Epoch]:
-        """The epochs that are done; none where there is no checkpoint yet."""
-        if not self._path.is_file():
-            return []
-        try:
-            state = torch.load(self._path, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a damaged file makes torch raise
-            raise BenchError(
-                "user", f"the checkpoint {self._path} cannot be read: {one_line(error)}; delete it to start over"
-            ) from error
-        if state["identity"] != self._identity:
-            raise BenchError("user", f"the checkpoint {self._path} is of another training: model, data or spec differ")
-        model.load_state_dict(state["model"])
-        step.restore(state["step"])
-        return [msgspec.convert(epoch, Epoch) for epoch in state["epochs"]]

@@ -3,6 +3,9 @@ model alone and together, to see which waits for the other."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,17 +13,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
+
 from redline.bench.data.batches import Batches
 from redline.bench.data.feed import WATCH, loader_errors, part_batch
 from redline.bench.data.source import Data, LoaderData
 from redline.bench.device.base import Device
+from redline.bench.device.failure import one_line
 from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
 from redline.bench.train.epochs import Tell, Training
 from redline.bench.train.loss import BatchLoss
 from redline.bench.train.prepare import (
-    Checkpoint,
     be_deterministic,
     check_answers,
     info_of,
@@ -73,7 +79,7 @@ class TrainingSession:
         self._supply = replace(self._supply, first=replace(self._supply.first, args=setup.args, kwargs=setup.kwargs))
         self._loss.is_static = is_recorded(setup)
         self._loss.put(self._supply.first.targets)
-        check_answers(setup, self._data, self._loss)
+        check_answers(setup, self._data, self._supply.first, self._loss)
         self._rate = learning_rate_of(self._spec)
         set_optimizer(self._spec, setup, self._rate)
         started = time.perf_counter()
@@ -111,6 +117,55 @@ class TrainingSession:
     def close(self) -> None:
         self._training.close()
         WATCH.end()
+
+
+class Checkpoint:
+    """What a training needs to go on after an epoch, in one file that is replaced whole."""
+
+    def __init__(self, path: Path, spec: RunSpec, workload: Workload) -> None:
+        self._path = path
+        what = msgspec.json.encode([spec.workload, spec.train, str(spec.recipe), spec.seed], order="deterministic")
+        self._identity = hashlib.sha256(what + workload.model_hash.encode() + workload.input_hash.encode()).hexdigest()
+
+    def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> str:
+        """Why it could not be kept, such as a full disk: that is no reason to end a training. Empty where it is kept."""
+        state = {
+            "identity": self._identity,
+            "epochs": [msgspec.to_builtins(epoch) for epoch in epochs],
+            "model": model.state_dict(),
+            "step": step.state(),
+        }
+        partial = self._path.with_suffix(".partial")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self._path)
+        except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            # torch's writer trips over its own position after a write that failed: the cause is what helps.
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            return one_line(cause)
+        return ""
+
+    def restore(self, model: torch.nn.Module, step: TrainingStep) -> list[Epoch]:
+        """The epochs that are done; none where there is no checkpoint yet."""
+        if not self._path.is_file():
+            return []
+        try:
+            state = torch.load(self._path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged file makes torch raise
+            raise BenchError(
+                "user", f"the checkpoint {self._path} cannot be read: {one_line(error)}; delete it to start over"
+            ) from error
+        if state["identity"] != self._identity:
+            raise BenchError("user", f"the checkpoint {self._path} is of another training: model, data or spec differ")
+        model.load_state_dict(state["model"])
+        step.restore(state["step"])
+        return [msgspec.convert(epoch, Epoch) for epoch in state["epochs"]]
 
 
 def _first_step(setup: Setup, spec: RunSpec) -> TrainingStep:

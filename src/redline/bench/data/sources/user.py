@@ -6,7 +6,11 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+from torchvision.datasets import DatasetFolder
 
 from redline.bench.data.source import DATA, USER, DataSource, LoaderData, refuse
 from redline.bench.workload.called import batch_parameter, call_with
@@ -16,6 +20,8 @@ from redline.errors import BenchError, SpecError
 from redline.note import Note, note
 from redline.spec import DataSpec, WorkloadSpec
 
+COMPARED_BYTES = 2**28
+"""Arrays up to this size are compared sample by sample."""
 EXPECTED = "expected (train_loader, validation_loader), the second of which may be None"
 
 
@@ -68,29 +74,35 @@ def _sorted_out(returned: Any, name: str) -> tuple[Iterable[Any], Iterable[Any] 
 
 
 def _what_is_odd(train: Any, validation: Any) -> Iterator[Note]:
-    seen, held_out = (_rows(each) for each in (train, validation))
-    if train is validation or (seen and held_out and seen[0] is held_out[0] and seen[1] & held_out[1]):
-        both = len(seen[1] & held_out[1]) if seen and held_out else 0
-        many = (
-            f"{both} of the {len(held_out[1])} held-out samples are"
-            if both and held_out
-            else "the held-out samples are"
-        )
+    seen, held_out = (_samples(each) for each in (train, validation))
+    known = set(seen)
+    both = sum(each in known for each in held_out)
+    if train is validation or both:
+        many = f"{both} of the {len(held_out)} held-out samples are" if both else "the held-out samples are"
         yield note("held-out-is-trained-on", f"{many} trained on, too: validation says nothing about new ones")
 
 
-def _rows(loader: Any) -> tuple[Any, set[int]] | None:
-    """The data set below a loader's subsets, and which rows of it are loaded; None where that cannot be told."""
+def _samples(loader: Any) -> list[Any]:
+    """What tells each sample of a loader from others, below its subsets; empty where that is not known.
+
+    The same files, or the same arrays, are the same samples in whichever object they lie.
+    """
     data = getattr(loader, "dataset", None)
     if data is None or isinstance(data, IterableDataset) or _length(data) is None:
-        return None
+        return []
     rows = list(range(len(data)))
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, SubsetRandomSampler):
         rows = list(sampler.indices)
     while isinstance(data, Subset):
         rows, data = [int(data.indices[row]) for row in rows], data.dataset
-    return data, set(rows)
+    if isinstance(data, DatasetFolder):
+        return [data.samples[row][0] for row in rows]
+    held = data.tensors[0] if isinstance(data, TensorDataset) else getattr(data, "data", None)
+    if not isinstance(held, Tensor | np.ndarray) or len(held) != len(data) or held.nbytes > COMPARED_BYTES:
+        return [(id(data), row) for row in rows]
+    pixels = torch.as_tensor(held).detach().cpu().reshape(len(held), -1).contiguous().view(torch.uint8).numpy()
+    return [hash(pixels[row].tobytes()) for row in rows]
 
 
 def _classes(loader: Any) -> int | None:
