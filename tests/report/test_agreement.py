@@ -15,6 +15,8 @@ from reported import ceilings_of, fake_door, race_records, sweep_records
 
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import RunSummary
+from redline.analyze.train import training_of
+from redline.api.train import TrainResult
 from redline.record import RunRecord
 from redline.report.contents import Contents, contents_of
 from redline.report.dashboard import tiles_of
@@ -22,6 +24,12 @@ from redline.report.folder import write_folder
 from redline.report.payload import payload_of
 from redline.report.plots import bars_of
 from redline.report.run import run_table_text
+from redline.report.train import epoch_cells
+from redline.search.observer import NoJournal
+from redline.search.train import train_spec
+from redline.spec import DataSpec, RunSpec, TrainSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 from redline.units import THIN_SPACE
 
 RECIPES = ("baseline", "fp16", "fp16+compile", "channels-last")
@@ -35,6 +43,62 @@ def history(count: int = 3, **changes: Any) -> list[RunRecord]:
 
 def plain(text: str) -> str:
     return text.replace(THIN_SPACE, "").replace("\\", "")
+
+
+def uneven_training() -> RunRecord:
+    """Epochs of which no two have a figure in common, the first slow and the last cut."""
+    data = DataSpec(name="synthetic-learnable", train_samples=1000)
+    workload = WorkloadSpec(model="resnet18", task="train", batch=100)
+    spec = RunSpec(workload=workload, device="cuda:0", train=TrainSpec(data=data, epochs=4))
+    record = train_spec(spec, FakeDoor(Landscape(step_s=0.0123, load_s=0.0137)), NoJournal())
+    epochs = [
+        msgspec.structs.replace(
+            epoch,
+            seconds=epoch.seconds * 1.37 / number,
+            train_s=epoch.train_s * 1.31 / number,
+            train_loss=2.345678 / number,
+            val_loss=None if number == 2 else 2.456789 / number,
+            val_accuracy=1 - 0.654321 / number,
+            peak_bytes=(epoch.peak_bytes or 0) + 12345678 * number,
+            utilisation=0.54321 / number,
+            energy_j=123.456 * number,
+            is_cut=number == 4,
+        )
+        for number, epoch in enumerate(record.epochs, start=1)
+    ]
+    return msgspec.structs.replace(record, epochs=tuple(epochs))
+
+
+def test_a_training_has_one_set_of_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.report.folder.draw_pictures", lambda *_: {})
+    record = uneven_training()
+    contents = contents_of([record])
+    write_folder(contents, tmp_path)
+    told = json.loads(str(TrainResult([record]).to_json()))
+    epochs = list(csv.DictReader(io.StringIO((tmp_path / "epochs.csv").read_text())))
+    (panel,) = payload_of(contents)["trainings"]
+    shown, markdown = plain(str(TrainResult([record]))), plain((tmp_path / "report.md").read_text())
+    assert [int(each["epoch"]) for each in epochs] == panel["epoch"] == [1, 2, 3, 4]
+    for number, epoch in enumerate(record.epochs):
+        document, row = told["epochs"][number], epochs[number]
+        truth = {name: getattr(epoch, name) for name in (
+            "seconds", "train_s", "samples", "samples_per_s", "train_loss", "val_loss", "val_accuracy", "data_wait_share",
+            "peak_bytes", "utilisation", "energy_j")}  # fmt: skip
+        assert {name: document[name] for name in truth} == truth
+        assert {name: float(row[name]) if row[name] else None for name in truth} == truth
+        for name, values in panel["series"].items():
+            assert values[number] == (pytest.approx(truth[name], rel=1e-5) if truth[name] is not None else None)
+    for text in (shown, markdown):
+        lines = [re.sub(r"[\s|]", "", line) for line in text.splitlines()]
+        for cells in epoch_cells(training_of(record)):
+            assert re.sub(r"\s", "", "".join(cells)) in lines
+    (whole,) = csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text()))
+    (document,) = json.loads((tmp_path / "results.json").read_text())["results"]
+    for column, name in (("throughput_per_s", "samples_per_s"), ("epoch_s", "epoch_s"), ("val_accuracy", "accuracy"),
+                         ("train_loss", "train_loss"), ("data_wait_share", "data_wait_share"),
+                         ("utilisation", "utilisation"), ("energy_per_item_j", "energy_per_sample_j")):  # fmt: skip
+        assert float(whole[column]) == told[name] == document["training"][name]
+    assert document["throughput_per_s"] == told["samples_per_s"]
 
 
 @pytest.fixture(scope="module")

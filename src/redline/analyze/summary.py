@@ -288,7 +288,13 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         row = msgspec.structs.replace(row, training=training)
         if record.failure is None:
             # Of whole epochs: medians of single steps do not see a loader that stalls now and then.
-            return msgspec.structs.replace(row, throughput_per_s=training.samples_per_s, phases_s=phase_medians(record))
+            return msgspec.structs.replace(
+                row,
+                throughput_per_s=training.samples_per_s,
+                phases_s=phase_medians(record),
+                utilisation=training.utilisation,
+                energy_per_item_j=training.energy_per_sample_j,
+            )
     if record.failure is not None:
         return row
     return _with_tokens(_with_speed(row, record, first), record, ceilings)
