@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from trained import spec_of
 
-from redline.analyze.train import loader_finding, training_of
+from redline.analyze.train import TrainingSummary, loader_finding, training_of
 from redline.record import RunRecord
-from redline.report.train import loader_sentence
+from redline.report.train import accuracy_remarks, loader_sentence
 from redline.training import Epoch, Fed
 
 
@@ -89,3 +89,41 @@ def test_waiting_that_loading_cannot_explain_is_not_for_data(loader_per_s: int, 
     assert found is not None
     assert found.verdict == verdict
     assert ("share the processor" in loader_sentence(found)) is (verdict == "not data-bound" and wait_s > 0.1)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "judged", "told"),
+    [
+        (0.90, 1000, "accuracy of amp and baseline: no difference that 1000 held-out samples (±2.7 points) can show"),
+        (
+            0.85,
+            1000,
+            "accuracy of amp: 5.0 points below that of baseline, more than chance among 1000 held-out samples",
+        ),
+        (0.85, 100, "no difference that 100 held-out samples"),
+        (0.95, 10000, "5.0 points above that of baseline"),
+    ],
+)
+def test_accuracies_are_compared_as_far_as_their_samples_reach(accuracy: float, judged: int, told: str) -> None:
+    def trained(recipe: str, reached: float, seed: int = 0) -> TrainingSummary:
+        epoch = Epoch(
+            number=1,
+            seconds=1.0,
+            train_s=1.0,
+            steps=4,
+            samples=64,
+            train_loss=1.0,
+            val_accuracy=reached,
+            val_judged=judged,
+        )
+        record = RunRecord(
+            id=recipe, spec=spec_of(recipe=recipe, seed=seed), created_at=0.0, epochs=(epoch,), stopped="target"
+        )
+        return training_of(record)
+
+    first, other = trained("baseline", 0.90), trained("amp", accuracy)
+    (remark,) = accuracy_remarks([first, other])
+    assert told in remark
+    (remark,) = accuracy_remarks([first, trained("baseline", 0.9, seed=1)])
+    assert "baseline with seed 1 and baseline with seed 0" in remark
+    assert accuracy_remarks([first]) == []

@@ -106,12 +106,12 @@ def top_operator(profile: Profile) -> str | None:
 
 
 LIMITS: dict[str, str] = {
-    "host": "the host, which issues the work,",
-    "launch": "the gaps between kernels",
-    "compute": "arithmetic",
-    "memory": "memory bandwidth",
-    "data": "copies to the device",
-    "communication": "communication",
+    "host": "the host, which issues the work, limits it",
+    "launch": "the gaps between kernels limit it",
+    "compute": "arithmetic limits it",
+    "memory": "memory bandwidth limits it",
+    "data": "copies to the device limit it",
+    "communication": "communication limits it",
 }
 
 
@@ -123,7 +123,7 @@ def limit_of(row: TrainingSummary, profile: Profile | None, cores: int | None) -
         return f"the loader limits it: {row.bound.evidence}"
     found = profile.bound if profile is not None else row.bound
     if found.label not in ("unknown", "device") and row.device != "cpu":
-        return f"{LIMITS[found.label]} limits it: {found.evidence}"
+        return f"{LIMITS[found.label]}: {found.evidence}"
     longest = max(row.phase_shares, key=lambda name: row.phase_shares[name], default=None)
     if longest is None:
         return "nothing was told apart"

@@ -111,6 +111,8 @@ class TrainingSummary(Frozen):
     val_loss: float | None = None
     accuracy: float | None = None
     """After the last epoch."""
+    judged: int = 0
+    """Held-out targets that the accuracy is a share of."""
     best_accuracy: float | None = None
     target_accuracy: float | None = None
     time_to_target_s: float | None = None
@@ -164,6 +166,7 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         train_loss=last.train_loss if last else None,
         val_loss=last.val_loss if last else None,
         accuracy=last.val_accuracy if last else None,
+        judged=last.val_judged if last else 0,
         best_accuracy=max((each.val_accuracy for each in epochs if each.val_accuracy is not None), default=None),
         target_accuracy=settings.target_accuracy,
         time_to_target_s=time_to_target_s(epochs, settings.target_accuracy),
@@ -268,7 +271,7 @@ def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
         line = tuning_command(record)
         return "the loader is fast enough" + (f"; '{line}' looks for a faster recipe" if line else "")
     if ":" in data.name:
-        return "load in more processes (num_workers of a DataLoader), or make each batch cheaper to load"
+        return "load in more processes that stay (num_workers and persistent_workers of a DataLoader), or load less"
     if data.on_device:
         return "the data are on the device already: give each step more to do with a larger --batch"
     if best_workers not in (None, data.workers):

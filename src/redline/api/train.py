@@ -18,7 +18,7 @@ from redline.errors import BenchError, UsageError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
-from redline.report.train import loader_report, train_report
+from redline.report.train import accuracy_remarks, loader_report, train_report
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
 from redline.spec import DataSpec, RunSpec, TrainSpec
@@ -109,7 +109,10 @@ class TrainResult(Shown, Sequence[TrainingSummary]):
 
     def to_json(self) -> JsonDocument:
         """Of one training its own document; of several a list of them under `trainings`."""
-        return json_document("train", self.rows[0] if len(self.rows) == 1 else {"trainings": self.rows})
+        return json_document(
+            "train",
+            self.rows[0] if len(self.rows) == 1 else {"trainings": self.rows, "remarks": accuracy_remarks(self.rows)},
+        )
 
 
 @takes_settings

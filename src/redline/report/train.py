@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def train_report(rows: Sequence[TrainingSummary], *, compare: bool = False) -> R
             parts += [loader_table(row.loader), *loader_remarks(row.loader)]
     if len(rows) > 1 or compare:
         parts += [models_table(rows), *(remark for row in rows for remark in _failure(row, named=True))]
+        parts += [Text(each, style="dim") for each in accuracy_remarks(rows)]
     parts.append(Text(next_step(rows), style="bold"))
     return Group(*parts)
 
@@ -100,6 +102,40 @@ def models_table(rows: Sequence[TrainingSummary]) -> Fitted:
             "failed" if row.failure else bottleneck(row),
         )
     return Fitted(table)
+
+
+def accuracy_remarks(rows: Sequence[TrainingSummary]) -> list[str]:
+    """Of each recipe and seed, whether its accuracy differs from that of the first training of the same model on the same
+    data by more than so few held-out samples can show."""
+    told: list[str] = []
+    firsts: dict[tuple[object, ...], TrainingSummary] = {}
+    for row in rows:
+        if row.accuracy is None or not row.judged or row.state != "done":
+            continue
+        first = firsts.setdefault((row.model, row.data, row.batch, len(row.epochs), row.judged), row)
+        if first is row or first.accuracy is None:
+            continue
+        names = [_named(each, first, row) for each in (row, first)]
+        apart = 100 * (row.accuracy - first.accuracy)
+        chance = 200 * math.sqrt(
+            sum(max(p * (1 - p), 1 / row.judged) for p in (row.accuracy, first.accuracy)) / row.judged
+        )
+        of = f"{counted(row.judged, 'held-out sample')} (±{significant(chance, 2)} points)"
+        if abs(apart) <= chance:
+            told.append(f"accuracy of {names[0]} and {names[1]}: no difference that {of} can show")
+            continue
+        where = f"{significant(abs(apart), 2)} points {'above' if apart > 0 else 'below'} that of {names[1]}"
+        told.append(
+            f"accuracy of {names[0]}: {where}, more than chance among {of}; one training each: other seeds (--seed) tell "
+            "whether the recipe is the reason"
+        )
+    return told
+
+
+def _named(row: TrainingSummary, *beside: TrainingSummary) -> str:
+    """By its recipe, and by its seed where that is what differs."""
+    with_seed = len({each.seed for each in beside}) > 1
+    return f"{row.recipe} with seed {row.seed}" if with_seed else row.recipe
 
 
 def bottleneck(row: TrainingSummary) -> str:
