@@ -126,9 +126,9 @@ def _listed(folder: Path) -> ImageFolder:
         raise SpecError(f"{folder} has but one class, {only.name}: there is nothing to tell apart{inside}")
     parts = [_folders(folder / name) for name in listed.classes]
     if len(parts[0]) > 1 and all(part == parts[0] for part in parts):
-        held, below = (", ".join(names[:3]) for names in (listed.classes, parts[0]))
+        held, inner = (", ".join(names[:3]) for names in (listed.classes, parts[0]))
         raise SpecError(
-            f"each folder in {folder} ({held}) holds the same folders ({below}), which look like the classes: name one of "
+            f"each folder in {folder} ({held}) holds the same folders ({inner}), which look like the classes: name one of "
             f"them, or call the parts {' and '.join(PARTS)}"
         )
     return listed

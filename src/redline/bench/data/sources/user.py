@@ -99,9 +99,11 @@ def _samples(loader: Any) -> list[Any]:
     if isinstance(data, DatasetFolder):
         return [data.samples[row][0] for row in rows]
     held = data.tensors[0] if isinstance(data, TensorDataset) else getattr(data, "data", None)
-    if not isinstance(held, Tensor | np.ndarray) or len(held) != len(data) or held.nbytes > COMPARED_BYTES:
+    if isinstance(held, np.ndarray) and held.dtype.kind in "biuf":
+        held = torch.as_tensor(held)
+    if not isinstance(held, Tensor) or not held.numel() or len(held) != _length(data) or held.nbytes > COMPARED_BYTES:
         return [(id(data), row) for row in rows]
-    pixels = torch.as_tensor(held).detach().cpu().reshape(len(held), -1).contiguous().view(torch.uint8).numpy()
+    pixels = held.detach().cpu().to_dense().reshape(len(held), -1).contiguous().view(torch.uint8).numpy()
     return [hash(pixels[row].tobytes()) for row in rows]
 
 
