@@ -45,8 +45,6 @@ class LoadPoint(Frozen):
     """Requests completed per second, from the first arrival to the last completion."""
     pace: float
     """Requests completed per second, from the first completion to the last."""
-    last_pace: float
-    """The same, of the last time that the rate was offered."""
     requests: int
     """Behind the percentiles."""
     unfinished: int
@@ -76,6 +74,8 @@ class LoadPoint(Frozen):
     requests for p99 the slowest request must be within it."""
     runs: int = 1
     """How often it was offered: the sustainable rate is offered again, with other arrivals and for longer."""
+    last_pace: float | None = None
+    """As `pace`, of the last time that the rate was offered; None in documents from before rates were offered again."""
     slowing: float = 1.0
     """How many times as long a batch took at the end of the run as at its start; 1 where there is no clear trend."""
 
@@ -156,7 +156,8 @@ def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
     if not any(point.is_saturated for point in ordered):
         return ordered
     most = max(max(point.achieved_rate, point.pace) for point in ordered)
-    most = ABOVE_CAPACITY * min([most, *(each.last_pace for each in ordered if each.runs > 1 and each.is_saturated)])
+    again = [each for each in ordered if each.runs > 1 and each.is_saturated]
+    most = ABOVE_CAPACITY * min([most, *(each.last_pace for each in again if each.last_pace is not None)])
     return tuple(
         msgspec.structs.replace(point, is_saturated=True, keeps_target=False) if point.rate > most else point
         for point in ordered
