@@ -163,7 +163,7 @@ class EpochReply(Frozen, tag=True):
     block: Block
     """Its steps."""
     lost_checkpoint: str = ""
-    """Why the state after it could not be kept; empty where it was, or nobody asked for it."""
+    """Why the state after it could not be kept; empty if it was kept, or was not asked for."""
 
 
 class FedReply(Frozen, tag=True):

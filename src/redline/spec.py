@@ -246,7 +246,7 @@ class MeasureSpec(Frozen):
     warmup_min_steps: int = 3
     warmup_max_seconds: float = 60.0
     warmup_window: int = 10
-    """Two windows of at least so many steps must agree before the state counts as steady."""
+    """Two windows of at least this many steps must agree before the state counts as steady."""
     warmup_window_seconds: float = 0.5
     """And of at least this long: a slow drift does not show in a few milliseconds."""
     loss_path_steps: int = 20

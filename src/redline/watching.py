@@ -16,7 +16,7 @@ class Advice(Frozen):
     change: str
     """In the script."""
     gain_bound: Figure
-    """The steps can become so many times faster at most; 1 where it is not about speed."""
+    """How many times faster the steps can become at most; 1 where it is not about speed."""
 
 
 class Window(Frozen):

@@ -118,7 +118,7 @@ class SloTargets(Frozen):
         return all(target is None or (found is not None and found <= target) for target, found in pairs)
 
     def excess(self, trial: BatchTrial) -> float:
-        """By the best that is known of it, so many times over the target that it misses most, or nears most."""
+        """How many times over the target it misses most (or comes closest to), by the best that is known of it."""
         latency_s = trial.latency_p95_ceiling_s or trial.latency_p95_s or trial.latency_p50_s
         pairs = ((self.p95_s, latency_s), (self.ttft_s, trial.ttft_s), (self.tpot_s, trial.tpot_s))
         return max((found / target for target, found in pairs if target is not None and found), default=1.0)

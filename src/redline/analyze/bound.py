@@ -210,7 +210,7 @@ def _waits_for_data(record: RunRecord) -> Bound | None:
     share = wait_share(steady_epochs(record.epochs))
     if share is None or share <= DATA_WAIT_SHARE:
         return None
-    return Bound(label="data", evidence=note("data", f"{share:.0%} of the training time passes in waiting for batches"))
+    return Bound(label="data", evidence=note("data", f"{share:.0%} of the training time is spent waiting for batches"))
 
 
 def _untold_by_issuing(record: RunRecord) -> Note | None:

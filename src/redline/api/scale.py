@@ -84,7 +84,7 @@ def scale(
     """Measure a model, or several, on each number of ranks.
 
     Weak scaling keeps the batch per rank (`batch_per_rank`, one or several), strong scaling splits one global `batch`.
-    On a CPU every rank gets the same number of threads, by default so many that the most ranks fill the machine.
+    On a CPU every rank gets the same number of threads, by default as many as let the largest number of ranks fill the machine.
     """
     counts = _numbers("ranks", ranks)
     require_range("ranks", max(counts), 1, MOST_RANKS)

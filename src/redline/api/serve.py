@@ -41,7 +41,7 @@ REPORTED = 500
 LONGEST_URL = 4096
 LONGEST_HEADERS = 16384
 FRESH_S = 1.0
-"""So long a page is given again to whoever asks for it."""
+"""How long a page is served again before it is made anew."""
 WATCHED_FRESH_S = 5.0
 """The same while somebody watches: what was made before a record began or ended is then forgotten at once."""
 SLOWEST_REQUEST_S = 10.0
@@ -346,15 +346,15 @@ def serve(
         h11_max_incomplete_event_size=LONGEST_HEADERS,
         server_header=False,
         proxy_headers=False,
-        http=_patient_for_a_while(),
+        http=_impatient_protocol(),
         ws="none",
     )
     on_start(f"{address}login?token={access.token}" if access.token else address)
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def _patient_for_a_while() -> Any:
-    """uvicorn's HTTP, less requests whose head does not arrive in time: it would wait for them for ever."""
+def _impatient_protocol() -> Any:
+    """uvicorn's HTTP protocol with a time limit for the head of a request, for which uvicorn would wait forever."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 

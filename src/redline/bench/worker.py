@@ -85,7 +85,7 @@ def _listen(
         requests.put(request)
         if isinstance(request, Close):
             return
-    os._exit(1)  # nobody listens any more, and the main thread may wait for a rank that will never come
+    os._exit(1)  # the desk is gone, and the main thread may wait for a rank that will never come
 
 
 class _Line:

@@ -1,4 +1,4 @@
-"""A batch search in a terminal and as a document: a line per trial as it comes, then the result."""
+"""A batch search in a terminal and as a document: a line per trial once it is done, then the result."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def contents_of(
 
     `tunes`: the searches that records were made for, newest last. `ceilings_of`: what is known of the devices' limits;
     without it nothing is said of headroom. `across`: set different devices and thread counts side by side. `finding`:
-    the sentence at the top, where whoever asks knows a better one than the records alone suggest.
+    the sentence at the top, if the caller knows a better one than the records suggest.
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     lines = with_search_ratios(lines_of(records, rows), tunes)

@@ -183,7 +183,7 @@ class CollectingObserver(Observer):
 
 
 class LineObserver(CollectingObserver):
-    """A plain line per event on stderr, which a notebook shows as it comes."""
+    """A plain line per event on stderr, which a notebook shows at once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ DEFAULT_DEPTH = 2
 TOP = 3
 """Modules named at each depth."""
 MOST_LISTED = 200
-"""Modules of the tree, where nobody asked for a depth: those that do the most."""
+"""How many modules of the tree are shown without --depth: those that do the most."""
 
 
 class FlopsReport:

@@ -295,7 +295,7 @@ EPOCH_FIGURES = (
 
 
 def _trainings(contents: Contents) -> Iterator[dict[str, Any]]:
-    """Each figure by epoch; those that nobody knows are left out."""
+    """Each figure by epoch; figures without a value are left out."""
     numbers = numbers_of(contents)
     for number in _newest(contents.records, TRAININGS, lambda record: bool(record.epochs)):
         training = contents.rows[number].training

@@ -173,7 +173,7 @@ def loader_remarks(found: LoaderFinding) -> Iterator[Text]:
 
 def loader_sentence(found: LoaderFinding) -> str:
     share = format_share(found.data_wait_share)
-    told = f"{found.verdict}: {share} of the time passes in waiting for batches with {counted(found.workers, 'loader worker')}"
+    told = f"{found.verdict}: {share} of the time is spent waiting for batches with {counted(found.workers, 'loader worker')}"
     if found.without_prefetch_per_s and found.together_per_s:
         told += f"; prefetching brings {found.together_per_s / found.without_prefetch_per_s:.2f}×"
     if found.verdict == "not data-bound" and found.data_wait_share > DATA_BOUND_SHARE:
@@ -183,7 +183,7 @@ def loader_sentence(found: LoaderFinding) -> str:
         return told
     if found.ends_it:
         return f"{told}; {found.best_workers} workers end it"
-    return f"{told}; no number of workers up to the cores here ends it, {found.best_workers} are the fastest"
+    return f"{told}; no number of workers up to the number of cores ends it, {found.best_workers} are the fastest"
 
 
 def _remarks(row: TrainingSummary) -> Iterator[Text]:

@@ -1,4 +1,4 @@
-"""A load asked for rate by rate, each written down as it comes; then the limit is closed in on."""
+"""A load, measured and stored rate by rate; then rates in between narrow down the highest that is sustained."""
 
 from __future__ import annotations
 

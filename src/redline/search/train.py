@@ -1,4 +1,4 @@
-"""A training asked for epoch by epoch, each written down as it comes; and the number of loader workers that suffices."""
+"""A training, run and stored epoch by epoch; and a search for the number of loader workers that is enough."""
 
 from __future__ import annotations
 

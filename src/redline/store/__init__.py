@@ -1,4 +1,4 @@
-"""The history: every record ever measured, written as it comes."""
+"""The history: every record ever measured, stored block by block while it is measured."""
 
 from redline.store.codec import (
     Activity,

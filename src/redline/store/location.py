@@ -21,7 +21,7 @@ KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 PSYCOPG = "psycopg"
 """The only driver for PostgreSQL: its error codes tell errors apart."""
 
-# `sqlite:/x` is a slip of the pen for a URL; taken as a path it would quietly start an empty history elsewhere.
+# `sqlite:/x` is a mistyped URL; taken as a path it would silently start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
 _FILE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
 _DRIVER_OPTIONS = {"cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout", "uri"}

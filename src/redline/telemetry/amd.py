@@ -1,6 +1,6 @@
 """AMD's management library: what the driver says about one card. Every figure may be missing.
 
-Written from documentation and recorded outputs: this file has not met the hardware yet.
+Written from documentation and recorded outputs: it has not been tested on AMD GPUs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class MemoryLine(Frozen):
     device: int
     span_s: float
     allocated: tuple[int, ...]
-    """The most in use in each of so many equal stretches. Where the trace does not tell what was in use before, from 0."""
+    """The most in use in each of `STRETCHES` equal parts of the time; counted from 0 where earlier use is not known."""
     reserved: tuple[int, ...]
     """What the allocator held; empty where the trace does not tell."""
     peak_bytes: int

@@ -16,7 +16,7 @@ LONGEST_NAME = 1500
 """No function's own name, nor the functor that tells what it does, stands further on."""
 
 LABEL_LENGTH = 120
-"""Names of operators, copies and annotations are cut after so many characters where people read them."""
+"""Where people read them, names of operators, copies and annotations are cut to this many characters."""
 
 _LONGEST_TEMPLATE = 300
 _MOST_ARGUMENTS = 12

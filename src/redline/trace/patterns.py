@@ -25,7 +25,7 @@ _FORWARD_ONLY = re.compile(
 """No backward formula calls these."""
 
 _NEAR = 10
-"""Between the products of attention and its softmax stand scaling, masking, dropout and copies; no more than so many."""
+"""The most kernels (scaling, masking, dropout, copies) between the products of attention and its softmax."""
 
 SEVERAL = 3
 """Times as many kernels as usual in the same operators: they are tried, not used."""

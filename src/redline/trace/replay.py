@@ -24,7 +24,7 @@ from redline.trace.window import Recorded
 
 STALL_NS = 300_000
 STALL_RATIO = 10
-"""The host launched nothing for so long, and for so many times longer than usual: it did something else."""
+"""A pause between launches at least this long, and this many times the usual one: the host did something else."""
 _LONG_AGO = -(2**62)
 
 

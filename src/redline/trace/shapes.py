@@ -118,7 +118,7 @@ Formula = Callable[[Inputs, Values], tuple[int, int]]
 
 
 def work_of(name: str, shape: Shape) -> OperatorWork | None:
-    """None where the shapes do not tell: no tensors among the inputs, or an operator nobody knows the output of."""
+    """None where the shapes do not tell: no tensors among the inputs, or an operator whose output is not known."""
     inputs = _inputs(shape)
     tensors = [tensor for one in inputs for tensor in one]
     if not tensors:

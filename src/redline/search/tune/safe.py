@@ -1,4 +1,4 @@
-"""What is safe to try first: the recipes that a careful hand would begin with, and no measurement speaks against."""
+"""What is safe to try first: the recipes an experienced engineer would begin with, unless a measurement rules them out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TUNING_SHARE = 0.1
 
 @dataclass(frozen=True)
 class SafeRecipes:
-    """What a careful hand tries first: of each family the switch of which experience expects most."""
+    """What an experienced engineer tries first: of each family, the switch that usually gains most."""
 
     space: Space
     on_cpu: bool
