@@ -18,7 +18,7 @@ from redline.fields import Count, Frozen, Items, Seconds
 from redline.spec import LoadSpec
 
 MOST_REQUESTS = 2_000_000
-"""Of one point: more would fill the memory of the desk."""
+"""Per point: more would fill the desk's memory."""
 
 
 class Served(Frozen):

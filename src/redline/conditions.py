@@ -13,7 +13,7 @@ from redline.units import format_bytes
 
 
 def text_lengths(workload: WorkloadSpec) -> dict[str, int]:
-    """Of a generation, whether or not they were asked for; of other tasks nothing."""
+    """Prompt and new tokens of a generation, asked for or not; empty for other tasks."""
     if workload.task != "generate":
         return {}
     return {
@@ -47,16 +47,16 @@ class Conditions(Frozen):
     sequence_length: int | None = None
     prompt: int | None = None
     new_tokens: int | None = None
-    """Of generation."""
+    """For generation."""
     classes: int | None = None
     """As asked for; None is the model's own number."""
     optimizer: str | None = None
-    """Of training."""
+    """For training."""
     loss: str | None = None
     stem: str | None = None
-    """Of a ResNet, where it was chosen."""
+    """For a ResNet, where it was chosen."""
     data: str | None = None
-    """Of a training on data: which, and how they are fed."""
+    """For a training on data: which, and how they are fed."""
     threads: int | None = None
     """CPU threads inside operators, as they were."""
     max_memory_bytes: int | None = None

@@ -70,7 +70,7 @@ def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> 
 
 
 def question_key(spec: RunSpec, question: Mapping[str, Any]) -> str:
-    """Of a search: what it is about and what it asks, however long it may take."""
+    """The key of a search: what it is about and what it asks, whatever its budget."""
     return spec_key(spec, {name: msgspec.json.encode(value).decode() for name, value in sorted(question.items())})
 
 

@@ -181,7 +181,7 @@ class TraceReply(Frozen, tag=True):
 class AllReduced(Frozen, tag=True):
     message_bytes: int
     seconds: tuple[float, ...]
-    """Of each repeat; of several ranks, those of the slowest."""
+    """For each repeat; of several ranks, those of the slowest."""
 
 
 class Hello(Frozen, tag=True):

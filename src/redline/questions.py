@@ -203,7 +203,7 @@ class SwitchChoice(Frozen):
     is_doubtful: bool = False
     """It often does not run on models like this one."""
     expected_time: float | None = None
-    """Of a step with it over one without, by what the device was seen to need for products in its number format; None: not asked."""
+    """Time of a step with it over one without, by what the device was seen to need for products in its number format; None: not asked."""
 
 
 class SwitchChoices(Frozen, tag=True):

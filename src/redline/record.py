@@ -59,7 +59,7 @@ class Failure(Frozen, omit_defaults=True):
     """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
     scope: FailureScope = "recipe"
     rank: Count | None = None
-    """Of several ranks, the one that caused it; None where that is not known, or every rank failed alike."""
+    """With several ranks, the one that caused it; None where that is not known, or every rank failed alike."""
     notes: tuple[Note, ...] = ()
     """What the bench could tell from the error beyond its kind."""
 
@@ -94,7 +94,7 @@ class Capabilities(Frozen):
 
     @classmethod
     def together(cls, parts: Iterable[Capabilities]) -> Capabilities:
-        """Of a recipe: what any of its switches does."""
+        """For a recipe: what any of its switches does."""
         found = list(parts)
         return cls(**{name: any(getattr(part, name) for part in found) for name in cls.__struct_fields__})
 
@@ -136,7 +136,7 @@ class Numerics(Frozen):
     top1_agreement: float | None = None
     finite: bool = True
     equal_share: float | None = None
-    """Of the integers, booleans and texts in the output, those that equal the reference's; None where there are none."""
+    """Share of the integers, booleans and texts in the output that equal the reference's; None where there are none."""
     by_equality: bool = False
     """The output holds nothing else that depends on the input: the error is the share that is unequal, over the share
     that another input changes."""
@@ -249,18 +249,18 @@ class Prepared(Frozen):
     work: WorkCount | None = None
     """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
     data: DataInfo | None = None
-    """Of a training on data."""
+    """For a training on data."""
     ranks: tuple[RankInfo, ...] = ()
-    """Of several ranks, each. The batch and the items per step are those of all of them; work, times and memory are
+    """With several ranks, each. The batch and the items per step are those of all of them; work, times and memory are
     those of rank 0."""
     gradient_bytes: Count | None = None
     """What each rank sends per training step."""
     generation: GenerationInfo | None = None
-    """Of a generation."""
+    """For a generation."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the whole recipe."""
+        """For the whole recipe."""
         return Capabilities.together(self.switches.values())
 
 
@@ -309,10 +309,10 @@ class Block(Frozen):
     """Timed before any sibling session ran, where siblings were to come; the others are contended."""
     memory: Memory = Memory()
     energy_j: Figure | None = None
-    """Of several ranks, all together."""
+    """With several ranks, all together."""
     telemetry: tuple[TelemetrySample, ...] = ()
     ranks: tuple[RankBlock, ...] = ()
-    """Of several ranks, each; the block itself is that of the slowest."""
+    """With several ranks, each; the block itself is that of the slowest."""
     unit: Literal["s"] = "s"
 
 
@@ -352,13 +352,13 @@ class RunRecord(Frozen):
     prepared: Prepared | None = None
     blocks: tuple[Block, ...] = ()
     epochs: tuple[Epoch, ...] = ()
-    """Of a training on data; the steps of an epoch are the block whose round is its number."""
+    """For a training on data; the steps of an epoch are the block whose round is its number."""
     feeds: tuple[Fed, ...] = ()
     """Loader and model, apart and together, where that was asked for."""
     loads: tuple[Served, ...] = ()
-    """Of a load: what was served at each rate."""
+    """For a load: what was served at each rate."""
     watched: Watched | None = None
-    """Of a script that was watched: the steps are its own, found while it ran."""
+    """For a script that was watched: the steps are its own, found while it ran."""
     trace: TraceRef | None = None
     closed: Closed | None = None
     stopped: StopReason | None = None

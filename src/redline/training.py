@@ -9,7 +9,7 @@ from redline.fields import Frozen
 from redline.spec import Augment, Stem
 
 DATA_PHASE = "data"
-"""Of a step: waiting for its batch. The other phases are those of the training step."""
+"""The phase in which a step waits for its batch. The other phases are those of the training step."""
 
 FedPart = Literal["loader", "model", "together"]
 LastBatchFate = Literal["none", "run", "run eagerly", "dropped"]
@@ -24,11 +24,11 @@ class DataInfo(Frozen):
     classes: int | None = None
     """None: the targets are no classes."""
     shape: tuple[int, ...] = ()
-    """Of one sample as the model sees it."""
+    """The shape of one sample as the model sees it."""
     fingerprint: str = ""
     """Of names, sizes and the first samples: whether two trainings saw the same data."""
     stem: Stem | None = None
-    """Of a ResNet; None for other models."""
+    """For a ResNet; None for other models."""
     steps_per_epoch: int = 0
     last_batch: int = 0
     """Samples in the smaller batch that ends an epoch; 0: all are whole."""
@@ -81,7 +81,7 @@ class Epoch(Frozen):
     utilisation: float | None = None
     """Mean of the looks at the device."""
     energy_j: float | None = None
-    """Of training alone, as the utilisation is."""
+    """During training only, as is the utilisation."""
     is_cut: bool = False
     """Ended before its last batch, because the time was over."""
 
@@ -121,7 +121,7 @@ class Fed(Frozen):
     samples: int
     seconds: float
     wait_s: float = 0.0
-    """Of both together: seconds in which the device had no batch."""
+    """With both together: seconds in which the device had no batch."""
     workers: int = 0
     prefetch: bool = True
 
@@ -141,7 +141,7 @@ class TrainingProgress(Frozen):
     epochs: int
     step: int
     steps: int
-    """Of this epoch; 0: unknown, because the user's loader does not say how long it is."""
+    """In this epoch; 0: unknown, because the user's loader does not say how long it is."""
     loss: float | None = None
     """Mean over the epoch so far, a moment ago."""
     samples_per_s: float | None = None

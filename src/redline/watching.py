@@ -58,7 +58,7 @@ class Watched(Frozen):
     outliers: Count = 0
     """Steps of more than twice the median."""
     outlier_share: Figure | None = None
-    """Of the time, what they took beyond the median."""
+    """Share of the time that they took beyond the median."""
     loss: Figure | None = None
     """The last one seen."""
     gpu_utilisation: Figure | None = None

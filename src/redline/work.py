@@ -35,9 +35,9 @@ class OperatorWork(Frozen):
     phase: WorkPhase
     calls: Count
     flops: Count
-    """Of one call."""
+    """Per call."""
     bytes: Count
-    """Of one call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
+    """Per call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
 
 
 class ModuleWork(Frozen):
@@ -136,7 +136,7 @@ class LayerShare(Frozen):
 
     calls: Count
     share: float
-    """Of the time that the operators of the forward pass took."""
+    """Share of the time that the operators of the forward pass took."""
 
 
 class OperatorShare(Frozen):
@@ -144,7 +144,7 @@ class OperatorShare(Frozen):
     kind: OperatorKind
     calls: Count
     share: float
-    """Of the time that all operators of the step took."""
+    """Share of the time that all operators of the step took."""
 
 
 class RepeatedBlock(Frozen):
@@ -153,7 +153,7 @@ class RepeatedBlock(Frozen):
     class_name: str
     count: int
     share: float
-    """Of the time that the operators of the forward pass took."""
+    """Share of the time that the operators of the forward pass took."""
     kinds: int | None = None
     """How many of them differ in the shapes of their weights: each kind is compiled by itself. None in old records."""
 
@@ -211,7 +211,7 @@ class Ceilings(Frozen):
     driver: str | None
     torch: str | None
     threads: int | None
-    """Of a CPU, whose limits they set; None elsewhere."""
+    """For a CPU, whose limits they set; None elsewhere."""
     flops_per_s: dict[str, Figure]
     """Matrix products by number format; a format the device does not have is missing."""
     copy_bytes_per_s: Figure

@@ -26,7 +26,7 @@ class ClassLimit(Frozen):
     limited_by: LimitedBy
     """What most of that time is spent on."""
     measured_s: float | None = None
-    """Of one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
+    """For one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
 
     @property
     def efficiency(self) -> float | None:

@@ -131,7 +131,7 @@ class Knee(Frozen):
     throughput_per_s: float
     """As measured at this batch."""
     share: float
-    """Of the limit."""
+    """Share of the limit."""
     limit_per_s: float
     """What throughput nears as the batch grows: by the fit, or what was surely measured, whichever is more."""
     above: int | None = None

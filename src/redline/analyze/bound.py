@@ -38,7 +38,7 @@ HOST_BOUND_SHARE = 0.9
 """Issuing a step takes this share of the step or more: the device waits for the host."""
 
 HOST_WAIT_SHARE = 0.2
-"""Of a trace without issue times: the device waited so long for the host. Recording slows the host down by half or
+"""In a trace without issue times, the share of the time that the device waits for the host. Recording slows the host down by half or
 more, so that a smaller share proves nothing about the run without the profiler."""
 
 DEVICE_BUSY_SHARE = 0.9
@@ -49,7 +49,7 @@ EXPOSED_SHARE = 0.1
 """Communication or copies that overlap nothing else, as a share of the whole time."""
 LAUNCH_GAP_SHARE = 0.1
 MEMORY_CLASSES_SHARE = 0.5
-"""Of the device's busy time, in kernels that do little with each byte."""
+"""Share of the device's busy time, in kernels that do little with each byte."""
 
 MEMORY_BOUND_BANDWIDTH = 0.8
 """Share of the peak that counters report; more is hardly ever reached."""
@@ -88,7 +88,7 @@ class TraceEvidence(Frozen, frozen=True, kw_only=True):
     exposed_copy_s: float = 0.0
     memory_classes_share: float = 0.0
     busy_share: float | None = None
-    """Of the same steps run without the profiler, where their time is known."""
+    """Measured on the same steps without the profiler, where their time is known."""
     compute_limited_s: float = 0.0
     memory_limited_s: float = 0.0
     """Device time in operators limited by either, from their shapes."""
@@ -121,7 +121,7 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
 
 
 def _reads_all_the_time(record: RunRecord, ceilings: Ceilings | None) -> Bound | None:
-    """Of a generation whose tokens take little longer than reading the weights."""
+    """For a generation whose tokens take little longer than reading the weights."""
     found = generation_of(record, ceilings)
     if found is None or not found.reads_all_the_time or found.bandwidth_share is None:
         return None

@@ -322,7 +322,7 @@ _CHANGES: dict[ComparisonVerdict, Change] = {"faster": "less", "slower": "more",
 
 
 def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Metric]:
-    """Of a generation, on the same basis as the whole: time to the first token and per further token, and their rates."""
+    """The quantities of a generation, on the same basis as the whole: time to the first token and per further token, and their rates."""
     for kind, (time_name, rate_name) in PARTS.items():
         ours, theirs = _medians_s(first, kind), _medians_s(other, kind)
         if len(ours) < len(first) or len(theirs) < len(other):

@@ -19,7 +19,7 @@ LARGEST_GAIN = 100.0
 """What is bounded by nothing is not told as infinity."""
 
 LEAST_SHARE = 0.02
-"""Of the time: what costs less is not worth a line."""
+"""Share of the time: what costs less is not worth a line."""
 
 
 _COMPILED_REGION = re.compile(r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b")

@@ -30,14 +30,14 @@ class ModuleRow(Frozen):
     min_bytes: int
     """Per operator, unfused, of the forward pass."""
     params_share: float | None
-    """Of the model's parameters; None where it has none."""
+    """Share of the model's parameters; None where it has none."""
     macs_share: float | None
-    """Of the model's MACs."""
+    """Share of the model's MACs."""
     backward_min_bytes: int
     latency_s: float | None = None
-    """Of one step, forward and backward; None where modules were not told apart."""
+    """For one step, forward and backward; None where modules were not told apart."""
     share: float | None = None
-    """Of the time in all modules."""
+    """Share of the time in all modules."""
     achieved_flops_per_s: float | None = None
     bound: LimitedBy | None = None
     """Which of its two limits is the higher one; None without ceilings."""

@@ -136,7 +136,7 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
 
 
 def chance_by_signs(values: Sequence[float]) -> float:
-    """Of a mean as far from 0, had each value fallen on the other side as well.
+    """The chance of a mean this far from 0 if every value could as well have had the other sign.
 
     Two sides that are the same differ by as much in either direction, whatever the distribution: two modes too.
     """

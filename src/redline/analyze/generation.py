@@ -13,7 +13,7 @@ from redline.record import RunRecord
 from redline.work import CacheKind, Ceilings, GenerationInfo
 
 READING_SHARE = 0.6
-"""Of the time per token, in which the weights could just be read: from here on memory is what limits decoding."""
+"""Share of the time per token that reading the weights takes at least: from here on memory is what limits decoding."""
 IN_CACHE_SHARE = 1.1
 """More than memory can do, beyond what two clocks differ by: the weights stay in a cache of the processor."""
 
@@ -34,7 +34,7 @@ class Generation(Frozen):
     tpot_s: TokenTimes | None
     """None where one token is written."""
     decode_share: float
-    """Of the time of a generation."""
+    """Share of the time of a generation."""
     prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None
     weight_bytes: int

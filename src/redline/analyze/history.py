@@ -31,7 +31,7 @@ HOPELESS_OF_TWO = 15.0
 REACH = 3
 """Neighbours on each side that a single record is set against."""
 CHANCE = 0.005
-"""Of a split as good as this in records without any change."""
+"""The chance of a split as good as this in records without any change."""
 SMALLEST_CHANGE = 0.01
 """Of the time: smaller ones do not matter, however sure."""
 ABRUPT = 0.6
@@ -43,7 +43,7 @@ MOST_POINTS = 5000
 """How many of the latest records of a series are analysed."""
 DRIFT_CONFIDENCE = 0.99
 SLOPE_CONFIDENCE = 0.999
-"""Of a slope that changes are seen against."""
+"""The confidence required of a slope that changes are seen against."""
 BESIDE_SLOPE = 5.0
 SURE = 0.999
 """That the stretches on both sides of a change differ: the best of many splits is always better than most."""
@@ -254,7 +254,7 @@ def _scatter(rows: Floats) -> Floats:
 
 
 def _scores(rows: Floats, fewest: int = FEWEST_A_SIDE) -> Floats:
-    """Of each possible split of each row: the sum of squares that it explains, over what is left."""
+    """For each possible split of each row: the sum of squares that it explains, over what is left."""
     count = rows.shape[1]
     sizes = np.arange(fewest, count - fewest + 1)
     sums = np.cumsum(rows - rows.mean(axis=1, keepdims=True), axis=1)[:, sizes - 1]

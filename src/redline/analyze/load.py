@@ -65,9 +65,9 @@ class LoadPoint(Frozen):
     """Waited on an idle device for the batch to fill."""
     compute_s: float
     busy_share: float
-    """Of the time, spent computing."""
+    """Share of the time spent computing."""
     padded_share: float
-    """Of the rows computed, those that no request asked for."""
+    """Share of the computed rows that no request asked for."""
     is_saturated: bool
     keeps_target: bool
     """Not saturated, and p99 within the target where there is one, each time that the rate was offered. With too few
@@ -272,7 +272,7 @@ class RateRatio(Frozen):
     ratio: float | None
     """None for another model, and where either sustains nothing."""
     bound: Literal["exact", "at least", "at most", "unknown"]
-    """Of a curve that sustains the highest rate it was asked for, only a lower bound is known."""
+    """For a curve that sustains the highest rate it was asked for, only a lower bound is known."""
 
 
 def ratios_to_first(rows: Sequence[LoadSummary]) -> list[RateRatio]:

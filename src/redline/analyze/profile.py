@@ -96,7 +96,7 @@ class Capture(Frozen):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the whole recipe."""
+        """For the whole recipe."""
         return Capabilities.together(self.switches.values())
 
 
@@ -138,7 +138,7 @@ class Profile(Frozen):
     collectives: tuple[CollectiveRow, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     slowest: SlowestRank | None = None
-    """Of several ranks, the one that the others waited for, and why; None where none is clearly late."""
+    """With several ranks, the one that the others waited for, and why; None where none is clearly late."""
     limits: tuple[OperatorLimit, ...] = ()
     """Operators against what the device can do, from the shapes of their inputs."""
     gradient_reductions: int | None = None

@@ -205,7 +205,7 @@ def counts(rows: Sequence[Changed]) -> dict[Change, int]:
 
 
 LEAST_SHARE = 0.005
-"""Of the longer of both: what takes less is not compared by itself."""
+"""Share of the longer of the two: what takes less is not compared by itself."""
 NEARLY_ALL = 0.97
 """A child with so much of its parent's time says the same as the parent, and more exactly."""
 
@@ -366,7 +366,7 @@ def _class_of(name: str) -> str:
 
 
 def _canonical(node: TreeNode) -> str:
-    """Of an operator, its name without what only tells who does the work."""
+    """The name of an operator without the parts that only say which library does the work."""
     if node.kind != "operator":
         return node.plain_name
     name = _NODE.sub("", node.name)

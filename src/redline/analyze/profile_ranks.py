@@ -65,7 +65,7 @@ class RankWork:
 
 
 def works_of(runs: Sequence[DeviceRun], links: Sequence[Links], times: Sequence[DeviceTime]) -> list[RankWork]:
-    """Of each device; where there are none, of each host, whose `times` are given."""
+    """One for each device; without devices one for each host, whose `times` are given."""
     if runs:
         return [
             RankWork(
@@ -193,7 +193,7 @@ class RankTime(Frozen):
     idle: Idle
     world_size: int | None = None
     process: str | None = None
-    """Of a file that holds several."""
+    """For a file that holds several."""
     waiting_s: float | None = None
     """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
 

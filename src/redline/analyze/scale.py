@@ -37,7 +37,7 @@ class Communication(Frozen):
     """What the ranks said to each other in a profiled step, and how fast they can."""
 
     total_s: float | None = None
-    """Of one step, on the rank that waits least for others; None where nothing was profiled."""
+    """Per step, on the rank that waits least for others; None where nothing was profiled."""
     exposed_s: float | None = None
     """While nothing is computed."""
     waited_s: float | None = None
@@ -68,25 +68,25 @@ class ScalePoint(Frozen):
     """The 95 % interval of the efficiency."""
     high: float | None = None
     communication_s: float | None = None
-    """Of a step."""
+    """Per step."""
     communication_share: float | None = None
     """Exposed communication, of a step."""
     overlap: float | None = None
     """The share of the communication that computing hides."""
     waiting_share: float | None = None
-    """Of a step: in collectives, for the rank that arrives last."""
+    """Share of a step spent in collectives waiting for the rank that arrives last."""
     gradient_bytes: int | None = None
     bus_bytes_per_s: float | None = None
     """By an all-reduce of as many bytes as a step sends, counted as NCCL's own tests count it."""
     peak_bytes: tuple[int | None, ...] = ()
-    """Of each rank: reserved on a GPU, resident on a CPU."""
+    """For each rank: reserved on a GPU, resident on a CPU."""
     straggler: int | None = None
     """A rank that is clearly slower than the others."""
     straggler_why: Note | None = None
     trust: tuple[str, ...] = ()
     """The labels of its verdict: `valid`, or why it is to be doubted."""
     threads: int | None = None
-    """Of each rank, on a CPU."""
+    """For each rank, on a CPU."""
     oversubscribed: bool = False
     """More threads than processors: this is not scaling."""
     notes: tuple[Note, ...] = ()

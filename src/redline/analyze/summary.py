@@ -128,9 +128,9 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     phases_s: dict[str, float] | None = None
     memory: Memory | None = None
     rank_peak_bytes: tuple[int | None, ...] = ()
-    """Of several ranks, each one's peak: reserved on a GPU, resident on a CPU."""
+    """With several ranks, each one's peak: reserved on a GPU, resident on a CPU."""
     straggler: int | None = None
-    """Of several ranks, one that is clearly slower than the others."""
+    """With several ranks, one that is clearly slower than the others."""
     cold_start_s: ColdStart | None = None
     numerics: Numerics | None = None
     capabilities: Capabilities | None = None
@@ -143,9 +143,9 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     energy_too_short: bool = False
     """There is a counter, but all metered blocks together took less than it needs for a figure."""
     utilisation: float | None = None
-    """Of the device: mean of the looks at it while blocks ran."""
+    """Of the device: mean of the samples taken while blocks ran."""
     cost_per_million: float | None = None
-    """Of a million items, at the price per hour that was given."""
+    """Per million items, at the price per hour that was given."""
     vs_first: VersusFirst | None = None
     verdict: Verdict
     bound: Bound
@@ -167,11 +167,11 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """Generation: how keys and values are kept."""
     bandwidth_share: float | None = None
     reads_from_cache: bool = False
-    """Of a generation whose tokens come faster than memory could be read: it has no share of the bandwidth."""
+    """For a generation whose tokens come faster than memory could be read: it has no share of the bandwidth."""
     """What a decode step has to read, weights and filled cache, over its time and the copy bandwidth of the device."""
     energy_per_token_j: float | None = None
     training: TrainingSummary | None = None
-    """Of a training on data."""
+    """For a training on data."""
     load: LoadSummary | None = None
     """Of requests that arrived by themselves."""
     failure: Failure | None = None

@@ -26,7 +26,7 @@ class SweepCell(Frozen):
     status: SweepStatus
     prompt: int | None = None
     new_tokens: int | None = None
-    """Of generation."""
+    """For generation."""
     replicate: int = 1
     """Which of the processes that measure this combination."""
     record_id: str | None = None

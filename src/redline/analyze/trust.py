@@ -310,7 +310,7 @@ def _distinct(names: Iterable[str]) -> str:
 
 
 def farthest(checks: Iterable[Numerics | None]) -> Numerics | None:
-    """Of several checks of one recipe, the one over the most steps: errors grow along a loss path.
+    """With several checks of one recipe, the one over the most steps: errors grow along a loss path.
 
     The first of those with equally many steps; records that were only timed do not count.
     """

@@ -198,6 +198,6 @@ def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: Ex
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """Of an exported document, a back-up or another history."""
+    """The records of an exported document, a back-up or another history."""
     with history_in(path) as history:
         return read_exported(path) if history is None else history.find(status="done")

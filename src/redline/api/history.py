@@ -41,7 +41,7 @@ class HistoryFilters(Frozen):
     """Which series and points to show; what is left out fits all."""
 
     key: str | None = None
-    """Of one series."""
+    """Only this series."""
     model: str | None = None
     task: str | None = None
     recipe: str | None = None

@@ -57,7 +57,7 @@ class LoadResult(Shown, Sequence[LoadSummary]):
         return self.rows[0].sustainable_rate
 
     def to_json(self) -> JsonDocument:
-        """Of one curve its own document; of several a list of them under `loads`, with their ratios to the first."""
+        """One curve is a document of its own; several are a list under `loads`, with their ratios to the first."""
         several = {"loads": self.rows, "vs_first": ratios_to_first(self.rows)}
         return json_document("load", self.rows[0] if len(self.rows) == 1 else several)
 

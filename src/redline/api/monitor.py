@@ -64,7 +64,7 @@ class DeviceTotal(Frozen):
     mean_utilisation: float | None = None
     peak_utilisation: float | None = None
     saturated_share: float | None = None
-    """Of the looks, those with a utilisation of 95 % or more."""
+    """Share of the samples with a utilisation of 95 % or more."""
     mean_power_w: float | None = None
     peak_power_w: float | None = None
     peak_memory_bytes: int | None = None

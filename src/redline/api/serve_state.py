@@ -30,7 +30,7 @@ MOST_WAITING = 4
 """States that a slow viewer may be behind; older ones are dropped."""
 RUNNING = 8
 RECENT_BLOCKS = 16
-"""Of a record that is being measured: more are not read, however long it takes."""
+"""For a record that is being measured: more are not read, however long it takes."""
 MOST_KNOWN = 10_000
 """Records whose step is remembered."""
 RECENT_S = 600.0

@@ -54,7 +54,7 @@ class SweepResult(Shown, Sequence[SweepCell]):
         self.records = dict(records or {})
         self._price = price
         self.estimate = estimate
-        """Of a dry run: how long what is left may take."""
+        """For a dry run: how long what is left may take."""
         self.slo = slo
 
     def __len__(self) -> int:

@@ -275,7 +275,7 @@ def load_magic(shell: Any) -> None:
 
 
 FEWEST_STEPS = 20
-"""Of a piece whose rate is compared."""
+"""In a piece whose rate is compared."""
 DELIVERY_S = 30.0
 
 

@@ -135,7 +135,7 @@ def _repository(folder: Path, known: dict[Path, tuple[Path, Path] | None]) -> tu
 
 
 HOST_THREADS = 4
-"""Of a worker that builds a model for a GPU. Several are built at the same time, and with a thread per processor each they
+"""For a worker that builds a model for a GPU. Several are built at the same time, and with a thread per processor each they
 stand in each other's way: Swin V2 took 0.7 s by itself on 16 processors and 8 s beside four others; with 4 threads 0.4 s."""
 
 

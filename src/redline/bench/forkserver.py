@@ -27,7 +27,7 @@ from redline.bench.worker import RANKED, own_descriptors, serve, serve_rank, vol
 from redline.processes import adopt_orphans, die_with_parent, end_strays, kill_group
 
 DESCRIPTORS = 4
-"""Of a request: the connection, the log, the working folder, and a file with a `ForkRequest`."""
+"""For a request: the connection, the log, the working folder, and a file with a `ForkRequest`."""
 
 SAFE_IMPORT = {
     # OpenBLAS starts its threads while numpy is imported.

@@ -25,7 +25,7 @@ from redline.protocol import Serve
 from redline.spec import RunSpec
 
 WARM_STEPS = 3
-"""Of each batch size before any request comes: libraries choose their kernels on the first calls."""
+"""Per batch size, before any request comes: libraries choose their kernels on the first calls."""
 SPIN_S = 0.0005
 """The system wakes a sleeper about this late: the rest of a wait is spent looking at the clock."""
 

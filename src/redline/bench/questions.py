@@ -144,7 +144,7 @@ def _check_ranks(spec: RunSpec, device: str) -> None:
 
 
 def _before_data(spec: RunSpec) -> WorkloadSpec:
-    """Of a training what can be checked before its data are read, which decide on the image size."""
+    """The part of a training that can be checked before its data, which decide the image size, are read."""
     if spec.train is None or spec.workload.image_size is not None:
         return spec.workload
     return msgspec.structs.replace(spec.workload, classes=None)

@@ -122,7 +122,7 @@ def contents_of(
 
 
 def _row_by_record(lines: Sequence[Line]) -> dict[str, RunSummary]:
-    """Of each record the line it is part of: a search's winner has the speed that the tables say it has."""
+    """For each record the line it is part of: a search's winner has the speed that the tables say it has."""
     return {
         record.id: msgspec.structs.replace(line.row, record_id=record.id)
         for line in lines

@@ -65,7 +65,7 @@ def stage_words(progress: Progress) -> str:
 
 
 def ended_words(record: RunRecord) -> str:
-    """Of a record that is closed."""
+    """How a closed record ended, in words."""
     if record.failure is not None:
         return f"failed: {record.failure.told}"
     return speed_told(record) or ("interrupted" if record.stopped == "interrupted" else "measured")

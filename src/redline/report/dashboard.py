@@ -29,7 +29,7 @@ from redline.units import THIN_SPACE, format_seconds
 
 FIRST = ("recipe", "throughput", "latency")
 FINDINGS = 3
-"""Of each profile: those that could bring the most."""
+"""For each profile: those that could bring the most."""
 
 
 class Card(Frozen):

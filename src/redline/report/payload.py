@@ -267,7 +267,7 @@ def _lanes(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 PROCESSES = 30
-"""Of each line, the newest."""
+"""For each line, the newest."""
 
 
 def _processes(contents: Contents) -> dict[str, list[list[Any]]]:

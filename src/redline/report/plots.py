@@ -128,7 +128,7 @@ def _parts(subject: Subject) -> list[str]:
 
 
 def _what_differs(subjects: Sequence[Subject]) -> dict[Subject, list[str]]:
-    """Of each subject, the parts that not all have."""
+    """For each subject, the parts that not all have."""
     common = set.intersection(*(set(_parts(subject)) for subject in subjects))
     return {subject: [part for part in _parts(subject) if part not in common] for subject in subjects}
 

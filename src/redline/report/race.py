@@ -136,7 +136,7 @@ def _next_step(replicates: Sequence[Replicate], racers: Mapping[str, Sequence[Ru
 
 
 def _noise_floor(pairs: Sequence[Pair]) -> str:
-    """Of a recipe that raced itself: what the intervals leave open is what two equal recipes may differ by here."""
+    """For a recipe that raced itself: what the intervals leave open is what two equal recipes may differ by here."""
     bounds = [bound for pair in pairs for bound in (pair.low, pair.high) if bound is not None]
     if not bounds:
         return "one replicate says nothing about other processes; --replicates 3 shows the noise floor"

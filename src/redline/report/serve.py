@@ -47,7 +47,7 @@ class LiveRecord(Frozen):
     """The median of its latest blocks."""
     epochs: int = 0
     total_epochs: int | None = None
-    """Of a training on data."""
+    """For a training on data."""
     left_s: float | None = None
     readings: Readings = Readings()
 

@@ -11,7 +11,7 @@ from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.trace.lanes import Lane, Lanes
 
 HOST_ROWS = 4
-"""Of each thread: what calls what, from the outside; deeper ones are too short to be seen."""
+"""For each thread: what calls what, from the outside; deeper ones are too short to be seen."""
 HOST_THREADS = 3
 DEVICE_ROWS = 4
 ROW = 1.0

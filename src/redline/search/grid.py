@@ -27,7 +27,7 @@ AXES = ("model", "task", "threads", "batch", "recipe")
 LENGTHS = ("prompt", "new_tokens")
 """Axes of generation alone: cells of another task are the same for all of them."""
 MOST_DIGITS = 19
-"""Of a number that is written as text; what they make is checked against the ranges of a spec."""
+"""For a number that is written as text; what they make is checked against the ranges of a spec."""
 _DOUBLING = re.compile(rf"(\d{{1,{MOST_DIGITS}}})\.\.(\d{{1,{MOST_DIGITS}}})")
 
 

@@ -55,7 +55,7 @@ class Entry:
     timed_s: float = 0.0
     stopped: StopReason | None = None
     only: TimeKind | None = None
-    """Of several kinds of blocks, the one that is wanted."""
+    """With several kinds of blocks, the one that is wanted."""
 
     @property
     def spec(self) -> RunSpec:

@@ -33,7 +33,7 @@ FEWEST_REPLICATES = 2
 FEWEST_ROUNDS = 4
 """In a replicate: what differs between processes is learned from more replicates, not from more rounds."""
 WITHIN_SHARE = 1 / 3
-"""Of the band: rounds go on until what they leave open inside a replicate is no more than this."""
+"""Share of the band: rounds go on until what they leave open inside a replicate is no more than this."""
 TOO_CROWDED = note("crowded", "did not fit in memory beside the others: opened one after the other instead")
 
 

@@ -84,7 +84,7 @@ def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: 
 
 
 def _times(path: Path) -> list[DeviceTime]:
-    """Of each device of one rank's trace; of the host where it is the device."""
+    """The time of each device in one rank's trace; of the host where it is the device."""
     one = recorded(read_trace(path))
     runs = device_runs(one, HostView(one.links))
     return [run.time for run in runs] or [host_time(one.trace)]

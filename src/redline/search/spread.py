@@ -24,7 +24,7 @@ from redline.search.run import measure_together
 from redline.spec import RunSpec
 
 RETRIES = 3
-"""Of a trial whose machine was lost."""
+"""For a trial whose machine was lost."""
 REACHABLE_S = 10.0
 
 

@@ -105,7 +105,7 @@ def _repeated(cell: Cell, replicate: int) -> Cell:
 
 
 def check_name(name: Any) -> None:
-    """Of a sweep. `redline compare` takes several names joined by commas."""
+    """Refuse a name that cannot be used later: `redline compare` takes several joined by commas."""
     if name is not None and (not isinstance(name, str) or not name.strip()):
         raise SpecError(f"name must be a text that is not empty, got {name!r}")
     if name is not None and "," in name:

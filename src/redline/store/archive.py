@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"REDLINE1"
 LONGEST = 1 << 30
-"""Of a frame: a length beyond it is damage."""
+"""The longest frame: a length beyond it is damage."""
 OWNED = (blocks, marks, sweep_cells)
 """Rows that belong to a record."""
 OTHERS = (tunes, ceilings)

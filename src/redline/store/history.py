@@ -301,7 +301,7 @@ class History:
         return [(name, settled, int(failed)) for name, settled, failed in rows]
 
     def fastest_cell(self, sweep: str) -> tuple[str, float] | None:
-        """Of a sweep: the settled cell with the most items per second, in words, and how many."""
+        """The settled cell of a sweep with the most items per second, in words, and how many."""
         with self._database.reading() as connection:
             row = connection.execute(queries.FASTEST_CELL, {"name": column_text(sweep)}).first()
         return None if row is None else (" ".join(f"{part}" for part in row[:-1] if part), row[-1])

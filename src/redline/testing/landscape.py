@@ -136,7 +136,7 @@ def look_up(table: PerSpec[T], spec: RunSpec) -> T:
 TRAIN_SAMPLES, VAL_SAMPLES, CLASSES = 10_240, 2_048, 10
 PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
 VALIDATION = 0.25
-"""Of a training step: what a step of the validation takes."""
+"""Time of a validation step over that of a training step."""
 
 
 def data_of(spec: RunSpec, truth: Landscape) -> DataInfo:
@@ -243,7 +243,7 @@ def generation_info_of(spec: RunSpec, truth: Landscape) -> GenerationInfo | None
 
 
 def generation_parts_of(spec: RunSpec, truth: Landscape, times: NDArray[np.float64]) -> dict[str, Any]:
-    """Of a block: the prefill has its share of each generation, the tokens after the first share the rest."""
+    """For a block: the prefill has its share of each generation, the tokens after the first share the rest."""
     if spec.workload.task != "generate":
         return {}
     step_s = look_up(truth.step_s, spec)

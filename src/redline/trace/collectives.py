@@ -34,7 +34,7 @@ class CollectiveRow(Frozen):
     name: str
     dtype: str
     message_bytes: int | None
-    """Of one call, on one rank."""
+    """Per call, on one rank."""
     group_size: int | None
     """Ranks that take part."""
     calls: int

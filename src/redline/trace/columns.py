@@ -163,7 +163,7 @@ class Lost(Frozen):
     events: int = 0
     """Left out because they could not be understood."""
     launches: int = 0
-    """Of a truncated file: calls that launched work which is not in it."""
+    """For a truncated file: calls that launched work which is not in it."""
     reasons: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:

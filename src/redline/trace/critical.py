@@ -49,7 +49,7 @@ class PathPart(Frozen):
     """On the device the class of the work; on the host what it did."""
     seconds: float
     share: float
-    """Of the whole path."""
+    """Share of the whole path."""
     shortens: str
     """What would make this part shorter."""
     most: str = ""
@@ -57,7 +57,7 @@ class PathPart(Frozen):
 
 
 class CriticalPath(Frozen):
-    """Of several devices, all their paths together."""
+    """With several devices, all their paths together."""
 
     span_s: float
     parts: tuple[PathPart, ...]

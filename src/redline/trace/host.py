@@ -210,7 +210,7 @@ def on_thread(ranges: HostRanges, thread: int) -> Intervals:
 
 
 class Host(Frozen):
-    """Of several traces, sums."""
+    """What the host did; sums over several traces."""
 
     busy_s: float
     """In operators and runtime calls on any thread, less the time blocked."""
@@ -242,7 +242,7 @@ class Launches(Frozen):
     short_kernels: int
     """Kernels of 10 µs or less."""
     short_share: float
-    """Of all kernels."""
+    """Share of all kernels."""
     graphs: int = 0
     """Of the calls, launches of recorded graphs."""
     graph_work: int = 0
@@ -268,7 +268,7 @@ class Queue(Frozen):
     mean: float
     largest: int
     empty_share: float
-    """Of the time: the device then has nothing to go on with once it is done."""
+    """Share of the time: the device then has nothing to go on with once it is done."""
 
 
 def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:

@@ -41,7 +41,7 @@ class OperatorRow(Frozen):
     types: str | None = None
     source: OperatorSource = "operator"
     device_share: float = 0.0
-    """Of all device time, by what it launched itself; over all rows this adds up to 1."""
+    """Share of all device time, by what it launched itself; over all rows this adds up to 1."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ def class_times(links: Sequence[Links]) -> list[NamedTime]:
 
 
 def self_times(links: Links) -> tuple[Ints, Ints]:
-    """Of every operator: host time without its children, and device time that it launched itself."""
+    """For every operator: host time without its children, and device time that it launched itself."""
     operators, nesting = links.trace.operators, links.nesting
     own = np.maximum(operators.duration - nesting.children_sum(operators.duration), 0)
     launched = np.zeros(len(operators), np.int64)

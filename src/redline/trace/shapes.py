@@ -46,7 +46,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """Of one call."""
+    """The work of one call of an operator."""
 
     kind: KernelClass
     number_format: str
@@ -61,7 +61,7 @@ def _plain(dtype: str) -> str:
 
 
 def bytes_of_type(dtype: str) -> int | None:
-    """Of one element, by the name that torch or a process group gives its type; None where it is not known."""
+    """The bytes of one element, by the name that torch or a process group gives its type; None if it is not known."""
     return _SIZES.get(_plain(dtype))
 
 
@@ -141,7 +141,7 @@ def work_of(name: str, shape: Shape) -> OperatorWork | None:
 
 
 def _read(name: str, kind: KernelClass, tensors: list[Tensor]) -> int:
-    """Of a table of embeddings only the rows that are looked up are read."""
+    """Only those rows of an embedding table that are looked up are read."""
     if kind == "embedding" and len(tensors) > 1 and len(tensors[0].dims) == 2:
         rows = tensors[1].elements
         return tensors[1].bytes + rows * tensors[0].dims[1] * (bytes_of_type(tensors[0].dtype) or 0)

@@ -145,7 +145,7 @@ def _collective_operators(trace: Trace) -> Mask:
 
 
 def host_time(trace: Trace) -> DeviceTime:
-    """Of a trace without a device, the host is the device: busy while any operator is under way."""
+    """The time of the host where it is the device: busy while any operator runs."""
     operators, talking, compute = trace.operators, _collective_operators(trace), host_compute(trace)
     # An operator only starts a collective; the library's own mark on another thread lasts as long as it does.
     marks = matching(trace, trace.annotations, ANNOTATED)

@@ -29,7 +29,7 @@ _MODULE = re.compile(f"^{MODULE_FRAME}")
 _OWN_MODULE = re.compile(f"^{MODULE_PREFIX}")
 
 LEAST_SHARE = 0.001
-"""Of host and device time: what takes less of both is left out of the tree; its time stays in what is around it."""
+"""Share of host and device time: what takes less of both is left out of the tree; its time stays in what is around it."""
 MOST_NODES = 5000
 DEEPEST_NODE = 120
 """Deeper in the program, too, time stays in what is around it."""
@@ -71,7 +71,7 @@ class PartRow(Frozen):
     """Without the modules inside it."""
     backward_s: float
     share: float
-    """Of all device time; of host time where there is no device."""
+    """Share of all device time; of host time where there is no device."""
 
 
 @dataclass

@@ -144,7 +144,7 @@ def step_marks(trace: Trace) -> Intervals:
 class Steps(Frozen):
     count: int
     seconds: tuple[float, ...]
-    """Of each step, in order. With a device: from the start of its first work to that of the next step's first work."""
+    """For each step, in order. With a device: from the start of its first work to that of the next step's first work."""
     mean_s: float
     std_s: float | None
     min_s: float

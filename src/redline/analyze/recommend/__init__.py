@@ -110,7 +110,7 @@ def headline(advice: Sequence[Advice], lines: Sequence[Line]) -> str:
 
 
 def _load_headline(rows: Sequence[RunSummary]) -> str | None:
-    """Of a report that is about requests alone."""
+    """The headline of a report that is only about loads."""
     loads = [row.load for row in rows if row.load is not None and row.load.sustainable_rate]
     best = max(loads, key=lambda load: load.sustainable_rate or 0.0, default=None)
     if best is None:

@@ -106,7 +106,7 @@ class Evidence:
         return _is_believable(row) and _is_unchecked(row) and row.recipe not in self._proven
 
     def why_not(self, row: RunSummary) -> str:
-        """Of a row that may not be recommended."""
+        """Why a row may not be recommended."""
         if row.numerics is not None and row.numerics.is_wrong:
             return why_wrong(row.numerics)
         if not _is_believable(row):
@@ -148,7 +148,7 @@ class Advice(Frozen):
     decided: bool = True
     """False where the numbers leave it open: never a headline."""
     ratio: float | None = None
-    """Of a recipe, against what it was set against, where they were measured in turns."""
+    """For a recipe, against what it was set against, where they were measured in turns."""
     low: float | None = None
     high: float | None = None
 

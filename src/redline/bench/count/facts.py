@@ -362,7 +362,7 @@ class Watch(TorchDispatchMode):
         }
 
     def take_shorter_times(self, other: Watch) -> None:
-        """Of each operator the shorter time, where the other run had the same ones: a busy machine makes some far too long."""
+        """For each operator the shorter time, where the other run had the same ones: a busy machine makes some far too long."""
         if [(call.name, call.shapes) for call in self.calls] == [(call.name, call.shapes) for call in other.calls]:
             self.times = [min(both) for both in zip(self.times, other.times, strict=True)]
 

@@ -171,7 +171,7 @@ class UserBatches:
 
 
 def drawn(count: int, size: int, seed: int) -> Tensor:
-    """Of each image where it is cut out and whether it is mirrored: (count, 3)."""
+    """For each image where it is cut out and whether it is mirrored: (count, 3)."""
     generator = _generator(seed)
     reach = 2 * (size // SHIFT) + 1
     shifts = torch.randint(0, reach, (count, 2), generator=generator)

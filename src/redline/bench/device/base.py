@@ -81,7 +81,7 @@ class Device(ABC):
         """Why this device cannot compute in `dtype`, or None."""
 
     def product_time(self, number_format: str) -> float | None:
-        """Of a matrix product in this number format over one in fp32, measured; None where nobody has to ask."""
+        """Time of a matrix product in this number format over one in fp32, measured; None where it does not matter."""
         return None
 
     def compiler_refusal(self) -> str | None:

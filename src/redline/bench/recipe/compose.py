@@ -151,7 +151,7 @@ def _choice(
 
 
 def _expected_time(switch: RecipeSwitch, device: Device, facts: Facts | None) -> float | None:
-    """Of a step with the switch over one without: products change as the device says, all else stays."""
+    """Time of a step with the switch over one without: products change as the device says, the rest stays."""
     number_format = switch.computes_in()
     product_time = device.product_time(number_format) if number_format is not None and facts is not None else None
     if facts is None or product_time is None:

@@ -161,7 +161,7 @@ def _floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], num
 
 
 def _own_unit(model: torch.nn.Module) -> float:
-    """Of a model in half precision: rounding its weights again moves nothing, but every sum in another order does."""
+    """For a model in half precision: rounding its weights again moves nothing, but every sum in another order does."""
     halves = {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}
     return max((torch.finfo(dtype).eps for dtype in halves), default=0.0)
 

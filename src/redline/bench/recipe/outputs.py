@@ -64,7 +64,7 @@ class Difference:
     finite: bool
     degenerate: bool
     equal_share: float | None = None
-    """Of integers, booleans and texts; None where there are none."""
+    """Share of integers, booleans and texts; None where there are none."""
     by_equality: bool = False
     """There is nothing else to go by."""
 

@@ -104,7 +104,7 @@ def rounded_weights(model: torch.nn.Module, number_format: str, *, draw: int = 0
         return leaf + (rounded_tensor(leaf.detach(), number_format) - leaf.detach())
 
     def round_handed(*told: Any) -> Any:
-        """Of a hook: what goes into a layer, or what comes out of it."""
+        """A hook that rounds what goes into a layer, or what comes out of it."""
         return pytree.tree_map_only(torch.Tensor, rounded, told[-1])
 
     if number_format in _QUANTIZED:

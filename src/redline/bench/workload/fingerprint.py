@@ -51,7 +51,7 @@ def forward_code(model: nn.Module) -> str:
 
 
 def _called_code(function: Any) -> list[str]:
-    """Of a function in the place of a model, and of what it calls through partial and through an object."""
+    """The fingerprint of a function used as a model, and of what it calls through partial or an object."""
     if isinstance(function, functools.partial):
         return _called_code(function.func)
     return (

@@ -220,7 +220,7 @@ def start_token(config: Any) -> int:
 
 
 def writer_code(decoder: Decoder) -> WriterCode:
-    """Of a model that was built."""
+    """What a snippet needs to write text with a model that was built."""
     if isinstance(decoder, WholeGenerator):
         return WriterCode("whole", decoder.new_tokens)
     if isinstance(decoder, OwnDecoder):

@@ -44,7 +44,7 @@ class TrainingLoss(ABC):
         self.targets = targets
         """The user's own; None where there are none, or they are drawn."""
         self.weight = 1.0
-        """Of this rank, where ranks have unlike shares of a batch."""
+        """Of this rank, where ranks have unequal shares of a batch."""
         self._is_checked = False
 
     def __call__(self, output: Any) -> Tensor:
@@ -265,7 +265,7 @@ class Targets:
         self._seed = seed
         self._kept: dict[tuple[Any, ...], Tensor] = {}
         self.part: tuple[Sequence[int], int] | None = None
-        """Of a rank: its rows, and the size of the global batch they are drawn for."""
+        """For a rank: its rows, and the size of the global batch they are drawn for."""
 
     def classes(self, name: str, logits: Tensor) -> Tensor:
         """One class per item, per position (N, T, V) or per pixel (N, C, H, W)."""
@@ -319,7 +319,7 @@ def own_loss(output: Any) -> Tensor | None:
 
 
 def sum_of_losses(output: Any) -> Tensor | None:
-    """Of an output that holds nothing but single numbers by name, as detectors return while they train."""
+    """For an output that holds nothing but single numbers by name, as detectors return while they train."""
     if not isinstance(output, Mapping) or not output:
         return None
     parts = list(output.values())

@@ -90,7 +90,7 @@ class Offer:
         return self._sound(name)
 
     def vocabulary(self, name: str = "input_ids") -> int:
-        """Of a decoder its own, where it has one: speech in, tokens out."""
+        """The size of the vocabulary; a decoder's own where it has one (speech in, tokens out)."""
         parts = (get(self.config, "decoder"), self.config) if name.startswith("decoder") else (self.config,)
         found = next((size for part in parts if (size := look_up(part, "vocab_size"))), None)
         return int(found or 1000)

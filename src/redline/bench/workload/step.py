@@ -77,7 +77,7 @@ class Setup:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the whole recipe."""
+        """For the whole recipe."""
         return Capabilities.together(self.switches.values())
 
     def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

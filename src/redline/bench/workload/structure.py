@@ -29,7 +29,7 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _attributes_of(value: Any) -> list[tuple[str, Any]] | None:
-    """Of an object of the user's own that holds tensors; None for one that knows itself how to move to a device."""
+    """For an object of the user's own that holds tensors; None for one that knows itself how to move to a device."""
     if isinstance(value, Tensor | nn.Module | type) or not hasattr(value, "__dict__") or hasattr(value, "to"):
         return None
     held = {name: part for name, part in vars(value).items() if isinstance(part, Tensor | list | tuple | dict)}

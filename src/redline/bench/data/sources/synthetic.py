@@ -64,7 +64,7 @@ def _counts(spec: DataSpec) -> dict[str, int]:
 
 
 def _textures(classes: int) -> tuple[Tensor, Tensor]:
-    """Of each class the waves' vectors (classes, GRATINGS, 2), in radians per pixel, and their colours."""
+    """For each class the waves' vectors (classes, GRATINGS, 2), in radians per pixel, and their colours."""
     random = torch.Generator().manual_seed(DATA_SEED)
     angles = math.pi * torch.rand(classes, GRATINGS, generator=random)
     periods = 3.0 + 9.0 * torch.rand(classes, GRATINGS, generator=random)

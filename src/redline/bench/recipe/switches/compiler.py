@@ -33,7 +33,7 @@ DECODE_TUNING_S = 45.0
 """For coordinate descent on a decode step: its layers are alike, so that there are few kernels to tune. 35 to 54 s were seen, and 39 s
 beside `decode-kernels`, whose own tuning takes about what they spare."""
 SMALLEST_SHARE = 0.3
-"""Of the forward's time: below it, compiling blocks one by one leaves most of the model as it was."""
+"""Share of the forward's time: below it, compiling blocks one by one leaves most of the model as it was."""
 ALIKE = 1.5
 """So many blocks per kind of block at least: each kind is compiled anew, which is what compiling by block saves on."""
 

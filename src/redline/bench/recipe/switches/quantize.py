@@ -20,7 +20,7 @@ from redline.spec import Task
 from redline.work import Facts
 
 SMALLEST_SHARE = 0.1
-"""Of the model's weights, and of the time: below it a quantized model is the old one with a few rounded layers."""
+"""Share of the model's weights, and of the time: below it a quantized model is the old one with a few rounded layers."""
 
 
 _UNTRIED_IN_TRAINING = frozenset({"int8", "amp", "fp16", "fp16-bn-fp32"})

@@ -95,7 +95,7 @@ class HfSource(Source):
         return hf_writer(read_config(_bare(spec.model)), spec.new_tokens or DEFAULT_NEW_TOKENS)
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
-        """Of generation, for architectures by name: the config with its fields."""
+        """For generation with architectures by name: the config with its fields."""
         name, _, fields = _bare(spec.model).partition("?")
         if spec.task != "generate" or name not in config_names():
             return None
