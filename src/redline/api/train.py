@@ -108,7 +108,7 @@ class TrainResult(Shown, Sequence[TrainingSummary]):
         return any(record.failure is not None for record in self.records)
 
     def to_json(self) -> JsonDocument:
-        """Of one training its own document; of several a list of them under `trainings`."""
+        """One training is a document of its own; several are a list under `trainings`."""
         return json_document(
             "train",
             self.rows[0] if len(self.rows) == 1 else {"trainings": self.rows, "remarks": accuracy_remarks(self.rows)},

@@ -89,9 +89,9 @@ class BenchSession:
 
     def _with_inputs(self, failure: Failure) -> Failure:
         """A text may be too long for the model, and the default batch, which nobody asked for, too small."""
-        told = {each.code: str(each) for each in self._bench.notes}
-        default = f"{told['default-batch']}; --batch sets another" if "default-batch" in told else ""
-        about = told.get("prompt") or default
+        by_code = {each.code: each for each in self._bench.notes}
+        default = by_code.get("default-batch")
+        about = by_code.get("prompt") or (None if default is None else f"{default}; --batch sets another")
         return msgspec.structs.replace(failure, message=f"{failure.message} ({about})") if about else failure
 
     def position(self) -> Position:
