@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from reported import ceilings_of, race_records
 
-from redline.analyze.race import pair_of
+from redline.analyze.race import log_ratio, pair_of
 from redline.analyze.summary import summarize
 from redline.record import RunRecord
 from redline.report.contents import contents_of
@@ -21,6 +21,7 @@ from redline.search.tune.model import Estimate
 from redline.search.tune.record import TuneRecord, TuneSpec
 from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
+from redline.search.tune.trials import UntilPlaced
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import SwitchGain, Winner, against_baseline
 from redline.spec import Recipe
@@ -306,3 +307,17 @@ def test_that_nothing_beats_the_baseline_needs_an_interval() -> None:
     assert not _is_behind(tuner, [behind, level], "baseline", "fp16"), "half as fast, and two processes that disagree"
     rivals = [[named(one, "bf16"), named(other, "fp16")] for one, other in ((FAST, SLOW), (FAST, FAST))]
     assert _is_behind(tuner, rivals, "bf16", "fp16"), "between two that beat it the slower one is not worth more time"
+
+
+def test_a_trial_far_ahead_is_timed_no_longer_than_one_far_behind() -> None:
+    def entry(record: RunRecord, rounds: int) -> Any:
+        blocks = {"throughput": [None] * rounds}
+        return SimpleNamespace(record=record, blocks=blocks, timed_s=0.0, spec=record.spec, is_sound=True, stopped=None)
+
+    slow, fast = named(SLOW, "fp16"), named(FAST, "bf16")
+    assert log_ratio(slow, fast, "throughput") is not None
+    assert UntilPlaced(entry(fast, 3), "throughput")._has_seen_enough([entry(slow, 9), entry(fast, 3)])
+    assert UntilPlaced(entry(slow, 3), "throughput")._has_seen_enough([entry(fast, 9), entry(slow, 3)])
+    assert not UntilPlaced(entry(fast, 2), "throughput")._has_seen_enough([entry(slow, 9), entry(fast, 2)])
+    level = named(FAST, "fp16")
+    assert not UntilPlaced(entry(level, 3), "throughput")._has_seen_enough([entry(fast, 9), entry(level, 3)])

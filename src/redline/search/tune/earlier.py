@@ -36,7 +36,7 @@ def earlier_of(kept: TuneRecord, records: Records, asked: TuneSpec, space: Space
         doubted=tuple(
             lesson.switches
             for lesson in kept.lessons
-            if lesson.scope != "recipe" and lesson.reason.about not in EXACTLY
+            if lesson.scope != "recipe" and lesson.reason.about not in EXACTLY and lesson.reason.code != "no-signal"
         ),
         prepare_s=dict(_prepare_s(kept, records, space, first.cost_s)),
         given_up=tuple(each for each in kept.given_up if _switches(space, each.recipe)),

@@ -30,6 +30,8 @@ CONTENT_ERROR = 0.004
 CLEARLY = 2.5
 """Standard errors by which a recipe must be behind before it is given up early."""
 BEHIND = 0.02
+FAR_AHEAD = 0.2
+"""By so much faster, it is the one that others are set against: how much exactly the race will tell."""
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""
 
@@ -59,8 +61,9 @@ class UntilPlaced(StopRule):
         log = log_ratio(anchor.record, entry.record, self.kind) if anchor is not None else None
         if log is None or rounds >= MOST_ROUNDS:
             return rounds >= MOST_ROUNDS
-        is_behind = log.mean + CLEARLY * max(log.error, CONTENT_ERROR) < -BEHIND
-        return is_behind or (log.error <= CONTENT_ERROR and rounds > FEWEST_ROUNDS)
+        doubt = CLEARLY * max(log.error, CONTENT_ERROR)
+        is_behind, is_far_ahead = log.mean + doubt < -BEHIND, log.mean - doubt > FAR_AHEAD
+        return is_behind or is_far_ahead or (log.error <= CONTENT_ERROR and rounds > FEWEST_ROUNDS)
 
 
 @dataclass
