@@ -1039,7 +1039,7 @@ class TestASecondSearch:
         second = tuned(FakeDoor(landscape(failure=_bf16_breaks, seed=1)), history, budget="60s")
         assert [trial.recipe for trial in second.tune.trials][:2] == ["baseline", first.recipe]
         (told,) = [str(each) for each in second.summary.notes if each.code == "earlier"]
-        assert f"its winner, {first.recipe}, comes first" in told
+        assert f"its best, {first.recipe}, comes first where it fits" in told
         assert "bf16 broke then" in told
         assert second.tune.created_at >= first.tune.created_at
 

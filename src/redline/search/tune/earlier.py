@@ -69,7 +69,7 @@ def _prepared(trial: Trial | None, records: Records) -> Prepared | None:
 
 def earlier_note(earlier: Earlier) -> Note:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier.at))
-    found = f"its winner, {earlier.winner}, comes first" if earlier.winner else "it found nothing faster"
+    found = f"its best, {earlier.winner}, comes first where it fits" if earlier.winner else "it found nothing faster"
     doubts = f"; {', '.join('+'.join(part) for part in earlier.doubted)} broke then" if earlier.doubted else ""
     return note("earlier", f"begins with what the search of {when} knew: {found}{doubts}")
 

@@ -26,6 +26,8 @@ RACE_SHARE = 0.75
 """Of the time left, for the replicates of the last race; the rest is for taking the winner apart."""
 LEAST_SCALE = 0.5
 """Of what is expected: replicates that took less may take more again."""
+CACHED = 0.6
+"""Of what preparing took when it was compiled: opening it again may take as much."""
 SURE_MARGIN, UNSURE_MARGIN = 0.9, 0.6
 GRACE = 0.1
 """Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
@@ -69,7 +71,15 @@ def narrow(tuner: Tuner) -> None:
         gain = pair_of(replicates, "baseline", chosen, tuner.asked.kind)
         if gain is None or gain.low is None or gain.high is None or gain.high <= WIDE * gain.low:
             return
-        if not _run_final(tuner, race, [BASELINE, tuner.space.switches_of(chosen)]):
+        racers, costs = [BASELINE, tuner.space.switches_of(chosen)], Costs(tuner)
+        if sum(max(costs.expected_s(each), CACHED * costs.anew_s(each)) for each in racers) > tuner.left_s:
+            return
+        before = tuner.tune.finals
+        if not _run_final(tuner, race, racers):
+            return
+        failures = [record.failure for record in replicates_of(tuner.tune.finals, tuner.records)[-1]]
+        if any(failure is not None and failure.kind == "timeout" for failure in failures):
+            tuner.keep(finals=before)  # the budget ended it: that says nothing about the winner
             return
         chosen = winner_of(tuner.tune, tuner.records)
 
