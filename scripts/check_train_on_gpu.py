@@ -297,7 +297,8 @@ def _speed(workspace: Workspace, given: argparse.Namespace, recipe: str) -> Foun
     )  # fmt: skip
     return {"share": (row.samples_per_s or 0.0) / (bare.throughput_per_s or float("inf")),
             "bare_per_s": bare.throughput_per_s, "train_per_s": row.samples_per_s,
-            "where_the_time_goes": row.phase_shares, "failure": row.failure or bare.failure}  # fmt: skip
+            "where_the_time_goes": row.phase_shares, "between_epochs": row.between_share,
+            "failure": row.failure or bare.failure}  # fmt: skip
 
 
 def ladder(workspace: Workspace, given: argparse.Namespace) -> Iterator[Found]:

@@ -9,7 +9,7 @@ from trained import spec_of
 
 from redline.analyze.train import TrainingSummary, loader_finding, training_of
 from redline.record import RunRecord
-from redline.report.train import accuracy_remarks, loader_sentence
+from redline.report.train import accuracy_remarks, loader_sentence, where_time_goes
 from redline.training import Epoch, Fed
 
 
@@ -127,3 +127,11 @@ def test_accuracies_are_compared_as_far_as_their_samples_reach(accuracy: float, 
     (remark,) = accuracy_remarks([first, trained("baseline", 0.9, seed=1)])
     assert "baseline with seed 1 and baseline with seed 0" in remark
     assert accuracy_remarks([first]) == []
+
+
+def test_what_passes_between_epochs_is_told() -> None:
+    phases = {"data": 0.1, "step": 0.8}
+    epoch = Epoch(number=1, seconds=1.0, train_s=1.0, steps=4, samples=64, train_loss=1.0, phases_s=phases)
+    row = training_of(RunRecord(id="a", spec=spec_of(), created_at=0.0, epochs=(epoch,)))
+    assert row.between_share == pytest.approx(0.1)
+    assert where_time_goes(row).replace("\u2009", " ") == "data 11 %, step 89 %; starting and ending epochs adds 10 %"

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 from invoking import invoke
 
-from redline.analyze.advice import command_line, options_of
+from redline.analyze.advice import command_line, options_of, tuning_command
 from redline.analyze.summary import summarize
-from redline.analyze.train import tuning_command
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
 from redline.errors import UsageError

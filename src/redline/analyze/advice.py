@@ -154,6 +154,12 @@ def bare_step(record: RunRecord) -> RunSpec | None:
     return msgspec.structs.replace(record.spec, workload=workload, train=None)
 
 
+def tuning_command(record: RunRecord) -> str | None:
+    """What looks for a faster recipe for the step of a training; None where no command line can name it."""
+    step, prepared = bare_step(record), record.prepared
+    return command_line("tune", step, batch=prepared.workload.batch, recipes=()) if step and prepared else None
+
+
 def _door_options(command: str, spec: RunSpec) -> list[str]:
     door, usual = spec.launch.door, "torchrun" if spec.ranks > 1 else LaunchSpec().door
     known = ("fork", "spawn", "inline", "torchrun") if command in WITH_EFFORT else ("fork", "spawn")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Literal
 
-from redline.analyze.advice import bare_step, command_line
+from redline.analyze.advice import command_line, tuning_command
 from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
 from redline.fields import Frozen
 from redline.note import Note, note
@@ -119,7 +119,9 @@ class TrainingSummary(Frozen):
     """Training and validation up to the end of the epoch that reached it."""
     data_wait_share: float | None = None
     phase_shares: dict[str, float] = {}
-    """Of the training time."""
+    """Of the time from the first step of an epoch to its last."""
+    between_share: float | None = None
+    """Of the training time, what is not within those: starting an epoch's loader, and its end."""
     peak_bytes: int | None = None
     utilisation: float | None = None
     energy_per_sample_j: float | None = None
@@ -172,6 +174,7 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         time_to_target_s=time_to_target_s(epochs, settings.target_accuracy),
         data_wait_share=wait_share(steady),
         phase_shares=_phase_shares(steady),
+        between_share=_between_share(steady),
         peak_bytes=max((each.peak_bytes for each in epochs if each.peak_bytes is not None), default=None),
         utilisation=_mean([each.utilisation for each in steady]),
         energy_per_sample_j=_energy(steady),
@@ -183,12 +186,6 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         tuned_by=tuning_command(record),
         fed_by=command_line("loader", record.spec, batch=record.spec.workload.batch),
     )
-
-
-def tuning_command(record: RunRecord) -> str | None:
-    """What looks for a faster recipe for the step of a training; None where no command line can name it."""
-    step, prepared = bare_step(record), record.prepared
-    return command_line("tune", step, batch=prepared.workload.batch, recipes=()) if step and prepared else None
 
 
 def time_to_target_s(epochs: Sequence[Epoch], target: float | None) -> float | None:
@@ -319,6 +316,11 @@ def _phase_shares(epochs: Sequence[Epoch]) -> dict[str, float]:
     sums = {name: sum(epoch.phases_s.get(name, 0.0) for epoch in epochs) for name in names}
     whole = sum(sums.values())
     return {name: seconds / whole for name, seconds in sums.items()} if whole > 0 else {}
+
+
+def _between_share(epochs: Sequence[Epoch]) -> float | None:
+    whole, within = sum(each.train_s for each in epochs), sum(sum(each.phases_s.values()) for each in epochs)
+    return max(0.0, 1 - within / whole) if whole > 0 and within > 0 else None
 
 
 def _energy(epochs: Sequence[Epoch]) -> float | None:

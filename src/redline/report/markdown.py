@@ -17,7 +17,7 @@ from redline.record import RunRecord
 from redline.report.cells import energy_cells, energy_columns, generation_cells
 from redline.report.contents import METHOD, Contents, machines_of
 from redline.report.terminal import cell, escaped, table
-from redline.report.train import epoch_cells, epoch_headers, title_of
+from redline.report.train import epoch_cells, epoch_headers, title_of, where_time_goes
 from redline.report.tune import tune_markdown
 from redline.search.tune.gains import waterfall
 from redline.units import format_bytes, format_ratio, format_seconds, format_share, significant
@@ -78,9 +78,8 @@ def _trainings(contents: Contents) -> Iterator[str]:
         yield ""
         if row.failure is not None:
             yield f"- failed: {escaped(row.failure, 400)}"
-        if row.phase_shares:
-            shares = ", ".join(f"{name} {format_share(share)}" for name, share in row.phase_shares.items())
-            yield f"- where the time goes: {shares}"
+        if told := where_time_goes(row):
+            yield f"- where the time goes: {told}"
         yield f"- bound: {escaped(f'{row.bound.label}: {row.bound.evidence}', 400)}"
         yield from (f"- {escaped(str(each), 400)}" for each in row.notes)
 

@@ -16,6 +16,9 @@ from redline.report.terminal import Fitted, make_table, one_line
 from redline.training import Epoch
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
+TOLD = 0.01
+"""Of the training time: less between epochs is not worth a word."""
+
 
 def train_report(rows: Sequence[TrainingSummary], *, compare: bool = False) -> RenderableType:
     """Each training with its epochs; beside each other where there are several."""
@@ -187,11 +190,10 @@ def loader_sentence(found: LoaderFinding) -> str:
 
 
 def _remarks(row: TrainingSummary) -> Iterator[Text]:
-    shares = ", ".join(f"{name} {format_share(share)}" for name, share in row.phase_shares.items())
     if row.loss and ":" in row.data:
         yield Text(f"loss: {one_line(row.loss)}", style="dim")
-    if shares:
-        yield Text(f"where the time goes: {shares}", style="dim")
+    if told := where_time_goes(row):
+        yield Text(f"where the time goes: {told}", style="dim")
     if row.target_accuracy is not None:
         measured = "not reached" if row.best_accuracy is not None or not row.epochs else "no accuracy is measured here"
         reached = f"reached after {format_seconds(row.time_to_target_s)}" if row.time_to_target_s else measured
@@ -203,6 +205,13 @@ def _remarks(row: TrainingSummary) -> Iterator[Text]:
     for each in row.notes:
         yield Text(f"note: {one_line(str(each))}", style="dim")
     yield from _failure(row)
+
+
+def where_time_goes(row: TrainingSummary) -> str:
+    """Empty where no step was timed."""
+    shares = ", ".join(f"{name} {format_share(share)}" for name, share in row.phase_shares.items())
+    between = row.between_share or 0.0
+    return f"{shares}; starting and ending epochs adds {format_share(between)}" if shares and between > TOLD else shares
 
 
 def _failure(row: TrainingSummary, *, named: bool = False) -> Iterator[Text]:

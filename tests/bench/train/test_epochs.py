@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,26 @@ class TestRecorded:
             assert run.prepared.data is not None
             assert run.prepared.data.last_batch_fate == fate
             assert run.epoch(1).epoch.steps == steps
+
+    def test_looking_at_the_device_is_no_part_of_the_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looked = [0.0]
+
+        class Slow(epochs_module.Sampling):
+            def __enter__(self) -> epochs_module.Sampling:
+                looked[0] += 1000.0
+                return super().__enter__()
+
+            def __exit__(self, *error: Any) -> None:
+                super().__exit__(*error)
+                looked[0] += 1000.0
+
+        monkeypatch.setattr(epochs_module, "Sampling", Slow)
+        clock = SimpleNamespace(time=time.time, perf_counter=lambda: time.perf_counter() + looked[0])
+        monkeypatch.setattr(epochs_module, "time", clock)
+        with training(spec_of(data={"train_samples": 32})) as run:
+            epoch = run.epoch(1).epoch
+        assert looked == [2000.0]
+        assert epoch.train_s <= epoch.seconds < 1000.0
 
     def test_the_time_may_be_cut(self) -> None:
         with training(spec_of(max_seconds=1e-6)) as run:

@@ -53,6 +53,8 @@ class _Passed:
     rate: float = 0.0
     is_cut: bool = False
     loss: float | None = None
+    seconds: float = 0.0
+    """By the wall clock, from the first word to the loader to the last step."""
 
     @property
     def steps(self) -> int:
@@ -88,24 +90,27 @@ class Training:
         device, before = self._device, self._sizes()
         device.synchronize()
         device.reset_peaks()
-        started_at, started = time.time(), time.perf_counter()
+        clock, started_at = time.perf_counter, time.time()
         with loader_errors(), quiet_collector():
             # First: workers are forked here, and a fork is safest while there is no other thread.
+            started = clock()
             batches = self._train.begin(number)
+            begun_s = clock() - started
             with Sampling(device) as sampling, self._stepper.step.context():
-                passed = self._pass(batches, number, started)
-            train_s = time.perf_counter() - started
+                # Looking at the device takes milliseconds before and after: they are no part of the training.
+                passed = self._pass(batches, number, clock() - begun_s)
             memory = device.memory()
             self._require_finite(passed.loss, number, passed.steps)
+            started = clock()
             held_out = self._validate(number)
-        seconds = time.perf_counter() - started
+            validation_s = clock() - started
         self._stepper.put(self._stepper.supply.first)  # what is profiled or fed later is a whole batch
         phases = passed.timeline.seconds()
         epoch = Epoch(
             number=number,
-            seconds=seconds,
-            train_s=train_s,
-            validation_s=seconds - train_s,
+            seconds=passed.seconds + validation_s,
+            train_s=passed.seconds,
+            validation_s=validation_s,
             steps=passed.steps,
             samples=passed.samples,
             train_loss=passed.loss,
@@ -126,7 +131,7 @@ class Training:
             energy_j=sampling.energy_j,
             is_cut=passed.is_cut,
         )
-        return epoch, _block(passed, phases, device, sampling, started_at, train_s, memory, number)
+        return epoch, _block(passed, phases, device, sampling, started_at, memory, number)
 
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
         """All batches of an epoch; fewer where the time is over."""
@@ -161,7 +166,8 @@ class Training:
                     self._report(number, passed, watched.peek(passed.samples), now - started)
                 passed.is_cut = self._is_over(now - started) and passed.steps != self._train.steps
             self._device.synchronize()
-        self.spent_s += clock() - started
+        passed.seconds = clock() - started
+        self.spent_s += passed.seconds
         if not passed.samples:
             raise BenchError("user", "the training loader gave no batch")
         passed.loss = float(self._sum) / passed.samples
@@ -319,7 +325,6 @@ def _block(
     device: Device,
     sampling: Sampling,
     started_at: float,
-    wall_s: float,
     memory: Memory,
     number: int,
 ) -> Block:
@@ -336,7 +341,7 @@ def _block(
         issue_s=tuple(passed.issue_s[:ISSUED]) if device.is_accelerator else (),
         samples=tuple(sum(step.values()) for step in kept),
         phases={name: tuple(step[name] for step in kept) for name in kept[0]} if kept else {},
-        wall_s=wall_s,
+        wall_s=passed.seconds,
         started_at=started_at,
         round=number,
         memory=memory,
