@@ -166,6 +166,29 @@ def test_a_function_of_the_users_has_weights_and_modules_too(tmp_path: Path) -> 
     assert any(holder.module.endswith("first") and holder.category == "weights" for holder in use.holders)
 
 
+PACKED = """
+import warnings
+import torch
+from torch import nn
+
+def build(batch=4):
+    model = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8))
+    model[1].mask = torch.ones(1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8), torch.randn(batch, 64)
+"""
+
+
+def test_weights_that_torch_packs_and_plain_attributes_are_weights(tmp_path: Path) -> None:
+    (tmp_path / "packed_weights.py").write_text(PACKED)
+    workload = WorkloadSpec(model=f"{tmp_path / 'packed_weights.py'}:build")
+    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    packed = {"0._packed_params": 64 * 4096 + 4 * 4096, "2._packed_params": 4096 * 8 + 4 * 8}
+    assert use.categories["weights"] == sum(packed.values()) + 4000
+    assert {one.module: one.bytes for one in use.holders if one.category == "weights"} == packed
+
+
 def test_the_next_step_is_a_command_that_can_be_typed() -> None:
     def told(task: str, batch: int | None, **parts: int) -> str:
         use = MemoryUse(peak_bytes=9, peak_phase="forward", categories=parts, holders=(), timeline=())  # type: ignore[arg-type]

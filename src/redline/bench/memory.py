@@ -108,10 +108,12 @@ def memory_of(
 def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snapshot: str | None) -> Ledger:
     """One step with all that it holds written down; where memory runs out, who asked and who held it is told."""
     ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1, device.reserved_bytes)
+    model = shown_model(setup.workload)
     for category, module, tensor in _resident(step, setup):
         ledger.hold(tensor, category, module)
+    for path, size in _packed(model):
+        ledger.keep(size, "weights", path)
     try:
-        model = shown_model(setup.workload)
         with ledger, watching(model, ledger.enter, ledger.leave):
             output = step(lambda: ledger.mark(model))
             refuse_what_has_not_run(output, type(setup.workload.model).__name__)
@@ -140,6 +142,10 @@ def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tupl
     model = shown_model(setup.workload)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield "weights", name.rpartition(".")[0], tensor
+    for path, module in model.named_modules():
+        for tensor in vars(module).values():  # masks and tables that are neither
+            if isinstance(tensor, Tensor):
+                yield "weights", path, tensor
     if isinstance(step, TrainingStep):
         owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
         for parameter, state in step.optimizer_state():
@@ -147,6 +153,25 @@ def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tupl
                 yield "optimizer state", owners.get(id(parameter), ""), tensor
     for tensor in _tensors((setup.args, setup.kwargs)):
         yield "inputs", "", tensor
+
+
+def _packed(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """Bytes of the weights that torch keeps in objects of its own, as `quantize_dynamic` does, by module."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        objects = [one for one in vars(module).values() if isinstance(one, torch.ScriptObject) and id(one) not in seen]
+        seen.update(map(id, objects))
+        if size := sum(map(_state_bytes, objects)):
+            yield path, size
+
+
+def _state_bytes(one: Any) -> int:
+    """Of what it would write into a checkpoint, which is as large as what it holds."""
+    if isinstance(one, Tensor):
+        return sum(part.untyped_storage().nbytes() for part in stored(one))
+    if isinstance(one, torch.ScriptObject):
+        return _state_bytes(one.__getstate__()) if one._has_method("__getstate__") else 0
+    return sum(map(_state_bytes, one)) if isinstance(one, tuple | list) else 0
 
 
 def _tensors(structure: Any) -> Iterable[Tensor]:
@@ -193,6 +218,10 @@ class Ledger(TorchDispatchMode):
         if self._stack:
             return self._stack[-1]
         return LOSS if self._has_left and self._phase == "forward" and len(self._phases) > 1 else ""
+
+    def keep(self, size: int, category: MemoryCategory, module: str) -> None:
+        """So many bytes are held from the beginning to the end."""
+        self._events.append((Held(size, category, module, self._phase, ""), 1, self._phase))
 
     def hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
         for part in stored(tensor):
