@@ -150,6 +150,19 @@ def test_a_step_is_told_beside_outliers_that_become_more() -> None:
         assert any(abs(change.index - 30) <= 3 for change in changes)
 
 
+def test_an_outlier_among_few_records_does_not_hide_a_step() -> None:
+    told = alarms = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        logs = random.normal(0, 0.005, 16)
+        logs[int(random.integers(16))] += 0.18
+        alarms += bool(trend_of(np.exp(logs).tolist()).changes)
+        slower = np.exp(logs + np.where(np.arange(16) >= 8, 0.05, 0.0)).tolist()
+        told += any(abs(change.index - 8) <= 1 for change in trend_of(slower).changes)
+    assert told >= 32  # 26 by sums of squares
+    assert alarms == 0
+
+
 def test_a_step_between_few_sessions_must_be_larger_than_they_differ_by() -> None:
     moments = [86400.0 * (index // 10) + 60.0 * (index % 10) for index in range(60)]
     found = [

@@ -58,6 +58,16 @@ def test_batches_count_only_where_nothing_else_does() -> None:
     assert rates_of([FakeLog([*batches, *(row(number) for number in range(30, 35))])]).steps == 5
 
 
+def test_batches_that_are_fetched_ahead_belong_to_the_first_step() -> None:
+    """As accelerate and the Trainer fetch them; what an earlier pass over the loader read does not."""
+    read = [row(number, caller=BY_BATCH) for number in range(5)]
+    ahead = [row(5, caller=BY_BATCH, data=0.2), row(6, caller=BY_BATCH, data=0.3)]
+    training = [row(number, loaded=96.0) for number in range(9)]
+    rates = rates_of([FakeLog([*read, {"kind": 2.0, "step": 5.0}, *ahead, *training])])
+    assert (rates.steps, rates.samples) == (9, 9 * 96 + 2 * 32)
+    assert rates.first_step_s == pytest.approx(0.1 + 0.5 + 2 * 0.09)
+
+
 def test_what_the_device_did_before_the_training_is_left_out() -> None:
     early = [row(0, caller=BY_BATCH), {"kind": 1.0, "step": 0, "forward": 100.0, "ended": 100.0}]
     late = [row(0), {"kind": 1.0, "step": 0, "data": 0.1, "forward": 0.9, "ended": 1.0}]

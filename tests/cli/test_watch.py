@@ -151,6 +151,7 @@ def test_a_script_that_ends_while_it_is_profiled_ends_as_always(tmp_path: Path) 
         (("--window", "3"), "--profile or --every"),
         (("--every", "0s"), "above 0"),
         (("--alert", " "), "a command or a URL"),
+        (("--alert", "https://:8080/hook"), "a URL with a host"),
         (("--alert-drop", "10%"), "give --alert"),
         (("--summary", "."), "it is a folder"),
         (("--proflie",), "no such option"),

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.analyze.gate import FAR_OUT, NEW_SESSION_S, without_outliers
+from redline.analyze.gate import FAR_OUT, FEWEST_FOR_OUTLIERS as FEWEST_FOR_USUAL, NEW_SESSION_S, without_outliers
 from redline.analyze.statistics import student_t
 from redline.fields import Frozen
 
@@ -172,7 +172,7 @@ def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]
     if best * (logs.size - 2) < HOPELESS and best_of_two * (logs.size - 2) < HOPELESS_OF_TWO:
         return []
     shuffled = _settled(random.permuted(np.tile(logs, (SHUFFLES, 1)), axis=1))
-    if np.count_nonzero(_scores(shuffled).max(axis=1) >= best) <= CHANCE * SHUFFLES:
+    if np.count_nonzero(_split_scores(shuffled).max(axis=1) >= best) <= CHANCE * SHUFFLES:
         edges = [0, at, logs.size]
     elif np.count_nonzero(_interval_scores(shuffled)[1].max(axis=1) >= best_of_two) <= CHANCE * SHUFFLES:
         edges = [0, *(edge for edge in (first, end) if 0 < edge < logs.size), logs.size]
@@ -193,7 +193,7 @@ def _without_slope(logs: Floats, bounds: Sequence[int]) -> tuple[Floats, float]:
 def _strength(logs: Floats, bounds: Sequence[int], index: int, slope_error: float) -> float:
     """How far apart the stretches on both sides are, in standard errors: Welch's t, less for what follows itself."""
     before, at, after = bounds[index - 1 : index + 2]
-    sides = [np.asarray(without_outliers(side.tolist())) for side in (logs[before:at], logs[at:after])]
+    sides = [np.asarray(_usual(side.tolist())) for side in (logs[before:at], logs[at:after])]
     left = np.concatenate([side - side.mean() for side in sides])
     error = sum(float(side.var(ddof=1)) / side.size for side in sides) * max(1.0, _inflation(left))
     error += (slope_error * (after - before) / 2) ** 2
@@ -215,9 +215,18 @@ def _is_placed(logs: Floats, bounds: Sequence[int], index: int) -> bool:
     return FEWEST_A_SIDE <= found <= after - before - FEWEST_A_SIDE and _is_abrupt(sides, at - before)
 
 
+def _usual(side: Sequence[float]) -> list[float]:
+    """Without outliers. Of a few records only one that lies further out than modes and neighbours bring about."""
+    if len(side) >= FEWEST_FOR_USUAL:
+        return without_outliers(side)
+    middle = median(side)
+    kept = [each for each in side if abs(each - middle) <= FAR_OUT]
+    return kept if len(kept) >= len(side) - 1 else list(side)
+
+
 def _drawn_in(side: Floats) -> Floats:
     """With the middle in the place of outliers, where they are few: several in a row would look like a slope or a step."""
-    kept = without_outliers(side.tolist())
+    kept = _usual(side.tolist())
     if len(kept) == side.size:
         return side
     return np.where(np.isin(side, kept), side, median(kept))
@@ -265,9 +274,32 @@ def _scores(rows: Floats, fewest: int = FEWEST_A_SIDE) -> Floats:
 
 
 def _best_split(logs: Floats) -> tuple[int, float]:
-    scores = _scores(logs[None, :])[0]
+    scores = _split_scores(logs[None, :])[0]
     index = int(scores.argmax())
     return FEWEST_A_SIDE + index, float(scores[index])
+
+
+def _split_scores(rows: Floats) -> Floats:
+    """Of each possible split of each row, all rows being the same records in other orders.
+
+    Where there are too few to settle outliers, and some lie far out, by distances instead of squares: to the distances
+    from the medians an outlier adds about the same wherever the split is, so that it does not hide a change.
+    """
+    furthest = float(np.abs(rows[0] - median(rows[0].tolist())).max())
+    if rows.shape[1] >= FEWEST_FOR_OUTLIERS or furthest <= FAR_OUT:
+        return _scores(rows)
+    sizes = range(FEWEST_A_SIDE, rows.shape[1] - FEWEST_A_SIDE + 1)
+    left = np.stack([_distances(rows[:, :size]) + _distances(rows[:, size:]) for size in sizes], axis=1)
+    # Squared, they are on the scale of the squares: a normal spread makes both about the same.
+    scores: Floats = np.square(_distances(rows)[:, None] / np.maximum(left, 1e-6)) - 1
+    return scores
+
+
+def _distances(rows: Floats) -> Floats:
+    """Of each row, the sum of the distances from its median."""
+    ordered, half = np.sort(rows, axis=1), rows.shape[1] // 2
+    found: Floats = ordered[:, -half:].sum(axis=1) - ordered[:, :half].sum(axis=1)
+    return found
 
 
 def _interval_scores(rows: Floats) -> tuple[NDArray[np.int64], Floats]:
@@ -316,7 +348,7 @@ def _jump(logs: Floats, at: int) -> float:
 
 def _apart(before: Floats, after: Floats) -> tuple[float, float, float]:
     """Low, middle and high of the logarithm of time before over time after; Welch's interval without outliers."""
-    sides = [without_outliers(side.tolist()) for side in (before, after)]
+    sides = [_usual(side.tolist()) for side in (before, after)]
     errors = [variance(side) / len(side) for side in sides]
     degrees = min(len(side) for side in sides) - 1
     if sum(errors) > 0:

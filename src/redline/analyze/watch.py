@@ -90,7 +90,8 @@ class Steps:
     def _without_batches(rows: Table, column: Mapping[str, int]) -> Table:
         """Batches of which nothing more was heard are steps only where nothing else is: those of a compiled function.
 
-        All of it is called forward then. Where a training was heard, what was read before it began is left out.
+        All of it is called forward then. Where a training was heard, what was read before it began is left out, except by
+        the pass over the loader that it goes on with: batches that are fetched ahead belong to its first step.
         """
         if not len(rows) or not column:
             return rows
@@ -104,6 +105,10 @@ class Steps:
             return kept
         is_early = np.arange(len(rows)) < steps[0]
         trained: Table = rows[~is_batch & ~is_early]
+        passes = np.flatnonzero(is_early & (rows[:, column["kind"]] == 2))
+        ahead = rows[is_batch & is_early & (np.arange(len(rows)) > (passes[-1] if len(passes) else -1))]
+        summed = [column[name] for name in (*PHASES, "paused", "loaded")]
+        trained[0, summed] += ahead[:, summed].sum(axis=0)
         return trained
 
     def _lag_s(self, host: Table) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -108,6 +109,8 @@ def _alarm(alert: str | None, drop: str | None) -> Alarm | None:
 
     if alert is not None and not alert.strip():
         raise UsageError("--alert needs a command or a URL, got nothing")
+    if alert is not None and alert.startswith(("http://", "https://")) and not urlsplit(alert).hostname:
+        raise UsageError(f"--alert needs a URL with a host, got {alert!r}")
     if drop is not None and alert is None:
         raise UsageError("--alert-drop says when --alert is due: give --alert as well")
     return Alarm(alert, parse_share(drop or "20%")) if alert is not None else None

@@ -305,6 +305,20 @@ def test_nobody_waits_for_a_batch_when_a_loader_is_through() -> None:
     assert (loop.last["data"], loop.last["other"]) == (1.0, 5.0)
 
 
+def test_a_new_pass_over_a_loader_is_told_from_batches_that_are_fetched_ahead() -> None:
+    loop = Loop()
+    loop.clock.begin_pass()
+    assert not loop.spool.rows  # the first one
+    for _ in range(3):
+        loop.batch(1.0)
+    loop.clock.begin_pass()
+    assert [row["kind"] for row in loop.spool.rows] == [0.0, 0.0, 2.0]
+    loop.batch(1.0)
+    loop.step(1.0)
+    loop.clock.begin_pass()
+    assert loop.last["kind"] == 0.0  # of a training that goes on
+
+
 def test_evaluation_before_a_loader_is_through_is_told() -> None:
     loop = Loop()
     loop.batch(1.0)

@@ -122,15 +122,23 @@ class Clock(Stopwatch):
         self.leave(at)
         if not self.steps:
             return
-        blank = (0.0,) * (len(COLUMNS) - 4 - 2 * len(PHASES))
-        self.spool.row(
-            (TAIL, self.steps, self._since or 0.0, *self._spent, self._paused, *blank, *(self._aside or NOTHING))
-        )
+        self._write_tail()
         is_training = not self._paused and not self._evaluated
         if is_training and self._anchor is not None and self.device is not None:
             mark = self.device.mark()
             if mark is not None:  # when the device is through as well
                 self._pending.append((self.steps - 1, [(OTHER, mark)]))
+
+    def begin_pass(self) -> None:
+        """A loader is gone through anew: what was only read before that is no part of what follows."""
+        if self.is_by_batch:
+            self._write_tail()
+
+    def _write_tail(self) -> None:
+        blank = (0.0,) * (len(COLUMNS) - 4 - 2 * len(PHASES))
+        self.spool.row(
+            (TAIL, self.steps, self._since or 0.0, *self._spent, self._paused, *blank, *(self._aside or NOTHING))
+        )
 
     def close(self) -> None:
         """The program or its loop has ended: so has a step whose end only the next batch would have shown."""

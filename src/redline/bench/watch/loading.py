@@ -40,6 +40,7 @@ class Loading(Listener):
             clock.put_time(began)
             clock.put(ENTER_DATA)
             self._work_through(clock)
+            self._try(clock.begin_pass)
             try:
                 iterator = original(loader)
             finally:
