@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.analyze.gate import FAR_OUT, FEWEST_FOR_OUTLIERS as FEWEST_FOR_USUAL, NEW_SESSION_S, without_outliers
+from redline.analyze.gate import FAR_OUT, NEW_SESSION_S, without_outliers
+from redline.analyze.gate import FEWEST_FOR_OUTLIERS as FEWEST_FOR_USUAL
 from redline.analyze.statistics import student_t
 from redline.fields import Frozen
 

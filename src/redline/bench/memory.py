@@ -170,7 +170,8 @@ def _state_bytes(one: Any) -> int:
     if isinstance(one, Tensor):
         return sum(part.untyped_storage().nbytes() for part in stored(one))
     if isinstance(one, torch.ScriptObject):
-        return _state_bytes(one.__getstate__()) if one._has_method("__getstate__") else 0
+        packed: Any = one  # what it has is not in torch's types
+        return _state_bytes(packed.__getstate__()) if packed._has_method("__getstate__") else 0
     return sum(map(_state_bytes, one)) if isinstance(one, tuple | list) else 0
 
 
