@@ -145,6 +145,7 @@ Code = Literal[
     "slower",
     "rejected-in-final",
     "nothing-runs",
+    "baseline-too-slow",
     "no-energy",
     "short-race",
     "gains-unknown",

@@ -76,7 +76,7 @@ def pair_line(pair: Pair) -> str:
         "same": "the same as",
         "inconclusive": "undecided against",
     }
-    return f"{pair.b} is {words[pair.verdict]} {pair.a}: {pair.ratio:.3f}× ({pair.low:.3f}–{pair.high:.3f})"
+    return f"{pair.b} is {words[pair.verdict]} {pair.a}: {pair.ratio:.3f}× ({interval_text(pair.low, pair.high)})"
 
 
 def _cells(

@@ -59,7 +59,8 @@ def answer(found: TuneSummary) -> str:
     """The result of the search in one sentence."""
     leader = found.leader
     if leader is None:
-        return "no answer: the baseline itself does not run here"
+        late = any(each.code == "baseline-too-slow" for each in found.notes)
+        return f"no answer: the baseline {'was not ready within the budget' if late else 'itself does not run here'}"
     if found.winner is not None:
         told = f"{'winner' if found.has_answer else 'best so far'}: {_told(found, found.winner)}"
         return told + (f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else "")
@@ -236,6 +237,8 @@ SPENT = tuple(name for name in Spent.__struct_fields__ if name not in ("reserved
 def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
     if found.state in ("running", "interrupted"):
         return "next: the same command with --resume continues"
+    if any(each.code == "baseline-too-slow" for each in found.notes):
+        return "next: the same command with a larger --budget, or on a quieter machine"
     if found.leader is None:
         return "next: make the baseline run; 'redline run' shows where it breaks"
     if not found.has_answer:

@@ -291,6 +291,13 @@ class TestNumbers:
         with pytest.raises(UsageError, match="no recipe"):
             _ = result.recipe
 
+    def test_a_baseline_that_is_not_ready_in_time_is_not_called_broken(self, tune: Callable[..., TuneResult]) -> None:
+        late = Failure(stage="compile", kind="timeout", message="no answer within 44 s; it was stopped")
+        result = tune(landscape(failure=late))
+        assert [each.code for each in result.summary.notes][:1] == ["baseline-too-slow"]
+        assert "no answer: the baseline was not ready within the budget" in str(result)
+        assert "with a larger --budget" in str(result)
+
 
 class TestFailuresTeach:
     """What broke is named with its scope, and never tried again."""

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from redline.note import note
+from redline.note import Note, note
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
@@ -46,7 +46,7 @@ def search(tuner: Tuner) -> None:
         tuner.observer.stage("trying recipes")
         explore(tuner)
         if tuner.baseline() is None:
-            tuner.keep(state="done", notes=(*tuner.tune.notes, NO_ENERGY if _is_unmetered(tuner) else NOTHING_RUNS))
+            tuner.keep(state="done", notes=(*tuner.tune.notes, _why_nothing(tuner)))
             return
         tuner.kept_back_s = batch_share_s(tuner)
         with tuner.spending("other"):
@@ -68,10 +68,15 @@ def search(tuner: Tuner) -> None:
         tuner.drop_twins()
 
 
-def _is_unmetered(tuner: Tuner) -> bool:
-    """The baseline ran, and the device did not tell its energy."""
-    ran = any(record.blocks for record in tuner.records.values())
-    return tuner.asked.objective == "energy" and ran
+def _why_nothing(tuner: Tuner) -> Note:
+    """Why the baseline has no time: its energy is not told, it was not ready before the budget ended, or it broke."""
+    if tuner.asked.objective == "energy" and any(record.blocks for record in tuner.records.values()):
+        return NO_ENERGY
+    failures = [record.failure for record in tuner.records.values() if record.failure is not None]
+    if failures and all(each.kind == "timeout" for each in failures):
+        told = f"the baseline was not ready within the budget of {tuner.budget_s:.0f} s: raise --budget"
+        return note("baseline-too-slow", told)
+    return NOTHING_RUNS
 
 
 def _take_apart(tuner: Tuner) -> None:
