@@ -21,7 +21,7 @@ from redline.analyze.race import pair_of
 from redline.analyze.summary import summarize
 from redline.analyze.sweep import TokenTargets, under_targets
 from redline.api.workspace import Workspace
-from redline.errors import SpecError
+from redline.errors import SpecError, UsageError
 from redline.record import Block, Capabilities, RunRecord
 from redline.report.cells import generation_cells
 from redline.report.export import export_csv
@@ -244,3 +244,15 @@ def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared:
     near = generation_of(generated(make_prepared, tpot_s=0.00095))  # reading is a little faster than copying
     assert near is not None
     assert near.bandwidth_share == pytest.approx(1.05, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("look", "told"),
+    [(redline.roofline, "the share of the copy bandwidth"), (redline.memory, "the memory of weights, cache")],
+)
+def test_what_looks_at_one_step_sends_a_generation_to_run(look: Any, told: str) -> None:
+    with (
+        Workspace(door=FakeDoor(Landscape(step_s=0.01)), keep=False) as workspace,
+        pytest.raises(UsageError, match=told),
+    ):
+        look("hf:llama", task="generate", workspace=workspace)

@@ -181,7 +181,12 @@ def class_seconds(profile: Profile) -> dict[str, float]:
     return {kind: taken for kind, taken in seconds.items() if taken > 0}
 
 
+OF_GENERATION = "a generation has its roofline in 'redline run --task generate': the share of the copy bandwidth that decoding reaches"
+
+
 def _why_not(record: RunRecord) -> str:
+    if record.spec.workload.task == "generate":
+        return OF_GENERATION
     notes = record.prepared.workload.notes if record.prepared else ()
     return next((str(each) for each in notes if each.code == "work-not-counted"), "nothing was counted or measured")
 

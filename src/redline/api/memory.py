@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from redline.analyze.advice import command_line
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
+from redline.errors import UsageError
 from redline.note import Note, note
 from redline.questions import AskMemory, MemoryAnswer
 from redline.record import new_id
@@ -60,6 +61,11 @@ def memory(
     """
     with use(workspace) as opened:
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **settings)
+        if any(spec.workload.task == "generate" for spec in specs):
+            raise UsageError(
+                "memory looks at a step of inference or training; 'redline run --task generate' tells the memory of weights, "
+                "cache and the whole generation"
+            )
         rows: list[MemoryRow] = []
         for spec in working.checked(specs):
             with working.lock(spec.device):

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from rich.console import RenderableType
 
-from redline.analyze.ceilings import CeilingsSummary, RooflineRow, ceilings_summary, roofline_row
+from redline.analyze.ceilings import OF_GENERATION, CeilingsSummary, RooflineRow, ceilings_summary, roofline_row
 from redline.api.ceilings import ceilings
 from redline.api.flops import module_profile
 from redline.api.profile import profile_spec
@@ -78,6 +78,8 @@ def roofline(
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **settings)
         if len({spec.workload.model for spec in specs}) != 1:
             raise UsageError("a roofline is of one model, under one or more recipes")
+        if specs[0].workload.task == "generate":
+            raise UsageError(OF_GENERATION)
         specs = working.checked(specs)
         known = ceilings(specs[0].device, threads=specs[0].threads, workspace=working)
         rows, failures = [], {}
