@@ -17,7 +17,7 @@ CheckName = Literal["memory", "numerics", "compile", "graph-breaks", "kernels"]
 MEMORY_THRESHOLD = 0.05
 COMPILE_THRESHOLD = 0.2
 NUMERICS_GROWTH = 2.0
-"""So many times the error of the baseline: rounding alone moves it by less."""
+"""Times the error of the baseline: rounding alone changes it by less."""
 SAME_OUTPUTS = 1e-4
 """Strict fp32 of two commits may differ by this share of what varies in the outputs: sums in another order move it by less."""
 SAME_LOSSES = 0.02

@@ -51,7 +51,7 @@ FEWEST_AGAINST_STORED = 8
 FEWEST_STORED = 3
 """With fewer, what differs between processes is not known and is allowed for."""
 OUTLYING = 4.0
-"""So many times the scatter of the others: one process that met a neighbour then does not decide."""
+"""An outlier is this many times the scatter of the others away, so that one disturbed process does not decide."""
 SMALLEST_OUTLIER = 0.003
 FEWEST_FOR_OUTLIERS = 8
 """Of fewer values one cannot say what is usual."""

@@ -123,7 +123,7 @@ def _built_for(kernels: Sequence[str]) -> tuple[int, int] | None:
 
 
 IN_CACHE = 1.05
-"""So much faster than memory allows: what it reads lay in a cache."""
+"""This much faster than memory allows: its data was in a cache."""
 
 
 class OperatorLimit(Frozen):

@@ -110,7 +110,7 @@ class Profile(Frozen):
     unclassified_share: float
     kernels: tuple[KernelRow, ...]
     kernels_for_most: int
-    """So many kernels, from the top of the table, take 80 % of the time in kernels."""
+    """How many kernels, from the top of the table, take 80 % of the time in kernels."""
     operators: tuple[OperatorRow, ...]
     phases_s: dict[str, float]
     """What each phase needs at least: the longer of its host and device time, over all steps."""

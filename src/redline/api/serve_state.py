@@ -36,7 +36,7 @@ MOST_KNOWN = 10_000
 RECENT_S = 600.0
 """A sweep that has settled a cell since then is shown."""
 FORGOTTEN_S = 7 * 86400.0
-"""So long a sweep that was cut short waits for somebody to go on with it."""
+"""How long a sweep that was cut short is still listed as unfinished."""
 
 
 class Live:

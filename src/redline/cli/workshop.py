@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from redline.cli.options import HOW, OUTPUT, DeviceName, Exit, Json, Model, opt, print_json, tell
+
+if TYPE_CHECKING:
+    from redline.cli.progress import LiveObserver
+    from redline.report.workshop import ExerciseResult, WorkshopResult
 
 
 def workshop(
@@ -31,41 +35,23 @@ def workshop(
       redline workshop --exercise 2 --exercise 6
       redline workshop --resume
     """
-    from rich.text import Text
-
     from redline.api.workshop import workshop as walk
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.report.terminal import make_console
-    from redline.report.workshop import ExerciseResult, WorkshopResult, exercise_text, heading, outcome
-
-    def say(*lines: str, style: str = "") -> None:
-        observer.say(Text("\n".join(lines), style=style), on_stdout=not json)
-
-    def begin(known: WorkshopResult) -> None:
-        say(*heading(known))
-        if known.exercises:
-            numbers = ", ".join(str(found.number) for found in known.exercises)
-            say(f"done already: {numbers}; --exercise N does one again")
-
-    def start(number: int, title: str, explain: str) -> None:
-        say("", f"Exercise {number}: {title}", style="bold")
-        say(explain)
-
-    def show(found: ExerciseResult) -> None:
-        say(*exercise_text(found, make_console(stderr=json).width))
+    from redline.report.workshop import outcome
 
     try:
         with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+            teacher = _Teacher(observer, on_stdout=not json)
             result = walk(
                 exercise or None,
                 folder=out,
                 quick=quick,
                 resume=resume,
                 device=device,
-                on_begin=begin,
-                on_start=start,
-                on_exercise=show,
+                on_begin=teacher.begin,
+                on_start=teacher.start,
+                on_exercise=teacher.show,
                 workspace=workspace,
             )
             observer.stop()
@@ -76,6 +62,37 @@ def workshop(
         print_json(result.to_json())
     tell(f"{outcome(result)}; results in {out / 'my_workshop_results.txt'}")
     return Exit.DONE  # a checkpoint that is not met is part of the answer
+
+
+class _Teacher:
+    """Prints the workshop as it goes: what is done already, each exercise, and what came of it."""
+
+    def __init__(self, observer: LiveObserver, *, on_stdout: bool) -> None:
+        self._observer = observer
+        self._on_stdout = on_stdout
+
+    def begin(self, known: WorkshopResult) -> None:
+        from redline.report.workshop import heading
+
+        self._say(*heading(known))
+        if known.exercises:
+            numbers = ", ".join(str(found.number) for found in known.exercises)
+            self._say(f"done already: {numbers}; --exercise N does one again")
+
+    def start(self, number: int, title: str, explain: str) -> None:
+        self._say("", f"Exercise {number}: {title}", style="bold")
+        self._say(explain)
+
+    def show(self, found: ExerciseResult) -> None:
+        from redline.report.terminal import make_console
+        from redline.report.workshop import exercise_text
+
+        self._say(*exercise_text(found, make_console(stderr=not self._on_stdout).width))
+
+    def _say(self, *lines: str, style: str = "") -> None:
+        from rich.text import Text
+
+        self._observer.say(Text("\n".join(lines), style=style), on_stdout=self._on_stdout)
 
 
 def _interrupted(out: Path, quick: bool, device: str) -> str:

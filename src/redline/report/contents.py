@@ -177,7 +177,7 @@ def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> t
 
 
 TIMELINES = 4
-"""So many of the newest profiles are drawn step by step: each takes up to a megabyte of the page."""
+"""How many of the newest profiles are drawn step by step: each takes up to a megabyte of the page."""
 
 
 def _lanes(profiles: Sequence[Profile]) -> dict[str, Lanes]:

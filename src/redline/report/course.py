@@ -93,7 +93,7 @@ class Course:
         self._together: tuple[str | None, ...] = ()
 
     def planned(self, records: int) -> None:
-        """So many more records are to be measured."""
+        """Add to the number of records to be measured."""
         if not self._planned:
             self._began = self._clock()
         self._planned += records

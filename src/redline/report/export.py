@@ -129,7 +129,7 @@ def _labels(row: _Plain) -> str:
 
 
 def _passed(row: _Plain) -> bool | None:
-    """None where nobody compared the outputs."""
+    """None where outputs were not compared."""
     return None if _at("numerics", "method")(row) in ("unchecked", "skipped") else _at("numerics", "passed")(row)
 
 

@@ -70,7 +70,7 @@ class Listed(NamedTuple):
 
 
 SHORT_ID = 13
-"""So much of an id tells records apart, and every command takes it."""
+"""How many characters of an id are shown: they tell records apart, and every command accepts them."""
 
 LISTED = (
     "id", "when", "model", "task", "batch", "recipe", "speed", "±", "vs first", "trust", "conditions", "device", "status",

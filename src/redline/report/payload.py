@@ -116,7 +116,7 @@ TELEMETRY_RECORDS = 60
 PROFILES = 40
 TRAININGS = 60
 MEMORIES = 20
-"""So many of the newest are in the page: a page of thousands of records must still open at once."""
+"""How many of the newest are in the page: a page of thousands of records must still open at once."""
 QUANTILES = 61
 TELEMETRY_SAMPLES = 400
 KERNELS = 40

@@ -24,7 +24,7 @@ IDLE_COLOURS = {
 UNKNOWN_COLOUR = "#8a94a3"
 HOST_COLOUR = "#c3ccd6"
 LETTERS = 150
-"""So many of the font of names fit side by side."""
+"""How many characters of the labels fit side by side."""
 
 
 def draw_step(lanes: Lanes, title: str, path: Path) -> Path:

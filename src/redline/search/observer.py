@@ -28,7 +28,7 @@ class Observer:
         """Something a person should know: a server is waited for, a lock that other users do not see."""
 
     def planned(self, records: int) -> None:
-        """So many more records are to be measured; fewer than 0 where a search needed less than it might have."""
+        """`records` more are to be measured; negative if a search needed fewer than planned."""
 
     def asked(self, progress: Progress) -> None:
         """Where a bench is that answers a question and measures no record."""

@@ -22,7 +22,7 @@ from redline.spec import MeasureSpec, RunSpec
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""
 TAIL_SAMPLES = 130
-"""So many latencies make a p95."""
+"""How many latencies p95 needs."""
 
 
 def study_measure(measure: MeasureSpec) -> MeasureSpec:

@@ -159,7 +159,7 @@ def _left_out(answer: Checked, possible: Sequence[Checked]) -> LeftOut:
 
 
 BROKEN_DOORS = 3
-"""So many workers in a row that could not even be started: the machine is at fault, not the cells."""
+"""After this many workers in a row that could not be started, the machine is at fault, not the cells."""
 
 
 class Ledger(Protocol):

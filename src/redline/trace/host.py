@@ -144,7 +144,7 @@ class HostView:
 
 
 MOSTLY = 0.5
-"""So much of a stretch of time must be covered to explain it."""
+"""The share of a stretch of time that must be covered to explain it."""
 
 _NOT_TELLING = re.compile(r"^(ProfilerStep|<built-in|<string>|threading\.py|contextlib\.py|nn\.Module: )")
 WAITS_FOR_WORK = re.compile(

@@ -17,7 +17,7 @@ from redline.trace.replay import DeviceRun, device_runs
 from redline.trace.window import phases_marked, recorded
 
 MOST_BOXES = 20_000
-"""Longer traces lose their shortest boxes: nobody sees them before the page is slow."""
+"""Longer traces lose their shortest boxes, which are too small to see, so that the page stays fast."""
 MOST_DEPTH = 12
 FLAME_NODES = 600
 

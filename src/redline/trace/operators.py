@@ -174,7 +174,7 @@ def _key(trace: Trace, group: int, by_shape: bool) -> Key:
 
 
 def _allocated(trace: Trace, links: Links) -> tuple[Ints, Ints]:
-    """Bytes each operator took, on the host and on devices; frees count for nobody."""
+    """Bytes each operator took, on the host and on devices; frees are not counted."""
     taken = trace.allocations
     owner = links.nesting.around(taken.thread, taken.at)
     sizes = []

@@ -21,7 +21,7 @@ from redline.units import format_bytes
 _STATUS = Path("/proc/self/status")
 NEAR_LIMIT = 0.85
 NAMED = 3
-"""So many of the busiest other processes are named."""
+"""How many of the busiest other processes are named."""
 WORTH_NAMING = 0.1
 """Cores. Less is what any machine has."""
 _FILLING: list[mmap.mmap] = []

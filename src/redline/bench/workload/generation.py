@@ -77,7 +77,7 @@ class GenerateStep:
         return self.write(self.decoder.new_tokens, mark)
 
     def write(self, count: int, mark: Mark = no_mark) -> Tensor:
-        """So many tokens, chosen greedily."""
+        """Write `count` tokens, chosen greedily."""
         self.prefill()
         mark()
         tokens = [self._tokens.clone()]

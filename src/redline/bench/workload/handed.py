@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -166,9 +166,7 @@ def workload_of(
         inputs = handed.inputs
         _refuse_image_size(spec, whose)
     _settle_mode(model, spec.task)
-    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        with torch.no_grad():
-            model.eval()(*inputs[0], **inputs[1])  # lazy layers take their shape from the first call
+    _settle_lazy_layers(model, inputs)
     model, inputs = _outside_inference_mode(model), copied(inputs) if _are_of_inference(inputs) else inputs
     if spec.task == "train" and handed.loss is None and handed.targets is None and trains_itself(model):
         model = _training_itself(model, spec, notes)
@@ -194,13 +192,23 @@ def workload_of(
     )
     workload.items = spec.items or handed.items
     workload.inputs_are_free, workload.again = handed.inputs is None, again
+    workload.notes.extend(_other_formats(model))
+    # Built without memory, for counting alone, there is nothing to move.
+    return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
+
+
+def _settle_lazy_layers(model: nn.Module, inputs: Inputs) -> None:
+    """Lazy layers take their shape from the first call."""
+    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        with torch.no_grad():
+            model.eval()(*inputs[0], **inputs[1])
+
+
+def _other_formats(model: nn.Module) -> Iterator[Note]:
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()} - {torch.float32}
     if dtypes:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        text = f"the model holds {names} parameters: its reference is not strict fp32"
-        workload.notes.append(note("model", text))
-    # Built without memory, for counting alone, there is nothing to move.
-    return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
+        yield note("model", f"the model holds {names} parameters: its reference is not strict fp32")
 
 
 def _are_of_inference(inputs: Inputs) -> bool:

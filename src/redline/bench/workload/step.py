@@ -36,7 +36,7 @@ INITIAL_GRADIENT_SCALE = 2.0**10
 
 
 def no_mark() -> None:
-    """For steps whose phases nobody asks for."""
+    """For steps whose phases are not recorded."""
 
 
 @dataclass

@@ -164,7 +164,7 @@ class VendorTool(ABC):
     steps: ClassVar[int] = 3
     """How many steps it is shown."""
     replays: ClassVar[bool] = False
-    """Runs its target several times from the beginning, so that nobody can talk to it on the way."""
+    """Runs its target several times from the beginning, so that no connection to it can be kept."""
     exit_timeout_s: ClassVar[float] = 300.0
     """Until it has written its files once the worker has left."""
 

@@ -35,7 +35,7 @@ beside `decode-kernels`, whose own tuning takes about what they spare."""
 SMALLEST_SHARE = 0.3
 """Share of the forward's time: below it, compiling blocks one by one leaves most of the model as it was."""
 ALIKE = 1.5
-"""So many blocks per kind of block at least: each kind is compiled anew, which is what compiling by block saves on."""
+"""The fewest blocks per kind of block: each kind is compiled once, which is what compiling by block saves."""
 
 
 @SWITCHES.register("compile")

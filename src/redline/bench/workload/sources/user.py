@@ -150,7 +150,7 @@ def _made(make: _Factory, known: KnownBatch | None, seed: int, notes: list[Note]
 
 
 def _scales(make: _Factory, inputs: Inputs, batch: int, seed: int) -> bool:
-    """Whether another batch gives other inputs; True where nobody can tell, because the factory takes no other one.
+    """Whether another batch gives other inputs; True where that is not known, because the factory takes no other one.
 
     A size that happens to be the batch proves nothing, so the factory is called again, without memory where it can be.
     """
