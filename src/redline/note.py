@@ -118,6 +118,7 @@ Code = Literal[
     "mixes-samples",
     "no-validation",
     "held-out-is-trained-on",
+    "repeated-samples",
     "unused-number",
     "unchanged",
     "not-learned",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 SIZE, CLASSES = 16, 10
 
@@ -137,6 +137,27 @@ def mixing() -> tuple[nn.Module, Tensor]:
 def without_statistics() -> tuple[nn.Module, Tensor]:
     model, inputs = make()
     return nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), model), inputs
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """All samples from the first on, in every worker, or a part in each."""
+
+    def __init__(self, splits: bool) -> None:
+        self._splits = splits
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        rows, worker = range(96), get_worker_info()
+        if self._splits and worker is not None:
+            rows = rows[worker.id :: worker.num_workers]
+        return (_sets()[0][row] for row in rows)
+
+
+def streamed() -> tuple[DataLoader[Any], None]:
+    return DataLoader(Stream(True), batch_size=16, num_workers=2, multiprocessing_context="fork"), None
+
+
+def streamed_twice() -> tuple[DataLoader[Any], None]:
+    return DataLoader(Stream(False), batch_size=16, num_workers=2, multiprocessing_context="fork"), None
 
 
 def copied() -> tuple[DataLoader[Any], DataLoader[Any]]:

@@ -301,6 +301,10 @@ class TestTheUsersOwn:
         assert opened(f"{TINY}:loaders").notes == ()
         assert "8 of the 40 held-out samples are trained on" in str(opened(f"{TINY}:copied").notes[0])
 
+    @pytest.mark.parametrize(("name", "repeats"), [("streamed", False), ("streamed_twice", True), ("loaders", False)])
+    def test_workers_that_give_the_same_samples_are_noticed(self, name: str, repeats: bool) -> None:
+        assert opened(f"{TINY}:{name}").repeats == repeats
+
     def test_a_batch_that_is_too_small_for_the_model_is_told(self) -> None:
         spec = spec_of(f"{TINY}:stays", data={"name": f"{TINY}:one_left_over"})
         with training(spec) as run:

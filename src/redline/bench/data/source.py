@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from redline.errors import SpecError, UnknownName
 from redline.note import Note
@@ -117,11 +119,25 @@ class LoaderData:
     queued: int = 0
     """Batches that the training loader's workers keep ready."""
     notes: tuple[Note, ...] = field(default=())
+    in_copies: bool = False
+    """Several workers of the training loader each go through a copy of the data set, which has to give each another part."""
 
     @cached_property
+    def _begun(self) -> list[Any]:
+        return list(islice(iter(self.train), 2 if self.in_copies else 1))
+
+    @property
     def first(self) -> Any:
         """A batch to look at before anything is trained; None where there is none."""
-        return next(iter(self.train), None)
+        return self._begun[0] if self._begun else None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the first batches of two workers are the same."""
+        leaves = [pytree.tree_leaves(batch) for batch in self._begun]
+        pairs = list(zip(*leaves, strict=False)) if len(leaves) > 1 else []
+        tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+        return bool(tensors) and all(torch.equal(a, b) for a, b in tensors)
 
 
 Data = ImageData | LoaderData

@@ -263,6 +263,9 @@ def take_over(workload: Workload, first: Arrived, data: Data) -> None:
     workload.batch, workload.batch_from, workload.items, workload.axes = first.count, "asked", None, None
     workload.input_hash = short_hash(f"{data.fingerprint} {describe((first.args, first.kwargs))}")
     workload.notes += data.notes
+    if isinstance(data, LoaderData) and data.repeats:
+        told = "the first batches of two loader workers are the same: each worker gives the whole set"
+        workload.notes.append(note("repeated-samples", f"{told}; let the data set split itself by get_worker_info()"))
 
 
 def note_what_stays(workload: Workload) -> None:

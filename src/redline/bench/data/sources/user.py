@@ -54,6 +54,9 @@ class UserLoaders(DataSource):
             has_workers=all(isinstance(each, DataLoader) and each.num_workers > 0 for each in loaders),
             queued=train.num_workers * (train.prefetch_factor or 0) if isinstance(train, DataLoader) else 0,
             notes=tuple(_what_is_odd(train, validation)),
+            in_copies=isinstance(train, DataLoader)
+            and train.num_workers > 1
+            and isinstance(train.dataset, IterableDataset),
         )
 
 
