@@ -1021,7 +1021,7 @@ def test_a_disturbed_machine_is_told_with_the_figures(history: History) -> None:
     assert result.winner is not None
     (told,) = [str(each) for each in result.summary.notes if each.code == "shared-gpu" and each.about == result.recipe]
     assert "python (pid 7)" in told
-    assert told.endswith("undisturbed it may be faster than these figures")
+    assert told.endswith("undisturbed it may be faster, and its gain another")
 
 
 def test_nothing_is_tried_where_nothing_can_be_compared(history: History) -> None:
