@@ -376,6 +376,21 @@ def test_each_fault_is_found_and_its_mended_twin_is_not(
     assert code not in seen(**mended)
 
 
+@pytest.mark.parametrize(
+    ("training", "validation"),
+    [({"iterators": 2, "batches": 500}, {"iterators": 20, "batches": 10}), ({"iterators": 1, "batches": None}, {"iterators": 9, "batches": 10})],
+)  # fmt: skip
+def test_the_wait_is_that_of_the_training_loader_however_often_validation_runs(
+    training: dict[str, Any], validation: dict[str, Any]
+) -> None:
+    loaders = [{"num_workers": 0, **validation}, {"num_workers": 4, **training}]
+    rates = rates_of([FakeLog([row(number, data=0.1) for number in range(20)])])
+    (found,) = [
+        each for each in advice_of(Evidence(rates=rates, usage={"loaders": loaders})) if each.code == "data-wait"
+    ]
+    assert "4 loader workers" in found.text
+
+
 def test_running_out_of_memory_is_told_with_who_held_it() -> None:
     told = {"phase": "backward", "step": 3, "where": "train.py:9", "held": {"weights": 2**20, "optimizer state": 2**30}}
     (found,) = advice_of(Evidence(rates=rates_of([]), out_of_memory=told))

@@ -6,6 +6,7 @@ measured: what a change makes faster cannot save more than the time it took.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -386,8 +387,13 @@ RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (
 
 
 def _training_loader(seen: Evidence) -> dict[str, Any]:
-    """The one that is gone through most often; of several, the first."""
-    return max(seen.usage.get("loaders", []), key=lambda loader: loader.get("iterators", 0), default={})
+    """The one that delivers most batches: one for validation may be gone through more often. A stream has no end."""
+
+    def batches(loader: dict[str, Any]) -> float:
+        planned = loader.get("batches", 1)
+        return math.inf if planned is None else loader.get("iterators", 0) * planned
+
+    return max(seen.usage.get("loaders", []), key=batches, default={})
 
 
 def _counted(number: int, what: str) -> str:

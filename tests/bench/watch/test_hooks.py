@@ -11,7 +11,7 @@ import torch
 
 from redline.analyze.watch import rates_of
 from redline.bench.watch.hooks import Watch
-from redline.bench.watch.samples import batch_samples, samples_fed
+from redline.bench.watch.samples import batch_samples, planned_batches, samples_fed
 from redline.launch.watch import SpoolReader
 
 
@@ -208,3 +208,28 @@ def test_the_last_batch_of_padded_sequences_is_as_large_as_the_sampler_says() ->
 
     iterator = iter(torch.utils.data.DataLoader(list(range(19)), batch_size=8, collate_fn=padded))  # type: ignore[arg-type]
     assert [batch_samples(batch, iterator) for batch in iterator] == [8.0, 8.0, 3.0]
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+    def __len__(self) -> int:
+        raise AssertionError("nobody asks a stream for its length")
+
+
+class Unsure(torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+    def __len__(self) -> int:
+        raise RuntimeError("not before the epoch is set")
+
+
+def test_a_loader_says_how_many_batches_a_pass_has_where_it_knows() -> None:
+    numbers: Any = list(range(9))
+    loader = torch.utils.data.DataLoader
+    assert planned_batches(loader(numbers, batch_size=2)) == 5
+    assert planned_batches(loader(numbers, batch_size=None)) == 9
+    assert planned_batches(loader(Stream(), batch_size=2)) is None
+    assert planned_batches(loader(numbers, batch_size=2, sampler=Unsure())) is None

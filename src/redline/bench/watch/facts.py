@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .samples import tensors_in
+from .samples import planned_batches, tensors_in
 from .spool import Spool
 
 OURS = os.path.dirname(os.path.abspath(__file__))
@@ -60,7 +60,9 @@ class Facts:
     # What happens in the script
 
     def saw_loader(self, loader: Any) -> None:
-        known = self._loaders.setdefault(id(loader), {"iterators": 0})
+        if id(loader) not in self._loaders:
+            self._loaders[id(loader)] = {"iterators": 0, "batches": planned_batches(loader)}
+        known = self._loaders[id(loader)]
         known["iterators"] += 1
         for name in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "batch_size"):
             known[name] = getattr(loader, name, None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _functorch as functorch
+from torch.utils.data import IterableDataset
 
 from .models import with_children
 
@@ -120,3 +121,17 @@ def _last_batch(iterator: Any, planned: int) -> int:
     """The size of an epoch's last batch, by its sampler; 0 where it does not know."""
     sampler = getattr(iterator._index_sampler, "sampler", None)
     return len(sampler) % planned if isinstance(sampler, Sized) else 0
+
+
+def planned_batches(loader: Any) -> int | None:
+    """Of one pass over the loader, by its sampler; None where it does not know.
+
+    The loader itself is not asked: one of a stream warns later when its length was asked for and is wrong.
+    """
+    sampler = getattr(loader, "_index_sampler", None)
+    if isinstance(getattr(loader, "dataset", None), IterableDataset) or not isinstance(sampler, Sized):
+        return None
+    try:
+        return len(sampler)
+    except Exception:  # the script's own sampler, which nobody else may ask
+        return None
