@@ -105,7 +105,11 @@ class TestTrain:
 
 
 class TestReported:
-    """What a training leaves in a report folder."""
+    """What a training leaves in a report folder; its pictures, which take longest, are looked at elsewhere."""
+
+    @pytest.fixture(autouse=True)
+    def without_pictures(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("redline.report.folder.draw_pictures", lambda *_: {})
 
     def test_each_epoch_is_a_row_of_the_report_and_of_a_csv(
         self, redline: Callable[..., Result], tmp_path: Path
