@@ -215,7 +215,7 @@ def test_a_cache_that_the_model_makes_itself_cannot_be_static() -> None:
 def test_the_snippet_writes_what_was_measured(model: str, recipe: str) -> None:
     spec = RunSpec(workload=workload_spec(model), recipe=Recipe.parse(recipe), device="cpu")
     namespace: dict[str, Any] = {"__name__": "snippet"}
-    exec(compile(snippet_of(spec), "snippet", "exec"), namespace)
+    exec(compile(snippet_of(spec), "snippet", "exec", dont_inherit=True), namespace)
     decoder = build_workload(spec.workload, 0).model
     generate = namespace["optimise"](decoder.model, decoder.prompt, decoder.new_tokens)
     generate(decoder.prompt)

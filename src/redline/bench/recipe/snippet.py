@@ -44,6 +44,7 @@ def snippet_of(spec: RunSpec) -> str:
         code.bring_in("import inspect", f"from transformers import {', '.join(sorted(kinds))}")
         if code.cache.is_static:
             code.bring_in("from typing import Any")
+            code.bring_in("from collections.abc import Callable")
             code.carry(written_in_place, asks_the_host)
     # What is rendered is code, not a page: nothing is escaped, and names go in as literals.
     environment = Environment(
