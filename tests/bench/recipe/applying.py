@@ -58,6 +58,6 @@ def output_of_code(recipe: str, model: nn.Module, *args: Any, **kwargs: Any) -> 
     text = "\n".join([*code.imports, "import torch", "", helpers, "", *code.flags, *code.model_lines])
     assert "redline" not in text
     names: dict[str, Any] = {"model": copy.deepcopy(model).eval(), "args": args, "kwargs": kwargs}
-    exec(compile(text, "<snippet>", "exec"), names)
+    exec(compile(text, "<snippet>", "exec", dont_inherit=True), names)
     with torch.inference_mode():
         return names["model"](*args, **kwargs)

@@ -287,7 +287,8 @@ def test_the_code_for_a_tuned_decode_step_stores_what_linear_layers_read() -> No
     code = code_of("bf16+static-cache+compile:pdl", "generate", device="cuda")
     assert code.model_lines[-1] == "store_inputs(model)"
     names: dict[str, Any] = {}
-    exec(compile("\n".join([*code.imports, "import torch", "\n\n\n".join(code.helpers)]), "<snippet>", "exec"), names)
+    text = "\n".join([*code.imports, "import torch", "\n\n\n".join(code.helpers)])
+    exec(compile(text, "<snippet>", "exec", dont_inherit=True), names)
     layer = nn.Linear(2, 2)
     names["store_inputs"](layer)
     assert len(layer._forward_pre_hooks) == 1
