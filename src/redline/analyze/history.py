@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.analyze.gate import FAR_OUT, NEW_SESSION_S, without_outliers
-from redline.analyze.gate import FEWEST_FOR_OUTLIERS as FEWEST_FOR_USUAL
 from redline.analyze.statistics import student_t
 from redline.fields import Frozen
 
@@ -194,7 +193,7 @@ def _without_slope(logs: Floats, bounds: Sequence[int]) -> tuple[Floats, float]:
 def _strength(logs: Floats, bounds: Sequence[int], index: int, slope_error: float) -> float:
     """How far apart the stretches on both sides are, in standard errors: Welch's t, less for what follows itself."""
     before, at, after = bounds[index - 1 : index + 2]
-    sides = [np.asarray(_usual(side.tolist())) for side in (logs[before:at], logs[at:after])]
+    sides = [np.asarray(without_outliers(side.tolist())) for side in (logs[before:at], logs[at:after])]
     left = np.concatenate([side - side.mean() for side in sides])
     error = sum(float(side.var(ddof=1)) / side.size for side in sides) * max(1.0, _inflation(left))
     error += (slope_error * (after - before) / 2) ** 2
@@ -216,18 +215,9 @@ def _is_placed(logs: Floats, bounds: Sequence[int], index: int) -> bool:
     return FEWEST_A_SIDE <= found <= after - before - FEWEST_A_SIDE and _is_abrupt(sides, at - before)
 
 
-def _usual(side: Sequence[float]) -> list[float]:
-    """Without outliers. Of a few records only one that lies further out than modes and neighbours bring about."""
-    if len(side) >= FEWEST_FOR_USUAL:
-        return without_outliers(side)
-    middle = median(side)
-    kept = [each for each in side if abs(each - middle) <= FAR_OUT]
-    return kept if len(kept) >= len(side) - 1 else list(side)
-
-
 def _drawn_in(side: Floats) -> Floats:
     """With the middle in the place of outliers, where they are few: several in a row would look like a slope or a step."""
-    kept = _usual(side.tolist())
+    kept = without_outliers(side.tolist())
     if len(kept) == side.size:
         return side
     return np.where(np.isin(side, kept), side, median(kept))
@@ -349,7 +339,7 @@ def _jump(logs: Floats, at: int) -> float:
 
 def _apart(before: Floats, after: Floats) -> tuple[float, float, float]:
     """Low, middle and high of the logarithm of time before over time after; Welch's interval without outliers."""
-    sides = [_usual(side.tolist()) for side in (before, after)]
+    sides = [without_outliers(side.tolist()) for side in (before, after)]
     errors = [variance(side) / len(side) for side in sides]
     degrees = min(len(side) for side in sides) - 1
     if sum(errors) > 0:
