@@ -144,7 +144,7 @@ def test_a_request_whose_head_does_not_arrive_is_dropped(monkeypatch: pytest.Mon
     async def ask(*parts: bytes) -> bytes:
         config = uvicorn.Config(make_app(Workspace(), Access("127.0.0.1")), log_level="error")
         config.load()
-        kind, state = serve._patient_for_a_while(), ServerState()
+        kind, state = serve._impatient_protocol(), ServerState()
         listening = await asyncio.get_running_loop().create_server(
             lambda: kind(config=config, server_state=state, app_state={}), "127.0.0.1", 0
         )

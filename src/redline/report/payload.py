@@ -44,6 +44,7 @@ EXTRA_COLUMNS = (
     "half_width",
     "spread",
     "command",
+    "race_command",
 )
 
 
@@ -82,6 +83,7 @@ def _extra(line: Line) -> dict[str, Any]:
         "half_width": row.throughput_interval.half_width if row.throughput_interval else None,
         "spread": line.told if len(line.rates) > 1 else None,
         "command": row.command("run", [row.recipe]),
+        "race_command": row.command("race"),
     }
 
 

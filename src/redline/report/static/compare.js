@@ -57,8 +57,8 @@ function comparison(a, b) {
 // What would decide it: both in turns.
 function raceLine(a, b) {
   const alike = a.subject === b.subject && a.batch === b.batch;
-  if (!alike || !b.command || !known(a.throughput_per_s) || !known(b.throughput_per_s) || (known(b.ratio_low) && b.first_recipe === a.recipe)) return [];
-  const command = `${b.command.replace("redline run", "redline race").replace(/ -r .*$/, "")} -r ${a.recipe} -r ${b.recipe}`;
+  if (!alike || !b.race_command || !known(a.throughput_per_s) || !known(b.throughput_per_s) || (known(b.ratio_low) && b.first_recipe === a.recipe)) return [];
+  const command = `${b.race_command} -r ${a.recipe} -r ${b.recipe}`;
   const line = element("p", { class: "hint" }, "What decides it: ");
   line.append(element("code", {}, command), " ", element("button", { type: "button", class: "copy", "data-copy": command }, "Copy command"));
   return [line];
