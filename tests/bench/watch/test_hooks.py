@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from redline.analyze.watch import rates_of
 from redline.bench.watch.hooks import Watch
@@ -198,6 +199,19 @@ def test_steps_of_torch_func_are_heard_through_the_model_they_call(watch: Watch,
     (log,) = SpoolReader(tmp_path).refresh()
     assert log.rows[:, log.columns.index("fed")].tolist() == 4 * [5.0] + 4 * [7.0]
     assert not hasattr(torch.nn.utils.stateless._functional_call, "__wrapped__")
+
+
+def test_a_step_of_torch_func_that_is_only_traced_is_not_heard(watch: Watch) -> None:
+    model = torch.nn.Linear(3, 2)
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (batch,)).square().mean()
+
+    make_fx(torch.func.grad(loss))(weights, torch.randn(5, 3))
+    assert torch.nn.Linear not in watch._watched
+    torch.func.grad(loss)(weights, torch.randn(5, 3))
+    assert torch.nn.Linear in watch._watched
 
 
 def test_the_last_batch_of_padded_sequences_is_as_large_as_the_sampler_says() -> None:

@@ -68,7 +68,7 @@ class Computing(Listener):
 
     def _functional_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and type(module) not in self._watched:
+            if not is_compiling() and type(module) not in self._watched and not _is_traced():
                 self._is_functional = True
                 self._try(self._models.hear, module)
             return original(module, *args, **kwargs)
