@@ -397,7 +397,7 @@ def tuned(case: Case, budget_s: float, seeds: list[str]) -> dict[str, Any]:
     space = {"switches": case.space} if budget_s < LONG_S else {"without": OTHER_FORMATS}
     with Workspace(history=case.raw.history("tune")) as workspace:
         best = redline.tune(
-            case.model, budget=budget_s, objective="tpot", replicates=2, recipes=seeds, workspace=workspace, **space,
+            case.model, budget=budget_s, objective="tpot", replicates=3, recipes=seeds, workspace=workspace, **space,
             **case.settings,
         )  # fmt: skip
     print(best, flush=True)
