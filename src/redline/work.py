@@ -201,6 +201,11 @@ class Facts(Frozen):
     seconds: Seconds = 0.0
     """What finding all this out took."""
 
+    @property
+    def products_share(self) -> float:
+        """Share of the operators' time that products and convolutions take."""
+        return min(sum(self.kinds.get(kind, 0.0) for kind in PRODUCTS), 1.0)
+
 
 class Ceilings(Frozen):
     """How fast this device is at its best, measured."""

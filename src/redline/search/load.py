@@ -12,7 +12,7 @@ from redline.launch.door import Door, Session
 from redline.protocol import Progress, Serve, ServedReply
 from redline.record import RunRecord
 from redline.search.observer import Journal, Observer
-from redline.search.run import OneRecord
+from redline.search.one_record import OneRecord
 from redline.spec import Effort, RunSpec
 
 SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}

@@ -23,7 +23,7 @@ from redline.protocol import (
 from redline.record import Block, RunRecord, StopReason
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
-from redline.search.run import OneRecord
+from redline.search.one_record import OneRecord
 from redline.spec import RunSpec
 from redline.training import Epoch, Fed, FedPart
 

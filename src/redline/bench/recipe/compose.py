@@ -17,7 +17,7 @@ from redline.errors import BenchError, SpecError, UsageError
 from redline.note import Note, note
 from redline.questions import SwitchChoice, SwitchNeed
 from redline.spec import Recipe, RunSpec, Switch, Task
-from redline.work import PRODUCTS, Facts
+from redline.work import Facts
 
 _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8", "int4-weights")
 
@@ -156,7 +156,7 @@ def _expected_time(switch: RecipeSwitch, device: Device, facts: Facts | None) ->
     product_time = device.product_time(number_format) if number_format is not None and facts is not None else None
     if facts is None or product_time is None:
         return None
-    share = min(sum(facts.kinds.get(kind, 0.0) for kind in PRODUCTS), 1.0)
+    share = facts.products_share
     return 1 - share + share * product_time
 
 

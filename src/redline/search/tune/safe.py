@@ -18,8 +18,6 @@ HALF_OVER_STRICT = 6.0
 an H200 took 3.8 times less with amp, and was then limited by the host."""
 CLEAR_GAIN = 0.3
 """Of the logarithm of the time: more than is expected of a switch of which nothing is known."""
-PRODUCTS = ("matmul", "convolution", "attention")
-"""What tensor cores do."""
 MOSTLY = 0.5
 CONVOLUTION_S = 0.15
 """To try a library's kernels for one convolution: the 18 of a U-Net took an H200 two seconds and a half."""
@@ -125,7 +123,7 @@ def is_slow_for_its_gain(choice: SwitchChoice) -> bool:
 
 
 def safe_recipes(tuner: Tuner) -> SafeRecipes:
-    lessons, seen, baseline = tuner.lessons(), tuner.seen(), tuner.baseline()
+    lessons, seen, baseline, facts = tuner.lessons(), tuner.seen(), tuner.baseline(), tuner.tune.facts
     slow = [
         recipe
         for recipe, each in seen.items()
@@ -137,16 +135,9 @@ def safe_recipes(tuner: Tuner) -> SafeRecipes:
         _host_share(tuner),
         lambda each: lessons.chance(each) == 1.0,
         frozenset(switch for recipe in slow for switch in recipe),
-        _products_share(tuner),
+        facts.products_share if facts is not None and facts.kinds else None,
         _tunes_quickly(tuner),
     )
-
-
-def _products_share(tuner: Tuner) -> float | None:
-    facts = tuner.tune.facts
-    if facts is None or not facts.kinds:
-        return None
-    return min(sum(share for kind, share in facts.kinds.items() if kind in PRODUCTS), 1.0)
 
 
 def _tunes_quickly(tuner: Tuner) -> bool:
