@@ -139,6 +139,19 @@ def without_statistics() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), model), inputs
 
 
+def whitening() -> tuple[nn.Module, Tensor]:
+    """Breaks where all samples of a batch are the same."""
+    model, inputs = make()
+
+    class Whitening(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x == x[:1]).all()):
+                raise ValueError("the samples do not vary")
+            return x
+
+    return nn.Sequential(Whitening(), model), inputs
+
+
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
     """All samples from the first on, in every worker, or a part in each."""
 

@@ -162,6 +162,7 @@ class TestRecorded:
             ("mixing", "mixes-samples", "depends on the others in its batch (0 stays in training mode)"),
             ("without_statistics", "mixes-samples", "as BatchNorm without running statistics does"),
             ("dropping", None, ""),
+            ("whitening", None, ""),
         ],
     )
     def test_answers_in_eval_mode_that_cannot_be_judged_are_told(self, model: str, code: str | None, told: str) -> None:
