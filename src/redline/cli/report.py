@@ -68,6 +68,11 @@ def _show_documents(documents: Sequence[Document], out: Path | None, json: bool,
     from redline.report.export import json_document
     from redline.report.terminal import make_console
 
+    if out is not None or has_options:
+        raise UsageError(
+            f"{documents[0].path} holds no raw records, so no report folder can be made of it: write it with "
+            "'redline export --format json --raw', or leave out the options to have it printed"
+        )
     if json:
         print_json(json_document("report", {"documents": [each.plain() for each in documents]}))
     for each in () if json else documents:
@@ -77,11 +82,6 @@ def _show_documents(documents: Sequence[Document], out: Path | None, json: bool,
     others = {} if json else {each.path: each.left_out for each in documents if each.left_out}
     for file, names in others.items():
         make_console().print(f"left out of {file}, as not a document of Redline: {', '.join(names)}", markup=False)
-    if out is not None or has_options:
-        raise UsageError(
-            f"{documents[0].path} holds no raw records, so no report folder can be made of it: write it with "
-            "'redline export --format json --raw', or leave out the options to have it printed"
-        )
     return Exit.DONE
 
 
