@@ -197,7 +197,9 @@ class TestHolding:
                 with history._database.writing() as connection:
                     holder = Holder(token="x", process="elsewhere//pid 7 1.00", until=until)
                     write_holder(connection, "sweep study", holder)
-                assert (Lease(history._database, "sweep study").take() is None) == is_free
+                lease = Lease(history._database, "sweep study")
+                assert (lease.take() is None) == is_free
+            lease.give_back()
 
     def test_a_hold_is_renewed_while_it_lasts(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("redline.store.ledgers.LEASE_S", 0.3)
@@ -208,6 +210,28 @@ class TestHolding:
                 with history._database.reading() as connection:
                     untils.add(connection.execute(queries.META, {"this_name": "holder of sweep study"}).scalar())
             assert len(untils) == 3
+
+    def test_a_holder_is_seen_by_who_waited_for_its_renewal(self, server: Server, url: str) -> None:
+        """A sweep stopped here as overtaken: the old entry was deleted, and who waits for it does not see the new one."""
+        read: list[Holder | None] = []
+
+        def ask() -> None:
+            with history._database.writing() as connection:
+                read.append(read_holder(connection, "sweep study"))
+
+        first, renewed = (Holder(token="x", process="a//p 1 1.00", until=until) for until in (1.0, 2.0))
+        asking = threading.Thread(target=ask)
+        with History.open(url) as history:
+            with history._database.writing() as connection:
+                write_holder(connection, "sweep study", first)
+            with history._database.writing() as connection:
+                write_holder(connection, "sweep study", renewed)
+                asking.start()
+                waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                while asking.is_alive() and server.execute(waiting) == "0":
+                    pass
+            asking.join()
+        assert read == [renewed]
 
     def test_one_who_was_overtaken_writes_no_more(self, url: str) -> None:
         with History.open(url) as history:

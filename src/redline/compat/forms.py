@@ -18,11 +18,8 @@ from redline.work import ModuleWork, WorkCount
 if TYPE_CHECKING:
     from redline.bench.micro import Iteration, MicroBench
     from redline.bench.workload.ranks import Rank
-
-if TYPE_CHECKING:
-    from redline.bench.micro import MicroBench
-    from redline.bench.workload.ranks import Rank
     from redline.compat.micro import Asked
+
 
 RULE = "=" * 40
 CSV_COLUMNS = (

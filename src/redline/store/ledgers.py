@@ -17,28 +17,20 @@ from sqlalchemy import func, select
 
 from redline.environment import TelemetrySample
 from redline.errors import StoreError, UsageError
+from redline.identity import device_key_of_ceilings
 from redline.locks import file_lock
+from redline.note import notes_from_texts
 from redline.processes import is_gone, this_process
 from redline.record import RunRecord
 from redline.store import queries
 from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text
 from redline.store.location import folder_of_locks
-from redline.store.writer import Holder, SaveTune, SettleCell, read_holder, write_holder
+from redline.store.writer import Holder, KeepCeilings, SaveTune, SettleCell, put_meta, read_holder, write_holder
+from redline.work import CEILINGS_SCHEMA, Ceilings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from redline.store.database import Database
-
-
-from typing import TYPE_CHECKING
-
-from redline.identity import device_key_of_ceilings
-from redline.note import notes_from_texts
-from redline.store.writer import KeepCeilings
-from redline.work import CEILINGS_SCHEMA, Ceilings
-
-if TYPE_CHECKING:
     from redline.store.database import Database
 
 
@@ -182,9 +174,7 @@ class Announcer:
         self._written_at = time.monotonic()
         value = None if said is None else msgspec.json.encode(said).decode()
         with contextlib.suppress(StoreError), self._database.writing(patient=False) as connection:
-            connection.execute(queries.DELETE_META, {"this_name": self._key})
-            if value is not None:
-                connection.execute(queries.INSERT_META, {"name": self._key, "value": value})
+            put_meta(connection, self._key, value)
 
 
 def activities(database: Database) -> list[Activity]:

@@ -37,6 +37,7 @@ LOCK_RECORD = select(records.c.id).where(records.c.id == bindparam("record_id"))
 """On PostgreSQL, appenders to one record take turns; SQLite lets only one write anyway."""
 
 INSERT_META = insert(meta)
+UPDATE_META = update(meta).where(meta.c.name == bindparam("this_name"))
 DELETE_META = delete(meta).where(meta.c.name == bindparam("this_name"))
 META = select(meta.c.value).where(meta.c.name == bindparam("this_name")).with_for_update()
 """Locked until the transaction ends, on PostgreSQL; SQLite lets only one write anyway."""

@@ -5,33 +5,27 @@ A write that a server could not take is kept in a file and performed later, so p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-
-from redline.errors import StoreError
-from redline.fields import Frozen
-from redline.migrations import migrate
-from redline.processes import this_process
-from redline.record import Block, RunRecord
-from redline.store import queries
-from redline.store.codec import TuneRow, column_text, pack_block, pack_head, point_values, row_of, series_body
-from redline.work import Ceilings
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import platformdirs
 
+from redline.errors import StoreError
+from redline.fields import Frozen
 from redline.locks import file_lock
-from redline.record import new_id
-from redline.store.codec import DAMAGE
+from redline.migrations import migrate
+from redline.processes import this_process
+from redline.record import Block, RunRecord, new_id
+from redline.store import queries
+from redline.store.codec import DAMAGE, TuneRow, column_text, pack_block, pack_head, point_values, row_of, series_body
+from redline.work import Ceilings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 
 class WriteRecord(Frozen, tag=True):
@@ -194,10 +188,19 @@ def _columns(row: TuneRow) -> dict[str, Any]:
 
 
 def _note_writer(connection: Connection, record_id: str, writer: str | None) -> None:
-    name = queries.writer_name(record_id)
-    connection.execute(queries.DELETE_META, {"this_name": name})
-    if writer is not None:
-        connection.execute(queries.INSERT_META, {"name": name, "value": writer})
+    put_meta(connection, queries.writer_name(record_id), writer)
+
+
+def put_meta(connection: Connection, name: str, value: str | None) -> None:
+    """Write an entry, or remove it.
+
+    An entry that is there is updated, not replaced: on PostgreSQL, a reader that waits for its lock is then given the
+    new value. It would find nothing where the old row was deleted.
+    """
+    if value is None:
+        connection.execute(queries.DELETE_META, {"this_name": name})
+    elif not connection.execute(queries.UPDATE_META, {"this_name": name, "value": value}).rowcount:
+        connection.execute(queries.INSERT_META, {"name": name, "value": value})
 
 
 class Holder(Frozen):
@@ -216,10 +219,8 @@ def read_holder(connection: Connection, what: str) -> Holder | None:
 
 
 def write_holder(connection: Connection, what: str, holder: Holder | None) -> None:
-    name = queries.holder_name(what)
-    connection.execute(queries.DELETE_META, {"this_name": name})
-    if holder is not None:
-        connection.execute(queries.INSERT_META, {"name": name, "value": msgspec.json.encode(holder).decode()})
+    value = None if holder is None else msgspec.json.encode(holder).decode()
+    put_meta(connection, queries.holder_name(what), value)
 
 
 def _is_overtaken(connection: Connection, what: str, token: str | None) -> bool:
