@@ -33,8 +33,8 @@ from redline.record import (
     WorkloadInfo,
     new_id,
 )
-from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
-from redline.training import DataInfo, Epoch, Fed
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.training import DataInfo, DataSpec, Epoch, Fed, TrainSpec
 from redline.watching import Advice, Watched, Window
 from redline.work import GenerationInfo, ModuleWork, OperatorWork, Uncounted, WorkCount
 

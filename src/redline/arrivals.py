@@ -1,4 +1,4 @@
-"""Requests that arrive by themselves, batched in front of a model: the arrivals, the queue, and what is recorded of it.
+"""Requests that arrive by themselves, batched in front of a model: what is asked, the arrivals, the queue, and what is recorded.
 
 The queue is the same code on the bench, in real time, and in a fake bench, in virtual time.
 """
@@ -14,11 +14,26 @@ from pathlib import Path
 from typing import Protocol
 
 from redline.errors import SpecError
-from redline.fields import Count, Frozen, Items, Seconds
-from redline.spec import LoadSpec
+from redline.fields import MOST_ITEMS, Count, Frozen, Items, Seconds, require_range, require_seconds
 
 MOST_REQUESTS = 2_000_000
 """Per point: more would fill the desk's memory."""
+
+
+class LoadSpec(Frozen):
+    """How requests are put together into batches in front of the model."""
+
+    max_batch: int = 32
+    max_wait_s: float = 0.005
+    """The longest that the oldest request of a batch that is not full waits for others while the device is idle."""
+    slo_p99_s: float | None = None
+    """What the p99 of latency must stay within for a rate to count as sustained."""
+
+    def __post_init__(self) -> None:
+        require_range("max_batch", self.max_batch, 1, MOST_ITEMS)
+        require_seconds("max_wait", self.max_wait_s, zero_too=True)
+        if self.slo_p99_s is not None:
+            require_seconds("slo_p99", self.slo_p99_s)
 
 
 class Served(Frozen):

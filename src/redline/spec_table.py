@@ -13,7 +13,8 @@ import msgspec
 
 from redline.errors import SpecError, closest
 from redline.fields import MOST_BYTES, MOST_ITEMS, require_choice, require_range
-from redline.spec import BASELINE, DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
+from redline.spec import BASELINE, LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.training import DataSpec, TrainSpec
 from redline.units import parse_bytes
 
 

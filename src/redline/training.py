@@ -1,18 +1,93 @@
-"""What a training leaves behind: the data it saw, its epochs, and what feeding it costs."""
+"""A training: what is asked of it, and what it leaves behind: the data it saw, its epochs, and what feeding it costs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
-from redline.fields import Frozen
-from redline.spec import Augment, Stem
+from redline.errors import SpecError
+from redline.fields import MOST_ITEMS, MOST_ROWS, MOST_THREADS, Frozen, require_choice, require_range
 
 DATA_PHASE = "data"
 """The phase in which a step waits for its batch. The other phases are those of the training step."""
 
+Stem = Literal["imagenet", "cifar"]
+Schedule = Literal["constant", "cosine", "one-cycle"]
+Augment = Literal["none", "host", "device"]
+LastBatch = Literal["run", "drop"]
 FedPart = Literal["loader", "model", "together"]
 LastBatchFate = Literal["none", "run", "run eagerly", "dropped"]
+
+
+class DataSpec(Frozen):
+    """Which data a training sees, and how they reach the device."""
+
+    name: str
+    """`cifar10`, `imagefolder`, `synthetic`, `synthetic-learnable`, or the user's own as `file.py:loaders`."""
+    folder: str | None = None
+    """Of `cifar10` and `imagefolder`. Its pickles are read, so it must be one the user trusts."""
+    train_samples: int | None = None
+    """How many samples of the training set to use; None: all."""
+    val_samples: int | None = None
+    workers: int = 0
+    """Processes that load batches; 0: the training process loads them itself."""
+    pin_memory: bool = True
+    """Page-locked batches, which a GPU copies without waiting. Nothing on a CPU."""
+    persistent_workers: bool = True
+    """Workers stay from one epoch to the next."""
+    prefetch_factor: int = 2
+    """Batches each worker keeps ready."""
+    prefetch: bool = True
+    """Load and copy the next batch while this one computes; off: load, copy, compute and wait, one after the other."""
+    on_device: bool = False
+    """Keep the whole set in the device's memory."""
+    augment: Augment = "none"
+    """Random shifts and mirror images, made by the loader or on the device."""
+    download: bool = False
+    loader_timeout_s: float = 60.0
+    """A loader that gives no batch for this many seconds counts as hung."""
+
+    def __post_init__(self) -> None:
+        require_choice("augment", self.augment, Augment)
+        for name in ("train_samples", "val_samples", "prefetch_factor"):
+            require_range(name, getattr(self, name), 1, MOST_ITEMS)
+        require_range("workers", self.workers, 0, MOST_THREADS)
+        if not self.loader_timeout_s > 0:
+            raise SpecError(f"loader_timeout_s must be above 0, got {self.loader_timeout_s}")
+        if self.on_device and (self.workers or self.augment == "host"):
+            raise SpecError("data on the device pass no loader: leave out workers, and augment on the device")
+
+
+class TrainSpec(Frozen):
+    """A training on data, for epochs, to an accuracy."""
+
+    data: DataSpec
+    epochs: int = 1
+    learning_rate: float | None = None
+    """The highest of the schedule. None: 0.1 for SGD at batch 256, in proportion to the batch; 0.001 for Adam."""
+    weight_decay: float = 5e-4
+    schedule: Schedule = "one-cycle"
+    target_accuracy: float | None = None
+    """Stop after the epoch that reaches it."""
+    last_batch: LastBatch = "run"
+    """What becomes of the smaller batch that ends an epoch; compiled and graphed recipes run it eagerly."""
+    max_seconds: float | None = None
+    """Stop training after this many seconds, even within an epoch, which is then recorded as incomplete."""
+    deterministic: bool = False
+    """Algorithms that give the same bits again, also on a GPU; some are slower."""
+
+    def __post_init__(self) -> None:
+        require_choice("schedule", self.schedule, Schedule)
+        require_choice("last_batch", self.last_batch, LastBatch)
+        require_range("epochs", self.epochs, 1, MOST_ROWS)
+        for name in ("learning_rate", "max_seconds"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise SpecError(f"{name} must be above 0, got {value}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise SpecError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
 
 class DataInfo(Frozen):

@@ -12,8 +12,8 @@ from redline.analyze.trust import device_kind, error_text, farthest, oversubscri
 from redline.environment import DeviceInfo, Environment, TelemetrySample
 from redline.note import note
 from redline.record import Failure, Numerics, RankBlock, RankInfo, Warmup
-from redline.spec import DataSpec, MeasureSpec, TrainSpec
-from redline.training import Epoch
+from redline.spec import MeasureSpec
+from redline.training import DataSpec, Epoch, TrainSpec
 from redline.units import format_share
 
 

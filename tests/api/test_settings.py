@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import redline
-from redline.spec import DataSpec, RunSpec, WorkloadSpec
+from redline.spec import RunSpec, WorkloadSpec
+from redline.training import DataSpec
 
 REPOSITORY = Path(__file__).parents[2]
 VERBS = ["run", "race", "sweep", "tune", "profile", "roofline", "flops", "find_batch"]

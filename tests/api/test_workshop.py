@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from redline.analyze.blocks import Latency
 from redline.analyze.bound import Bound
-from redline.analyze.summary import Latency, RunSummary, VersusFirst
+from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.api import exercise_answers as answers
 from redline.api import exercises as room

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from redline.analyze.load import load_point
-from redline.arrivals import Served, doubling_buckets, poisson_arrivals
+from redline.arrivals import LoadSpec, Served, doubling_buckets, poisson_arrivals
 from redline.bench.session import BenchSession
 from redline.protocol import Close, FailureReply, Prepare, PreparedReply, Serve, ServedReply
-from redline.spec import LoadSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 TINY = f"{Path(__file__).parents[1] / 'models' / 'tiny.py'}:make"
 

@@ -27,9 +27,10 @@ from redline.report.run import run_table_text
 from redline.report.train import epoch_cells
 from redline.search.observer import NoJournal
 from redline.search.train import train_spec
-from redline.spec import DataSpec, RunSpec, TrainSpec, WorkloadSpec
+from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.training import DataSpec, TrainSpec
 from redline.units import THIN_SPACE
 
 RECIPES = ("baseline", "fp16", "fp16+compile", "channels-last")

@@ -12,7 +12,7 @@ import pytest
 from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
 from redline.analyze.batch import BatchSummary, BatchTrial, Knee, supported_knee
-from redline.analyze.summary import ThroughputInterval
+from redline.analyze.blocks import ThroughputInterval
 from redline.api.batch import find_batch
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError

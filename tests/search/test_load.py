@@ -16,7 +16,7 @@ from redline.analyze.load import LoadSummary, curve_of, load_of, load_point, rat
 from redline.analyze.trust import verdict
 from redline.api.load import load, parse_rates
 from redline.api.workspace import Workspace
-from redline.arrivals import Served, VirtualClock, poisson_arrivals, read_arrivals, serve
+from redline.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, serve
 from redline.errors import SpecError
 from redline.migrations import decode, encode
 from redline.record import Failure, RunRecord
@@ -28,7 +28,7 @@ from redline.report.plots import draw_pictures
 from redline.report.terminal import as_text
 from redline.search.load import LoadQuestion, serve_rates
 from redline.search.observer import NoJournal
-from redline.spec import LoadSpec, RunSpec, WorkloadSpec
+from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

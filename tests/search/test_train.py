@@ -14,9 +14,10 @@ from redline.protocol import OnProgress, Reply, Request, TrainEpoch
 from redline.record import Block, Failure, RunRecord
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
-from redline.spec import DataSpec, RunSpec, TrainSpec, WorkloadSpec
+from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.training import DataSpec, TrainSpec
 
 
 def spec_of(*, workers: int = 0, **train: Any) -> RunSpec:

@@ -14,7 +14,8 @@ import msgspec
 from redline.fields import Frozen
 from redline.identity import given
 from redline.record import RunRecord
-from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec
+from redline.training import DataSpec, TrainSpec
 from redline.units import exact_bytes
 from redline.work import Ceilings
 

@@ -13,6 +13,7 @@ import msgspec
 
 from redline.analyze.advice import command_line
 from redline.analyze.blocks import (
+    ThroughputInterval,
     latency_blocks,
     limit_bytes,
     needed_bytes,
@@ -22,7 +23,7 @@ from redline.analyze.blocks import (
 )
 from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
-from redline.analyze.summary import RunSummary, ThroughputInterval, summarize
+from redline.analyze.summary import RunSummary, summarize
 from redline.conditions import conditions_text
 from redline.errors import SpecError
 from redline.fields import Frozen

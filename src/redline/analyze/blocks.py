@@ -13,12 +13,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
-from redline.analyze.statistics import Ratio, paired_ratio
+from redline.analyze.statistics import Ratio, median_interval, paired_ratio, percentile
 from redline.environment import Memory
+from redline.fields import Frozen
 from redline.record import Block, RunRecord, TimeKind
 
 ENERGY_LEAST_S = 0.5
@@ -31,6 +33,30 @@ SMALLEST_SHIFT = 0.01
 """Of the time: smaller shifts are ignored."""
 CLEARLY = 4.0
 """The two sorts must differ by this many times their scatter."""
+
+
+class ThroughputInterval(Frozen, frozen=True, kw_only=True):
+    """Where the throughput lies at 95 %; the half width is that of the step time, which the stopping rule looks at."""
+
+    low: float
+    high: float
+    half_width: float
+
+
+class Latency(Frozen, frozen=True, kw_only=True):
+    """Seconds per step. A percentile is None where too few samples would make it up."""
+
+    p50: float
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    mean: float
+    std: float | None
+    n: int
+    clock: Literal["host", "device"]
+    low: float | None
+    """The 95 % interval of p50."""
+    high: float | None
 
 
 def timed_blocks(record: RunRecord, kind: TimeKind, *, rescaled: bool = True) -> list[Block]:
@@ -213,6 +239,34 @@ def per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None:
     timed = [block for block in blocks if block.wall_s > 0]
     wall_s = sum(block.wall_s for block in timed)
     return items * _steps(timed) / wall_s if items and wall_s else None
+
+
+def throughput_interval(blocks: Sequence[Block], items: int | None) -> ThroughputInterval | None:
+    step_s = median_interval([block.samples for block in blocks])
+    if step_s is None or step_s.low <= 0 or not items:
+        return None
+    return ThroughputInterval(low=items / step_s.high, high=items / step_s.low, half_width=step_s.half_width)
+
+
+def latency_of(record: RunRecord) -> Latency | None:
+    """From latency blocks; where there are none, throughput blocks serve both."""
+    blocks = latency_blocks(record)
+    samples = list(chain.from_iterable(block.samples for block in blocks))
+    if not samples:
+        return None
+    interval = median_interval([block.samples for block in blocks])
+    return Latency(
+        p50=median(samples),
+        p90=percentile(samples, 0.90),
+        p95=percentile(samples, 0.95),
+        p99=percentile(samples, 0.99),
+        mean=float(np.mean(samples)),
+        std=float(np.std(samples, ddof=1)) if len(samples) > 1 else None,
+        n=len(samples),
+        clock=blocks[0].clock,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+    )
 
 
 def energy_figures(blocks: Sequence[Block], items: int | None) -> dict[str, Any]:

@@ -15,18 +15,11 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
+from redline.analyze.blocks import Latency, ThroughputInterval
 from redline.analyze.race import half_width, log_ratio
 from redline.analyze.roofline import at_step
 from redline.analyze.statistics import student_t
-from redline.analyze.summary import (
-    CeilingsOf,
-    Latency,
-    RunSummary,
-    ThroughputInterval,
-    VersusFirst,
-    first_of_each_group,
-    summarize,
-)
+from redline.analyze.summary import CeilingsOf, RunSummary, VersusFirst, first_of_each_group, summarize
 from redline.analyze.trust import Verdict, farthest
 from redline.identity import Subject, is_capture, subjects_of
 from redline.note import note

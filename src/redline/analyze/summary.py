@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from itertools import chain
 from statistics import median
-from typing import Literal
 
 import msgspec
-import numpy as np
 
 from redline.analyze.advice import command_line, options_of, worth_trying
 from redline.analyze.blocks import (
+    Latency,
+    ThroughputInterval,
     blocks_as,
     energy_figures,
     largest_memory,
-    latency_blocks,
+    latency_of,
     median_step_s,
     per_wall_second,
     phase_medians,
     ratio_in_turns,
     round_medians_s,
+    throughput_interval,
     timed_blocks,
     utilisation_of,
 )
@@ -31,7 +31,6 @@ from redline.analyze.load import LoadSummary, load_of
 from redline.analyze.race import TIME_BAND, RaceVerdict, verdict_of
 from redline.analyze.ranks import late_rank, rank_peaks
 from redline.analyze.roofline import Roofline, roofline_of
-from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.train import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
 from redline.conditions import Conditions, conditions_of
@@ -40,7 +39,6 @@ from redline.fields import Frozen
 from redline.identity import batch_of
 from redline.record import (
     BatchOrigin,
-    Block,
     Capabilities,
     ColdStart,
     Failure,
@@ -54,30 +52,6 @@ from redline.work import CacheKind, Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
 """What is known of the limits of the device a record was measured on."""
-
-
-class ThroughputInterval(Frozen, frozen=True, kw_only=True):
-    """Where the throughput lies at 95 %; the half width is that of the step time, which the stopping rule looks at."""
-
-    low: float
-    high: float
-    half_width: float
-
-
-class Latency(Frozen, frozen=True, kw_only=True):
-    """Seconds per step. A percentile is None where too few samples would make it up."""
-
-    p50: float
-    p90: float | None
-    p95: float | None
-    p99: float | None
-    mean: float
-    std: float | None
-    n: int
-    clock: Literal["host", "device"]
-    low: float | None
-    """The 95 % interval of p50."""
-    high: float | None
 
 
 class VersusFirst(Frozen, frozen=True, kw_only=True):
@@ -166,9 +140,9 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     cache: CacheKind | None = None
     """Generation: how keys and values are kept."""
     bandwidth_share: float | None = None
+    """What a decode step has to read, weights and filled cache, over its time and the copy bandwidth of the device."""
     reads_from_cache: bool = False
     """For a generation whose tokens come faster than memory could be read: it has no share of the bandwidth."""
-    """What a decode step has to read, weights and filled cache, over its time and the copy bandwidth of the device."""
     energy_per_token_j: float | None = None
     training: TrainingSummary | None = None
     """For a training on data."""
@@ -323,7 +297,7 @@ def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> 
     blocks = timed_blocks(record, "throughput")
     items = row.items_per_step
     step_s = median_step_s(blocks)
-    interval, by_wall = _throughput_interval(blocks, items), per_wall_second(blocks, items)
+    interval, by_wall = throughput_interval(blocks, items), per_wall_second(blocks, items)
     per_s = items / step_s if items and step_s else None
     return msgspec.structs.replace(
         row,
@@ -331,19 +305,12 @@ def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> 
         throughput_interval=interval,
         throughput_wall_per_s=by_wall,
         sustained_per_s=by_wall if _stalled(per_s, interval, by_wall) else None,
-        latency_s=_latency(record),
+        latency_s=latency_of(record),
         phases_s=phase_medians(record),
         **energy_figures(blocks_as(record.blocks, "throughput"), items),
         utilisation=utilisation_of(record),
         vs_first=_versus(record, first),
     )
-
-
-def _throughput_interval(blocks: Sequence[Block], items: int | None) -> ThroughputInterval | None:
-    step_s = median_interval([block.samples for block in blocks])
-    if step_s is None or step_s.low <= 0 or not items:
-        return None
-    return ThroughputInterval(low=items / step_s.high, high=items / step_s.low, half_width=step_s.half_width)
 
 
 def _stalled(per_s: float | None, interval: ThroughputInterval | None, by_wall: float | None) -> bool:
@@ -363,7 +330,7 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     paired = ratio_in_turns(first, record)
     # With few rounds one stall would decide their mean; the median step of all of them is what the table shows, too.
     first_step, own_step = (_median_step_s(each, common) for each in (first, record))
-    first_latency, own_latency = _latency(first), _latency(record)
+    first_latency, own_latency = latency_of(first), latency_of(record)
     return VersusFirst(
         recipe=str(first.spec.recipe),
         ratio=paired.ratio if paired else first_step / own_step,
@@ -390,27 +357,6 @@ def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
 
 def _change(own: float, first: float) -> float | None:
     return own / first - 1 if first else None
-
-
-def _latency(record: RunRecord) -> Latency | None:
-    """From latency blocks; where there are none, throughput blocks serve both."""
-    blocks = latency_blocks(record)
-    samples = list(chain.from_iterable(block.samples for block in blocks))
-    if not samples:
-        return None
-    interval = median_interval([block.samples for block in blocks])
-    return Latency(
-        p50=median(samples),
-        p90=percentile(samples, 0.90),
-        p95=percentile(samples, 0.95),
-        p99=percentile(samples, 0.99),
-        mean=float(np.mean(samples)),
-        std=float(np.std(samples, ddof=1)) if len(samples) > 1 else None,
-        n=len(samples),
-        clock=blocks[0].clock,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
-    )
 
 
 def with_price(rows: Sequence[RunSummary], per_hour: float) -> list[RunSummary]:

@@ -12,8 +12,7 @@ from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import RunRecord, device_of
-from redline.spec import Stem
-from redline.training import Epoch, Fed, FedPart, steady_epochs, wait_share
+from redline.training import Epoch, Fed, FedPart, Stem, steady_epochs, wait_share
 from redline.units import format_share
 from redline.work import Ceilings
 

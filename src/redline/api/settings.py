@@ -14,8 +14,9 @@ import msgspec
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
 from redline.launch.inline import InlineDoor
-from redline.spec import DataSpec, MeasureSpec, RunSpec, TrainSpec, WorkloadSpec
+from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.spec_table import load_specs, specs_from_table
+from redline.training import DataSpec, TrainSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -21,7 +21,8 @@ from redline.report.notebook import Bars, Shown
 from redline.report.train import accuracy_remarks, loader_report, train_report
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
-from redline.spec import DataSpec, RunSpec, TrainSpec
+from redline.spec import RunSpec
+from redline.training import DataSpec, TrainSpec
 from redline.units import parse_price
 
 DEFAULT_DATA = "synthetic-learnable"

@@ -33,9 +33,8 @@ from redline.bench.recipe.numerics import (
     LossReference,
     OutputReference,
     judged,
-    path_difference,
 )
-from redline.bench.recipe.outputs import Difference
+from redline.bench.recipe.outputs import Difference, path_difference
 from redline.bench.recipe.rounding import (
     FP32_PERTURBATION,
     rounded_inputs,

@@ -7,16 +7,15 @@ on two draws of the inputs, which shows whether the program depends on the data.
 
 from __future__ import annotations
 
-import re
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from redline.bench.count.count import plainly
 from redline.bench.count.counter import is_composite, watching
-from redline.bench.count.kinds import known, tensors_in
+from redline.bench.count.kinds import described, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.plain import BACKENDS, kinds_of_blocks, repeated_blocks
@@ -39,6 +38,8 @@ from redline.environment import Memory
 from redline.spec import OptimizerName
 from redline.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
 
+K = TypeVar("K")
+
 OPERATORS_TOLD = 12
 TIMED_STEPS = 8
 TIMED_SECONDS = 0.5
@@ -47,16 +48,6 @@ WATCHING_FACTOR = 20.0
 LONGEST_HOLD_S = 0.5
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-LAYERS: tuple[tuple[LayerKind, re.Pattern[str], OperatorKind], ...] = (
-    ("linear", re.compile(r"linear$"), "matmul"),
-    ("attention", re.compile(r"scaled_dot_product_attention$"), "attention"),
-    ("convolution", re.compile(r"_?conv(olution|_transpose)?\dd$|_?convolution$"), "convolution"),
-    ("batch-norm", re.compile(r"batch_norm$"), "norm"),
-    ("norm", re.compile(r"(layer|group|instance|rms)_norm$"), "norm"),
-    ("recurrent", re.compile(r"(lstm|gru|rnn_tanh|rnn_relu)(_cell)?$"), "matmul"),
-    ("embedding", re.compile(r"embedding(_bag)?$"), "copy"),
-)
-"""Operators by which layers of a kind are known; each is timed as a whole."""
 READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
 """These read values without calling an operator, where the tensor lies in the host's memory."""
 PLAIN_OUTPUTS = (Tensor, bool, int, float, complex, str, type(None))
@@ -171,33 +162,19 @@ def _second_forward(setup: Setup, first: Watch, seed: int, clock: Clock) -> Watc
 
 
 def _layers(forward: Watch) -> dict[LayerKind, LayerShare]:
-    found = Counter(call.layer for call in forward.calls if call.layer is not None)
-    return {
-        layer: LayerShare(calls=calls, share=forward.share(lambda call, layer=layer: call.layer == layer))  # type: ignore[misc]
-        for layer, calls in found.items()
-    }
+    calls, shares = Counter(call.layer for call in forward.calls), forward.shares_by(lambda call: call.layer)
+    return {layer: LayerShare(calls=calls[layer], share=share) for layer, share in shares.items() if layer is not None}
 
 
 def _operators(watch: Watch) -> tuple[OperatorShare, ...]:
-    calls: Counter[tuple[str, OperatorKind]] = Counter()
-    seconds: dict[tuple[str, OperatorKind], float] = {}
-    for call, taken in zip(watch.calls, watch.times, strict=True):
-        key = call.name, call.kind
-        calls[key] += 1
-        seconds[key] = seconds.get(key, 0.0) + taken
-    whole = max(sum(watch.times), 1e-12)
-    longest = sorted(seconds, key=lambda key: -seconds[key])[:OPERATORS_TOLD]
-    return tuple(
-        OperatorShare(name=key[0], kind=key[1], calls=calls[key], share=seconds[key] / whole) for key in longest
-    )
+    calls = Counter((call.name, call.kind) for call in watch.calls)
+    shares = watch.shares_by(lambda call: (call.name, call.kind))
+    longest = sorted(shares, key=lambda key: -shares[key])[:OPERATORS_TOLD]
+    return tuple(OperatorShare(name=key[0], kind=key[1], calls=calls[key], share=shares[key]) for key in longest)
 
 
 def _kinds(watch: Watch) -> dict[OperatorKind, float]:
-    shares: dict[OperatorKind, float] = {}
-    whole = max(sum(watch.times), 1e-12)
-    for call, taken in zip(watch.calls, watch.times, strict=True):
-        shares[call.kind] = shares.get(call.kind, 0.0) + taken / whole
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+    return dict(sorted(watch.shares_by(lambda call: call.kind).items(), key=lambda item: -item[1]))
 
 
 def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
@@ -205,7 +182,7 @@ def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
     if not names:
         return None
     inside = tuple(f"{name}." for name in names)
-    share = forward.share(lambda call: f"{call.path}.".startswith(inside))
+    share = forward.shares_by(lambda call: f"{call.path}.".startswith(inside)).get(True, 0.0)
     class_name = type(model.get_submodule(names[0])).__name__
     return RepeatedBlock(class_name=class_name, count=len(names), share=share, kinds=kinds_of_blocks(model, names))
 
@@ -333,9 +310,9 @@ class Watch(TorchDispatchMode):
             self.read(name)
             self.varies_shapes = True
         elif name in ("_to_copy", "copy_") and self._device.is_accelerator:
-            places = [tensor.device.type for tensor in tensors_in(args)]
-            target = "cpu" if name == "_to_copy" else places[0]
-            if target == "cpu" and places[-1] != "cpu":
+            kinds = [tensor.device.type for tensor in tensors_in(args)]
+            target = "cpu" if name == "_to_copy" else kinds[0]
+            if target == "cpu" and kinds[-1] != "cpu":
                 self.read("copy to the host")
 
     def _try_backends(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -366,12 +343,13 @@ class Watch(TorchDispatchMode):
         if [(call.name, call.shapes) for call in self.calls] == [(call.name, call.shapes) for call in other.calls]:
             self.times = [min(both) for both in zip(self.times, other.times, strict=True)]
 
-    def share(self, is_meant: Callable[[Call], bool]) -> float:
-        """Of the time that all operators took."""
-        whole = sum(self.times)
-        return sum(taken for call, taken in zip(self.calls, self.times, strict=True) if is_meant(call)) / max(
-            whole, 1e-12
-        )
+    def shares_by(self, key: Callable[[Call], K]) -> dict[K, float]:
+        """Of the time that all operators took, how much those of each key took."""
+        shares: dict[K, float] = {}
+        whole = max(sum(self.times), 1e-12)
+        for call, taken in zip(self.calls, self.times, strict=True):
+            shares[key(call)] = shares.get(key(call), 0.0) + taken / whole
+        return shares
 
 
 class ValueReads(TorchFunctionMode):
@@ -389,17 +367,6 @@ class ValueReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@lru_cache(maxsize=10_000)
-def described(func: Any) -> tuple[str, LayerKind | None, OperatorKind | None]:
-    """An operator's name, the kind of layer it makes up by itself, and what it does; None: it does no work."""
-    about = known(func)
-    if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
-        for layer, pattern, kind in LAYERS:
-            if pattern.fullmatch(about.name):
-                return about.name, layer, kind
-    return about.name, None, about.kind
-
-
 def _is_masked(args: tuple[Any, ...]) -> bool:
     return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(args[1:]))
 
@@ -407,7 +374,7 @@ def _is_masked(args: tuple[Any, ...]) -> bool:
 def _cast(value: Any, dtype: torch.dtype, trains: bool = False) -> Any:
     """Of an attention's arguments, query, key and value come first: those take part in autograd when training."""
     if isinstance(value, tuple):
-        return tuple(_cast(part, dtype, trains and place < 3) for place, part in enumerate(value))
+        return tuple(_cast(part, dtype, trains and index < 3) for index, part in enumerate(value))
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     with torch.inference_mode(False):

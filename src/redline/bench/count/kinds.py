@@ -1,4 +1,4 @@
-"""What an operator does, told by its name and tags, and how many FLOPs the cheap ones take."""
+"""What an operator does, told by its name and tags: kind of work, kind of layer, FLOPs of the cheap ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redline.bench.count.formulas import FORMULAS, Formula
 from redline.bench.workload.structure import is_plain, stored
-from redline.work import OperatorKind
+from redline.work import LayerKind, OperatorKind
 
 Reads = Literal["all", "gathered", "not self", "nothing"]
 """Which of its inputs an operator must read: all; as much of the first as it gives out; all but the first; none."""
@@ -125,6 +125,29 @@ def _cheap(name: str, pointwise: bool) -> Known:
     if pointwise or (_ELEMENTWISE.search(base) and not _BACKWARD_OF_MORE.search(base)):
         return Known(name, "elementwise", per_element=1)
     return Known(name, "other", counted=False)
+
+
+LAYERS: tuple[tuple[LayerKind, re.Pattern[str], OperatorKind], ...] = (
+    ("linear", re.compile(r"linear$"), "matmul"),
+    ("attention", re.compile(r"scaled_dot_product_attention$"), "attention"),
+    ("convolution", re.compile(r"_?conv(olution|_transpose)?\dd$|_?convolution$"), "convolution"),
+    ("batch-norm", re.compile(r"batch_norm$"), "norm"),
+    ("norm", re.compile(r"(layer|group|instance|rms)_norm$"), "norm"),
+    ("recurrent", re.compile(r"(lstm|gru|rnn_tanh|rnn_relu)(_cell)?$"), "matmul"),
+    ("embedding", re.compile(r"embedding(_bag)?$"), "copy"),
+)
+"""Operators by which layers of a kind are known; each is timed as a whole."""
+
+
+@lru_cache(maxsize=10_000)
+def described(func: Any) -> tuple[str, LayerKind | None, OperatorKind | None]:
+    """An operator's name, the kind of layer it makes up by itself, and what it does; None: it does no work."""
+    about = known(func)
+    if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
+        for layer, pattern, kind in LAYERS:
+            if pattern.fullmatch(about.name):
+                return about.name, layer, kind
+    return about.name, None, about.kind
 
 
 Region = tuple[int, int, tuple[int, ...], tuple[int, ...]]

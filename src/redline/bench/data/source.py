@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 from redline.errors import SpecError, UnknownName
 from redline.note import Note
 from redline.registry import Registry
-from redline.spec import DataSpec, WorkloadSpec
+from redline.spec import WorkloadSpec
+from redline.training import DataSpec
 
 FINGERPRINTED = 64
 """Samples whose bytes go into the fingerprint: reading all would take as long as an epoch."""

@@ -9,7 +9,7 @@ arithmetic on weights and inputs rounded to the recipe's number format. Sound re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,18 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.recipe.outputs import SMALLEST_SIGNAL, Answer, Difference, answer_of, difference, ratio
+from redline.bench.recipe.outputs import (
+    Answer,
+    Difference,
+    answer_of,
+    difference,
+    finite_or_none,
+    path_difference,
+    stands_still,
+)
 from redline.bench.recipe.rounding import (
     own_format,
+    own_unit,
     rounded_inputs,
     rounded_weights,
     unchanged_afterwards,
@@ -96,7 +105,7 @@ class OutputReference:
         if second is not None and answers is not None:
             inputs, outputs = [*inputs, second.inputs], [*outputs, answers]
         how = second.how if second is not None and answers is not None else None
-        floor = max(_floor(step, inputs, outputs, number_format), _own_unit(workload.model))
+        floor = max(_floor(step, inputs, outputs, number_format), own_unit(workload.model))
         repeated = difference([_answers(step, each) for each in inputs], outputs).rel_l2
         # Where the same question twice moves them as much, that is the cause, and rounding only asks once more.
         mover = ASKING_TWICE if repeated > floor / 2 else "rounding"
@@ -126,15 +135,9 @@ class OutputReference:
             return NOTHING_TO_COMPARE
         own = difference(self.outputs, self.outputs)
         return Numerics(
+            **own.told(),
             method="reference",
             number_format=self.own_format,
-            rel_l2=_told(own.rel_l2),
-            cosine=_told(own.cosine),
-            top1_agreement=own.top1_agreement,
-            finite=own.finite,
-            degenerate=own.degenerate,
-            equal_share=own.equal_share,
-            by_equality=own.by_equality,
             passed=own.finite,
             reason=_as_reference(self.own_format) if own.finite else _not_finite(self.own_format, "output"),
             second_inputs=self.second,
@@ -158,12 +161,6 @@ def _floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], num
         if not found.by_equality:
             break
     return max(floors)
-
-
-def _own_unit(model: torch.nn.Module) -> float:
-    """For a model in half precision: rounding its weights again moves nothing, but every sum in another order does."""
-    halves = {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}
-    return max((torch.finfo(dtype).eps for dtype in halves), default=0.0)
 
 
 def _answers(step: InferenceStep, inputs: Inputs, seed: int = ANSWER_SEED) -> Answer:
@@ -246,7 +243,7 @@ class LossReference:
         fresh = device.random_state()
         with unchanged_afterwards(workload.model):
             losses = _values(path(strict()))
-        if any_of(_stands_still(losses)):  # a model that learns slowly at first: a longer way may show it moving
+        if any_of(stands_still(losses)):  # a model that learns slowly at first: a longer way may show it moving
             count = LONGER_PATH * steps
             torch.manual_seed(seed)
             with unchanged_afterwards(workload.model):
@@ -269,7 +266,7 @@ class LossReference:
             cosine=None,
             top1_agreement=None,
             finite=finite,
-            degenerate=_stands_still(self.losses),
+            degenerate=stands_still(self.losses),
         )
         verdict = judged(found, floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path")
         if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > floor:
@@ -292,7 +289,7 @@ class LossReference:
             number_format=self.own_format,
             rel_l2=0.0 if finite else None,
             finite=finite,
-            degenerate=_stands_still(self.losses),
+            degenerate=stands_still(self.losses),
             passed=finite,
             reason=reason,
         )
@@ -302,8 +299,8 @@ class LossReference:
         return msgspec.structs.replace(
             numerics,
             steps=len(losses),
-            losses=tuple(map(_told, losses)),
-            reference_losses=tuple(map(_told, self.losses)),
+            losses=tuple(map(finite_or_none, losses)),
+            reference_losses=tuple(map(finite_or_none, self.losses)),
         )
 
 
@@ -322,16 +319,10 @@ def judged(
     tolerance = LARGEST_TOLERANCE if unresolved else min(max(TOLERANCE_OVER_FLOOR * floor, smallest), LARGEST_TOLERANCE)
     passed = found.finite and not found.degenerate and not unresolved and found.rel_l2 <= tolerance
     return Numerics(
+        **{**found.told(), "degenerate": found.degenerate or unresolved},
         method=method,
         number_format=number_format,
-        rel_l2=_told(found.rel_l2),
-        cosine=_told(found.cosine),
-        top1_agreement=found.top1_agreement,
-        finite=found.finite,
-        degenerate=found.degenerate or unresolved,
-        equal_share=found.equal_share,
-        by_equality=found.by_equality,
-        floor=_told(floor),
+        floor=finite_or_none(floor),
         tolerance=tolerance,
         passed=passed,
         reason=_reason(found, floor, tolerance, number_format, method, mover if unresolved else None),
@@ -376,25 +367,9 @@ def _not_finite(own: str, what: str) -> Note:
     return note("not-finite", f"the {own} {what} is not finite")
 
 
-def path_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """How far two loss paths lie apart, over how far the reference came."""
-    if not all(map(math.isfinite, losses)):
-        return math.inf
-    apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, reference, strict=True)))
-    return ratio(apart, _travelled(reference))
-
-
 def _values(path: torch.Tensor) -> list[float]:
     values: list[float] = path.float().tolist()
     return values
-
-
-def _stands_still(losses: Sequence[float]) -> bool:
-    return all(map(math.isfinite, losses)) and _travelled(losses) < SMALLEST_SIGNAL * abs(losses[0])
-
-
-def _travelled(losses: Sequence[float]) -> float:
-    return math.sqrt(sum((loss - losses[0]) ** 2 for loss in losses))
 
 
 def forward(workload: Workload, device: Device) -> Answer:
@@ -419,8 +394,3 @@ def keep_if_written(workload: Workload, context: Callable[[], AbstractContextMan
         workload.model(*args, **kwargs)
     if [tensor._version for tensor in tensors] != before:
         workload.keep_originals()
-
-
-def _told(value: float | None) -> float | None:
-    """Records hold no NaN and no infinity: those are `finite=False` and None."""
-    return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""How far one set of outputs is from another, whatever they are made of.
+"""How far one set of outputs is from another, whatever they are made of; and one loss path from another.
 
 Numbers with fractions are compared over the part that depends on the input. Integers, booleans and texts are compared
 exactly: the share that is unequal, over the share that another input changes. Where an output holds both, the integers
@@ -67,6 +67,10 @@ class Difference:
     """Share of integers, booleans and texts; None where there are none."""
     by_equality: bool = False
     """There is nothing else to go by."""
+
+    def told(self) -> dict[str, Any]:
+        """As a record holds it: without NaN and infinity."""
+        return {**vars(self), "rel_l2": finite_or_none(self.rel_l2), "cosine": finite_or_none(self.cosine)}
 
 
 def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
@@ -183,7 +187,7 @@ class _Worst:
             self.has_signal = True
             self.errors.append(distance / signal)
             return True
-        self.errors.append(ratio(distance, size))
+        self.errors.append(_ratio(distance, size))
         return False
 
 
@@ -197,7 +201,7 @@ def _compare_numbers(worst: _Worst, found: Sequence[Tensor], expected: Sequence[
         middle = centre if centre is not None else want.mean()
         signal = _norm(want - middle)
         if worst.add(_norm(got - want), signal, _norm(want)):
-            worst.cosines.append(ratio(_dot(got - middle, want - middle), _norm(got - middle) * signal))
+            worst.cosines.append(_ratio(_dot(got - middle, want - middle), _norm(got - middle) * signal))
         if want.dim() >= 2:
             worst.agreements.append(_top1_agreement(got, want))
 
@@ -218,7 +222,7 @@ def _compare_exactly(worst: _Worst, found: Sequence[Tensor], expected: Sequence[
         share = _unequal(got, want)
         worst.add(share, changed, 1.0)
         shares.append(1 - share)
-    return shares, ratio(1 - sum(shares) / len(shares), changed or 1.0)
+    return shares, _ratio(1 - sum(shares) / len(shares), changed or 1.0)
 
 
 def _compare_lists(
@@ -258,7 +262,7 @@ def _unequal(one: Tensor, other: Tensor) -> float:
     return 1 - float((one[shared] == other[shared]).double().sum()) / most
 
 
-def ratio(over: float, under: float) -> float:
+def _ratio(over: float, under: float) -> float:
     if math.isnan(over) or math.isnan(under):
         return math.nan
     if under == 0:
@@ -284,3 +288,24 @@ def _worst(choose: Callable[[list[float]], float], values: list[float]) -> float
     if any(map(math.isnan, values)):
         return math.nan
     return choose(values) if values else 1.0
+
+
+def path_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """How far two loss paths lie apart, over how far the reference came."""
+    if not all(map(math.isfinite, losses)):
+        return math.inf
+    apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, reference, strict=True)))
+    return _ratio(apart, _travelled(reference))
+
+
+def stands_still(losses: Sequence[float]) -> bool:
+    return all(map(math.isfinite, losses)) and _travelled(losses) < SMALLEST_SIGNAL * abs(losses[0])
+
+
+def _travelled(losses: Sequence[float]) -> float:
+    return math.sqrt(sum((loss - losses[0]) ** 2 for loss in losses))
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Records hold no NaN and no infinity: those are `finite=False` and None."""
+    return value if value is not None and math.isfinite(value) else None

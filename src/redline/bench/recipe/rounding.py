@@ -46,6 +46,12 @@ def own_format(model: torch.nn.Module) -> str:
     return "/".join(sorted(found)) or "fp32"
 
 
+def own_unit(model: torch.nn.Module) -> float:
+    """For a model in half precision: rounding its weights again moves nothing, but every sum in another order does."""
+    halves = {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}
+    return max((torch.finfo(dtype).eps for dtype in halves), default=0.0)
+
+
 def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
     """`tensor` rounded to `number_format` and back; what is not floating stays as it is."""
     if not tensor.is_floating_point() or (tensor.layout != torch.strided and number_format not in _DTYPES):

@@ -22,8 +22,7 @@ from redline.bench.train.steps import Stepper, Timeline, sums
 from redline.environment import Memory
 from redline.errors import BenchError
 from redline.record import Block
-from redline.spec import Schedule, TrainSpec
-from redline.training import DATA_PHASE, Epoch, TrainingProgress
+from redline.training import DATA_PHASE, Epoch, Schedule, TrainingProgress, TrainSpec
 
 TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000

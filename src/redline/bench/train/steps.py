@@ -18,8 +18,7 @@ from redline.bench.data.feed import Arrive, Arrived, Feed
 from redline.bench.device.base import Device
 from redline.bench.train.loss import BatchLoss
 from redline.bench.workload.step import Setup, TrainingStep
-from redline.spec import DataSpec
-from redline.training import DATA_PHASE
+from redline.training import DATA_PHASE, DataSpec
 
 STEPS_AHEAD = 4
 """The host waits for the device once it is this many steps ahead: unread batches take memory."""

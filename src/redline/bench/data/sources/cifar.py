@@ -15,7 +15,8 @@ from torchvision.datasets.utils import check_integrity
 from redline.bench.data.source import DATA, DataSource, ImageData, InMemory
 from redline.errors import BenchError, SpecError
 from redline.note import note
-from redline.spec import DataSpec, WorkloadSpec
+from redline.spec import WorkloadSpec
+from redline.training import DataSpec
 
 CLASSES, SIZE = 10, 32
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

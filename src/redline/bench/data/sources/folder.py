@@ -16,7 +16,8 @@ from torchvision.transforms.v2 import functional as F
 
 from redline.bench.data.source import DATA, DataSource, ImageData, Samples
 from redline.errors import SpecError
-from redline.spec import DataSpec, WorkloadSpec
+from redline.spec import WorkloadSpec
+from redline.training import DataSpec
 
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -18,7 +18,8 @@ from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.sources.user import check_object, load_function
 from redline.errors import BenchError, SpecError
 from redline.note import Note, note
-from redline.spec import DataSpec, WorkloadSpec
+from redline.spec import WorkloadSpec
+from redline.training import DataSpec
 
 COMPARED_BYTES = 2**28
 """Arrays up to this size are compared sample by sample."""
