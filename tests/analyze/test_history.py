@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from redline.analyze.history import Trend, sparkline, trend_of
+from redline.analyze.history import Trend, trend_of
+from redline.report.history import sparkline
 
 POINTS, AT, RUNS = 60, 33, 20
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trained import spec_of
 
-from redline.analyze.train import TrainingSummary, loader_finding, training_of
+from redline.analyze.train import TrainingSummary, loader_summary, training_of
 from redline.record import RunRecord
 from redline.report.train import accuracy_remarks, loader_sentence, where_time_goes
 from redline.training import Epoch, Fed
@@ -85,7 +85,7 @@ def test_waiting_that_loading_cannot_explain_is_not_for_data(loader_per_s: int, 
         Fed(part="loader", samples=loader_per_s, seconds=1.0),
         Fed(part="together", samples=1000, seconds=1.0, wait_s=wait_s),
     )
-    found = loader_finding(RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds))
+    found = loader_summary(RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds))
     assert found is not None
     assert found.verdict == verdict
     assert ("share the processor" in loader_sentence(found)) is (verdict == "not data-bound" and wait_s > 0.1)

@@ -14,10 +14,9 @@ from reported import race_records
 from rich.console import Console
 
 import redline
-from redline.analyze.history import sparkline
 from redline.environment import Environment
 from redline.record import Block, RunRecord, TraceRef
-from redline.report.history import history_report
+from redline.report.history import history_report, sparkline
 from redline.store import History
 
 DAY_S = 86400.0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.train import loader_finding, training_of
+from redline.analyze.train import loader_summary, training_of
 from redline.launch.door import Session
 from redline.protocol import OnProgress, Reply, Request, TrainEpoch
 from redline.record import Block, Failure, RunRecord
@@ -160,7 +160,7 @@ class TestWorkers:
         """A step takes 10 ms; with w workers a batch comes every load/w, and waiting up to a tenth is not data-bound."""
         bench = door(load_s=load_s, cores=16)
         record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
-        found = loader_finding(record)
+        found = loader_summary(record)
         assert found is not None
         assert found.best_workers == needed
         assert found.ends_it
@@ -172,14 +172,14 @@ class TestWorkers:
     def test_where_none_suffices_the_fastest_is_told(self) -> None:
         bench = door(load_s=0.5, cores=8)
         record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
-        found = loader_finding(record)
+        found = loader_summary(record)
         assert found is not None
         assert (found.best_workers, found.ends_it, found.verdict) == (8, False, "data-bound")
         assert found.data_wait_share > 0.9
 
     def test_prefetching_is_measured_both_ways(self) -> None:
         record = train_spec(spec_of(), door(load_s=0.01), NoJournal(), after=After(feeds=True, epochs=False))
-        found = loader_finding(record)
+        found = loader_summary(record)
         assert found is not None
         assert found.without_prefetch_per_s == pytest.approx(found.together_per_s / 2, rel=0.02)
 

@@ -385,19 +385,3 @@ def _inflation(left: Floats) -> float:
     correlation += (1 + 4 * correlation) / left.size  # from few values it comes out too small
     correlation = min(max(correlation, 0.0), 0.95)
     return (1 + correlation) / (1 - correlation)
-
-
-SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(seconds: Sequence[float], width: int = 24) -> str:
-    """The speed over time, higher is faster: medians of equally many records each."""
-    if not seconds:
-        return ""
-    count = min(width, len(seconds))
-    edges = [round(index * len(seconds) / count) for index in range(count + 1)]
-    speeds = [1 / median(seconds[a:b]) for a, b in itertools.pairwise(edges)]
-    low, high = min(speeds), max(speeds)
-    if high / low < 1 + SMALLEST_CHANGE:
-        return SPARKS[len(SPARKS) // 2] * count
-    return "".join(SPARKS[min(int((each - low) / (high - low) * len(SPARKS)), len(SPARKS) - 1)] for each in speeds)

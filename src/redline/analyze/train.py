@@ -55,7 +55,7 @@ class LoaderTrial(Frozen):
     data_wait_share: float | None
 
 
-class LoaderFinding(Frozen):
+class LoaderSummary(Frozen):
     """Who waits for whom. All rates in samples per second."""
 
     loader_per_s: float
@@ -126,7 +126,7 @@ class TrainingSummary(Frozen):
     energy_per_sample_j: float | None = None
     cost_per_million: float | None = None
     """Of a million samples, at the price per hour that was given."""
-    loader: LoaderFinding | None = None
+    loader: LoaderSummary | None = None
     notes: tuple[Note, ...] = ()
     failure: str | None = None
     state: str = ""
@@ -178,7 +178,7 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         utilisation=_mean([each.utilisation for each in steady]),
         energy_per_sample_j=_energy(steady),
         bound=bound(record, ceilings),
-        loader=loader_finding(record),
+        loader=loader_summary(record),
         notes=tuple(_notes(record)),
         failure=record.failure.message if record.failure else None,
         state=_state(record),
@@ -221,7 +221,7 @@ def is_data_bound(record: RunRecord) -> bool:
     return device_of(record) != "cpu" or loading_share(loader, together) > DATA_BOUND_SHARE
 
 
-def loader_finding(record: RunRecord) -> LoaderFinding | None:
+def loader_summary(record: RunRecord) -> LoaderSummary | None:
     """None where it was not asked for, or the worker broke on the way."""
     assert record.spec.train is not None
     own = record.spec.train.data.workers
@@ -235,7 +235,7 @@ def loader_finding(record: RunRecord) -> LoaderFinding | None:
     can_choose = not record.spec.train.data.on_device and ":" not in record.spec.train.data.name
     fastest = max(tried, key=lambda fed: fed.per_s).workers
     best = (enough[0] if enough else fastest) if can_choose else None
-    return LoaderFinding(
+    return LoaderSummary(
         loader_per_s=loader.per_s,
         model_per_s=model.per_s,
         together_per_s=together.per_s,
@@ -278,26 +278,8 @@ def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
 
 
 def _epoch(epoch: Epoch) -> EpochSummary:
-    return EpochSummary(
-        epoch=epoch.number,
-        seconds=epoch.seconds,
-        samples_per_s=epoch.samples_per_s,
-        train_loss=epoch.train_loss,
-        val_loss=epoch.val_loss,
-        val_accuracy=epoch.val_accuracy,
-        data_wait_share=epoch.data_wait_share,
-        peak_bytes=epoch.peak_bytes,
-        samples_per_s_with_validation=epoch.samples_per_s_whole,
-        train_s=epoch.train_s,
-        validation_s=epoch.validation_s,
-        steps=epoch.steps,
-        samples=epoch.samples,
-        learning_rate=epoch.learning_rate,
-        phases_s=epoch.phases_s,
-        utilisation=epoch.utilisation,
-        energy_j=epoch.energy_j,
-        is_cut=epoch.is_cut,
-    )
+    same = {name: getattr(epoch, name) for name in EpochSummary.__struct_fields__ if hasattr(epoch, name)}
+    return EpochSummary(epoch=epoch.number, samples_per_s_with_validation=epoch.samples_per_s_whole, **same)
 
 
 def _epoch_s(record: RunRecord, steady: Sequence[Epoch]) -> float | None:

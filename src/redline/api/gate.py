@@ -394,8 +394,5 @@ class _Gate:
             self._notes.append(note("one-after-the-other", text))
 
     def _check(self, name: CheckName, running: GateRun) -> Check:
-        thresholds = {
-            "memory_threshold": self.benchmark.memory_threshold,
-            "compile_threshold": self.benchmark.compile_threshold,
-        }
-        return check(name, running.baseline, running.candidate, **thresholds)
+        limits = self.benchmark.memory_threshold, self.benchmark.compile_threshold
+        return check(name, running.baseline, running.candidate, memory_threshold=limits[0], compile_threshold=limits[1])

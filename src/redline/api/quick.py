@@ -132,7 +132,7 @@ class QuickProfile(Shown):
         return contents_of(
             self.records,
             title=self.results.model,
-            finding=self.headline,
+            sentence=self.headline,
             profiles=[self.profile],
             ceilings_of=self._ceilings_of,
         )

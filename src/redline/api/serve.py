@@ -12,7 +12,7 @@ import ipaddress
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -268,7 +268,7 @@ class Site:
             return _response(plain("too many viewers", 503))
         if request.method == "HEAD":  # a response without a body must not wait for events
             return Response(None, 200, HEADERS, "text/event-stream")
-        return StreamingResponse(_stream(self._live), 200, HEADERS, "text/event-stream")
+        return StreamingResponse(self._live.events(), 200, HEADERS, "text/event-stream")
 
     async def nowhere(self, request: Request) -> Response:
         return self._refusal(request) or _response(plain("no such page", 404))
@@ -305,13 +305,6 @@ def make_app(workspace: Workspace, access: Access) -> Any:
     )
     app.router.redirect_slashes = False  # it would redirect to the host that the request names
     return app
-
-
-async def _stream(live: Live) -> AsyncIterator[bytes]:
-    """What happens, as server-sent events; now and then a sign of life."""
-    async with live.viewing() as queue:
-        while (message := await queue.get()) is not None:
-            yield message
 
 
 def serve(

@@ -69,6 +69,12 @@ class Live:
                 self._task.cancel()
                 self._task, self._last = None, None
 
+    async def events(self) -> AsyncIterator[bytes]:
+        """What happens, as server-sent events for one viewer; now and then a sign of life."""
+        async with self.viewing() as queue:
+            while (message := await queue.get()) is not None:
+                yield message
+
     @property
     def viewers(self) -> int:
         return len(self._viewers)

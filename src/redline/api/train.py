@@ -11,7 +11,7 @@ import msgspec
 from rich.console import RenderableType
 
 from redline.analyze.summary import CeilingsOf, cost_per_million
-from redline.analyze.train import LoaderFinding, TrainingSummary, loader_finding, training_of
+from redline.analyze.train import LoaderSummary, TrainingSummary, loader_summary, training_of
 from redline.api.settings import one_spec, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, UsageError
@@ -245,7 +245,7 @@ class LoaderSettings(DataSettings, ModelSettings, total=False):
 class LoaderResult(Shown):
     """What was found, and the record it was found in."""
 
-    def __init__(self, finding: LoaderFinding, record: RunRecord) -> None:
+    def __init__(self, finding: LoaderSummary, record: RunRecord) -> None:
         self.finding = finding
         self.record = record
 
@@ -286,6 +286,6 @@ def loader(
         (record,) = train_specs([spec], working, after=After(feeds=True, epochs=False), keep=False)
     if record.failure is not None:
         raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
-    finding = loader_finding(record)
+    finding = loader_summary(record)
     assert finding is not None
     return LoaderResult(finding, record)

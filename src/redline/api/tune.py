@@ -18,9 +18,9 @@ from redline.api.recipe import PlainRecipe, arguments_of, recipe
 from redline.api.settings import OtherSettings, listed, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, DoorError, RecordError, SpecError, UsageError
-from redline.fields import Frozen
+from redline.fields import MOST_THREADS, Frozen, require_range
 from redline.migrations import decode, encode
-from redline.note import Note, note
+from redline.note import note
 from redline.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
@@ -177,24 +177,14 @@ def tune(
     are compared with each other; it starts again elsewhere if that machine is lost.
     """
     require_cluster(ray, address)
-    if price is not None:
-        parse_price(price)  # before anything is measured
-    tunes_batch = batch == "auto"
-    if isinstance(batch, str) and not tunes_batch:
-        raise SpecError(f"batch must be a number or 'auto', got {batch!r}")
-    if settings.get("no_check"):
-        raise UsageError("no_check does not go with a search: it recommends nothing whose outputs were not checked")
-    table: dict[str, Any] = {
-        **settings,
-        **({} if threads is None else {"threads": threads}),
-        **({} if batch is None or tunes_batch else {"batch": batch}),
-    }
+    per_hour = parse_price(price) if price is not None else None
+    table = _table(settings, threads, batch)
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a search", model, inputs, recipes="baseline", loss=loss, **table)
         asked = TuneSpec(
             spec=spec,
             objective=cast(Objective, objective),
-            tunes_batch=tunes_batch,
+            tunes_batch=batch == "auto",
             slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
             tolerance=Tolerance.of(tolerance),
             allow_quantized=allow_quantized,
@@ -204,20 +194,23 @@ def tune(
             seeds=tuple(listed(recipes)),
             replicates=replicates,
         )
-        if jobs is not None and jobs < 1:
-            raise SpecError(f"jobs must be 1 or more, got {jobs}")
-        wanted = Search(
-            asked=asked,
-            budget_s=parse_seconds(budget) if isinstance(budget, str) else budget,
-            jobs=jobs,
-            name=name or default_name(asked),
-            resume=resume,
-        )
+        budget_s = parse_seconds(budget) if isinstance(budget, str) else budget
+        wanted = Search(asked=asked, budget_s=budget_s, jobs=jobs, name=name or default_name(asked), resume=resume)
         result = _search_on_cluster(wanted, working, address) if ray else _search_here(wanted, working, clock)
     result.inputs = inputs
-    if price is not None:
-        result.summary = with_price(result.summary, parse_price(price))
+    if per_hour is not None:
+        result.summary = with_price(result.summary, per_hour)
     return result
+
+
+def _table(settings: Mapping[str, Any], threads: int | None, batch: int | str | None) -> dict[str, Any]:
+    """The settings of the spec that a search begins with."""
+    if isinstance(batch, str) and batch != "auto":
+        raise SpecError(f"batch must be a number or 'auto', got {batch!r}")
+    if settings.get("no_check"):
+        raise UsageError("no_check does not go with a search: it recommends nothing whose outputs were not checked")
+    asked = {"threads": threads, "batch": None if batch == "auto" else batch}
+    return {**settings, **{name: value for name, value in asked.items() if value is not None}}
 
 
 class Search(Frozen):
@@ -229,19 +222,22 @@ class Search(Frozen):
     name: str
     resume: bool
 
+    def __post_init__(self) -> None:
+        require_range("jobs", self.jobs, 1, MOST_THREADS)
+        if not self.budget_s > 0:
+            raise SpecError(f"budget must be above 0, got {self.budget_s}")
+
 
 def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monotonic) -> TuneResult:
     """Search, or continue a search."""
     asked = wanted.asked
-    if not wanted.budget_s > 0:
-        raise SpecError(f"budget must be above 0, got {wanted.budget_s}")
     if asked.tunes_batch:
         require_batches([asked.spec])
     history, ledger = workspace.history, workspace.history.tunes()
     searches = KeptSearches(ledger)
     with ledger.held(wanted.name):
-        kept = _to_resume(searches, wanted.name) if wanted.resume else None
-        before = _readable(searches, wanted.name) if not wanted.resume else None
+        kept = searches.to_resume(wanted.name) if wanted.resume else None
+        before = searches.readable(wanted.name) if not wanted.resume else None
         (spec,) = workspace.checked([asked.spec])
         started_s = clock()  # the budget begins when torch is loaded
         if spec.workload.task == "step":
@@ -280,13 +276,7 @@ def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monot
                 before_s=before_s,
             )
             search(tuner)
-            result = _result(tuner, workspace)
-            snippet, why = _snippet(result, workspace)
-            if snippet is not None or why is not None:
-                notes = (*tuner.tune.notes, why) if why is not None else tuner.tune.notes
-                tuner.keep(snippet=snippet, notes=notes)
-                result = _result(tuner, workspace)
-    return result
+            return _with_snippet(tuner, workspace)
 
 
 class _Sent(Frozen):
@@ -310,7 +300,7 @@ def _search_on_cluster(wanted: Search, workspace: Workspace, address: str | None
     history, ledger = workspace.history, workspace.history.tunes()
     searches = KeptSearches(ledger)
     with ledger.held(wanted.name):
-        kept = _to_resume(searches, wanted.name) if wanted.resume else None
+        kept = searches.to_resume(wanted.name) if wanted.resume else None
         records = history.load_many(kept.record_ids) if kept is not None else {}
         sent = _Sent(
             search=wanted,
@@ -366,32 +356,19 @@ def kept_tune(
         return TuneResult(record, records, opened.ceilings_of(records.values()))
 
 
-def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, Note | None]:
-    """The winner's code, or why there is none."""
+def _with_snippet(tuner: Tuner, workspace: Workspace) -> TuneResult:
+    """What was found, with the winner's code kept, or a note why there is none."""
+    result = _result(tuner, workspace)
     if result.winner is None:
-        return None, None
-    spec = result.tune.tune.spec
+        return result
+    spec = tuner.asked.spec
     workload = msgspec.structs.replace(spec.workload, batch=result.winner.batch or spec.workload.batch)
     winner = msgspec.structs.replace(spec, recipe=Recipe.parse(result.winner.recipe), workload=workload)
     try:
-        return workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code, None
+        tuner.keep(snippet=workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code)
     except BenchError as error:
-        return None, note("no-snippet", f"no snippet: {error}")
-
-
-def _to_resume(searches: KeptSearches, name: str) -> TuneRecord:
-    kept = searches.load(name)
-    if kept is None:
-        raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
-    return kept
-
-
-def _readable(searches: KeptSearches, name: str) -> TuneRecord | None:
-    """The search of this name; None where there is none, or one that this version cannot read and only replaces."""
-    try:
-        return searches.load(name)
-    except RecordError:
-        return None
+        tuner.keep(snippet=None, notes=(*tuner.tune.notes, note("no-snippet", f"no snippet: {error}")))
+    return _result(tuner, workspace)
 
 
 def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:

@@ -43,12 +43,7 @@ from redline.bench.workload.workload import Workload
 from redline.environment import Memory
 from redline.errors import BenchError
 from redline.note import Note, note
-from redline.protocol import (
-    OnProgress,
-    Prepare,
-    PreparedReply,
-    Progress,
-)
+from redline.protocol import OnProgress, Prepare, PreparedReply, Progress
 from redline.record import Closed, ColdStart, Numerics, Prepared, Warmup, WorkloadInfo
 from redline.spec import RunSpec
 from redline.training import TrainingProgress

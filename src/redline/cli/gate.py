@@ -15,15 +15,12 @@ BASELINE_HELP = (
     "What to compare with: a git ref such as main (checked out beside this one and measured interleaved with it), a file of "
     "'export --format json --raw' or a history, 'history', tag:NAME, or recipe:RECIPE."
 )
-
-
+Device = Annotated[
+    str | None,
+    opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device, instead of the one in the file."),
+]
 GATED: Options = {
-    "device": Annotated[
-        str | None,
-        opt(
-            group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device, instead of the one in the file."
-        ),
-    ],
+    "device": Device,
     "threshold": Annotated[
         float | None,
         opt(group=HOW, help="The slowdown that must be caught, instead of the file's: 0.05 is 5 %. Default: 0.03."),
@@ -91,14 +88,7 @@ def gate(
         if path is not None and not path.absolute().parent.is_dir():
             raise SpecError(f"cannot write {path}: no such folder")
     with LiveRace() as observer, Workspace(observer=observer) as workspace:
-        result = run_gate(
-            file,
-            baseline,
-            budget_s=budget,
-            trust=trust,
-            workspace=workspace,
-            **given,
-        )
+        result = run_gate(file, baseline, budget_s=budget, trust=trust, workspace=workspace, **given)
         observer.stop()
     if summary is not None:
         # GitHub shows all that the steps of a job have written to this file, one after the other.
@@ -123,12 +113,7 @@ def bisect(
         list[str] | None, opt("--recipe", "-r", group=WHAT, help="Instead of commits: recipes, in order.")
     ] = None,
     benchmark: Annotated[str | None, opt("--benchmark", group=WHAT, help="Which benchmark of the file.")] = None,
-    device: Annotated[
-        str | None,
-        opt(
-            group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device, instead of the one in the file."
-        ),
-    ] = None,
+    device: Device = None,
     threshold: Annotated[float | None, opt(group=HOW, help="The slowdown to look for: 0.05 is 5 %.")] = None,
     budget: Annotated[float, opt(group=HOW, help="Seconds for all gates together.")] = 3600.0,
     trust: Trust = False,

@@ -124,11 +124,11 @@ def profile(
     _refuse_mixtures(what or [], trace, import_, diff, capture, report)
     if import_ and by_shape:
         raise UsageError("--by-shape is of operators, and a table of kernels has none: leave it out")
+    if diff is not None and (by_shape or open_ or files):
+        raise UsageError(
+            "--diff prints a comparison; --by-shape, --open, --html, --csv and --tables are of one profile"
+        )
     if diff is not None:
-        if by_shape or open_ or files:
-            raise UsageError(
-                "--diff prints a comparison; --by-shape, --open, --html, --csv and --tables are of one profile"
-            )
         return _compare(diff, rows, json)
     if report is not None:
         check_folder(report)

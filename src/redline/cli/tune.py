@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from redline.cli.options import (
     CLUSTER,
@@ -25,6 +25,9 @@ from redline.cli.options import (
     print_json,
     takes,
 )
+
+if TYPE_CHECKING:
+    from redline.search.tune.result import TuneSummary
 
 BATCH: Options = {
     "batch": Annotated[str | None, opt("--batch", "-b", group=WHAT, help="Items per step, or auto to search it too.")]
@@ -56,28 +59,31 @@ SEARCH: Options = {
     "name": Annotated[str | None, opt(group=HOW, help="Name of the search. Default: derived from what is asked.")],
 }
 """What is searched, and how."""
+Budget = Annotated[
+    str, opt(group=HOW, help="Time for the search once torch is loaded, such as 60s or 5m; it often ends earlier.")
+]
+Objective = Annotated[
+    str,
+    opt(
+        group=HOW,
+        metavar="[throughput|latency|energy|ttft|tpot]",
+        help="What to optimize; energy: joules per item; ttft (first token) and tpot (time per further token) with --task generate.",
+    ),
+]
+SnippetFile = Annotated[
+    Path | None, opt(group=OUTPUT, metavar="FILE", help="Write the winner as plain PyTorch code to this file.")
+]
 
 
 @takes(SEARCH | WORKLOAD | BATCH | ISOLATED | CLUSTER)
 def tune(
     *,
     model: Model,
-    budget: Annotated[
-        str, opt(group=HOW, help="Time for the search once torch is loaded, such as 60s or 5m; it often ends earlier.")
-    ] = "10m",
-    objective: Annotated[
-        str,
-        opt(
-            group=HOW,
-            metavar="[throughput|latency|energy|ttft|tpot]",
-            help="What to optimize; energy: joules per item; ttft (first token) and tpot (time per further token) with --task generate.",
-        ),
-    ] = "throughput",
+    budget: Budget = "10m",
+    objective: Objective = "throughput",
     replicates: Replicates = 3,
     given: Given,
-    snippet: Annotated[
-        Path | None, opt(group=OUTPUT, metavar="FILE", help="Write the winner as plain PyTorch code to this file.")
-    ] = None,
+    snippet: SnippetFile = None,
     price: Price = None,
     report: Report = None,
     json: Json = False,
@@ -109,14 +115,9 @@ def tune(
     if snippet is not None:
         check_file(snippet)
     with LiveTune() as observer, Workspace(observer=observer) as workspace:
+        asked = only_set(price=price) | _settings(given)
         result = tune_model(
-            model,
-            budget=budget,
-            objective=objective,
-            replicates=replicates,
-            **only_set(price=price),
-            **_settings(given),
-            workspace=workspace,
+            model, budget=budget, objective=objective, replicates=replicates, **asked, workspace=workspace
         )
         observer.stop()
         if snippet is not None and result.snippet is not None:
@@ -125,9 +126,13 @@ def tune(
         if report is not None:
             tunes = [result.summary]
             tell_report(report_records(list(result.records.values()), report, tunes=tunes, workspace=workspace))
-    if result.summary.state == "interrupted":
+    return _exit_code(result.summary)
+
+
+def _exit_code(found: TuneSummary) -> int:
+    if found.state == "interrupted":
         return Exit.INTERRUPTED
-    is_sound = result.summary.leader is not None and not any(metric.failure for metric in result.summary.metrics)
+    is_sound = found.leader is not None and not any(metric.failure for metric in found.metrics)
     return Exit.DONE if is_sound else Exit.FAILED_ROW
 
 

@@ -37,7 +37,7 @@ MOST_NOTES = 8
 class Contents:
     title: str
     headline: str
-    """The finding, in one sentence."""
+    """What to conclude, in one sentence."""
     records: Sequence[RunRecord]
     rows: Sequence[RunSummary]
     """One per record, in their order, as are the subjects."""
@@ -75,7 +75,7 @@ def contents_of(
     records: Sequence[RunRecord],
     *,
     title: str = "",
-    finding: str = "",
+    sentence: str = "",
     notes: Sequence[Note] = (),
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneSummary] = (),
@@ -86,8 +86,8 @@ def contents_of(
     """`profiles`: those that are already there; None reads the traces that the records name.
 
     `tunes`: the searches that records were made for, newest last. `ceilings_of`: what is known of the devices' limits;
-    without it nothing is said of headroom. `across`: set different devices and thread counts side by side. `finding`:
-    the sentence at the top, if the caller knows a better one than the records suggest.
+    without it nothing is said of headroom. `across`: set different devices and thread counts side by side. `sentence`:
+    the one at the top, if the caller knows a better one than the records suggest.
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     lines = with_search_ratios(lines_of(records, rows), tunes)
@@ -103,7 +103,7 @@ def contents_of(
         told += gone
     return Contents(
         title=title or _title(subjects),
-        headline=finding or headline(advice, lines),
+        headline=sentence or headline(advice, lines),
         records=records,
         rows=rows,
         subjects=subjects,

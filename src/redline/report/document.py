@@ -28,7 +28,7 @@ from redline.analyze.race import Pair
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepSummary, UnderTargets
-from redline.analyze.train import LoaderFinding, TrainingSummary
+from redline.analyze.train import LoaderSummary, TrainingSummary
 from redline.errors import SpecError, UsageError
 from redline.fields import Frozen
 from redline.note import Note, notes_from_texts
@@ -192,7 +192,7 @@ FORMS: dict[str, _Form] = {
     "roofline": _Form(_Roofline, lambda found: RooflineReport(found.results, found.failures)),
     "compare": _Form(Comparisons, lambda found: compare_report(found, "A", "B")),
     "train": _Form(_Trainings, lambda found: train_report(found.trainings)),
-    "loader": _Form(LoaderFinding, loader_report),
+    "loader": _Form(LoaderSummary, loader_report),
     "ladder": _Form(_Ladder, lambda found: ladder_report(found.rungs)),
     "load": _Form(_Loads, lambda found: load_report(found.loads)),
     "gate": _Form(_Gate, lambda found: gate_report(found.benchmarks, found.baseline)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.history import Drift, sparkline
+from redline.analyze.history import SMALLEST_CHANGE, Drift
 from redline.analyze.summary import RunSummary
 from redline.conditions import Conditions, condition_words
 from redline.fields import Frozen
@@ -336,3 +338,19 @@ def _day(at: float) -> str:
 
 def _short(value: str | None) -> str:
     return "unknown" if value is None else value[:12]
+
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(seconds: Sequence[float], width: int = 24) -> str:
+    """The speed over time, higher is faster: medians of equally many records each."""
+    if not seconds:
+        return ""
+    count = min(width, len(seconds))
+    edges = [round(index * len(seconds) / count) for index in range(count + 1)]
+    speeds = [1 / median(seconds[a:b]) for a, b in itertools.pairwise(edges)]
+    low, high = min(speeds), max(speeds)
+    if high / low < 1 + SMALLEST_CHANGE:
+        return SPARKS[len(SPARKS) // 2] * count
+    return "".join(SPARKS[min(int((each - low) / (high - low) * len(SPARKS)), len(SPARKS) - 1)] for each in speeds)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.train import DATA_BOUND_SHARE, LoaderFinding, TrainingSummary
+from redline.analyze.train import DATA_BOUND_SHARE, LoaderSummary, TrainingSummary
 from redline.conditions import counted
 from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
@@ -149,11 +149,11 @@ def bottleneck(row: TrainingSummary) -> str:
     return f"{longest} {format_share(row.phase_shares[longest])}" if longest else "unknown"
 
 
-def loader_report(found: LoaderFinding) -> RenderableType:
+def loader_report(found: LoaderSummary) -> RenderableType:
     return Group(loader_table(found), *loader_remarks(found), Text(f"next: {found.next}", style="bold"))
 
 
-def loader_table(found: LoaderFinding) -> Fitted:
+def loader_table(found: LoaderSummary) -> Fitted:
     table = make_table(Text("loader and model", style="bold"))
     for header in ("part", "workers", "prefetch", "items/s", "data wait"):
         table.add_column(header, justify="left" if header == "part" else "right")
@@ -170,11 +170,11 @@ def loader_table(found: LoaderFinding) -> Fitted:
     return Fitted(table)
 
 
-def loader_remarks(found: LoaderFinding) -> Iterator[Text]:
+def loader_remarks(found: LoaderSummary) -> Iterator[Text]:
     yield Text(loader_sentence(found), style="yellow" if found.verdict == "data-bound" else "green")
 
 
-def loader_sentence(found: LoaderFinding) -> str:
+def loader_sentence(found: LoaderSummary) -> str:
     share = format_share(found.data_wait_share)
     told = f"{found.verdict}: {share} of the time is spent waiting for batches with {counted(found.workers, 'loader worker')}"
     if found.without_prefetch_per_s and found.together_per_s:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Unpack
@@ -41,9 +40,6 @@ from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
 
-
-CHUNK = 10_000
-"""Values per IN list: below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
 
 OnUnreadable = Callable[[str, RecordError], None]
 """Called with the id of a record that was left out, and why."""
@@ -205,7 +201,7 @@ class History:
         Those that are not there or cannot be read are left out.
         """
         found: dict[str, RunRecord] = {}
-        for chunk in _chunks(sorted(set(ids))):
+        for chunk in queries.chunks(sorted(set(ids))):
             records = self._records(queries.HEADS_OF, on_unreadable, {"ids": chunk}, blocks=blocks)
             found.update((record.id, record) for record in records)
         return found
@@ -224,7 +220,7 @@ class History:
             _log_unreadable(record_id, error)
 
         found: dict[str, list[RunRecord]] = {}
-        for chunk in _chunks({group for group in groups.values() if group is not None}):
+        for chunk in queries.chunks({group for group in groups.values() if group is not None}):
             for record in self._records(queries.HEADS_OF_GROUPS, tell, {"groups": chunk}):
                 found.setdefault(record.group or "", []).append(record)
         alone = self.load_many((each for each, group in groups.items() if group is None), on_unreadable=tell)
@@ -288,7 +284,7 @@ class History:
         """The points of some series, oldest first."""
         found: dict[str, list[Point]] = {}
         with self._database.reading() as connection:
-            for chunk in _chunks(keys):
+            for chunk in queries.chunks(keys):
                 for row in connection.execute(queries.POINTS_OF, {"keys": chunk}):
                     point = Point(*row)
                     found.setdefault(point.series_key, []).append(point)
@@ -326,7 +322,7 @@ class History:
         traces = [record.trace.path for record in self.load_many(ids, blocks=False).values() if record.trace]
         sweeps: set[str] = set()
         with self._database.writing(durable=True) as connection:
-            for chunk in _chunks(ids):
+            for chunk in queries.chunks(ids):
                 sweeps |= set(connection.execute(queries.SWEEPS_OF, {"ids": chunk}).scalars())
                 for statement in (*queries.DELETE_BY_RECORD, queries.DELETE_RECORDS):
                     connection.execute(statement, {"ids": chunk})
@@ -375,27 +371,23 @@ class History:
 def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:
     """Those of some records whose writer is known to be gone."""
     names = {queries.writer_name(record_id): record_id for record_id in record_ids}
-    found = [row for chunk in _chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
+    found = [row for chunk in queries.chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
     return {names[name] for name, writer in found if is_gone(writer)}
 
 
 def _groups(connection: Connection, ids: Iterable[str]) -> dict[str, str | None]:
     """The group of each of these records that there is."""
     return {
-        row.id: row.group_id for chunk in _chunks(ids) for row in connection.execute(queries.GROUPS_OF, {"ids": chunk})
+        row.id: row.group_id
+        for chunk in queries.chunks(ids)
+        for row in connection.execute(queries.GROUPS_OF, {"ids": chunk})
     }
 
 
 def _bodies(connection: Connection, record_ids: Sequence[str]) -> dict[str, list[bytes]]:
     """The blocks of several records, each in the order in which they were measured."""
     bodies: dict[str, list[bytes]] = {}
-    for chunk in _chunks(record_ids):
+    for chunk in queries.chunks(record_ids):
         for record_id, body in connection.execute(queries.BLOCKS_OF, {"ids": chunk}):
             bodies.setdefault(record_id, []).append(body)
     return bodies
-
-
-def _chunks(values: Iterable[str]) -> Iterator[list[str]]:
-    iterator = iter(values)
-    while chunk := list(islice(iterator, CHUNK)):
-        yield chunk

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypedDict
 
 from sqlalchemy import ColumnElement, Select, Text, bindparam, case, delete, func, insert, select, text, update
@@ -266,3 +267,13 @@ def ids_from(prefix: str, limit: int) -> Select[Any]:
     """Ids that begin with `prefix`, shortest first. As a range, because LIKE would not use the index."""
     end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     return select(records.c.id).where(records.c.id >= prefix, records.c.id < end).order_by(records.c.id).limit(limit)
+
+
+CHUNK = 10_000
+"""Values per IN list: below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
+
+
+def chunks(values: Iterable[str]) -> Iterator[list[str]]:
+    iterator = iter(values)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk

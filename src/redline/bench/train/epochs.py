@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -316,6 +317,14 @@ def seed_everything(seed: int, epoch: int) -> None:
     torch.manual_seed(mixed)
     random.seed(mixed)
     np.random.seed(mixed % 2**32)
+
+
+def be_deterministic() -> None:
+    """The same bits again. Operators that cannot say so in a warning, and run."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
 
 
 def _block(

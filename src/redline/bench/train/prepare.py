@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -317,9 +316,7 @@ def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, outp
     args, kwargs = pytree.tree_map_only(Tensor, of_first, (setup.args, setup.kwargs))
     try:
         alone = model(*args, **kwargs)
-    except (
-        Exception
-    ):  # a batch of one sample again and again, which no training has: what it makes of that says nothing
+    except Exception:  # on one sample again and again, which no training has: that says nothing
         return
     if _apart(output, alone, count, rows=1) > SAME_ANSWER:
         still = next((name or type(each).__name__ for name, each in model.named_modules() if each.training), None)
@@ -365,14 +362,6 @@ def set_optimizer(spec: RunSpec, setup: Setup, rate: float) -> None:
 def is_recorded(setup: Setup) -> bool:
     """Whether the whole step, optimizer included, is replayed from a graph."""
     return setup.step_class is not None and issubclass(setup.step_class, GraphedTraining)
-
-
-def be_deterministic() -> None:
-    """The same bits again. Operators that cannot say so in a warning, and run."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
 
 
 def info_of(spec: RunSpec, data: Data, supply: Supply, setup: Setup, steps: int, rate: float) -> DataInfo:

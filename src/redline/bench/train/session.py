@@ -24,10 +24,9 @@ from redline.bench.device.failure import one_line
 from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
-from redline.bench.train.epochs import Tell, Training
+from redline.bench.train.epochs import Tell, Training, be_deterministic
 from redline.bench.train.loss import BatchLoss
 from redline.bench.train.prepare import (
-    be_deterministic,
     check_answers,
     info_of,
     is_recorded,

@@ -217,17 +217,13 @@ def _parts_of(value: Any) -> list[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         closed = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
         used = [(name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__]
-        return [*closed, *used, *enumerated(value.__defaults__ or ())]
+        return [*closed, *used, *(("", default) for default in value.__defaults__ or ())]
     if isinstance(value, Mapping):
         return [(str(key), part) for key, part in value.items()]
     if isinstance(value, list | tuple):
-        return enumerated(value)
+        return [("", part) for part in value]
     is_plain = not isinstance(value, torch.Tensor | torch.optim.Optimizer | type) and not inspect.ismodule(value)
     return list(vars(value).items()) if is_plain and hasattr(value, "__dict__") else []
-
-
-def enumerated(values: list[Any] | tuple[Any, ...]) -> list[tuple[str, Any]]:
-    return [("", value) for value in values]
 
 
 def _is_filled(cell: Any) -> bool:

@@ -191,3 +191,12 @@ def _same_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
 def float_tensors(output: Any) -> list[tuple[str, Tensor]]:
     """Named floating tensors of any output; a lone tensor is called `output`. None and other objects are left out."""
     return [(path or "output", tensor) for path, tensor in named_tensors(output) if tensor.is_floating_point()]
+
+
+def hides_something(inputs: Any) -> bool:
+    """Whether an object among the inputs, such as a batch of graphs, may hold what is not seen from outside."""
+    known = Tensor | bool | int | float | complex | str | bytes | None
+    parts = children(inputs)
+    if parts is None:
+        return not isinstance(inputs, known)
+    return any(hides_something(part) for _, part in parts)

@@ -113,7 +113,7 @@ def race_at_batch(tuner: Tuner) -> None:
 
 
 def _note_a_short_race(tuner: Tuner, batch: int, replicates: int) -> None:
-    """Of one that was not held at all the finding tells, with what the search for the batch saw."""
+    """A race that was not held at all is told of elsewhere, with what the search for the batch saw."""
     tuner.is_short = True
     if replicates:
         had = f"its {tuner.asked.replicates} replicates (it had {replicates})"

@@ -11,7 +11,7 @@ from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.lessons import rejection
-from redline.search.tune.reserve import NEAR, RACE_MARGIN, at_once_s, choose_finalists, last_race_s
+from redline.search.tune.reserve import NEAR, RACE_MARGIN, affordable, at_once_s, choose_finalists, last_race_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import NEAR_ENOUGH, gains_of, log_over, rejected_in_finals, replicates_of, winner_of
@@ -162,7 +162,7 @@ def ablate(tuner: Tuner) -> None:
         return
     race = _race(tuner)
     while True:
-        racers = _affordable(tuner, [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)])
+        racers = affordable(tuner, [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)])
         if len(racers) < 2:
             return
         number = min(len(tuner.tune.ablations), ABLATION_REPLICATES - 1)
@@ -229,21 +229,15 @@ def final_measure(*, on_cpu: bool, checks: bool, hurried: bool = False) -> Measu
 
 
 def _race(tuner: Tuner) -> Race:
-    return Race(
-        tuner.door,
-        tuner.journal,
-        tuner.observer,
-        tuner.order,
-        only=tuner.only,
-        planned=tuner.asked.replicates,
-    )
+    planned = tuner.asked.replicates
+    return Race(tuner.door, tuner.journal, tuner.observer, tuner.order, only=tuner.only, planned=planned)
 
 
 def _run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
     """Run and keep one more replicate; False where the budget is too short. The one that gives an interval may exceed it a little."""
     gives_interval = len(tuner.tune.finals) == FEWEST_REPLICATES - 1 and len(racers) == 2
     grace_s = GRACE * tuner.budget_s if gives_interval else 0.0
-    if len(_affordable(tuner, racers, grace_s)) < len(racers):
+    if len(affordable(tuner, racers, grace_s)) < len(racers):
         return False
     records = _run_replicate(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
     tuner.keep(finals=(*tuner.tune.finals, tuple(record.id for record in records)))
@@ -396,14 +390,3 @@ def _gain_is_settled(tuner: Tuner, chosen: str, without: Switches) -> bool:
         for record in replicate
         if str(record.spec.recipe) == name
     )
-
-
-def _affordable(tuner: Tuner, racers: Sequence[Switches], grace_s: float = 0.0) -> list[Switches]:
-    """As many of them, from the first on, as the budget still holds."""
-    costs, left_s, found = Costs(tuner), tuner.left_s + grace_s, []
-    for switches in racers:
-        left_s -= costs.expected_s(switches) * tuner.replicate_scale
-        if left_s < 0:
-            break
-        found.append(switches)
-    return found

@@ -111,22 +111,22 @@ def certainty_of(winner: Winner) -> Certainty:
     return "one process" if math.log(winner.ratio) > ONE_PROCESS_DOUBT else "undecided"
 
 
-def winner_verdict(finding: TuneSummary, winner: Winner) -> RaceVerdict:
+def winner_verdict(summary: TuneSummary, winner: Winner) -> RaceVerdict:
     """By its own interval; where it has none, as the ranking has it."""
     if winner.low is not None and winner.high is not None:
         return verdict_of(winner.low, winner.high)
-    return next((ranked.verdict for ranked in finding.ranking if ranked.recipe == winner.recipe), "inconclusive")
+    return next((ranked.verdict for ranked in summary.ranking if ranked.recipe == winner.recipe), "inconclusive")
 
 
-def gain_path_of(finding: TuneSummary, rows: Sequence[RunSummary]) -> GainPath | None:
+def gain_path_of(summary: TuneSummary, rows: Sequence[RunSummary]) -> GainPath | None:
     """None where there is no winner but the baseline itself, or its time is not known.
 
     The gain of each switch was measured by leaving it out of the winner. Such gains do not multiply to the whole: switches
     that help each other count the help twice, and switches that do the same work hide it.
     """
-    winner = finding.leader
+    winner = summary.leader
     row = next((row for row in rows if winner is not None and row.record_id == winner.record_id), None)
-    winner_s = _step_s(row, finding.objective) if row is not None else None
+    winner_s = _step_s(row, summary.objective) if row is not None else None
     if (
         winner is None
         or row is None
@@ -137,25 +137,25 @@ def gain_path_of(finding: TuneSummary, rows: Sequence[RunSummary]) -> GainPath |
         return None
     limit_s = row.roofline.attainable_s if row.roofline is not None and row.roofline.error is None else None
     return GainPath(
-        title=f"{finding.model} · {finding.task} · batch {winner.batch} · {finding.objective}",
+        title=f"{summary.model} · {summary.task} · batch {winner.batch} · {summary.objective}",
         baseline=BASELINE,
         baseline_s=winner_s * winner.ratio,
         winner=winner.recipe,
         winner_s=winner_s,
         switches=tuple(
-            Gain(name=each.switch, gain=each.gain, low=each.low, high=each.high) for each in finding.switches
+            Gain(name=each.switch, gain=each.gain, low=each.low, high=each.high) for each in summary.switches
         ),
         low=winner.low,
         high=winner.high,
-        verdict=", ".join([*row.verdict.labels, *_doubts(finding, winner)]),
+        verdict=", ".join([*row.verdict.labels, *_doubts(summary, winner)]),
         roofline_s=limit_s if limit_s is not None and 0 < limit_s < winner_s else None,
         record_id=winner.record_id,
     )
 
 
-def _doubts(finding: TuneSummary, winner: Winner) -> list[str]:
+def _doubts(summary: TuneSummary, winner: Winner) -> list[str]:
     """What the ratio leaves open, beside what is to be said of the winner's own time."""
-    verdict = winner_verdict(finding, winner)
+    verdict = winner_verdict(summary, winner)
     only = ["seen in one process only"] if winner.low is None else []
     return [*([verdict] if verdict != "faster" else []), *only]
 
@@ -305,38 +305,38 @@ def _stay(subject: Subject, tune: TuneSummary, winner: Winner, rows: Mapping[str
     )
 
 
-def _headline(finding: TuneSummary, winner: Winner, where: str) -> str:
+def _headline(summary: TuneSummary, winner: Winner, where: str) -> str:
     if winner.recipe == BASELINE:
-        return f"Nothing that was tried beats the baseline of {finding.model}{where}"
+        return f"Nothing that was tried beats the baseline of {summary.model}{where}"
     if not math.isfinite(winner.ratio):
         return (
-            f"{winner.recipe} is the fastest that was found for {finding.model}{where}; the baseline itself has no time"
+            f"{winner.recipe} is the fastest that was found for {summary.model}{where}; the baseline itself has no time"
         )
-    device = finding.device_name or finding.device
-    by = "" if finding.objective == "throughput" else f" by {finding.objective}"
+    device = summary.device_name or summary.device
+    by = "" if summary.objective == "throughput" else f" by {summary.objective}"
     times = f"{winner.ratio:.2f}×{_between(winner.low, winner.high)}"
     faster = f"{times} as fast{by} as {BASELINE} on {device}{where}"
-    if finding.objective == "energy":
+    if summary.objective == "energy":
         faster = f"with {times} the items per joule of {BASELINE} on {device}{where}"
     if certainty_of(winner) == "one process":
-        did = "trained" if finding.task == "train" else "ran"
-        return f"{winner.recipe} {did} {finding.model} {faster} in one process: whether it does in others is not known"
-    does = "trains" if finding.task == "train" else "runs"
-    return f"{winner.recipe} {does} {finding.model} {faster}"
+        did = "trained" if summary.task == "train" else "ran"
+        return f"{winner.recipe} {did} {summary.model} {faster} in one process: whether it does in others is not known"
+    does = "trains" if summary.task == "train" else "runs"
+    return f"{winner.recipe} {does} {summary.model} {faster}"
 
 
-def _details(finding: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
-    lines = [_proof(finding, winner, rows)]
-    for switch in finding.switches:
+def _details(summary: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
+    lines = [_proof(summary, winner, rows)]
+    for switch in summary.switches:
         between = f" ({switch.low:.2f}–{switch.high:.2f})" if switch.low is not None and switch.high is not None else ""
         lines.append(
-            f"without {switch.switch} it takes {switch.gain:.2f}×{between} {'the energy' if finding.objective == 'energy' else 'as long'}"
+            f"without {switch.switch} it takes {switch.gain:.2f}×{between} {'the energy' if summary.objective == 'energy' else 'as long'}"
         )
     return lines
 
 
-def _proof(finding: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> str:
-    verdict = winner_verdict(finding, winner)
+def _proof(summary: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> str:
+    verdict = winner_verdict(summary, winner)
     doubt = f": {verdict}" if verdict != "faster" and winner.recipe != BASELINE else ""
     if not math.isfinite(winner.ratio) or winner.low is None or winner.high is None:
         row = rows.get(winner.record_id)

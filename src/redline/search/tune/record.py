@@ -309,6 +309,19 @@ class KeptSearches:
         body = self._ledger.load(name)
         return None if body is None else decode_tune(body)
 
+    def to_resume(self, name: str) -> TuneRecord:
+        kept = self.load(name)
+        if kept is None:
+            raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
+        return kept
+
+    def readable(self, name: str) -> TuneRecord | None:
+        """The search of this name; None where there is none, or one that this version cannot read and only replaces."""
+        try:
+            return self.load(name)
+        except RecordError:
+            return None
+
     def newest_first(
         self, on_unreadable: Callable[[str, RecordError], None] = lambda name, error: None
     ) -> Iterator[TuneRecord]:

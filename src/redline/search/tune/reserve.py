@@ -128,3 +128,14 @@ def ablation_s(tuner: Tuner, costs: Costs) -> float:
     switches = tuner.space.switches_of(leader.recipe)
     racers = [switches, *(without for _, without in tuner.space.less_one(switches))]
     return min(sum(map(costs.expected_s, racers)), ABLATION_SHARE * tuner.budget_s)
+
+
+def affordable(tuner: Tuner, racers: Sequence[Switches], grace_s: float = 0.0) -> list[Switches]:
+    """As many of them, from the first on, as the budget still holds."""
+    costs, left_s, found = Costs(tuner), tuner.left_s + grace_s, []
+    for switches in racers:
+        left_s -= costs.expected_s(switches) * tuner.replicate_scale
+        if left_s < 0:
+            break
+        found.append(switches)
+    return found

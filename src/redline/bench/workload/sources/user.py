@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.device.failure import is_out_of_memory, one_line
@@ -38,7 +37,7 @@ from redline.bench.workload.handed import (
 from redline.bench.workload.hf_decoder import own_decoder
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
-from redline.bench.workload.structure import children, describe
+from redline.bench.workload.structure import describe, hides_something
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note
@@ -154,7 +153,7 @@ def _scales(make: _Factory, inputs: Inputs, batch: int, seed: int) -> bool:
 
     A size that happens to be the batch proves nothing, so the factory is called again, without memory where it can be.
     """
-    if _hides_something(inputs):
+    if hides_something(inputs):
         return True
     for other in (batch + 1, 2 * batch):
         for mode in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True), nullcontext):
@@ -173,15 +172,6 @@ def _ignored(make: _Factory, batch: int) -> str:
         f"{make.whose} takes {make.parameter.name if make.parameter else 'batch'} but gives the same inputs for "
         f"{batch} and {batch + 1}: make the inputs with it, or leave it out"
     )
-
-
-def _hides_something(inputs: Any) -> bool:
-    """Whether an object among the inputs, such as a batch of graphs, may hold what is not seen from outside."""
-    known = Tensor | bool | int | float | complex | str | bytes | None
-    parts = children(inputs)
-    if parts is None:
-        return not isinstance(inputs, known)
-    return any(_hides_something(part) for _, part in parts)
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
