@@ -20,8 +20,9 @@ from troubles import Program, run
 from redline.analyze.profile import Profile, profile_of
 from redline.errors import TraceError
 from redline.report.export import json_document
-from redline.report.profile import profile_text
+from redline.report.profile import ProfileReport
 from redline.report.profile_files import kernel_csv, profile_page
+from redline.report.terminal import as_text
 from redline.trace.decode import read_traces
 
 US = 1000
@@ -149,7 +150,7 @@ def profile_all(path: Path, *, terminal: bool = True) -> Profile | None:
             raise
         return None
     texts = [json_document("profile", profile), kernel_csv(profile), profile_page(profile)]
-    for text in texts + ([profile_text(profile)] if terminal else []):
+    for text in texts + ([as_text(ProfileReport(profile))] if terminal else []):
         text.encode()
     return profile
 

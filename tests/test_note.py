@@ -236,6 +236,11 @@ class Reader:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLING:
             for value in (*node.args, *(each.value for each in node.keywords)):
                 yield from self._unpacked(node.func.value, value, prose)
+        elif isinstance(node, ast.Call) and _called(node) == "print":
+            for target in (each.value for each in node.keywords if each.arg == "file"):
+                yield from self._unpacked(target, ast.Tuple(node.args), prose)
+        elif isinstance(node, ast.Call) and _called(node) in ("redirect_stdout", "redirect_stderr"):
+            yield from (each.id for each in node.args if isinstance(each, ast.Name))  # whatever is printed meanwhile
 
     def _unpacked(self, target: ast.AST, value: ast.AST, prose: Names) -> Iterator[str]:
         """One by one where both sides are written out."""
@@ -376,6 +381,8 @@ class Reader:
                     yield either
                 if isinstance(operator, ast.In | ast.NotIn):
                     yield _is_rendered(right)
+                if isinstance(operator, ast.Eq | ast.NotEq):
+                    yield any(self._is_length_of_text(each, prose) for each in (left, right))
         if isinstance(node, ast.Call) and self._called(node) in SEARCHING:
             searched = [node.func.value, *node.args] if isinstance(node.func, ast.Attribute) else node.args
             yield any(self._is_prose(each, prose) or _is_rendered(each) for each in searched)
@@ -404,6 +411,16 @@ class Reader:
             yield any(PROSE.fullmatch(each) or each in (*WORDED, *TEXT) for each in node.kwd_attrs)
         if isinstance(node, ast.MatchMapping):
             yield any(map(_is_key, node.keys))
+
+    def _is_length_of_text(self, node: ast.AST, prose: Names) -> bool:
+        """Of one text, whose exact length would tell it from another; several notes may be counted."""
+        if not isinstance(node, ast.Call) or _called(node) != "len" or not node.args:
+            return False
+        (text,) = node.args
+        is_one = (
+            _called(text) == "str" if isinstance(text, ast.Call) else _last_name(text) in ("message", "_text", "text")
+        )
+        return is_one and self._is_prose(text, prose)
 
 
 def _called(node: ast.Call) -> str:
@@ -609,6 +626,10 @@ def test_no_module_compares_or_searches_a_text(path: Path) -> None:
         'from redline.analyze.compare import why_broken\nif "noisy" in str(why_broken(row)): pass',
         'def f(row) -> Note | None:\n    return row.x\nif "noisy" in str(f(row)): pass',
         'if "noisy" in as_text(record.notes): pass',
+        "if len(str(note)) == 5: pass",
+        "if len(failure.message) != 5: pass",
+        'print(note, file=said)\nif "noisy" in said.getvalue(): pass',
+        'with redirect_stdout(said):\n    print(note)\nif "noisy" in said.getvalue(): pass',
     ],
 )
 def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
@@ -629,6 +650,8 @@ def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
         "table[row.name] = reason\nif row.name == name: pass",
         "def f(line):\n    print(line)\n\n\nf(str(note))",
         "if str(note) is not None and len(str(note)) < width: print(note)",
+        "if len(record.notes) == 1: print(record.notes[0])",
+        "print(note, file=said)\nprint(said.getvalue())",
         'words = str(error).split(", ")\nprint(words[0])',
         "lines = []\nlines.append(str(note))\nif lines: print(lines)",
         "def f(record):\n    return record.failure.message\n\n\nprint(f(record))",

@@ -9,11 +9,17 @@ from redline.search.tune.loop import search
 from redline.search.tune.record import TuneRecord, TuneSpec
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import Space, space_for
-from redline.search.tune.tuner import NoLedger, Tuner
+from redline.search.tune.tuner import Tuner
 from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.work import Facts
 from worlds.recipes import RecipeTruth
+
+
+class NoLedger:
+    """Keeps nothing."""
+
+    def save(self, record: TuneRecord) -> None: ...
 
 
 def simulated_spec(truth: RecipeTruth) -> RunSpec:

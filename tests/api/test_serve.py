@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 import redline
 from redline.api import serve
 from redline.api.serve import COOKIE, Access, Answer, Answers, is_loopback, make_app
-from redline.api.serve_state import Live, live_state
+from redline.api.serve_state import Live, Looker
 from redline.api.workspace import Workspace
 from redline.environment import TelemetrySample
 from redline.questions import SwitchChoice
@@ -194,7 +194,7 @@ def test_a_running_record_is_told(kept: list[RunRecord]) -> None:
     running = msgspec.structs.replace(kept[0], id="e" * 21, stopped=None, closed=None, group=None)
     with History.open() as history:
         history.begin(running)
-        state = live_state(history)
+        state = Looker().look(history)
     (shown,) = state.records
     assert (shown.id, shown.blocks, shown.step_s is not None) == (running.id, len(running.blocks), True)
 
@@ -202,7 +202,7 @@ def test_a_running_record_is_told(kept: list[RunRecord]) -> None:
 def look_anew() -> LiveState:
     """What a server that was just started shows."""
     with History.open(only_to_read=True) as history:
-        return live_state(history)
+        return Looker().look(history)
 
 
 class Restarting(Observer):
@@ -367,7 +367,7 @@ def test_a_running_record_that_cannot_be_read_hides_nothing_else(kept: list[RunR
         history.announcer("watch", "train.py").tell(3, None, "step 3")
         with history._database.writing() as connection:
             connection.execute(text("UPDATE records SET head = :head WHERE id = :id"), {"head": b"x", "id": running.id})
-        state = live_state(history)
+        state = Looker().look(history)
     assert (state.records, len(state.watches)) == ((), 1)
 
 

@@ -23,7 +23,8 @@ from redline.report.dashboard import tiles_of
 from redline.report.folder import write_folder
 from redline.report.payload import payload_of
 from redline.report.plots import bars_of
-from redline.report.run import run_table_text
+from redline.report.run import RunReport
+from redline.report.terminal import as_text
 from redline.report.train import epoch_cells
 from redline.search.observer import NoJournal
 from redline.search.train import train_spec
@@ -194,7 +195,7 @@ def test_the_picture_and_the_markdown_and_the_terminal_have_them(
     _, _, bars = bars_of(contents)
     assert {row.recipe: figures(row) for row in bars} == {recipe: figures(row) for recipe, row in truth.items()}
     markdown = plain((folder / "report.md").read_text())
-    terminal = plain(run_table_text(list(truth.values())))
+    terminal = plain(as_text(RunReport(list(truth.values()))))
     for recipe, row in truth.items():
         speed, _, _, half, ratio, ratio_low, ratio_high, bound = figures(row)
         (line,) = [line for line in markdown.splitlines() if line.startswith(f"| {recipe} | 32 |")]
@@ -256,5 +257,5 @@ def test_a_stalling_machine_is_marked_and_recommended_by_what_it_delivers() -> N
     assert row.throughput_per_s is not None
     assert row.sustained_per_s < 0.4 * row.throughput_per_s
     assert row.delivered_per_s == row.sustained_per_s
-    assert "sustained" in run_table_text([row])
+    assert "sustained" in as_text(RunReport([row]))
     assert f"sustained {row.sustained_per_s:.0f}" in plain(contents.headline)

@@ -14,8 +14,9 @@ from rich.console import Console
 from redline.analyze.profile import Profile, profile_of
 from redline.api.profile import compare_profiles
 from redline.report.compare import DiffReport
-from redline.report.profile import ProfileReport, Sort, profile_text
+from redline.report.profile import ProfileReport, Sort
 from redline.report.profile_files import kernel_csv, profile_page
+from redline.report.terminal import as_text
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.links import Links
 from redline.trace.timeline import device_views, strip_of
@@ -39,7 +40,7 @@ def evil(path: Path) -> Profile:
 
 
 def test_the_terminal_tells_bound_tables_findings_and_where_to_look_further(training: Profile) -> None:
-    text = profile_text(training, rows=3)
+    text = as_text(ProfileReport(training, rows=3))
     for words in ("bound", "host wait", "time by class", "kernels: ", "operators, by device time", "ui.perfetto.dev"):
         assert words in text
     assert "data-bound (at most" in text
@@ -51,13 +52,13 @@ def test_the_terminal_tells_bound_tables_findings_and_where_to_look_further(trai
 def test_a_damaged_file_is_told_first(tmp_path: Path, training: Profile) -> None:
     whole = (tmp_path / "a.json").read_bytes()
     (tmp_path / "cut.json").write_bytes(whole[: len(whole) // 2])
-    text = profile_text(profile_of(read_traces([tmp_path / "cut.json"])))
+    text = as_text(ProfileReport(profile_of(read_traces([tmp_path / "cut.json"]))))
     assert text.index("lost") < text.index("bound")
     assert "ends early" in text
 
 
 def test_names_are_not_markup_in_the_terminal(tmp_path: Path) -> None:
-    text = profile_text(evil(tmp_path / "a.json"))
+    text = as_text(ProfileReport(evil(tmp_path / "a.json")))
     assert "[red]bold[/red]" in text
     assert "\x1b" not in text  # nor does the terminal obey what they hold
 

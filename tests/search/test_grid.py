@@ -13,7 +13,6 @@ from redline.questions import Checked
 from redline.record import Capabilities
 from redline.search.grid import (
     PRESETS,
-    cells_from_table,
     default_name,
     grid_from_table,
     in_informative_order,
@@ -39,12 +38,12 @@ def test_every_combination_once() -> None:
         "task": ["infer", "train"],
         "threads": [1, 2],
     }
-    cells = shape(cells_from_table(grid))
+    cells = shape(grid_from_table(grid).cells)
     assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 2
 
 
 def test_left_out_axes_have_one_value() -> None:
-    assert shape(cells_from_table({"model": "a"})) == [("a", "infer", None, None, "baseline")]
+    assert shape(grid_from_table({"model": "a"}).cells) == [("a", "infer", None, None, "baseline")]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,8 @@ def test_exclusions_take_out_what_fits_all_their_fields() -> None:
     grid = {"model": ["resnet50", "vit_b_16"], "recipe": ["baseline", "channels-last+fp16"], "batch": "1..4"}
     exclude = [{"model": "vit_*", "recipe": "fp16+channels-last", "batch": [2, 4]}, {"model": "resnet50", "batch": "1"}]
     cells = {
-        (model, batch, recipe) for model, _, _, batch, recipe in shape(cells_from_table({**grid, "exclude": exclude}))
+        (model, batch, recipe)
+        for model, _, _, batch, recipe in shape(grid_from_table({**grid, "exclude": exclude}).cells)
     }
     assert cells == {
         ("resnet50", 2, "baseline"),
@@ -139,12 +139,12 @@ def test_what_another_exclusion_took_out_already_is_no_reason_to_tell() -> None:
 )
 def test_mistakes_are_told_in_one_line(table: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        cells_from_table(table)
+        grid_from_table(table)
     assert "\n" not in str(caught.value)
 
 
 def test_early_cells_tell_most() -> None:
-    grid = cells_from_table({"model": ["a", "b"], "recipe": ["my-compiler", "baseline"], "batch": "1..16"})
+    grid = grid_from_table({"model": ["a", "b"], "recipe": ["my-compiler", "baseline"], "batch": "1..16"}).cells
     answers = [Checked(spec=cell, capabilities=Capabilities(compiles=bool(cell.recipe.switches))) for cell in grid]
     cells = [answer.spec for answer in in_informative_order(answers)]
     batches = list(dict.fromkeys(cell.workload.batch for cell in cells))
@@ -160,12 +160,12 @@ def test_early_cells_tell_most() -> None:
 
 
 def test_the_same_grid_has_the_same_name_whatever_its_order() -> None:
-    one = cells_from_table({"model": ["a", "b"], "batch": [1, 2]})
-    same = cells_from_table({"batch": [2, 1], "model": ["a", "b"], "launch": {"door": "spawn"}})
-    other = cells_from_table({"model": ["a", "b"], "batch": [1, 4]})
+    one = grid_from_table({"model": ["a", "b"], "batch": [1, 2]}).cells
+    same = grid_from_table({"batch": [2, 1], "model": ["a", "b"], "launch": {"door": "spawn"}}).cells
+    other = grid_from_table({"model": ["a", "b"], "batch": [1, 4]}).cells
     assert default_name(one) == default_name(same) != default_name(other)
     assert default_name(one).startswith("a+1-")
-    assert "/" not in default_name(cells_from_table({"model": "some/where/net.py:make"}))
+    assert "/" not in default_name(grid_from_table({"model": "some/where/net.py:make"}).cells)
 
 
 def test_a_file_holds_a_sweep(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_file_holds_a_sweep(tmp_path: Path) -> None:
     )
     table = read_sweep(file)
     assert table.pop("name") == "study"
-    cells = cells_from_table(table)
+    cells = grid_from_table(table).cells
     assert len(cells) == 9
     assert {cell.device for cell in cells} == {"cpu"}
     assert {cell.measure.effort for cell in cells} == {"quick"}
@@ -209,15 +209,15 @@ def test_a_file_that_holds_none_is_told(tmp_path: Path, content: str, words: str
 
 def test_a_grid_of_a_million_cells_is_refused_at_once() -> None:
     table = {"model": [f"m{n}" for n in range(100)], "batch": list(range(1, 101)), "recipe": ["baseline", "fp16"]}
-    assert len(cells_from_table(table)) == MOST_CELLS
+    assert len(grid_from_table(table).cells) == MOST_CELLS
     with pytest.raises(SpecError, match="the grid has 30000 cells; a sweep takes 20000 at most"):
-        cells_from_table({**table, "recipe": ["baseline", "fp16", "bf16"]})
+        grid_from_table({**table, "recipe": ["baseline", "fp16", "bf16"]})
 
 
 @pytest.mark.parametrize("batch", [10**5000, "9" * 5000, f"1..{'9' * 5000}", -(10**5000)], ids=["a", "b", "c", "d"])
 def test_a_batch_of_thousands_of_digits_is_one_short_line(batch: object) -> None:
     with pytest.raises(SpecError, match="batch must be") as error:
-        cells_from_table({"model": "m", "batch": batch})
+        grid_from_table({"model": "m", "batch": batch})
     assert len(str(error.value)) < 200
 
 
@@ -231,10 +231,10 @@ def test_a_file_of_somebody_else_that_runs_code_needs_trust(tmp_path: Path, monk
 
 
 def test_presets_are_the_documents_studies() -> None:
-    study = shape(cells_from_table(preset("fp16-torchscript")))
+    study = shape(grid_from_table(preset("fp16-torchscript")).cells)
     assert len(study) == 2 * 3 * 4
     assert {batch for *_, batch, _ in study} == {1, 8, 16, 32}
-    amp = shape(cells_from_table(preset("amp-batches")))
+    amp = shape(grid_from_table(preset("amp-batches")).cells)
     assert [(model, batch, recipe) for model, _, _, batch, recipe in amp] == [
         ("resnet18", batch, "amp") for batch in (16, 32, 64, 128, 256, 512)
     ]
@@ -246,12 +246,12 @@ def test_presets_are_the_documents_studies() -> None:
 def test_a_flag_for_the_effort_is_over_the_files_wherever_that_stands(tmp_path: Path) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text('[sweep]\nmodel = "a"\n[sweep.measure]\neffort = "normal"\n')
-    (cell,) = cells_from_table(layered(read_sweep(file), {"effort": "quick"}))
+    (cell,) = grid_from_table(layered(read_sweep(file), {"effort": "quick"})).cells
     assert cell.measure == MeasureSpec.for_effort("quick")
 
 
 def test_a_table_of_the_sweep_leaves_the_rest_of_one_at_the_top(tmp_path: Path) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text('[launch]\nclose_timeout_s = 7\n[sweep]\nmodel = "a"\n[sweep.launch]\ndoor = "spawn"\n')
-    (cell,) = cells_from_table(read_sweep(file))
+    (cell,) = grid_from_table(read_sweep(file)).cells
     assert (cell.launch.door, cell.launch.close_timeout_s) == ("spawn", 7)

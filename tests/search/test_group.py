@@ -31,7 +31,8 @@ from redline.protocol import (
     SqueezeReply,
 )
 from redline.record import Block, Closed, Failure, RunRecord
-from redline.report.run import run_table_text
+from redline.report.run import RunReport
+from redline.report.terminal import as_text
 from redline.search import run
 from redline.search.group import SOLO_BLOCKS, Entry, Group
 from redline.search.observer import Observer
@@ -643,7 +644,7 @@ class TestCompany:
         assert row.latency_s is not None
         assert row.latency_s.p50 == pytest.approx(0.002, rel=0.005)
         (noted,) = row.verdict.noted("contended")
-        assert f"fp16: {noted}" in run_table_text([row])
+        assert f"fp16: {noted}" in as_text(RunReport([row]))
         assert re.search(
             r"8\.[67]\d? ?% faster" if factor < 1 else r"4\.[78]\d? ?% slower", str(noted).replace("\u2009", " ")
         ), noted

@@ -23,7 +23,7 @@ from redline.api.workspace import Workspace
 from redline.errors import DoorError, UsageError
 from redline.questions import Checked, SwitchChoice
 from redline.record import Failure
-from redline.search.grid import cells_from_table, refuse_unknown_recipes
+from redline.search.grid import grid_from_table, refuse_unknown_recipes
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
@@ -264,7 +264,7 @@ def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_to
 
 def test_a_step_of_the_other_task_is_known() -> None:
     """A grid that trained yesterday may infer today."""
-    sound, spec = cells_from_table({"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"})
+    sound, spec = grid_from_table({"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"}).cells
     answers = [Checked(spec=sound, usage="switch fused-optimizer is for train, not for infer"), Checked(spec=spec)]
     refuse_unknown_recipes(answers)
     with pytest.raises(UsageError, match="for train, not for infer"):

@@ -14,7 +14,7 @@ from redline.errors import DoorError, SpecError, UsageError
 from redline.identity import plan_key
 from redline.questions import Checked
 from redline.record import Block, Failure, RunRecord, new_id
-from redline.search.grid import cells_from_table
+from redline.search.grid import grid_from_table
 from redline.search.observer import Observer
 from redline.search.sweep import (
     BROKEN_DOORS,
@@ -87,7 +87,9 @@ def answers(specs: list[RunSpec], refuse: Any = lambda spec: None) -> list[Check
 
 
 def test_a_combination_that_cannot_be_is_left_out() -> None:
-    specs = cells_from_table({"model": ["a", "b"], "task": ["infer", "train"], "recipe": ["baseline", "torchscript"]})
+    specs = grid_from_table(
+        {"model": ["a", "b"], "task": ["infer", "train"], "recipe": ["baseline", "torchscript"]}
+    ).cells
 
     def refuse(spec: RunSpec) -> str | None:
         return "torchscript is for infer" if spec.workload.task == "train" and spec.recipe.switches else None
@@ -109,13 +111,13 @@ def test_a_combination_that_cannot_be_is_left_out() -> None:
     ],
 )
 def test_what_is_wrong_everywhere_is_a_mistake(refuse: Any) -> None:
-    specs = cells_from_table({"model": ["a", "b"], "recipe": ["baseline", "fp16"]})
+    specs = grid_from_table({"model": ["a", "b"], "recipe": ["baseline", "fp16"]}).cells
     with pytest.raises(UsageError, match=r"unknown|no such"):
         make_plan(specs, answers(specs, refuse), lambda device: PLACE)
 
 
 def test_two_spellings_of_a_recipe_are_one_cell() -> None:
-    specs = cells_from_table({"model": "a", "recipe": ["fp16+compile", "compile+fp16"]})
+    specs = grid_from_table({"model": "a", "recipe": ["fp16+compile", "compile+fp16"]}).cells
     assert len(make_plan(specs, answers(specs), lambda device: PLACE).cells) == 1
 
 
@@ -126,9 +128,9 @@ def record(model: str, recipe: str, took_s: float, at: float = 1000.0, **fields:
 
 
 def test_an_estimate_knows_what_the_history_knows() -> None:
-    specs = cells_from_table(
+    specs = grid_from_table(
         {"model": ["known", "stranger"], "recipe": ["baseline", "fp16", "compile"], "batch": [1, 8]}
-    )
+    ).cells
     cells = [Cell(spec=spec, key=str(number)) for number, spec in enumerate(specs)]
     with History.open(":memory:") as history:
         assert (estimate(cells, history).known, estimate(cells, history).unknown) == (0, 12)
@@ -143,7 +145,7 @@ def test_an_estimate_knows_what_the_history_knows() -> None:
 
 
 def test_an_estimate_does_not_count_what_failed() -> None:
-    cells = [Cell(spec=spec, key="k") for spec in cells_from_table({"model": "known", "batch": 1})]
+    cells = [Cell(spec=spec, key="k") for spec in grid_from_table({"model": "known", "batch": 1}).cells]
     broken = record("known", "baseline", 10.0)
     failure = Failure(stage="measure", kind="oom", message="no room")
     with History.open(":memory:") as history:

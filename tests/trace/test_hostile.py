@@ -19,8 +19,9 @@ from kineto import GEMM, TraceMaker
 from redline.analyze.profile import profile_of
 from redline.errors import TraceError
 from redline.report.export import json_document
-from redline.report.profile import profile_text
+from redline.report.profile import ProfileReport
 from redline.report.profile_files import kernel_csv, profile_page
+from redline.report.terminal import as_text
 from redline.trace import classes, decode, source
 from redline.trace.classes import class_of
 from redline.trace.decode import read_file, read_trace, read_traces
@@ -258,7 +259,7 @@ def test_a_broken_name_costs_no_event_and_no_output(tmp_path: Path, name: bytes,
     json_document("profile", profile).encode()
     kernel_csv(profile).encode()
     profile_page(profile).encode()
-    profile_text(profile).encode()
+    as_text(ProfileReport(profile)).encode()
 
 
 def test_a_whole_surrogate_pair_stays_what_it_is(tmp_path: Path) -> None:

@@ -107,13 +107,14 @@ def test_categories_nobody_knows_are_told(tmp_path: Path) -> None:
 
 
 def test_gpu_rank_and_world_size_are_shown(tmp_path: Path) -> None:
-    from redline.report.profile import profile_text
+    from redline.report.profile import ProfileReport
+    from redline.report.terminal import as_text
 
     maker = one(11, 0, GEMM)
     maker.gpu("NVIDIA H100 80GB HBM3", (9, 0))
     maker.header["distributedInfo"] = {"rank": 3, "world_size": 8}
     maker.kernel(REDUCE, 700 * US, 10 * US, launched=690 * US)
-    text = profile_text(profile_of([read_trace(maker.write(tmp_path / "a.json"))]))
+    text = as_text(ProfileReport(profile_of([read_trace(maker.write(tmp_path / "a.json"))])))
     assert "NVIDIA H100 80GB HBM3, compute capability 9.0, rank 3 of 8" in text
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["distributedInfo"]["rank"] == 3

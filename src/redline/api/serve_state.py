@@ -171,11 +171,6 @@ class Looker:
         return found | {each: self._steps[each] for each in ids if each in self._steps}
 
 
-def live_state(kept: History) -> LiveState:
-    """What is being measured now, by what has been written down."""
-    return Looker().look(kept)
-
-
 def _live_sweeps(kept: History, activities: Sequence[Activity]) -> list[LiveSweep]:
     """Those that go on, those that were cut short, and those that have settled a cell not long ago."""
     said = {each.name: each for each in activities if not (each.is_over and time.time() - each.begun_at > FORGOTTEN_S)}

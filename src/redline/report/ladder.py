@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from redline.analyze.ladder import Rung
 from redline.report.canvas import COLOURS, new_figure, save_figure
-from redline.report.terminal import Fitted, cell, make_table, one_line, table
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.report.train import rate
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -64,14 +64,6 @@ def _table(rungs: Sequence[Rung]) -> Fitted:
     for rung in rungs:
         shown.add_row(*(Text(one_line(each), style="dim" if rung.skipped else "") for each in _cells(rung)))
     return Fitted(shown, ("steps", "top operator", "memory", "accuracy", "batch", HEADERS[-2], HEADERS[2]))
-
-
-def ladder_markdown(rungs: Sequence[Rung]) -> Iterator[str]:
-    yield from table(HEADERS, [[cell(each) for each in _cells(rung)] for rung in rungs])
-    yield ""
-    yield from (f"- {cell(rung.name)}: {cell(rung.limit or rung.skipped or rung.failure or '')}" for rung in rungs)
-    if told := accuracy_remark(rungs):
-        yield f"- {told}"
 
 
 def _cells(rung: Rung) -> list[str]:

@@ -14,7 +14,7 @@ from redline.analyze.profile import Profile
 from redline.analyze.profile_ranks import RankTime
 from redline.errors import SpecError
 from redline.report.profile_facts import facts, hints, title, told_part, told_time
-from redline.report.terminal import Fitted, as_text, plain_table
+from redline.report.terminal import Fitted, plain_table
 from redline.trace.names import label_of, short_name
 from redline.trace.operators import OperatorRow
 from redline.units import format_bytes, format_share
@@ -24,10 +24,6 @@ _NOTHING_MORE = re.compile(r"(,\[\])+\]$")
 """Inputs behind the last tensor, which have no shape."""
 Sort = Literal["device", "host", "memory", "calls"]
 SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
-
-
-def profile_text(profile: Profile, rows: int = DEFAULT_ROWS) -> str:
-    return as_text(ProfileReport(profile, rows))
 
 
 def sort_named(word: str | None) -> Sort | None:

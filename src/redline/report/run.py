@@ -29,7 +29,7 @@ from redline.report.cells import (
 )
 from redline.report.next_step import next_step, remarks
 from redline.report.notebook import Bars
-from redline.report.terminal import GAP, as_text, make_table
+from redline.report.terminal import GAP, make_table
 from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = (
@@ -48,10 +48,6 @@ READABLE = {"recipe": 14, "trust": 12}
 """The width below which they cannot be read."""
 
 COLD_EXPENDABLE = ("cache", "import", "worker", "build", "first call")
-
-
-def run_table_text(rows: Sequence[RunSummary]) -> str:
-    return as_text(RunReport(rows))
 
 
 def speed_bars(rows: Sequence[RunSummary]) -> Bars | None:

@@ -202,11 +202,6 @@ class Grid:
     """Exclusions that ask for what no combination has."""
 
 
-def cells_from_table(table: Mapping[str, Any], where: str = "sweep") -> list[RunSpec]:
-    """The cells of the grid alone."""
-    return grid_from_table(table, where).cells
-
-
 def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
     rest = dict(table)
     exclusions = parse_exclusions(rest.pop("exclude", []), where)

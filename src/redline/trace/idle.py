@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from redline.fields import Frozen
-from redline.trace.columns import UNKNOWN, DeviceWork, HostRanges, Ints, Mask
+from redline.trace.columns import UNKNOWN, HostRanges, Ints, Mask
 from redline.trace.host import HostView, on_thread, picked
 from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without
 from redline.trace.links import matching
@@ -299,7 +299,3 @@ def _callers(view: HostView, rows: Ints) -> list[str | None]:
             break
         found[foreign] = view.frames.parent[found[foreign]]
     return [label_of(view.trace.names[frames.name[frame]]) if frame >= 0 else None for frame in found.tolist()]
-
-
-def device_rows(work: DeviceWork, device: int) -> Ints:
-    return np.flatnonzero(work.device == device)

@@ -13,7 +13,7 @@ import torch
 
 from redline.bench.workload.build import build_workload, check_model, find_source, list_models
 from redline.bench.workload.source import SOURCES, Source
-from redline.bench.workload.sources.torchvision import default_image_size
+from redline.bench.workload.vision import KINDS
 from redline.bench.workload.workload import Workload
 from redline.errors import MissingExtra, SpecError, UnknownName, UsageError
 from redline.questions import ModelName
@@ -125,7 +125,8 @@ def test_listing_and_sizes_download_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
     assert len(list_models()[0]) > 80
-    assert [default_image_size(name) for name in ("resnet50", "inception_v3", "vit_h_14", "fcn_resnet50")] == [
+    kinds = {name: kind for kind in KINDS for name in kind.names()}
+    assert [kinds[name].default_size(name) for name in ("resnet50", "inception_v3", "vit_h_14", "fcn_resnet50")] == [
         224,
         299,
         224,

@@ -50,12 +50,6 @@ class TuneLedger(Protocol):
     def save(self, record: TuneRecord) -> None: ...
 
 
-class NoLedger:
-    """Keeps nothing."""
-
-    def save(self, record: TuneRecord) -> None: ...
-
-
 @dataclass
 class Tuner:
     """One search."""

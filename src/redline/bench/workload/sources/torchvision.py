@@ -93,10 +93,6 @@ class TorchvisionSource(Source):
         return [ModelName(name=name, source="torchvision", kind=kind.name) for name, kind in sorted(_kinds().items())]
 
 
-def default_image_size(name: str) -> int:
-    return _kinds()[name].default_size(name)
-
-
 def _make(name: str, spec: WorkloadSpec, notes: list[Note]) -> nn.Module:
     model: nn.Module = get_model(name, weights=None, **_kinds()[name].options(name, spec, notes))
     if spec.stem == "cifar":
