@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from redline.analyze import trust
+from redline.analyze.blocks import device_kind
 from redline.analyze.statistics import median_interval, spread
-from redline.analyze.trust import device_kind, error_text, farthest, oversubscription, target_half_width, verdict
+from redline.analyze.trust import error_text, farthest, oversubscription, target_half_width, verdict
 from redline.environment import DeviceInfo, Environment, TelemetrySample
 from redline.note import note
 from redline.record import Failure, Numerics, RankBlock, RankInfo, Warmup

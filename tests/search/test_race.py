@@ -57,6 +57,34 @@ def test_functions_race_each_other_under_their_own_names() -> None:
     }
 
 
+class TestBesideOthersOnACpu:
+    """True is 1.5. Beside a busy core the baseline takes seven times as long, and compiled only 1.4 times."""
+
+    def pair(self, others_cores: Any, seed: int = 0) -> Any:
+        truth = Landscape(
+            step_s={"baseline": 0.01, "compile": 0.01 / 1.5},
+            slowed_by_others={"baseline": 6.0, "compile": 0.4},
+            others_cores=others_cores,
+            device_kind="cpu",
+            noise_sigma=0.03,
+            offset_sigma=0.005,
+            seed=seed,
+        )
+        specs = [msgspec.structs.replace(spec, device="cpu") for spec in specs_of("baseline", "compile")]
+        (pair,) = pairs_of(race_specs(specs, FakeDoor(truth), NoJournal()))
+        return pair
+
+    def test_the_rounds_without_them_decide(self) -> None:
+        pair = self.pair(lambda clock_s: float(clock_s % 3.0 < 0.6))
+        assert (pair.verdict, pair.low <= 1.5 <= pair.high) == ("faster", True)
+        assert pair.high < 1.7
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_where_there_are_none_the_interval_still_holds_the_truth(self, seed: int) -> None:
+        pair = self.pair(lambda clock_s: 1.0, seed)
+        assert pair.low <= 1.5 <= 7.5 <= pair.high
+
+
 class TestVerdicts:
     def test_a_clear_difference_is_decided_before_all_replicates_are_run(self) -> None:
         replicates, _ = raced(

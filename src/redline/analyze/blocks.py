@@ -5,6 +5,11 @@ On a GPU, processes that take turns can affect each other. On an H200, compiled 
 itself. So a session that will have siblings is timed solo first. Where its contended blocks clearly differ from its solo
 blocks, they are rescaled to match them. One process cannot tell contention from drift, so a ratio keeps the value
 measured under contention inside its interval.
+
+On a CPU, processes of other people slow recipes unequally: a step of many short parallel regions waits for its slowest thread
+at the end of each. Beside four busy processes on two cores a gain of 1.5 was measured as 8, in every round. So a ratio is
+made of rounds in which neither side waited for a processor. Where there are too few of them, its interval has room for
+all that was waited: a step takes longer by no more than its threads waited together.
 """
 
 from __future__ import annotations
@@ -12,13 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from redline.analyze.statistics import Ratio, median_interval, paired_ratio, percentile
+from redline.analyze.statistics import PairedLog, Ratio, median_interval, paired_log, percentile, ratio_of
 from redline.environment import Memory
 from redline.fields import Frozen
 from redline.record import Block, RunRecord, TimeKind
@@ -33,6 +38,47 @@ SMALLEST_SHIFT = 0.01
 """Of the time: smaller shifts are ignored."""
 CLEARLY = 4.0
 """The two sorts must differ by this many times their scatter."""
+QUIET = 0.05
+"""Of a block's time: a worker that waited less for a processor was not disturbed."""
+MOST_WAITED = 0.98
+"""Of a block's time: where it waited longer, nothing is known of the time it takes undisturbed."""
+FEWEST_QUIET_ROUNDS = 3
+NO_PROCESSOR_LEFT = 0.95
+"""Others that took this much of what the worker left to them probably took some of what it wanted."""
+
+
+def device_kind(record: RunRecord) -> str:
+    """What it ran on where that is known, else what was asked for."""
+    if record.prepared is not None:
+        return record.prepared.environment.device.kind
+    return record.spec.device.partition(":")[0]
+
+
+def waited_s(record: RunRecord, blocks: Sequence[Block]) -> float:
+    """Seconds in which threads of a worker on a CPU were ready to run and other processes had the processors.
+
+    Threads that wait for each other are the recipe's own doing.
+    """
+    others_s = sum(block.others_cpu_s or 0.0 for block in blocks)
+    if all(block.waited_s is not None for block in blocks):
+        return min(sum(block.waited_s or 0.0 for block in blocks), others_s)
+    cores = (record.prepared.environment.logical_cores if record.prepared else None) or 1
+    left_s = sum(cores * block.wall_s - (block.cpu_s or 0.0) for block in blocks)
+    return others_s if others_s > NO_PROCESSOR_LEFT * left_s else 0.0
+
+
+def _waited_shares(record: RunRecord, kind: TimeKind) -> dict[int, float]:
+    """How much of each round's time was waited for a processor, by all threads together; nothing for what is not on a CPU."""
+    if device_kind(record) != "cpu":
+        return {}
+    rounds: dict[int, list[Block]] = {}
+    for block in _sorts(record, kind)[1]:
+        if block.cpu_s is not None and block.others_cpu_s is not None and block.wall_s > 0:
+            rounds.setdefault(block.round, []).append(block)
+    return {
+        number: min(waited_s(record, blocks) / sum(block.wall_s for block in blocks), MOST_WAITED)
+        for number, blocks in rounds.items()
+    }
 
 
 class ThroughputInterval(Frozen, frozen=True, kw_only=True):
@@ -152,11 +198,28 @@ def round_medians_s(record: RunRecord, kind: TimeKind = "throughput", *, rescale
 
 def ratio_in_turns(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> Ratio | None:
     """First over other by the rounds both have, both rescaled; None with too few of them for an interval."""
-    paired = paired_ratio(round_medians_s(first, kind), round_medians_s(other, kind))
+    paired = ratio_of(log_in_turns(first, other, kind))
     if paired is None:
         return None
     back = math.exp((shift(first, kind) or 0.0) - (shift(other, kind) or 0.0))  # to what was measured under contention
     return msgspec.structs.replace(paired, low=paired.low * min(back, 1.0), high=paired.high * max(back, 1.0))
+
+
+def log_in_turns(
+    first: RunRecord, other: RunRecord, kind: TimeKind = "throughput", *, rescaled: bool = True
+) -> PairedLog | None:
+    """The logarithm of first over other by the rounds both have: by the undisturbed ones, where there are enough of them."""
+    rounds = [round_medians_s(record, kind, rescaled=rescaled) for record in (first, other)]
+    waited = [_waited_shares(record, kind) for record in (first, other)]
+    common = rounds[0].keys() & rounds[1].keys()
+    quiet = {number for number in common if all(shares.get(number, 0.0) <= QUIET for shares in waited)}
+    if common == quiet:
+        return paired_log(*rounds)
+    if len(quiet) >= FEWEST_QUIET_ROUNDS:
+        return paired_log(*({number: times[number] for number in quiet} for times in rounds))
+    found = paired_log(*rounds)
+    below, above = (fmean(-math.log1p(-shares.get(number, 0.0)) for number in common) for shares in waited)
+    return found and msgspec.structs.replace(found, below=below, above=above)
 
 
 def _sorts(record: RunRecord, kind: TimeKind) -> tuple[list[Block], list[Block]]:

@@ -14,9 +14,8 @@ from statistics import median
 from typing import Literal
 
 from redline.analyze.attainable import attainable
-from redline.analyze.blocks import timed_blocks
+from redline.analyze.blocks import device_kind, timed_blocks
 from redline.analyze.generation import generation_of
-from redline.analyze.trust import device_kind
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Block, RunRecord

@@ -16,9 +16,9 @@ from typing import Literal
 
 import msgspec
 
-from redline.analyze.blocks import latency_blocks, ratio_in_turns, timed_blocks
+from redline.analyze.blocks import device_kind, latency_blocks, ratio_in_turns, timed_blocks
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
-from redline.analyze.trust import device_kind, verdict
+from redline.analyze.trust import verdict
 from redline.errors import UsageError
 from redline.fields import Frozen
 from redline.identity import (

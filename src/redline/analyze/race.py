@@ -2,6 +2,7 @@
 
 A replicate is one fresh process per recipe, measured in turns. Within a replicate all samples of a recipe share its process's
 offset, so the interval is a Student interval over replicates, and never narrower than what the rounds inside them say.
+Beside other processes on a CPU it also has room for what these may have done to either side.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from itertools import combinations
 from statistics import fmean, variance
 from typing import Literal
 
-from redline.analyze.blocks import blocks_as, has_solo_blocks, round_medians_s
-from redline.analyze.statistics import PairedLog, paired_log, student_t
+from redline.analyze.blocks import blocks_as, has_solo_blocks, log_in_turns, round_medians_s
+from redline.analyze.statistics import PairedLog, student_t
 from redline.fields import Frozen
 from redline.record import RunRecord, TimeKind
 from redline.spec import RunSpec
@@ -29,6 +30,9 @@ CONFIDENCE_AFTER = {2: 0.99, 3: 0.98}
 CONFIDENCE_LATER = 0.97
 """By the number of replicates. A race is looked at after each replicate and ends when it is decided, which favours replicates that
 happen to agree; with these, all looks together still cover the truth 95 % of the time (simulated: 95.8 % at worst)."""
+
+ENOUGH_QUIET = 3
+"""Replicates: with fewer, those that were disturbed count too, with all the doubt about them."""
 
 SMALLEST_SPREAD = 0.001
 """Between processes: a few may agree by chance."""
@@ -96,13 +100,25 @@ def pair_of(
     logs = logs_of(replicates, a, b, kind)
     if not logs:
         return None
-    mean = fmean(log.mean for log in logs)
+    logs = undisturbed(logs)
     half = half_width(logs, looks=looks)
-    ratio = math.exp(mean)
     if half is None:
+        ratio = math.exp(logs[0].centre)
         return Pair(a=a, b=b, ratio=ratio, low=None, high=None, verdict="inconclusive", replicates=len(logs))
-    low, high = math.exp(mean - half), math.exp(mean + half)
+    ratio, low, high = bounds(logs, half)
     return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
+
+
+def undisturbed(logs: Sequence[PairedLog]) -> Sequence[PairedLog]:
+    """The replicates beside which no other process had the processors, where they are enough by themselves; else all."""
+    quiet = [log for log in logs if not log.doubt]
+    return quiet if len(quiet) >= ENOUGH_QUIET else logs
+
+
+def bounds(logs: Sequence[PairedLog], half: float) -> tuple[float, float, float]:
+    """The ratio and its interval: half its width from the replicates, and what each side may have lost to other processes."""
+    centre, doubt = fmean(log.centre for log in logs), fmean(log.doubt for log in logs)
+    return math.exp(centre), math.exp(centre - half - doubt), math.exp(centre + half + doubt)
 
 
 def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None:
@@ -146,13 +162,13 @@ def pair_with_spread(
     own = pair_of(replicates, a, b, kind)
     if own is None or spread is None:
         return own
-    logs = logs_of(replicates, a, b, kind)
+    logs = undisturbed(logs_of(replicates, a, b, kind))
     variance_of_one, degrees = spread
     half = student_t(degrees) * math.sqrt(2 * variance_of_one / len(logs))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
     half = max(half, student_t(max(sum(log.rounds - 1 for log in logs), 1)) * error)
-    low, high = own.ratio * math.exp(-half), own.ratio * math.exp(half)
-    return Pair(a=a, b=b, ratio=own.ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
+    ratio, low, high = bounds(logs, half)
+    return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
 
 
 def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:
@@ -173,9 +189,9 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput")
     """Of two records measured in turns, by their common rounds; of two that followed each other, by their middles."""
     # Where only one of them was timed before others ran, both are compared as they were in turns.
     alike = has_solo_blocks(first) == has_solo_blocks(other)
-    rounds = [round_medians_s(record, kind_measured(record, kind), rescaled=alike) for record in (first, other)]
     if first.group is not None and first.group == other.group:
-        return paired_log(*rounds)
+        return log_in_turns(first, other, kind_measured(first, kind), rescaled=alike)
+    rounds = [round_medians_s(record, kind_measured(record, kind), rescaled=alike) for record in (first, other)]
     if not all(len(times) > 0 for times in rounds):
         return None
     logs = [[math.log(seconds) for seconds in times.values()] for times in rounds]

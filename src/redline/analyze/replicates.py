@@ -16,7 +16,7 @@ from statistics import fmean, median, stdev
 import msgspec
 
 from redline.analyze.blocks import Latency, ThroughputInterval
-from redline.analyze.race import half_width, log_ratio
+from redline.analyze.race import bounds, half_width, log_ratio, undisturbed
 from redline.analyze.roofline import at_step
 from redline.analyze.statistics import student_t
 from redline.analyze.summary import CeilingsOf, RunSummary, VersusFirst, first_of_each_group, summarize
@@ -224,8 +224,9 @@ def _versus(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> Ve
     if len(logs) < 2:
         return next((versus for _, versus in compared if versus.low is not None), compared[0][1] if compared else None)
     # As a race computes it, which is looked at after each replicate: one recipe has one interval, whoever prints it.
-    centre, half = fmean(log.mean for log in logs), half_width(logs)
+    logs = undisturbed(logs)
+    half = half_width(logs)
     assert half is not None
-    low, high = math.exp(centre - half), math.exp(centre + half)
+    ratio, low, high = bounds(logs, half)
     doubted = all(versus.first_doubted for _, versus in compared)
-    return msgspec.structs.replace(compared[0][1], ratio=math.exp(centre), low=low, high=high, first_doubted=doubted)
+    return msgspec.structs.replace(compared[0][1], ratio=ratio, low=low, high=high, first_doubted=doubted)

@@ -56,6 +56,19 @@ class PairedLog(Frozen, frozen=True, kw_only=True):
     mean: float
     error: float
     rounds: int
+    below: float = 0.0
+    """By so much it may be less on an undisturbed machine: what the first lost to other processes is not known exactly."""
+    above: float = 0.0
+
+    @property
+    def centre(self) -> float:
+        """The middle of what it may be on an undisturbed machine."""
+        return self.mean + (self.above - self.below) / 2
+
+    @property
+    def doubt(self) -> float:
+        """How far it may be from there because of other processes."""
+        return (self.above + self.below) / 2
 
 
 def median_interval(blocks: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval | None:
@@ -179,12 +192,16 @@ def paired_ratio(first: Mapping[int, float], other: Mapping[int, float], confide
 
     None with fewer than five common rounds. A round in which a clock read nothing carries no ratio.
     """
-    paired = paired_log(first, other)
+    return ratio_of(paired_log(first, other), confidence)
+
+
+def ratio_of(paired: PairedLog | None, confidence: float = 0.95) -> Ratio | None:
+    """With its interval; None with too few rounds for one."""
     if paired is None or paired.rounds < MIN_COMMON_ROUNDS:
         return None
-    half = student_t(paired.rounds - 1, confidence) * paired.error
-    low, high = math.exp(paired.mean - half), math.exp(paired.mean + half)
-    return Ratio(ratio=math.exp(paired.mean), low=low, high=high, rounds=paired.rounds)
+    half = student_t(paired.rounds - 1, confidence) * paired.error + paired.doubt
+    low, high = math.exp(paired.centre - half), math.exp(paired.centre + half)
+    return Ratio(ratio=math.exp(paired.centre), low=low, high=high, rounds=paired.rounds)
 
 
 def paired_log(first: Mapping[int, float], other: Mapping[int, float]) -> PairedLog | None:

@@ -8,7 +8,7 @@ from itertools import chain
 from statistics import median
 from typing import Literal, get_args
 
-from redline.analyze.blocks import shift, timed_blocks
+from redline.analyze.blocks import device_kind, shift, timed_blocks, waited_s
 from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
 from redline.fields import Frozen
@@ -27,8 +27,6 @@ FEWEST_EPOCHS = 3
 """Below it, nothing is said of how much they differ."""
 SHARED_CPU = 0.05
 """A worker that had to wait for a processor longer than this, of the time it could have run, was slowed by others."""
-NO_PROCESSOR_LEFT = 0.95
-"""Others that took this much of what the worker left to them probably took some of what it wanted."""
 OUTLIER = 2.0
 """Times the median: a step that takes longer was held up by something."""
 FEWEST_OUTLIERS = 0.001
@@ -121,13 +119,6 @@ def target_half_width(record: RunRecord) -> float:
 
 def _target(record: RunRecord, measure: MeasureSpec) -> float:
     return measure.cpu_target_half_width if device_kind(record) == "cpu" else measure.target_half_width
-
-
-def device_kind(record: RunRecord) -> str:
-    """What it ran on where that is known, else what was asked for."""
-    if record.prepared is not None:
-        return record.prepared.environment.device.kind
-    return record.spec.device.partition(":")[0]
 
 
 def _noise(record: RunRecord) -> Iterator[Doubt]:
@@ -266,20 +257,13 @@ def _neighbours(record: RunRecord) -> Iterator[Doubt]:
 
 
 def _shared_cpu(record: RunRecord) -> Iterator[Doubt]:
-    """On a CPU: whether other processes slowed it. Threads that wait for each other are the recipe's own doing."""
+    """On a CPU: whether other processes slowed it."""
     blocks = [block for block in record.blocks if block.cpu_s is not None and block.others_cpu_s is not None]
     if device_kind(record) != "cpu" or not blocks:
         return
-    ran_s = sum(block.cpu_s or 0.0 for block in blocks)
-    others_s = sum(block.others_cpu_s or 0.0 for block in blocks)
-    if all(block.waited_s is not None for block in blocks):
-        waited_s = min(sum(block.waited_s or 0.0 for block in blocks), others_s)
-    else:  # the system does not tell
-        cores = (record.prepared.environment.logical_cores if record.prepared else None) or 1
-        left_s = sum(cores * block.wall_s for block in blocks) - ran_s
-        waited_s = others_s if others_s > NO_PROCESSOR_LEFT * left_s else 0.0
-    if waited_s > SHARED_CPU * (ran_s + waited_s):
-        share = format_share(waited_s / (ran_s + waited_s))
+    ran_s, idle_s = sum(block.cpu_s or 0.0 for block in blocks), waited_s(record, blocks)
+    if idle_s > SHARED_CPU * (ran_s + idle_s):
+        share = format_share(idle_s / (ran_s + idle_s))
         told = f"other processes kept the CPU busy: {share} of its time the worker waited for a processor"
         text = f"{told}{_named(record)}"
         yield "shared-cpu", note("shared-cpu", text, about="timing")

@@ -12,9 +12,9 @@ from typing import Any, Unpack
 import msgspec
 from rich.console import RenderableType
 
+from redline.analyze.blocks import device_kind
 from redline.analyze.bound import bound
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint, Trial, diagnose_scale, points_of
-from redline.analyze.trust import device_kind
 from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError

@@ -65,8 +65,8 @@ class UntilTold(StopRule):
             log = log_ratio(one.record, other.record, self.kind)
             if log is None:
                 return False
-            half = student_t(log.rounds - 1) * log.error
-            is_far_out = abs(log.mean) - 2 * half > TIME_BAND
+            half = student_t(log.rounds - 1) * log.error + log.doubt
+            is_far_out = abs(log.centre) - 2 * half > TIME_BAND
             if half > TIME_BAND * WITHIN_SHARE and not is_far_out:
                 return False
         return True

@@ -220,6 +220,8 @@ class FakeBench:
             step_s *= look_up(truth.in_company, spec)
         settling, timed = _plan_steps(request, step_s * self._offset * math.exp(world.log_drift))
         times = self._step_times(step_s, settling + timed)
+        others = self._others(spec, float(times.sum()))
+        times *= others.pop("factor", 1.0)
         started_s, wall_s = world.clock_s, float(times.sum())
         world.clock_s = self._noise_at_s = started_s + wall_s
         return protocol.BlockReply(
@@ -230,6 +232,7 @@ class FakeBench:
                 settling=tuple(times[:settling].tolist()),
                 issue_s=() if on_host else self._issue_times(times, look_up(truth.issue_share, spec)),
                 **_parts(spec, truth, times[settling:]),
+                **others,
                 wall_s=wall_s,
                 started_at=started_s,
                 round=request.round,
@@ -238,6 +241,20 @@ class FakeBench:
                 telemetry=(self._look(),),
             )
         )
+
+    def _others(self, spec: RunSpec, seconds: float) -> dict[str, float]:
+        """What other processes do to a block that takes so long without them: a factor, and fields of the block."""
+        if self.truth.others_cores is None or kind_of(device_of(spec, self.truth)) != "cpu":
+            return {}
+        cores = self.truth.others_cores(self._world.clock_s)
+        waited_s = seconds * cores * look_up(self.truth.slowed_by_others, spec)
+        others_s = cores * (seconds + waited_s)
+        return {
+            "factor": 1 + waited_s / seconds,
+            "cpu_s": seconds,
+            "waited_s": waited_s,
+            "others_cpu_s": max(others_s, waited_s),
+        }
 
     def _step_times(self, step_s: float, count: int) -> Floats:
         truth, random = self.truth, self._random

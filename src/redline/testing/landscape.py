@@ -69,6 +69,10 @@ class Landscape:
     slow_factor: float = 1.0
     pace: Pace | None = None
     """Anything else that makes steps slower: a load that comes and goes, processes that warm up, every other process."""
+    others_cores: Callable[[float], float] | None = None
+    """How many cores other processes keep busy at this time of the world's clock; only a CPU minds."""
+    slowed_by_others: PerSpec[float] = 0.0
+    """By this share a step takes longer for each such core, waiting for a processor."""
     in_company: PerSpec[float] = 1.0
     """What a step takes, as a factor, from the moment another session of the same device has run in between."""
     memory_bytes: PerSpec[int | MemoryTruth] = 2**28

@@ -332,7 +332,10 @@ def _is_behind(tuner: Tuner, replicates: Sequence[Replicate], fastest: str, name
     if pair.replicates == 1:
         records = {str(record.spec.recipe): record for record in replicates[-1]}
         log = log_ratio(records[fastest], records[name], tuner.asked.kind)
-        return log is None or log.mean < -(BEHIND_AFTER_ONE + 2 * log.error + _moved(tuner, fastest, name, log.mean))
+        if log is None:
+            return True
+        doubt = 2 * log.error + log.doubt + _moved(tuner, fastest, name, log.centre)
+        return log.centre < -(BEHIND_AFTER_ONE + doubt)
     spread = process_spread(_with_both(replicates, fastest, name), tuner.asked.kind)
     found = pair_with_spread(replicates, fastest, name, spread, tuner.asked.kind) or pair
     is_surely_behind = found.high is not None and found.high < 1 - BEHIND

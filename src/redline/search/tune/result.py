@@ -188,8 +188,7 @@ def _given_up_notes(tune: TuneRecord) -> list[Note]:
 
 
 DISTURBANCES = ("shared-cpu", "shared-gpu", "throttled", "others-at-work")
-"""Doubts about times that are not the recipe's doing. Who waits for a processor waits more often in longer steps: seen beside
-other processes, a gain of 1.5 looked like one of 8."""
+"""Doubts about times that are not the recipe's doing."""
 
 
 def _disturbance_notes(leader: Winner | None, rows: dict[str, RunSummary]) -> list[Note]:
@@ -199,7 +198,8 @@ def _disturbance_notes(leader: Winner | None, rows: dict[str, RunSummary]) -> li
     notes = [note(each.code, f"{leader.recipe}: {each}", about=leader.recipe) for each in found.noted("contended")]
     for each in (*found.reasons, *found.notes):
         if each.code in DISTURBANCES:
-            text = f"{leader.recipe}: {each}; undisturbed it may be faster, and its gain another"
+            remedy = ": run it again when they have ended" if each.code == "shared-cpu" else ""
+            text = f"{leader.recipe}: {each}; undisturbed it may be faster, and its gain another{remedy}"
             notes.append(note(each.code, text, about=leader.recipe))
     return notes
 

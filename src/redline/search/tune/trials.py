@@ -61,8 +61,8 @@ class UntilPlaced(StopRule):
         log = log_ratio(anchor.record, entry.record, self.kind) if anchor is not None else None
         if log is None or rounds >= MOST_ROUNDS:
             return rounds >= MOST_ROUNDS
-        doubt = CLEARLY * max(log.error, CONTENT_ERROR)
-        is_behind, is_far_ahead = log.mean + doubt < -BEHIND, log.mean - doubt > FAR_AHEAD
+        doubt = CLEARLY * max(log.error, CONTENT_ERROR) + log.doubt
+        is_behind, is_far_ahead = log.centre + doubt < -BEHIND, log.centre - doubt > FAR_AHEAD
         return is_behind or is_far_ahead or (log.error <= CONTENT_ERROR and rounds > FEWEST_ROUNDS)
 
 
@@ -362,7 +362,7 @@ class Trials:
         tuner = self._tuner
         why, prepared = rejection(entry.record, tuner.tune), entry.record.prepared
         log = log_ratio(self._anchor.record, entry.record, tuner.asked.kind) if self._anchor is not None else None
-        is_faster = self._anchor is None or (log is not None and log.mean > 0)
+        is_faster = self._anchor is None or (log is not None and log.centre > 0)
         if why is None and is_faster:
             self._let_go()
             entry.stopped = None  # it goes on being measured
@@ -372,7 +372,7 @@ class Trials:
         if why is not None:
             return why
         if log is not None:
-            return note("note", f"{math.exp(log.mean):.3f}× the fastest so far")
+            return note("note", f"{math.exp(log.centre):.3f}× the fastest so far")
         assert prepared is not None
         return numerics_reason(prepared.numerics, tuner.asked.tolerance)
 
