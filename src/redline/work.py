@@ -194,6 +194,8 @@ class Facts(Frozen):
     """Seconds the host needs to issue one step; None where nothing runs ahead of the host."""
     device_s: float | None = None
     """Seconds of one step in which the device has work, by the sum of its operators."""
+    page_faults: float | None = None
+    """Pages that the kernel gave to one step, cleared: memory that is freed and asked for again. None with a GPU."""
     peak_bytes: int | None = None
     """Device memory that the process held at most, its context included; None on a CPU."""
     limit_bytes: int | None = None

@@ -25,6 +25,8 @@ SHOWN = 12
 """Rows of the ranking a person is shown; the document has all."""
 LAYERS = 3
 """Kinds of layers a person is told of."""
+MANY_PAGE_FAULTS = 500
+"""Worth a word: about a millisecond of a step."""
 WIDEST = 1000.0
 """The upper end of an interval over its lower one."""
 LONGEST_REASON = 240
@@ -212,6 +214,8 @@ def facts_told(facts: Facts) -> list[str]:
     told = [f"{layer.calls} {kind} ({format_share(layer.share)} of the forward pass)" for kind, layer in layers]
     if facts.step_s is not None and facts.host_s is not None:
         told.append(f"the host issues it in {format_seconds(facts.host_s)} of {format_seconds(facts.step_s)}")
+    if facts.page_faults is not None and facts.page_faults >= MANY_PAGE_FAULTS:
+        told.append(f"the kernel gives it {facts.page_faults:.0f} pages of memory")
     if facts.reads:
         told.append(f"Python waits for values of tensors ({facts.reads[0]})")
     told += ["its operators depend on the values of its inputs"] if facts.branches else []

@@ -242,7 +242,7 @@ class FakeBench:
             )
         )
 
-    def _others(self, spec: RunSpec, seconds: float) -> dict[str, float]:
+    def _others(self, spec: RunSpec, seconds: float) -> dict[str, Any]:
         """What other processes do to a block that takes so long without them: a factor, and fields of the block."""
         if self.truth.others_cores is None or kind_of(device_of(spec, self.truth)) != "cpu":
             return {}

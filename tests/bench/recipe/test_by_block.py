@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -246,6 +247,36 @@ class TestExpandableSegments:
     def test_are_refused_where_the_allocator_has_none(self) -> None:
         with pytest.raises(BenchError, match="segments are those of torch's allocator for NVIDIA GPUs, not of cpu"):
             applied("expandable-segments", network(), torch.randn(2, 8))
+
+
+class TestKeepMemory:
+    """Freed memory stays with the process: what a step frees, the next one has without the kernel."""
+
+    def test_is_asked_of_the_c_library_until_it_is_restored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[int, int]] = []
+        library = SimpleNamespace(mallopt=lambda number, value: asked.append((number, value)))
+        monkeypatch.setattr("redline.bench.device.cpu.ctypes.CDLL", lambda name: library)
+        monkeypatch.setattr(CpuDevice, "keeping_refusal", lambda self: None)
+        device = CpuDevice()
+        applied("keep-memory", network(), torch.randn(2, 8), device=device)
+        assert asked == [(-1, 2**31 - 1), (-4, 0)]
+        device.restore()
+        device.restore()
+        assert asked[2:] == [(-1, 131072), (-4, 65536)]
+
+    def test_is_left_out_where_a_step_asks_for_little(self) -> None:
+        def refusal(facts: Facts | None) -> str | None:
+            (told,) = [
+                each for each in switch_choices(network(), CpuDevice(), "infer", facts) if each.switch == "keep-memory"
+            ]
+            return str(told.refusal) if told.refusal is not None else None
+
+        assert "(3 page faults)" in str(refusal(Facts(page_faults=3.0)))
+        assert refusal(Facts(page_faults=2793.0)) == refusal(None) == CpuDevice().keeping_refusal()
+
+    def test_writes_the_same_as_plain_code(self) -> None:
+        trim, most_mapped = code_of("keep-memory").flags[1:]
+        assert (trim, most_mapped) == ("ctypes.CDLL(None).mallopt(-1, 2**31 - 1)", "ctypes.CDLL(None).mallopt(-4, 0)")
 
 
 def test_what_spares_memory_says_so_to_the_tuner() -> None:

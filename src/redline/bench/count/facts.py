@@ -29,6 +29,7 @@ from redline.bench.count.counter import is_composite, watching
 from redline.bench.count.kinds import described, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
+from redline.bench.device.process import page_faults
 from redline.bench.recipe.plain import BACKENDS, kinds_of_blocks, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
@@ -96,6 +97,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         step_s=clock.step_s,
         host_s=clock.issue_s if device.is_accelerator else None,
         device_s=clock.device_s if device.is_accelerator else sum(whole.times),
+        page_faults=None if device.is_accelerator else clock.page_faults,
         peak_bytes=(memory.peak_reserved_bytes or 0) + (memory.context_bytes or 0) or None,
         limit_bytes=memory.limit_bytes,
         seconds=time.perf_counter() - started,
@@ -109,6 +111,8 @@ class Clock:
     """Until the host has issued a step; on a CPU the whole step."""
     device_s: float | None
     synchronises: bool | None
+    page_faults: float
+    """Of one step."""
 
 
 def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
@@ -119,13 +123,14 @@ def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
     with step.context():
         step()  # libraries load, algorithms are picked, the optimizer makes its state
         device.synchronize()
-        deadline = time.perf_counter() + TIMED_SECONDS
+        deadline, faults = time.perf_counter() + TIMED_SECONDS, page_faults()
         while len(whole) < TIMED_STEPS and (not whole or time.perf_counter() < deadline):
             started = time.perf_counter()
             step()
             issued.append(time.perf_counter() - started)
             device.synchronize()
             whole.append(time.perf_counter() - started)
+        faults_per_step = (page_faults() - faults) / len(whole)
         synchronises = device.synchronises(step)
         device_s = None
         if device.is_accelerator and not synchronises:
@@ -135,7 +140,7 @@ def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
             step()
             marks.append(device.mark())
             device_s = device.seconds_between(marks)[0]
-    return Clock(median(whole), median(issued), device_s, synchronises)
+    return Clock(median(whole), median(issued), device_s, synchronises, faults_per_step)
 
 
 def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:

@@ -187,6 +187,14 @@ class Device(ABC):
         """Let the allocator grow its segments from here on, or add new ones as it does by itself."""
         raise NotImplementedError(self.segments_refusal())
 
+    def keeping_refusal(self) -> str | None:
+        """Why the process cannot be told to keep the memory that is freed, or None."""
+        return "it is about the memory of a CPU: that of a GPU is kept by torch's own allocator"
+
+    def keep_memory(self, keep: bool) -> None:
+        """Keep freed memory in the process from here on, or give it back to the system as usual."""
+        raise NotImplementedError(self.keeping_refusal())
+
     def restore(self) -> None:
         """Undo what switches changed about the device, for whoever uses this process next."""
         return

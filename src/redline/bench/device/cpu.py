@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
 import time
 from collections.abc import Sequence
@@ -20,6 +22,11 @@ from redline.errors import UsageError
 from redline.telemetry.machine import cpu_name, cpu_temperature_c, package_energy_j
 
 _CACHES = Path("/sys/devices/system/cpu")
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Numbers of malloc.h."""
+KEEP_ALL = 2**31 - 1
+USUAL_TRIM_BYTES, USUAL_MMAP_MAX = 128 * 1024, 65536
+"""What glibc begins with."""
 
 
 class CpuDevice(Device):
@@ -31,6 +38,7 @@ class CpuDevice(Device):
         self.torch_device = torch.device("cpu")
         self._limit_bytes: int | None = None
         self._product_times: dict[str, float] = {}
+        self._keeps_memory = False
         psutil.cpu_percent(interval=None)  # the first look only starts the counter
 
     def info(self) -> DeviceInfo:
@@ -100,6 +108,20 @@ class CpuDevice(Device):
         if dtype == torch.float8_e4m3fn:
             return "fp8 products run on GPUs of compute capability 8.9 and later, not on a CPU"
         return None  # every format computes on a CPU, if slowly; a missing operator shows when it is called
+
+    def keeping_refusal(self) -> str | None:
+        return None if platform.libc_ver()[0] == "glibc" else "only the C library of Linux (glibc) can be told to"
+
+    def keep_memory(self, keep: bool) -> None:
+        # Trimming goes by a threshold, and large pieces are mapped one by one and unmapped when they are freed.
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_TRIM_THRESHOLD, KEEP_ALL if keep else USUAL_TRIM_BYTES)
+        mallopt(M_MMAP_MAX, 0 if keep else USUAL_MMAP_MAX)
+        self._keeps_memory = keep
+
+    def restore(self) -> None:
+        if self._keeps_memory:
+            self.keep_memory(False)
 
     def product_time(self, number_format: str) -> float | None:
         """Some CPUs have arithmetic for bf16, few for fp16; without, a product takes up to fifty times as long."""

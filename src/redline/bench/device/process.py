@@ -104,6 +104,11 @@ def _status_bytes() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
 
 
+def page_faults() -> int:
+    """How often the kernel had to give this process a page of memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 class ProcessorUse(NamedTuple):
     """Seconds of processors, counted since some moment long ago: only differences mean something."""
 

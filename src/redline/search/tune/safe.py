@@ -43,10 +43,10 @@ class SafeRecipes:
     """Whether a library can be let choose its kernels by trying them, at little cost."""
 
     def in_order(self) -> list[Switches]:
-        """Half precision (or TF32, where that is slow here), the layout and, in training, the optimizer; the same recorded as a graph where the host would be in the way of it; the same
+        """Half precision (or TF32, where that is slow here), the layout, in training the optimizer, on a CPU the allocator; the same recorded as a graph where the host would be in the way of it; the same
         through a compiler, the whole model and block by block."""
         precision = self._best("precision") if not self._is_slow("precision") else self._best("tf32")
-        plain = precision | self._best("layout") | self._best("optimizer")
+        plain = precision | self._best("layout") | self._best("optimizer") | self._best("allocator")
         graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
         # There is time to compile once: what is quick to add comes with it. Convolutions are left to the library, which tunes them.
         tuned = plain | (self._best("autotune") if self.tunes_quickly else BASELINE)

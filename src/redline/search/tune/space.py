@@ -103,6 +103,7 @@ ON_CPU: dict[str, Expectation] = {
     "checkpointing": Expectation(0.25, 0.1),
     "compile:freeze": Expectation(-0.35, 0.2),
     "compile:reduce-overhead": Expectation(-0.15, 0.1),
+    "keep-memory": Expectation(-0.1, 0.15),
     "torchscript": Expectation(-0.2, 0.2),
     "fold-bn": Expectation(-0.06, 0.08),
     "onnx": Expectation(-0.4, 0.3),

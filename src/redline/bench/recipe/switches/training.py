@@ -1,4 +1,5 @@
-"""Switches for training: those that spare memory, and those of several ranks (how gradients are averaged, where weights lie).
+"""Switches for training and for memory: those that spare it, one that keeps it, and those of several ranks (how gradients
+are averaged, where weights lie).
 
 Those that spare memory make no step faster. They pay where a larger batch does.
 """
@@ -18,6 +19,9 @@ from redline.bench.workload.step import Setup
 from redline.errors import SpecError
 from redline.spec import OptionValue, Task
 from redline.work import Facts
+
+FEW_PAGE_FAULTS = 64
+"""In a step: each takes about two microseconds, with the clearing of its page."""
 
 
 @SWITCHES.register("fused-optimizer")
@@ -87,6 +91,35 @@ class ExpandableSegments(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.flags.append('torch.cuda.memory._set_allocator_settings("expandable_segments:True")')
+
+
+@SWITCHES.register("keep-memory")
+class KeepMemory(RecipeSwitch):
+    name = "keep-memory"
+    summary = "a process on a CPU keeps the memory it frees, so the kernel need not clear the same pages in every step"
+    stage = FLAGS
+    family = "allocator"
+    relieves = "both"
+    leaves_program = True
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return device.keeping_refusal()
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is None or facts.page_faults is None or facts.page_faults >= FEW_PAGE_FAULTS:
+            return None
+        return f"the kernel gives a step hardly any new memory ({facts.page_faults:.0f} page faults)"
+
+    def apply(self, setup: Setup) -> None:
+        setup.device.keep_memory(True)
+
+    def write(self, code: RecipeCode) -> None:
+        code.bring_in("import ctypes")
+        code.flags += [
+            "# Keep freed memory in the process (malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX).",
+            "ctypes.CDLL(None).mallopt(-1, 2**31 - 1)",
+            "ctypes.CDLL(None).mallopt(-4, 0)",
+        ]
 
 
 NEEDS_RANKS = "it is for several ranks: give --ranks"
