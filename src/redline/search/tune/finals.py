@@ -20,6 +20,8 @@ from redline.spec import MeasureSpec, RunSpec
 BEHIND_AFTER_ONE = 0.03
 BEHIND = 0.005
 MOST_REPLICATES = 5
+MOST_TO_WIN = 8
+"""Of one that seems to be faster than the baseline, while that is not sure: on a CPU, processes of one recipe may lie half apart."""
 SETTLED = 0.01
 """Half an interval: two recipes closer than this need no further replicate to tell them apart."""
 RACE_SHARE = 0.75
@@ -360,11 +362,11 @@ def _is_decided(tuner: Tuner, replicates: Sequence[Replicate], finalists: Sequen
     count = len(_with_both(replicates, first))
     if count < tuner.asked.replicates:
         return False
-    if count >= max(MOST_REPLICATES, tuner.asked.replicates):
-        return True
     gain = pair_of(replicates, "baseline", first, tuner.asked.kind)
     if gain is not None and gain.verdict == "inconclusive" and gain.ratio > 1 + TIME_BAND:
-        return False
+        return count >= max(MOST_TO_WIN, tuner.asked.replicates)
+    if count >= max(MOST_REPLICATES, tuner.asked.replicates):
+        return True
     return all(_is_settled(pair_of(replicates, first, other, tuner.asked.kind)) for other in others)
 
 

@@ -28,7 +28,7 @@ from redline.search.tune.winner import (
     winner_and_its_replicates,
     winner_of,
 )
-from redline.spec import Task
+from redline.spec import BASELINE, Task
 from redline.units import significant
 from redline.work import Facts
 
@@ -198,8 +198,9 @@ def _disturbance_notes(leader: Winner | None, rows: dict[str, RunSummary]) -> li
     notes = [note(each.code, f"{leader.recipe}: {each}", about=leader.recipe) for each in found.noted("contended")]
     for each in (*found.reasons, *found.notes):
         if each.code in DISTURBANCES:
+            doubt = "" if leader.recipe == BASELINE else "; undisturbed it may be faster, and its gain another"
             remedy = ": run it again when they have ended" if each.code == "shared-cpu" else ""
-            text = f"{leader.recipe}: {each}; undisturbed it may be faster, and its gain another{remedy}"
+            text = f"{leader.recipe}: {each}{doubt}{remedy}"
             notes.append(note(each.code, text, about=leader.recipe))
     return notes
 
