@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision.models import get_model, get_model_weights
+from torchvision.ops import DeformConv2d
 
 from redline.bench.count.ask import answer_count
 from redline.bench.count.count import Task, count_work
@@ -289,3 +291,75 @@ class TestBytes:
         assert work.compulsory_bytes == x.numel() * 4 + (2 + 2 * 2) * 16 * 16 * 4
         (update,) = [one for one in work.operators if one.phase == "optimizer"]
         assert (update.name, update.kind, update.bytes) == ("optimizer adam", "elementwise", 7 * 16 * 16 * 4)
+
+
+class Branches(nn.Module):
+    """Operators of torch that call functions: without the compiler, whose import takes seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        higher = torch.ops.higher_order
+        (chosen,) = higher.cond(x.sum() > 0, lambda y: (self.a(y),), lambda y: (self.b(self.b(y)),), (x,))
+        _, looped = higher.while_loop(
+            lambda i, _: i < 3, lambda i, y: (i + 1, self.b(y)), (torch.tensor(0), chosen), ()
+        )
+        return looped
+
+
+def test_functions_that_an_operator_calls_are_counted_as_they_run() -> None:
+    model, x = Branches().eval(), torch.ones(4, 32)
+    work = count_work(Task(model=model, inputs=((x,), {}), modules=True))
+    assert work.uncounted == ()
+    assert {module.path: module.flops for module in work.modules if module.path} == {"a": 8192, "b": 3 * 8192}
+
+
+def quantized_layers() -> nn.Module:
+    layers = torch.ao.nn.quantized
+    return nn.Sequential(
+        layers.Quantize(0.1, 0, torch.quint8),
+        layers.Conv2d(4, 8, 3, groups=2),
+        layers.DeQuantize(),
+        nn.Flatten(),
+        layers.dynamic.Linear(8 * 6 * 6, 10),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_layers_are_counted_with_the_weights_they_packed() -> None:
+    work = count(quantized_layers(), torch.randn(2, 4, 8, 8), modules=True)
+    convolution, linear = 2 * 8 * 36 * 2 * 9, 2 * 10 * 288
+    assert (work.macs, work.uncounted) == (convolution + linear, ())
+    assert work.params == (8 * 2 * 9 + 8) + (288 * 10 + 10)
+    assert {one.number_format for one in work.operators if one.flops and "::" in one.name} == {"int8"}
+    assert by_path(work)["4"].params == 2890
+    assert work.compulsory_bytes >= 2880 + 144
+
+
+def test_a_deformable_convolution_counts_as_much_as_a_plain_one() -> None:
+    class Deformed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = DeformConv2d(4, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x, x.new_zeros(len(x), 18, 12, 12))
+
+    work = count(Deformed(), torch.randn(2, 4, 12, 12), loss=torch.Tensor.sum)
+    plain = 2 * (2 * 8 * 144) * (4 * 9)
+    assert work.uncounted == ()
+    assert [one.flops for one in work.operators if "deform" in one.name] == [plain, 2 * plain]
+
+
+def test_a_path_that_python_draws_is_said_to_be_one_of_several() -> None:
+    class Deep(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(random.randint(1, 4)):
+                x = super().forward(x)
+            return x
+
+    work = count(Deep(8, 8), torch.randn(2, 8))
+    assert [each.code for each in work.notes] == ["counted-one-draw"]
+    assert not count(nn.Linear(8, 8), torch.randn(2, 8)).notes

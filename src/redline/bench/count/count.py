@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -21,8 +23,9 @@ from redline.bench.count.kinds import distinct, tensor_bytes
 from redline.bench.workload.called import refuse_what_has_not_run
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TrainingLoss
-from redline.bench.workload.structure import map_tensors, named_tensors, tensors_within
+from redline.bench.workload.structure import map_tensors, named_tensors, parameter_count, tensors_within
 from redline.errors import BenchError
+from redline.note import note
 from redline.spec import OptimizerName
 from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
 
@@ -36,7 +39,7 @@ def module_rows(model: nn.Module, counter: WorkCounter) -> list[ModuleWork]:
             _add(whole[ancestor], share)
     for path, module in model.named_modules():
         share, calls = whole[path], counter.places.calls[path]
-        params = sum(int(parameter.numel()) for parameter in module.parameters())
+        params = parameter_count(module)
         if not (params or calls or share.bytes):
             continue
         rows.append(
@@ -155,12 +158,24 @@ class Task:
     modules: bool = False
 
 
+ONE_DRAW = note(
+    "counted-one-draw",
+    "counted for one draw: the model asks the random generator of Python or NumPy, so another step may do other work",
+)
+
+
+def _generators() -> tuple[Any, ...]:
+    """Where the generators stand whose numbers choose between paths without any tensor showing it."""
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(keys).tobytes(), position
+
+
 AS_IT_RUNS = "a function is counted as it runs"
 
 
 def count_work(task: Task) -> WorkCount:
     """Raises whatever the model raises in a real step, where a step without memory was not possible."""
-    started = time.perf_counter()
+    started, draws = time.perf_counter(), _generators()
     if task.is_whole_step:
         with plainly():
             work = msgspec.structs.replace(_count(task, task.model, task.inputs), for_these_inputs=AS_IT_RUNS)
@@ -174,6 +189,8 @@ def count_work(task: Task) -> WorkCount:
         with plainly():
             work = _for_real(task, because(error))
     work = work if task.optimizer is None else _with_optimizer(work, task, task.optimizer)
+    if _generators() != draws:
+        work = msgspec.structs.replace(work, notes=(*work.notes, ONE_DRAW))
     return msgspec.structs.replace(work, seconds=time.perf_counter() - started)
 
 
@@ -249,7 +266,7 @@ def _gathered(task: Task, model: nn.Module, counter: WorkCounter, output: Any) -
     operators.sort(key=lambda one: (one.phase != "forward", -one.flops * one.calls, -one.bytes * one.calls, one.name))
     given = [tensor for _, tensor in named_tensors(output) if not counter.touched.owns(tensor)]
     return WorkCount(
-        params=sum(int(parameter.numel()) for parameter in model.parameters()),
+        params=parameter_count(model),
         compulsory_bytes=counter.touched.bytes() + sum(tensor_bytes(tensor) for _, tensor in distinct(given)),
         operators=tuple(operators),
         uncounted=tuple(Uncounted(name=name, calls=calls) for name, calls in sorted(counter.uncounted.items())),

@@ -5,19 +5,25 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from redline.bench.count.formulas import is_ragged
 from redline.bench.count.kinds import Known, Touched, distinct, known, read_bytes, tensor_bytes, tensors_in
 from redline.bench.device.base import Device
+from redline.bench.workload.structure import packed
 from redline.work import PRODUCTS, OperatorKind, WorkPhase
 
 _FORMATS = {
@@ -29,6 +35,8 @@ _FORMATS = {
     torch.complex128: "fp64",
     torch.int8: "int8",
     torch.uint8: "int8",
+    torch.qint8: "int8",
+    torch.quint8: "int8",
     **{getattr(torch, name): "fp8" for name in (
         "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
     ) if hasattr(torch, name)},
@@ -150,6 +158,8 @@ class Places:
 
 
 class WorkCounter(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(self, leaves: Iterable[Tensor], tf32: Tf32) -> None:
         super().__init__()
         self.phase: WorkPhase = "forward"
@@ -160,6 +170,7 @@ class WorkCounter(TorchDispatchMode):
         self.touched = Touched(leaves)
         self._tf32 = tf32
         self._finds_phases = False
+        self._packed: dict[torch.ScriptObject, list[Tensor]] = {}
 
     @contextmanager
     def finding_phases(self) -> Iterator[None]:
@@ -186,6 +197,8 @@ class WorkCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._opened(func, args, kwargs)
         about = known(func)
         if about.kind is None:
             return func(*args, **kwargs)
@@ -199,7 +212,23 @@ class WorkCounter(TorchDispatchMode):
         self._note(func, about, args, kwargs, out)
         return out
 
+    def _opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`torch.cond`, loops, scans and `flex_attention`: what they call is counted as it runs."""
+        plain = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if plain is None:
+            self.uncounted[func.name()] += 1
+            return func(*args, **kwargs)
+        try:
+            with self:
+                return plain(*args, **kwargs)
+        except AssertionError:  # some refuse to start under a mode, and then so must only the functions they call
+            modes = (*_get_current_dispatch_mode_stack(), self)
+            with _disable_current_modes():
+                return plain(*(_under(modes, one) if callable(one) else one for one in args), **kwargs)
+
     def _note(self, func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if about.takes_packed:
+            args = tuple(self._weights_in(one) for one in args)
         inputs = distinct(tensors_in((*args, *kwargs.values())))
         outputs = distinct(tensors_in(out))
         written = sum(tensor_bytes(tensor) for _, tensor in outputs)
@@ -211,11 +240,23 @@ class WorkCounter(TorchDispatchMode):
         flops = _flops(func, about, args, kwargs, out)
         if flops is None:
             self.uncounted[about.name] += 1
-        form = number_format([tensor for _, tensor in inputs or outputs], about.kind, self._tf32)
+        computed = [tensor for _, tensor in inputs or outputs]
+        if about.takes_packed:  # the weight's format is that of the product: the data is converted on the way
+            computed.sort(key=lambda tensor: not tensor.is_quantized)
+        form = number_format(computed, about.kind, self._tf32)
         assert about.kind is not None
         row: Row = (about.name, about.kind, form, phase, flops or 0, sum(read) + written)
         self.rows[row] += 1
         self._share(row)
+
+    def _weights_in(self, argument: Any) -> Any:
+        """What a quantized layer packed away, unpacked once, so that every call sees the same tensors."""
+        if not isinstance(argument, torch.ScriptObject):
+            return argument
+        if argument not in self._packed:
+            self._packed[argument] = packed(argument)
+            self.touched.hold(self._packed[argument])
+        return self._packed[argument]
 
     def _share(self, row: Row) -> None:
         _, kind, form, phase, flops, moved = row
@@ -226,6 +267,16 @@ class WorkCounter(TorchDispatchMode):
             share.formats[form] += flops
         else:
             share.other_flops += flops
+
+
+def _under(modes: tuple[TorchDispatchMode, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as entered:
+            for mode in modes:
+                entered.enter_context(mode)
+            return function(*args, **kwargs)
+
+    return called
 
 
 def _flops(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:

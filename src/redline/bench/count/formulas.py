@@ -90,6 +90,17 @@ def convolution_backward(arguments: Arguments, out: Any) -> int:
     return wanted * 2 * int(positions.numel()) * _per_output(arguments["weight"])
 
 
+def deformable_convolution_backward(arguments: Arguments, out: Any) -> int:
+    """One product for the columns that were sampled, from which input, offsets and mask follow, and one for the weight."""
+    return 2 * 2 * int(arguments["grad"].numel()) * _per_output(arguments["weight"])
+
+
+def packed_product(arguments: Arguments, out: Any) -> int:
+    """A quantized linear layer or convolution, whose weight is the first of what it was packed with."""
+    weight = next(value for value in arguments.values() if isinstance(value, list) and isinstance(value[0], Tensor))[0]
+    return 2 * int(out.numel()) * _per_output(weight)
+
+
 def _recurrent(data: Tensor, weights: list[Tensor]) -> int:
     """Every weight matrix meets every step of every sequence once."""
     tokens = data.numel() // data.shape[-1]
@@ -192,6 +203,8 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution_relu", "miopen_convolution_add_relu", "slow_conv_dilated2d", "slow_conv_dilated3d"), ("convolution", convolution)),
     **dict.fromkeys(("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d"), ("convolution", transposed_convolution)),
     "convolution_backward": ("convolution", convolution_backward),
+    "torchvision::deform_conv2d": ("convolution", convolution),
+    "torchvision::_deform_conv2d_backward": ("convolution", deformable_convolution_backward),
     "_cudnn_rnn": ("matmul", recurrent),
     "miopen_rnn": ("matmul", recurrent),
     "_cudnn_rnn_backward": ("matmul", recurrent_backward),
@@ -212,7 +225,7 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), ("other", fourier)),
     "_cdist_forward": ("other", distances),
 }  # fmt: skip
-"""By the name of an aten operator without its overload."""
+"""By the name of an operator without its overload; those of aten without their namespace."""
 
 
 def is_ragged(arguments: Arguments) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from redline.bench.count.formulas import FORMULAS, Formula
+from redline.bench.count.formulas import FORMULAS, Formula, packed_product
 from redline.bench.workload.structure import is_plain, stored
 from redline.work import LayerKind, OperatorKind
 
@@ -68,6 +68,9 @@ _ELEMENTWISE = re.compile(
 _BACKWARD_OF_MORE = re.compile(r"(conv|mm|rnn|lstm_cell|attention|linalg|dist|fft|embedding_bag)\w*_backward$")
 """The backward of an activation touches each element once; the backward of these does not."""
 
+_PACKED_PRODUCT = re.compile(r"^(linear|conv[123]d)(_add)?(_relu|_leaky_relu|_tanh)?(_dynamic)?(_fp16)?$")
+_SUM_OF_TWO = re.compile(r"^(add|mul)(_scalar)?(_relu)?(_out)?$")
+
 
 @dataclass(frozen=True)
 class Known:
@@ -83,6 +86,8 @@ class Known:
     """Elements of the largest input count, not of the output."""
     reads: Reads = "all"
     counted: bool = True
+    takes_packed: bool = False
+    """Its weight comes in an object of torch's own."""
 
 
 @lru_cache(maxsize=10_000)
@@ -94,8 +99,13 @@ def known(operator: Any) -> Known:
     if namespace in ("prim", "profiler") or operator.is_view:
         return Known(plain, None)
     pointwise = torch.Tag.pointwise in operator.tags
-    if namespace != "aten":  # somebody's own: its name proves nothing
+    if namespace != "aten":
         name = f"{namespace}::{plain}"
+        if name in FORMULAS:
+            return Known(name, *FORMULAS[name])
+        if namespace == "quantized":
+            return _quantized(name, plain)
+        # Somebody's own: its name proves nothing.
         return Known(name, "elementwise", per_element=1) if pointwise else Known(name, "other", counted=False)
     if plain in _FREE:
         return Known(plain, None)
@@ -104,6 +114,13 @@ def known(operator: Any) -> Known:
         kind, formula = product
         return Known(plain, kind, formula)
     return _cheap(plain, pointwise)
+
+
+def _quantized(name: str, plain: str) -> Known:
+    if _PACKED_PRODUCT.match(plain):
+        kind: OperatorKind = "matmul" if plain.startswith("linear") else "convolution"
+        return Known(name, kind, packed_product, takes_packed=True)
+    return replace(_cheap(plain, _SUM_OF_TWO.match(plain) is not None), name=name)
 
 
 def _cheap(name: str, pointwise: bool) -> Known:
@@ -209,10 +226,16 @@ class Touched:
     """How much of each weight, buffer and input of the model some operator looks at."""
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
-        self._held = list(leaves)  # kept alive, so that no later tensor takes the place of one of them
+        self._held: list[Tensor] = []  # kept alive, so that no later tensor takes the place of one of them
         self._sizes: dict[int, int] = {}
         self._parts: dict[int, dict[Region, int]] = {}
-        for leaf in self._held:
+        self.hold(leaves)
+
+    def hold(self, leaves: Iterable[Tensor]) -> None:
+        """Count these among what belongs to the model."""
+        found = list(leaves)
+        self._held += found
+        for leaf in found:
             region = region_of(leaf)
             if region is not None:
                 size = leaf.untyped_storage().nbytes() if is_plain(leaf) else tensor_bytes(leaf)

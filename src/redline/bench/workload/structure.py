@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
@@ -76,6 +76,22 @@ def stored(tensor: Tensor) -> list[Tensor]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
     return list(tensor.unbind()) if tensor.is_nested else [tensor]
+
+
+def packed(value: Any) -> list[Tensor]:
+    """The weight and the bias that a quantized layer keeps in an object of torch's own; nothing for anything else."""
+    if not isinstance(value, torch.ScriptObject) or not hasattr(value, "unpack"):
+        return []
+    with _disable_current_modes():
+        return [part for part in value.unpack() if isinstance(part, Tensor)]
+
+
+def parameter_count(*models: nn.Module) -> int:
+    """Every parameter once, however many modules share it, and the packed weights of quantized layers."""
+    given = {id(each): each for model in models for each in model.parameters()}
+    held = {id(value): value for model in models for module in model.modules() for value in vars(module).values()}
+    kept = (weight for value in held.values() for weight in packed(value))
+    return sum(int(each.numel()) for each in (*given.values(), *kept))
 
 
 def shape_of(tensor: Tensor) -> list[int | None]:

@@ -24,7 +24,7 @@ from redline.bench.workload.inputs import (
     same_values,
 )
 from redline.bench.workload.losses import TrainingLoss, training_loss
-from redline.bench.workload.structure import Untouched, describe, map_leaves
+from redline.bench.workload.structure import Untouched, describe, map_leaves, parameter_count
 from redline.errors import SpecError
 from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
@@ -201,7 +201,7 @@ class Workload:
         return WorkloadInfo(
             source=self.source,
             class_name=self._name(),
-            parameters=sum(parameter.numel() for part in self._parts() for parameter in part.parameters()),
+            parameters=parameter_count(*self._parts()),
             items_per_step=self.items_per_step,
             item=self.item if self.items or self.batch else "step",
             batch=self.batch,
