@@ -66,6 +66,7 @@ Code = Literal[
     "no-ceiling",
     "fits-in-cache",
     "counted-for-inputs",
+    "counted-one-draw",
     "work-not-counted",
     "backward-not-counted",
     "modules-dissolved",

@@ -158,7 +158,7 @@ def at_step(found: Roofline, measured_s: float) -> Roofline:
 
 def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float) -> tuple[Note | None, list[Note]]:
     """What is wrong with the numbers, and what to know about them."""
-    notes = []
+    notes = list(work.notes)
     if work.for_these_inputs is not None:
         notes.append(note("counted-for-inputs", f"counted for these inputs: {work.for_these_inputs}"))
     if found.without_ceiling:
