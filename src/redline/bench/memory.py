@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._ops import HigherOrderOperator
 
 from redline.bench.count.ask import shown_model
 from redline.bench.count.counter import watching
@@ -26,7 +26,7 @@ from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import refuse_what_has_not_run
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
-from redline.bench.workload.structure import stored, tensors_within
+from redline.bench.workload.structure import WholeDispatchMode, stored, tensors_within
 from redline.errors import BenchError
 from redline.questions import MemoryAnswer
 from redline.spec import RunSpec
@@ -179,7 +179,7 @@ def _tensors(structure: Any) -> Iterable[Tensor]:
     return (tensor for _, tensor in tensors_within(structure))
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(WholeDispatchMode):
     """Writes down when storages come and go while a step runs."""
 
     def __init__(self, phases: list[str], rounding: int, reserved: Callable[[], int | None]) -> None:
@@ -199,6 +199,8 @@ class Ledger(TorchDispatchMode):
         self._broke_at: tuple[str, str, str, str] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self.opened(func, args, kwargs)
         try:
             result = func(*args, **(kwargs or {}))
         except Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,11 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
 
 from redline.bench.count.formulas import is_ragged
 from redline.bench.count.kinds import Known, Touched, distinct, known, read_bytes, tensor_bytes, tensors_in
 from redline.bench.device.base import Device
-from redline.bench.workload.structure import packed
+from redline.bench.workload.structure import WholeDispatchMode, packed
 from redline.work import PRODUCTS, OperatorKind, WorkPhase
 
 _FORMATS = {
@@ -157,9 +152,7 @@ class Places:
         return watching(model, self.enter, self.leave)
 
 
-class WorkCounter(TorchDispatchMode):
-    supports_higher_order_operators = True
-
+class WorkCounter(WholeDispatchMode):
     def __init__(self, leaves: Iterable[Tensor], tf32: Tf32) -> None:
         super().__init__()
         self.phase: WorkPhase = "forward"
@@ -198,7 +191,11 @@ class WorkCounter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            return self._opened(func, args, kwargs)
+            seen = self.rows.total()
+            out = self.opened(func, args, kwargs)
+            if self.rows.total() == seen:  # nothing that could be seen: a kernel of the user's own
+                self.uncounted[func.name()] += 1
+            return out
         about = known(func)
         if about.kind is None:
             return func(*args, **kwargs)
@@ -211,20 +208,6 @@ class WorkCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         self._note(func, about, args, kwargs, out)
         return out
-
-    def _opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`torch.cond`, loops, scans and `flex_attention`: what they call is counted as it runs."""
-        plain = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
-        if plain is None:
-            self.uncounted[func.name()] += 1
-            return func(*args, **kwargs)
-        try:
-            with self:
-                return plain(*args, **kwargs)
-        except AssertionError:  # some refuse to start under a mode, and then so must only the functions they call
-            modes = (*_get_current_dispatch_mode_stack(), self)
-            with _disable_current_modes():
-                return plain(*(_under(modes, one) if callable(one) else one for one in args), **kwargs)
 
     def _note(self, func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if about.takes_packed:
@@ -267,16 +250,6 @@ class WorkCounter(TorchDispatchMode):
             share.formats[form] += flops
         else:
             share.other_flops += flops
-
-
-def _under(modes: tuple[TorchDispatchMode, ...], function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as entered:
-            for mode in modes:
-                entered.enter_context(mode)
-            return function(*args, **kwargs)
-
-    return called
 
 
 def _flops(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from redline.bench.count.count import plainly
@@ -34,6 +34,7 @@ from redline.bench.recipe.plain import BACKENDS, kinds_of_blocks, repeated_block
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import Setup, make_step
+from redline.bench.workload.structure import WholeDispatchMode
 from redline.bench.workload.workload import Workload
 from redline.environment import Memory
 from redline.spec import OptimizerName
@@ -254,7 +255,7 @@ class Call:
     shapes: tuple[tuple[int, ...], ...]
 
 
-class Watch(TorchDispatchMode):
+class Watch(WholeDispatchMode):
     """Writes down the operators of one run, how long each took on the device, and what else they tell."""
 
     def __init__(self, setup: Setup) -> None:
@@ -287,6 +288,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self.opened(func, args, kwargs)
         kwargs = kwargs or {}
         name, layer, kind = described(func)
         if layer == "attention":

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.count.counter import Tf32, WorkCounter
 from redline.bench.count.kinds import known
@@ -24,7 +24,7 @@ from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
-from redline.bench.workload.structure import named_tensors
+from redline.bench.workload.structure import WholeDispatchMode, named_tensors
 from redline.errors import SpecError
 from redline.questions import AskOperators, OperatorCase, OperatorTimes
 from redline.spec import RunSpec
@@ -148,7 +148,7 @@ class _Like:
         return made.uniform_(0.1, 1.0) if self.dtype.itemsize >= 2 else made.fill_(1.0)
 
 
-class _Caught(TorchDispatchMode):
+class _Caught(WholeDispatchMode):
     def __init__(self, tf32: Tf32) -> None:
         super().__init__()
         self._tf32 = tf32
@@ -156,6 +156,8 @@ class _Caught(TorchDispatchMode):
         self._times: Counter[Any] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self.opened(func, args, kwargs)
         kwargs = kwargs or {}
         counter = WorkCounter([], self._tf32)
         with counter:

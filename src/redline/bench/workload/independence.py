@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.batch import LIST, Axes, extents, extents_in, select_items, size_along
 from redline.bench.workload.inputs import Inputs, changed_slightly, copied
 from redline.bench.workload.signal import awaken, is_dormant
-from redline.bench.workload.structure import children, join, map_leaves, named_tensors
+from redline.bench.workload.structure import WholeDispatchMode, children, join, map_leaves, named_tensors
 from redline.errors import BenchError
 
 MOST_CANDIDATES = 12
@@ -76,10 +76,12 @@ class _Caller:
             return _twin(self._model, list(self._model.parameters()))(*args, **kwargs)
 
 
-class _AllAlike(TorchDispatchMode):
+class _AllAlike(WholeDispatchMode):
     """Makes all random draws alike: an item must not answer differently because it drew other numbers elsewhere."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self.opened(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
         # Attention and dropout have the tag as well, but compute something: they draw only while training.
         draws = torch.Tag.nondeterministic_seeded in func.tags and not any(

@@ -1,15 +1,23 @@
-"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts, dataclasses and objects."""
+"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts, dataclasses and objects; and
+what a model hides: weights in packed objects, operators inside operators."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
@@ -216,3 +224,34 @@ def hides_something(inputs: Any) -> bool:
     if parts is None:
         return not isinstance(inputs, known)
     return any(hides_something(part) for _, part in parts)
+
+
+class WholeDispatchMode(TorchDispatchMode):
+    """A mode that also sees what `torch.cond`, loops, scans and `flex_attention` do inside: they take functions.
+
+    Its `__torch_dispatch__` hands such an operator, a `HigherOrderOperator`, to `opened`.
+    """
+
+    supports_higher_order_operators = True
+
+    def opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        plain = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if plain is None:
+            return func(*args, **(kwargs or {}))
+        try:
+            with self:
+                return plain(*args, **(kwargs or {}))
+        except AssertionError:  # some refuse to start under a mode: then the functions that they call run under it
+            modes = (*_get_current_dispatch_mode_stack(), self)
+            with _disable_current_modes():
+                return plain(*(_under(modes, one) if callable(one) else one for one in args), **(kwargs or {}))
+
+
+def _under(modes: tuple[TorchDispatchMode, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as entered:
+            for mode in modes:
+                entered.enter_context(mode)
+            return function(*args, **kwargs)
+
+    return called
