@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from redline.bench.count.ask import answer_count
 from redline.bench.memory import answer_memory
 from redline.bench.session import BenchSession
+from redline.bench.workload.workload import assemble
 from redline.errors import BenchError
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply
 from redline.record import Failure, Prepared
@@ -216,6 +218,19 @@ def test_a_model_that_differentiates_says_how_it_was_measured(name: str, mode: s
         assert [str(note) for note in notes if note.code == "model"] == [
             f"measured with {mode}: the model differentiates in its forward pass, which inference mode forbids"
         ]
+
+
+def test_a_model_that_only_fails_in_inference_mode_is_not_said_to_differentiate() -> None:
+    class Ragged(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)).values()
+
+    inputs = ((torch.randn(3, 8),), {})
+    workload = assemble(Ragged(8, 4), inputs, task="infer", source="live", identity="", seed=0)
+    assert workload.differentiates(lambda: workload.model(*inputs[0]))
+    assert [str(note) for note in workload.notes] == [
+        "measured with torch.no_grad(): the model fails in inference mode"
+    ]
 
 
 def test_a_model_that_fails_whatever_the_mode_fails_as_it_did_first() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 
 from redline.bench.device.failure import one_line
 from redline.bench.workload.batch import Axes, resize
@@ -24,7 +25,7 @@ from redline.bench.workload.inputs import (
     same_values,
 )
 from redline.bench.workload.losses import TrainingLoss, training_loss
-from redline.bench.workload.structure import Untouched, describe, map_leaves, parameter_count
+from redline.bench.workload.structure import Untouched, WholeDispatchMode, describe, map_leaves, parameter_count
 from redline.errors import SpecError
 from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
@@ -125,10 +126,17 @@ class Workload:
         for mode in words:
             self.gradients = mode  # type: ignore[assignment]
             try:
-                call()
+                with _SeesBackward() as seen:
+                    call()
             except Exception:
                 continue
-            text = f"measured with {words[mode]}: the model differentiates in its forward pass, which inference mode forbids"
+            needs = mode == "on" or seen.found
+            why = (
+                "differentiates in its forward pass, which inference mode forbids"
+                if needs
+                else "fails in inference mode"
+            )
+            text = f"measured with {words[mode]}: the model {why}"
             self.notes.append(note("model", text))
             return True
         self.gradients = "inference"
@@ -215,6 +223,18 @@ class Workload:
             input_hash=self.input_hash,
             notes=tuple(self.notes),
         )
+
+
+class _SeesBackward(WholeDispatchMode):
+    """Whether anything ran in a backward pass. Some tensors, ragged ones among them, fail in inference mode without one."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or torch._C._current_graph_task_id() >= 0
+        if isinstance(func, HigherOrderOperator):
+            return self.opened(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def assemble(
