@@ -121,6 +121,14 @@ def test_a_critic_that_steps_more_often_sets_the_pace() -> None:
     assert rates_of([log]).steps == 50
 
 
+def test_a_batch_that_optimizers_use_unequally_often_is_a_step() -> None:
+    """A critic that takes two steps of each batch and then its generator one; with as many of each, each pair is a step."""
+    critic = [row(n, caller=float(n % 3 == 2), loaded=0.0 if n % 3 else 32.0) for n in range(60)]
+    assert rates_of([FakeLog(critic)]).steps == 20
+    pairs = [row(n, caller=n % 2, loaded=0.0 if n % 6 else 32.0) for n in range(60)]
+    assert rates_of([FakeLog(pairs)]).steps == 30
+
+
 def test_optimizers_that_take_turns_take_a_step_each() -> None:
     """Each with a model and a batch of its own; a GAN's two pass through the same models."""
     alone = FakeLog([row(n, caller=n % 2, models=1 << (n % 2)) for n in range(40)])

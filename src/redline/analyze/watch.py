@@ -236,6 +236,8 @@ def groups_of(callers: Table, loaded: Table, models: Table) -> Any:
     """
     if len(set(callers.tolist())) <= 1:
         return np.arange(len(callers))
+    if _shares_batches_unevenly(callers, loaded):
+        return np.maximum(np.cumsum(loaded > 0) - 1, 0)
     has_optimizer = bool((callers != BY_BACKWARD).any())
     has_loader = bool(loaded.sum() > 0)
     groups: list[int] = []
@@ -255,6 +257,16 @@ def groups_of(callers: Table, loaded: Table, models: Table) -> Any:
         seen |= int(mask)
         groups.append(number)
     return np.array(groups)
+
+
+def _shares_batches_unevenly(callers: Table, loaded: Table) -> bool:
+    """Whether most batches serve all optimizers, some more often than others, as a critic that takes two steps of each."""
+    kinds, starts = set(callers.tolist()), np.flatnonzero(loaded > 0)
+    if min(kinds) < 0 or len(set(callers[starts].tolist())) != 1:
+        return False
+    calls = [np.unique(part, return_counts=True)[1] for part in np.split(callers, starts)[1:]]
+    uneven = sum(len(each) == len(kinds) and each.min() < each.max() for each in calls)
+    return bool(2 * uneven > len(calls))
 
 
 class Rates(Frozen):

@@ -679,3 +679,17 @@ def test_a_new_optimizer_with_the_id_of_one_that_is_gone_is_another_caller() -> 
     loop.clock.close()
     assert [row["caller"] for row in loop.spool.rows] == [0.0] * 60 + [1.0] * 30
     assert rates(loop).steps == 90
+
+
+@pytest.mark.parametrize(("forwards", "fed"), [(1, 8.0), (2, 8.0), (3, 8.0), (4, 32.0), (6, 48.0)])
+def test_a_few_forward_passes_for_one_backward_pass_see_the_same_samples(forwards: int, fed: float) -> None:
+    """Pairs and triplets; more of them are steps in time, as of agents that play."""
+    loop = Loop()
+    loop.step(1.0)
+    for _ in range(2):  # gradients of two such batches are added up
+        for _ in range(forwards):
+            loop.forward(1.0)
+        loop.clock.saw_backward()
+        loop.spend(BACKWARD, 1.0)
+    loop.step(1.0)
+    assert loop.last["fed"] == 2 * fed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,112 @@ def test_a_loader_says_how_many_batches_a_pass_has_where_it_knows() -> None:
     assert planned_batches(loader(numbers, batch_size=None)) == 9
     assert planned_batches(loader(Stream(), batch_size=2)) is None
     assert planned_batches(loader(numbers, batch_size=2, sampler=Unsure())) is None
+
+
+def rows_of(folder: Path, name: str) -> list[float]:
+    (log,) = SpoolReader(folder).refresh()
+    return log.rows[:, log.columns.index(name)].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_weights_that_did_not_change_end_no_step(watch: Watch, tmp_path: Path, through_data: bool) -> None:
+    """An update by hand after every third backward pass, which versions show unless it goes through `.data`."""
+    model = torch.nn.Linear(3, 2)
+    for number in range(1, 13):
+        model(torch.randn(4, 3)).square().sum().backward()
+        if number % 3:
+            continue
+        for weight in model.parameters():
+            assert weight.grad is not None
+            if through_data:
+                weight.data -= 0.1 * weight.grad
+                weight.grad.data.zero_()
+            else:
+                with torch.no_grad():
+                    weight -= 0.1 * weight.grad
+                    weight.grad = None
+    watch.remove()
+    assert rows_of(tmp_path, "backwards") == 4 * [3.0]
+
+
+@pytest.mark.parametrize("by_grad", [False, True])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_steps_of_bare_weights_without_a_loader_are_found(
+    watch: Watch, tmp_path: Path, by_grad: bool, replaces: bool
+) -> None:
+    weight = torch.randn(3, 2, requires_grad=True)
+    for number in range(1, 13):
+        loss = (torch.randn(4, 3) @ weight).square().sum()
+        if by_grad:
+            (gradient,) = torch.autograd.grad(loss, [weight])
+        else:
+            loss.backward()
+            gradient = weight.grad  # type: ignore[assignment]
+        if number % 3:
+            continue
+        if replaces:
+            weight = (weight - 0.1 * gradient).detach().requires_grad_()
+        else:
+            with torch.no_grad():
+                weight -= 0.1 * gradient
+            weight.grad = None
+    watch.remove()
+    assert len(rows_of(tmp_path, "backwards")) == (3 if replaces else 4)  # the weights made last are never used
+
+
+class Layered(torch.nn.Module):
+    """A recurrent layer that takes its batch second, given what was turned before or not; the last state or all of them."""
+
+    def __init__(self, *, turns: bool = False, last: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.layer = torch.nn.Embedding(9, 4), torch.nn.GRU(4, 5)
+        self._turns, self._last = turns, last
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        given = self.embedding(tokens.T if self._turns else tokens)
+        states: torch.Tensor = self.layer(given)[0]
+        return states[:, -1] if self._last else states
+
+
+class Weights(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, one: torch.Tensor) -> torch.Tensor:
+        return one @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "samples"),
+    [
+        (Layered, torch.zeros(7, 3, dtype=torch.long), 3),
+        (partial(Layered, turns=True), torch.zeros(7, 3, dtype=torch.long), 7),
+        (partial(Layered, last=True), torch.zeros(7, 3, dtype=torch.long), 7),  # used as if its batch came first
+        (Weights, torch.randn(4), 1),
+        (Weights, torch.randn(4, 4), 4),
+    ],
+)
+def test_a_call_shows_which_dimension_is_the_batch(
+    watch: Watch, tmp_path: Path, kind: Callable[[], torch.nn.Module], batch: torch.Tensor, samples: int
+) -> None:
+    model = kind()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        model(batch).sum().backward()
+        optimizer.step()
+    watch.remove()
+    assert rows_of(tmp_path, "fed") == 6 * [float(samples)]
+    assert all("forward" not in vars(one) for one in model.modules())
+
+
+def test_a_compiled_function_is_called_with_the_samples(watch: Watch, tmp_path: Path) -> None:
+    weight = torch.randn(3, 2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    loss = torch.compile(lambda weight, batch: (batch @ weight).square().mean(), backend="eager")
+    for _ in range(4):
+        loss(weight, torch.randn(5, 3)).backward()
+        optimizer.step()
+    watch.remove()
+    assert rows_of(tmp_path, "fed") == 4 * [5.0]
+    assert not hasattr(torch.compile, "__wrapped__")

@@ -11,7 +11,7 @@ from .stopwatch import BACKWARD, BY_BACKWARD, BY_HAND, COPY, DATA, FORWARD, OPTI
 
 HELD = (
     "phase", "_below", "_optimizers", "_spent", "_loss_is_open", "_nothing_seen", "_before", "_looked", "_aside", "_paused",
-    "_snapshot",    "_evaluated", "_trained", "_loaded", "_fed", "_models", "_backwards", "_gradients", "_is_replay", "loss",
+    "_snapshot", "_evaluated", "_trained", "_loaded", "_fed", "_views", "_called", "_models", "_backwards", "_gradients", "_is_replay", "loss",
 )  # fmt: skip
 """Of a step, while a graph is recorded in the middle of it."""
 
@@ -85,8 +85,7 @@ class Clock(Stopwatch):
 
     def end_capture(self) -> Captured:
         assert self._held is not None
-        fed = min(self._fed.values()) if self._fed else 0.0
-        captured = Captured(self._captured, self._backwards + self._gradients, self._models, fed)
+        captured = Captured(self._captured, self._backwards + self._gradients, self._models, self._samples_fed())
         (began, held), self._held = self._held, None
         for name, value in held.items():
             setattr(self, name, value)
@@ -144,13 +143,18 @@ class Clock(Stopwatch):
         """The program or its loop has ended: so has a step whose end only the next batch would have shown."""
         self.work_through()
         has_ended = self._backwards or (self._gradients and not self._loaded)
-        if has_ended and not self._numbers and not self._optimizers and self.phase == OTHER:
+        if has_ended and not self._numbers and not self._optimizers and self.phase == OTHER and self.has_updated():
             self._finish(BY_BACKWARD)
         self.read_marks()
 
 
 # What hooks note after the time: a method and its arguments, to which the time is added when the events are worked through.
-GOT_BATCH, BEGIN_FORWARD, LEAVE_FORWARD = Clock.got_batch, Clock.begin_forward, Clock.leave_forward
+GOT_BATCH, BEGIN_FORWARD, LEAVE_FORWARD, SAW_CALL = (
+    Clock.got_batch,
+    Clock.begin_forward,
+    Clock.leave_forward,
+    Clock.saw_call,
+)
 BEGIN_OPTIMIZER, END_OPTIMIZER = Clock.begin_optimizer, Clock.end_optimizer
 ENTER_DATA, ENTER_COPY, ENTER_OPTIMIZER = (Clock.enter, DATA), (Clock.enter, COPY), (Clock.enter, OPTIMIZER)
 LEAVE, EXHAUSTED = (Clock.leave,), (Clock.leave_exhausted,)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
 from torch.optim import optimizer as optimizers
 
-from .clock import BEGIN_BACKWARD, BEGIN_FORWARD, BEGIN_GRADIENTS, LEAVE, LEAVE_FORWARD, LEFT_TRAINING, Clock
+from .clock import BEGIN_BACKWARD, BEGIN_FORWARD, BEGIN_GRADIENTS, LEAVE, LEAVE_FORWARD, LEFT_TRAINING, SAW_CALL, Clock
 from .events import MOST_EVENTS
 from .facts import is_out_of_memory
 from .listener import Listener, is_compiling, is_traced
-from .models import MOST_LEVELS, Models, live_objects
-from .samples import Singles, samples_fed, samples_mapped
+from .models import MOST_LEVELS, Models, Updates, live_objects
+from .samples import Question, Singles, samples_given, samples_mapped
 
 is_grad_enabled = torch.is_grad_enabled
 
@@ -29,6 +31,7 @@ class Computing(Listener):
         self._watched: set[type] = set()
         self._models = Models(self._watch_class)
         self._singles = Singles()
+        self._updates = Updates()
         self._found_at = 0
         self._is_functional = False
         """A model is called with weights that are not its own, and may be mapped over its samples."""
@@ -37,6 +40,7 @@ class Computing(Listener):
     def _install_computing(self) -> None:
         self._wrap(torch.nn.Module, "__init__", self._new_module)
         self._wrap(torch.nn.Module, "__setstate__", self._new_module)
+        self._wrap(torch, "compile", self._compiling)
         self._wrap(torch.autograd, "backward", self._backward)
         self._wrap(torch.autograd, "grad", self._backward)
         self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
@@ -111,10 +115,13 @@ class Computing(Listener):
             if clock.is_resting and with_gradients and module.training:
                 return original(module, *args, **kwargs)
             clock.is_resting, clock.is_inside = False, True
+            question = None
             try:
-                samples = samples_fed(module, args, kwargs, self._singles.of(module))
+                samples = self._singles.samples(module, args, kwargs)
                 if self._is_functional:
                     samples *= samples_mapped(args, kwargs)
+                elif clock.is_asking and with_gradients:
+                    question = self._singles.question(module, args, kwargs)
                 if clock.is_asking and with_gradients and self.facts is not None:
                     self.facts.saw_forward(args, kwargs, clock.steps)
                 what = (BEGIN_FORWARD, id(module), samples, with_gradients, module.training)
@@ -125,7 +132,14 @@ class Computing(Listener):
             except Exception as error:
                 self.failed(error)
             try:
-                return original(module, *args, **kwargs)
+                if question is None:
+                    return original(module, *args, **kwargs)
+                try:
+                    output = original(module, *args, **kwargs)
+                finally:
+                    question.close()
+                self._try(self._learn, clock, module, question, output, args, kwargs, samples)
+                return output
             except Exception as error:
                 self._broke("forward", error, clock)
                 raise
@@ -135,6 +149,38 @@ class Computing(Listener):
                 clock.put(LEFT_TRAINING if with_gradients else self._left_evaluation(module))
                 if clock.is_direct:
                     self._work_through(clock)
+
+        return wrapper
+
+    def _learn(
+        self, clock: Clock, module: Any, question: Question, output: Any, args: Any, kwargs: Any, samples: int
+    ) -> None:
+        """The call has shown what its batch is: the calls after it are counted so, and this one too."""
+        told = self._singles.learn(module, question, output, args, kwargs)
+        if told != samples:
+            clock.fed_instead(id(module), samples, told)
+
+    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.compile`: no call of a model is heard within a function that it compiles, as a loss."""
+
+        def wrapper(model: Any = None, **kwargs: Any) -> Any:
+            compiled = original(model, **kwargs)
+            is_function = model is not None and isinstance(compiled, FunctionType) and not is_compiling()
+            return functools.wraps(compiled)(self._compiled_call(compiled)) if is_function else compiled
+
+        return wrapper
+
+    def _compiled_call(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            clock = None if is_traced() else self.clock
+            if clock is None or clock.is_inside or clock.is_resting or not is_grad_enabled():
+                return compiled(*args, **kwargs)
+            if clock.thread == get_ident() or clock.hears():
+                clock.put_time(perf_counter())
+                clock.put((SAW_CALL, id(compiled), samples_given(args, kwargs)))
+                if clock.is_direct:
+                    self._work_through(clock)
+            return compiled(*args, **kwargs)
 
         return wrapper
 
@@ -155,6 +201,8 @@ class Computing(Listener):
                 at = perf_counter()
                 if has_loss and facts is not None and at >= facts.next_loss:
                     clock.loss = self._loss_of(tensors)
+                if clock.knows_no_optimizer:
+                    self._updates.follow(tensors)
                 clock.put_time(at)
                 clock.put(BEGIN_BACKWARD if has_loss else BEGIN_GRADIENTS)
                 if clock.is_direct or len(clock.events) > MOST_EVENTS:
@@ -170,6 +218,8 @@ class Computing(Listener):
                 clock.is_inside = was_inside
                 clock.put_time(perf_counter())
                 clock.put(LEAVE)
+                if clock.knows_no_optimizer:
+                    self._try(self._updates.keep_gradients)
                 if clock.is_direct:
                     self._work_through(clock)
                     self._search_without_optimizer(clock)

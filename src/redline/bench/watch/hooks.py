@@ -47,6 +47,7 @@ class Watch(Stepping):
         self.facts = Facts(spool)
         self.clock = Clock(spool)
         self.clock.on_step = self._after_step
+        self.clock.has_updated = self._updates.happened
         self.windows = Windows(self.clock, self._windows)
         self.clock.busy_until = max(self.clock.busy_until, self.windows.after)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -14,6 +14,48 @@ from .models import with_children
 Tensor = torch.Tensor
 
 
+class Question:
+    """One call of a model: is the first dimension of its input the batch?
+
+    Its layers say so where they take sequences whose second dimension is the batch, which only a call shows: models may
+    turn what they are given. Layers of its own show by what comes out that a vector was one sample.
+    """
+
+    def __init__(self, first: torch.Tensor, layers: list[Any]) -> None:
+        self._first = first
+        self._layers = layers
+        self._taken: tuple[int, ...] = ()
+        for layer in layers:
+            vars(layer)["forward"] = self._listening(layer.forward)
+
+    def _listening(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def listening(*args: Any, **kwargs: Any) -> Any:
+            given = next(tensors_in((args, kwargs)), None)
+            if given is not None and not self._taken:
+                self._taken = tuple(given.shape)
+            return forward(*args, **kwargs)
+
+        return listening
+
+    def close(self) -> None:
+        """The layers are as they were before."""
+        for layer in self._layers:
+            vars(layer).pop("forward", None)
+
+    def is_second(self, output: Any) -> bool:
+        """Whether the second dimension is the batch. A model that returns a row for each of the first does not see it so."""
+        shape, result = tuple(self._first.shape), next(tensors_in(output), None)
+        if len(shape) < 2 or len(self._taken) != 3 or shape[0] == shape[1] or self._taken[1] != shape[1]:
+            return False
+        return result is None or result.dim() > 2 or not result.dim() or result.shape[0] != shape[0]
+
+    def is_one(self, output: Any) -> bool:
+        """Whether a vector was one sample: what comes out has no row for each of its numbers."""
+        first, result = self._first, next(tensors_in(output), None)
+        is_vector = first.dim() == 1 and first.is_floating_point()
+        return is_vector and result is not None and result.dim() > 0 and result.shape[0] != first.shape[0]
+
+
 class Singles:
     """Which inputs of a module are one sample without a batch, by what its layers take.
 
@@ -22,20 +64,57 @@ class Singles:
 
     def __init__(self) -> None:
         self._known: dict[int, frozenset[tuple[int, int]]] = {}
+        self._learned: dict[int, frozenset[tuple[int, int]]] = {}
+        """What calls have shown."""
+        self._asked: set[int] = set()
+        self.second: set[int] = set()
+        """Modules whose batch is the second dimension of their input."""
 
     def forget(self) -> None:
         """Modules were made, and may have the ids of others that are gone."""
         self._known.clear()
+        self._learned.clear()
+        self._asked.clear()
+        self.second.clear()
 
     def of(self, module: Any) -> frozenset[tuple[int, int]]:
         """Dimensions and leading size of what may be such inputs."""
         known = self._known.get(id(module))
         return self._ask(module) if known is None else known
 
+    def question(self, module: Any, args: Any, kwargs: Any) -> Question | None:
+        """To be answered by the call that follows; None where it cannot tell more than is known."""
+        first = _first_of(args, kwargs)
+        if first is None or id(module) in self._asked:
+            return None
+        self._asked.add(id(module))
+        tree = with_children(module)
+        if any(vars(one).get("_compiled_call_impl") or "dynamo_ctx" in vars(one) for one in tree):
+            return None
+        layers = [one for one in tree if vars(one).get("batch_first") is False and "forward" not in vars(one)]
+        return Question(first, layers)
+
+    def learn(self, module: Any, question: Question, output: Any, args: Any, kwargs: Any) -> int:
+        """The samples of that call, by what it has shown."""
+        if question.is_second(output):
+            self.second.add(id(module))
+        elif question.is_one(output):
+            first = _first_of(args, kwargs)
+            self._learned[id(module)] = frozenset() if first is None else frozenset({(1, first.shape[0])})
+            self._known.pop(id(module), None)
+        return self.samples(module, args, kwargs)
+
+    def samples(self, module: Any, args: Any, kwargs: Any) -> int:
+        """How many the module is fed by this call."""
+        if id(module) in self.second and (first := _first_of(args, kwargs)) is not None and first.dim() > 1:
+            return first.shape[1]
+        return samples_fed(module, args, kwargs, self.of(module))
+
     def _ask(self, module: Any) -> frozenset[tuple[int, int]]:
         taken = {shape for one in with_children(module) if (shape := _input_of(one)) is not None}
         # What has one feature may be a batch of numbers, whatever the layers after it are as wide as.
         found = frozenset(each for each in taken if each[1] > 1 and (each[0], 1) not in taken)
+        found |= self._learned.get(id(module), frozenset())
         if all(width > 0 for _, width in taken):  # else a lazy layer, which does not know yet
             self._known[id(module)] = found
         return found
@@ -77,13 +156,25 @@ def samples_fed(module: Any, args: Any, kwargs: Any, singles: frozenset[tuple[in
 
     `singles`: dimensions and leading size of what may be one.
     """
-    first = args[0] if args else None
-    if type(first) is not Tensor or not first.shape:  # most models are called with a batch
-        first = next((one for one in tensors_in((args, kwargs)) if one.dim()), None)
-        if first is None:
-            return 0
+    first = _first_of(args, kwargs)
+    if first is None:
+        return 0
     shape = first.shape
     return 1 if (len(shape), shape[0]) in singles and is_single(module, first) else shape[0]
+
+
+def _first_of(args: Any, kwargs: Any) -> torch.Tensor | None:
+    """The first tensor that has a dimension."""
+    first = args[0] if args else None
+    if type(first) is Tensor and first.shape:  # most models are called with a batch
+        return first
+    return next((one for one in tensors_in((args, kwargs)) if one.dim()), None)
+
+
+def samples_given(args: Any, kwargs: Any) -> int:
+    """To a function that computes a loss: by the first tensor that is no weight."""
+    given = (one for one in tensors_in((args, kwargs)) if one.dim() and not one.requires_grad)
+    return next((one.shape[0] for one in given), 0)
 
 
 def samples_mapped(args: Any, kwargs: Any) -> int:

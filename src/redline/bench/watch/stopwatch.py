@@ -27,6 +27,8 @@ OWN_TIME_S = 0.05
 """A look after a step that takes longer, as the profiler's do, is not charged to the next one."""
 EARLY_STEPS = 20
 """After each of the first ones there is a look at the program; then after one per `PULSE_S`."""
+MOST_VIEWS = 3
+"""Of the same samples in one forward pass: more calls of a model are steps in time, each with samples of its own."""
 EARLY_QUESTIONS = 4
 """Steps in which more is asked, as for the shapes of the inputs."""
 
@@ -37,14 +39,16 @@ class Stopwatch(Events):
     # In the order of use: what a step touches lies together.
     __slots__ = (  # noqa: RUF023
         "phase", "_spent", "_below", "on_phase", "_loss_is_open", "_nothing_seen", "_before", "_backwards", "_gradients", "_is_alone",
-        "_evaluated", "_trained", "_snapshot", "_loaded", "_models", "_fed", "_is_replay", "_optimizers", "_aside", "busy_until",
-        "_next_look", "on_step", "_owner", "data_thread", "is_by_batch", "_held", "_captured",
+        "_evaluated", "_trained", "_snapshot", "_loaded", "_models", "_fed", "_views", "_called", "_is_replay", "_optimizers", "_aside", "busy_until",
+        "_next_look", "on_step", "has_updated", "_owner", "data_thread", "is_by_batch", "_held", "_captured",
     )  # fmt: skip
 
     def __init__(self, spool: Spool, *, now: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(spool, now)
         self.on_step: Callable[[Any], None] = lambda clock: None
         """Called outside a step's time: after each of the first ones, each that is profiled, and one per `PULSE_S`."""
+        self.has_updated: Callable[[], bool] = lambda: True
+        """Whether the weights have changed since the last step ended: else a backward pass only added to their gradients."""
         self.busy_until = EARLY_STEPS
         """Until this step it is called after each of them."""
         self._next_look = -math.inf
@@ -82,10 +86,20 @@ class Stopwatch(Events):
         """Forward passes of this batch, without and with gradients, and backward passes."""
         self._loaded = 0.0
         self._fed: dict[int, float] = {}
+        """Samples, by the ids of the models."""
+        self._views: dict[int, tuple[int, float]] = {}
+        """How often each of them was fed a batch of one size since the last backward pass."""
+        self._called: dict[int, float] = {}
+        """Samples that compiled functions were called with, which may be all that is heard of a forward pass."""
         self._models = 0
         self._backwards = self._gradients = 0
         """Backward passes, and calls that return gradients instead of adding them up."""
         self._is_replay = False
+
+    @property
+    def knows_no_optimizer(self) -> bool:
+        """Nor does the program count its steps itself: backward passes tell where they end."""
+        return not self._numbers
 
     # What is noted
 
@@ -100,10 +114,12 @@ class Stopwatch(Events):
         self.enter(FORWARD, at)
 
     def begin_backward(self, at: float) -> None:
+        self._end_by_next(at)
         self.saw_backward()
         self.enter(BACKWARD, at)
 
     def begin_gradients(self, at: float) -> None:
+        self._end_by_next(at)
         self.saw_gradients()
         self.enter(BACKWARD, at)
 
@@ -219,12 +235,39 @@ class Stopwatch(Events):
             bit = self._bits[module] = 1 << (len(self._bits) % MOST_MODELS)
         self._models |= bit
         if with_gradients and not self._is_replay:
-            self._fed[module] = self._fed.get(module, 0.0) + samples
+            self._feed(module, samples)
+
+    def _feed(self, module: int, samples: float) -> None:
+        """Two or three batches of one size for one backward pass are views of the same samples, as of pairs and triplets."""
+        times, size = self._views.get(module, (0, 0.0))
+        if samples > 1 and size == samples:
+            self._views[module] = (times + 1, size)
+            new = 0.0 if times < MOST_VIEWS else samples * MOST_VIEWS if times == MOST_VIEWS else samples
+        else:
+            self._views[module] = (1, samples)
+            new = samples
+        self._fed[module] = self._fed.get(module, 0.0) + new
+
+    def fed_instead(self, module: int, samples: float, told: float) -> None:
+        """The call that ends now was fed so many, and not what was counted when it began."""
+        if module in self._fed:
+            self._fed[module] += told - samples
+            self._views[module] = (1, told)
+
+    def saw_call(self, function: int, samples: float, at: float) -> None:
+        """Of a compiled function, whose time is known when its backward pass begins."""
+        if self.phase == OTHER:
+            self._charge(OTHER, at)
+            self._called[function] = self._called.get(function, 0.0) + samples
+
+    def _samples_fed(self) -> float:
+        return min((self._fed or self._called).values(), default=0.0)
 
     def saw_backward(self, loss: float | None = None) -> None:
         if self.thread is None:
             self._own_thread()
         self._is_alone = False
+        self._views.clear()
         self._backwards += 1
         self._trained += 1
         if loss is not None:
@@ -264,11 +307,16 @@ class Stopwatch(Events):
             self._charge(OTHER, now)
             self._finish(BY_BATCH)
 
-    def _end_by_backward(self, now: float) -> None:
+    def _end_by_backward(self, now: float, gap: int = OTHER) -> None:
         """Where no optimizer of torch is called, a step ends when the batch after its backward pass is used or fetched."""
-        if self.phase == OTHER and not self._optimizers:
-            self._charge(OTHER, now)
+        if self.phase == OTHER and not self._optimizers and self.has_updated():
+            self._charge(gap, now)
             self._finish(BY_BACKWARD)
+
+    def _end_by_next(self, now: float) -> None:
+        """Of bare weights without a loader only backward passes are heard: what lies between them is mostly the forward pass."""
+        if (self._backwards or self._gradients) and not (self._numbers or self._models or self._loaded):
+            self._end_by_backward(now, FORWARD)
 
     def _finish(self, number: int) -> None:
         ended = self._since or 0.0
@@ -286,7 +334,7 @@ class Stopwatch(Events):
                 *self._spent,
                 self._paused,
                 self._loaded,
-                min(self._fed.values()) if self._fed else 0.0,
+                self._samples_fed(),
                 self._backwards,
                 self.loss,
                 number,
