@@ -344,7 +344,7 @@ class TestGroups:
 
 
 def test_more_ids_than_one_statement_takes(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.store.history.CHUNK", 7)
+    monkeypatch.setattr("redline.store.queries.CHUNK", 7)
     ids = [f"id{number:02d}" for number in range(20)]
     for number, record_id in enumerate(ids):
         history.finish(make_record(id=record_id, blocks=(make_block(number),)))
