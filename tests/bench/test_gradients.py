@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.launch.fork import free_port
+from redline.launch.fork import reserved_port
 
 SCRIPT = Path(__file__).parent.parent / "models" / "gradients.py"
 EXACT, ROUNDED = 1e-5, 2e-2
@@ -32,7 +32,12 @@ CASES = {
 @pytest.fixture(scope="module")
 def distances() -> list[dict[str, float]]:
     """Of each rank, by case."""
-    where = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with reserved_port() as held:
+        return distances_at(held.getsockname()[1])
+
+
+def distances_at(port: int) -> list[dict[str, float]]:
+    where = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     started = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT)],

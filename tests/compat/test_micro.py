@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from redline.compat import micro
 from redline.compat.forms import CSV_COLUMNS
 from redline.compat.micro import ALIASES, _asked, main, parser
 from redline.errors import UsageError
+from redline.launch.fork import reserved_port
 
 SCRIPT = Path(__file__).parents[2] / "micro_benchmarking_pytorch.py"
 TINY = ("--image-size", "32", "--device", "cpu")
@@ -283,15 +283,15 @@ def test_what_breaks_is_one_line_and_exit_5(
     assert "out of memory" in capsys.readouterr().err
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as held:
+        yield held.getsockname()[1]
 
 
 @pytest.mark.slow
-def test_two_ranks_under_torchrun_split_the_batch() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+def test_two_ranks_under_torchrun_split_the_batch(port: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
                str(SCRIPT), "--network", "simple_cnn", "--batch-size", "5", "--iterations", "2", *TINY]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -305,8 +305,8 @@ def test_two_ranks_under_torchrun_split_the_batch() -> None:
 
 
 @pytest.mark.slow
-def test_manual_ranks_meet_at_the_url() -> None:
-    url = f"tcp://127.0.0.1:{free_port()}"
+def test_manual_ranks_meet_at_the_url(port: int) -> None:
+    url = f"tcp://127.0.0.1:{port}"
     commands = [
         [sys.executable, str(SCRIPT), "--network", "simple_cnn", "--batch-size", "3", "--iterations", "2", *TINY,
          "--distributed_dataparallel", "--rank", str(rank), "--world-size", "2", "--dist-backend", "gloo", "--dist-url", url]

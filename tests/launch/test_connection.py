@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -75,7 +76,8 @@ class Child:
 
     def end(self) -> None:
         if self._process.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # another thread may see it end first
+                os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -87,6 +89,8 @@ def end_all() -> Iterator[None]:
     while Desk.all:
         desk = Desk.all.pop()
         desk.session.kill()
+        for thread in desk.players:  # the connection is closed at the other end, which ends them
+            thread.join()
         desk.worker.close()
     while Child.all:
         Child.all.pop().end()
@@ -107,19 +111,22 @@ class Desk:
         self.log = worker_log()
         self.session = WorkerSession(ours, process, self.log, launch)
         self.asked: list[Request | None] = []
+        self.players: list[threading.Thread] = []
         Desk.all.append(self)
 
     def answer(self, *replies: Reply | bytes, hang_up: bool = False) -> None:
         """In a thread: wait for one request, then say these."""
 
         def play() -> None:
-            self.asked.append(receive_request(self.worker))
-            for reply in replies:
-                self.worker.sendall(reply) if isinstance(reply, bytes) else send(self.worker, reply)
+            with contextlib.suppress(ConnectionError):  # a session that has given up closes its end
+                self.asked.append(receive_request(self.worker))
+                for reply in replies:
+                    self.worker.sendall(reply) if isinstance(reply, bytes) else send(self.worker, reply)
             if hang_up:
                 self.worker.close()
 
-        threading.Thread(target=play, daemon=True).start()
+        self.players.append(threading.Thread(target=play, daemon=True))
+        self.players[-1].start()
 
 
 @pytest.fixture
@@ -176,7 +183,7 @@ class TestAsking:
 
     def test_one_that_does_not_answer_is_ended_with_its_whole_group(self, child: Child) -> None:
         desk = Desk(child, LaunchSpec(measure_timeout_s=0.1))
-        desk.answer(Progress(stage="throughput"))
+        send(desk.worker, Progress(stage="throughput"))  # by a thread it might come too late
         failure = failure_of(desk.session.ask(Measure(kind="throughput", seconds=0.1)))
         assert (failure.kind, failure.stage) == ("timeout", "throughput")
         assert failure.message == "no answer within 0.2 s while the worker was at 'throughput'; it was stopped"
@@ -520,6 +527,23 @@ class TestTrimming:
             os.write(log.fileno(), text)
             connection.trim_log(log)
             assert os.pread(log.fileno(), 1000, 0) == text[-left:]
+
+    def test_it_is_cut_while_the_worker_is_silent_and_when_it_answers(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connection, "LOG_LIMIT_BYTES", 100)
+        monkeypatch.setattr(connection, "LOG_KEPT_BYTES", 10)
+        sizes = []
+
+        def flood(within_s: float) -> bool:
+            sizes.append(os.fstat(desk.log.fileno()).st_size)
+            os.write(desk.log.fileno(), b"x" * 200)
+            return len(sizes) == 3
+
+        monkeypatch.setattr(desk.session, "_has_sent_something", flood)
+        desk.answer(NAMES)
+        assert desk.session.ask(ASK) == NAMES
+        assert [*sizes, os.fstat(desk.log.fileno()).st_size] == [0, 10, 10, 10]
 
 
 class TestPaths:

@@ -45,8 +45,10 @@ def killed():
     return _model(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def killed_while_timed():
-    return _model(lambda: os.kill(os.getpid(), signal.SIGKILL), after_calls=30_000)
+def killed_when_told():
+    """From the moment that the file `kill` is in the folder REDLINE_TEST_FOLDER."""
+    sign = os.path.join(os.environ["REDLINE_TEST_FOLDER"], "kill")
+    return _model(lambda: os.path.exists(sign) and os.kill(os.getpid(), signal.SIGKILL))
 
 
 def hangs():
@@ -159,8 +161,12 @@ def hangs_up():
     return _model(deed)
 
 
+FLOOD_BYTES = 3_000_000
+"""Per step: also a block that runs a single one is more than may stay."""
+
+
 def floods():
-    return _model(lambda: os.write(1, b"x" * 100_000))
+    return _model(lambda: (os.write(1, b"x" * FLOOD_BYTES), time.sleep(0.02)))
 
 
 def hangs_when_told():
@@ -177,12 +183,16 @@ def hangs_when_told():
 
 def leaves_a_daemon():
     """A process that has left its parent, its group and its session, as daemons do."""
+    begun, closes_when_begun = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             os.execvp("sleep", ["sleep", "600"])
         os._exit(0)
     os.wait()
+    os.close(closes_when_begun)
+    os.read(begun, 1)  # it is called sleep from now on
+    os.close(begun)
     return _model(lambda: None)
 
 

@@ -1,4 +1,4 @@
-"""Models whose ranks misbehave, each in its own way, after a few steps on rank 1."""
+"""Models whose ranks misbehave, each in its own way, on rank 1 from the moment they are told to."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-STEPS = 40
-"""More than preparing takes: what goes wrong goes wrong while a block is timed, or while the model warms up."""
+SIGN = os.path.join(os.environ.get("REDLINE_TEST_FOLDER", ""), "misbehave")
+"""The file that tells them: how many steps preparing takes depends on the machine."""
 
 
 class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if dist.is_initialized() and dist.get_rank() == 1:
-            self.calls += 1
-            if self.calls > STEPS:
-                self.misbehave()
+        if dist.is_initialized() and dist.get_rank() == 1 and os.path.exists(SIGN):
+            self.misbehave()
         return self.layers(x)
 
     def misbehave(self) -> None: ...

@@ -68,13 +68,12 @@ class Callback:
         deadline = time.monotonic() + timeout_s
         self.socket.settimeout(LOOK_EVERY_S)
         try:
-            while time.monotonic() < deadline:
+            while True:
                 try:
                     return self.socket.accept()[0]
                 except TimeoutError:
-                    if not is_alive():
+                    if not is_alive() or time.monotonic() >= deadline:
                         return None
-            return None
         finally:
             self.close()
 
@@ -146,6 +145,7 @@ class WorkerSession(Session):
                 # A frame that has begun is read whole, so that looking in briefly never splits one.
                 reply = self._received()
                 if not isinstance(reply, Progress):
+                    trim_log(self._log)
                     return reply
                 self._stage = reply.stage
                 if reply.training is not None:  # an epoch may take hours; what counts is that it goes on

@@ -162,6 +162,15 @@ class ForkedProcess:
 class ForkDoor(WorkerDoor):
     """Closing it ends its workers; the server stays for the next door of this process."""
 
+    def __init__(self, launch: LaunchSpec) -> None:
+        super().__init__(launch)
+        self._ports: list[socket.socket] = []
+
+    def close(self) -> None:
+        super().close()
+        while self._ports:
+            self._ports.pop().close()
+
     def open(self, spec: RunSpec | None = None) -> WorkerSession | RanksSession:
         log, launch = worker_log(), spec.launch if spec else self._launch
         session: WorkerSession | RanksSession
@@ -174,7 +183,10 @@ class ForkDoor(WorkerDoor):
 
     def _several(self, ranks: int, log: IO[bytes], launch: LaunchSpec) -> RanksSession:
         """Ranks on this machine, as torchrun would start them, but forked."""
-        port = launch.port or free_port()
+        port = launch.port
+        if port is None:
+            self._ports.append(reserved_port())
+            port = self._ports[-1].getsockname()[1]
         forked = []
         for rank in range(ranks):
             where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
@@ -215,7 +227,13 @@ def shared_server() -> ForkServer:
     return _server
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved_port() -> socket.socket:
+    """A socket that keeps a port for whoever is told its number, until it is closed.
+
+    It does not listen. Servers that ask for SO_REUSEADDR, as torch's store and Python's do, can listen beside it, while
+    the system gives the port to nobody who asks for any free one.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
