@@ -126,6 +126,7 @@ def test_samples_that_a_loader_tells_are_not_counted_twice(workspace: Workspace)
 def test_a_notebook_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     interactive = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "history.sqlite"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # other test workers have theirs
     shell = interactive.InteractiveShell()
     redline.load_ipython_extension(shell)
     cell = """%%redline

@@ -194,6 +194,7 @@ def test_all_tables_as_a_workbook_and_as_parquet(trace: Path, tmp_path: Path) ->
     book = openpyxl.load_workbook(tmp_path / "t.xlsx", read_only=True)
     assert {"findings", "kernels", "operators", "collectives"} <= set(book.sheetnames)
     rows = list(book["kernels"].iter_rows(values_only=True))
+    book.close()
     document = json.loads(redline("--trace", trace, "--json", "--tables", tmp_path / "folder").stdout)
     assert len(rows) == 1 + len(document["kernels"])
     table = parquet.read_table(tmp_path / "folder" / "kernels.parquet")

@@ -51,35 +51,46 @@ def run_fake(history: History, name: str) -> None:
 
 
 class Telling(Observer):
-    """Says on a descriptor which cells are settled."""
+    """Says on a descriptor which cells are settled; with `leave`, waits there for a byte after each of them."""
 
-    def __init__(self, descriptor: int = 1) -> None:
+    def __init__(self, descriptor: int = 1, leave: int | None = None) -> None:
         self._descriptor = descriptor
+        self._leave = leave
 
     def settled(self, cell: Any, record: Any) -> None:
         os.write(self._descriptor, f"settled {record.id}\n".encode())
+        if self._leave is not None:
+            os.read(self._leave, 1)
 
 
 def run_killed(store: str, name: str, seed: int) -> None:
-    """Run the sweep in forks of this warm process, each killed at a random moment within its next few cells."""
+    """Run the sweep in forks of this warm process, each killed at a random moment within its next few cells.
+
+    None settles more than five, however late it is killed: on a busy machine one might end the sweep otherwise.
+    """
     chance = random.Random(seed)
     while True:
         reading, writing = os.pipe()
+        leave, giving = os.pipe()
         child = os.fork()
         if child == 0:
             with History.open(store) as history:
                 redline.sweep(
                     **FAKE_GRID,
                     name=name,
-                    workspace=Workspace(door=fake_door(), history=history, observer=Telling(writing)),
+                    workspace=Workspace(door=fake_door(), history=history, observer=Telling(writing, leave)),
                 )
             os._exit(0)
         os.close(writing)
+        cells = chance.randrange(5)
+        os.write(giving, b"." * cells)
         with open(reading, buffering=1) as told:
-            lines = [told.readline() for _ in range(chance.randrange(5))]
+            lines = [told.readline() for _ in range(cells)]
         time.sleep(chance.uniform(0.0, 0.010))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+        os.close(leave)
+        os.close(giving)
         if os.WIFEXITED(status) or (lines and not lines[-1]):
             return
         sys.stdout.write("killed\n")

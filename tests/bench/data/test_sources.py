@@ -219,7 +219,8 @@ class TestTheUsersOwn:
     def test_a_worker_that_dies_hangs_or_raises_is_a_failed_row_with_its_message(self) -> None:
         told = {}
         for how in ("dying", "hanging", "raising"):
-            spec = spec_of(data={"name": f"{TINY}:{how}", "loader_timeout_s": 2.0})
+            patience_s = 2.0 if how == "hanging" else 120.0  # a loader's workers take their time to start
+            spec = spec_of(data={"name": f"{TINY}:{how}", "loader_timeout_s": patience_s})
             with training(spec) as run:
                 told[how] = run.failure()
         assert {how: failure.kind for how, failure in told.items()} == {
