@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -65,6 +66,14 @@ def test_a_helper_that_was_forked_and_ends_by_itself_is_nobodys_business(
     os.waitpid(child, 0)
     line.send(ClosedReply(closed=Closed()))
     assert receive_reply(desk) == ClosedReply(closed=Closed())
+
+
+def test_a_rank_loads_its_bench_before_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading takes many seconds on a busy machine, and whoever calls without a word is taken for a stranger."""
+    monkeypatch.setitem(sys.modules, "redline.bench.session", None)
+    monkeypatch.setattr(worker, "_connected", lambda *_: pytest.fail("it called first"))
+    with pytest.raises(ImportError, match=r"redline\.bench\.session"):
+        worker.call_as_rank("unix", "/nowhere", 0.0, 0.0)
 
 
 @pytest.mark.parametrize("isolated", [True, False])

@@ -31,6 +31,8 @@ _TELLING_VARIABLES = re.compile(
     r"MIOPEN_|NCCL_|RCCL_|TRITON_|TORCHINDUCTOR_|LD_PRELOAD|MALLOC_)"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
+GIT_TIMEOUT_S = 30.0
+"""A busy machine may take seconds to look through a checkout."""
 
 
 def describe(device: Device) -> Environment:
@@ -88,10 +90,11 @@ def _versions() -> dict[str, str]:
 def _git_state() -> tuple[str | None, bool | None]:
     """The commit of the user's own project: whose code was measured."""
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
         if commit.returncode != 0:
             return None, None
-        changes = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, timeout=5)
+        looked = ["git", "status", "--porcelain"]
+        changes = subprocess.run(looked, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None, None
     return commit.stdout.strip(), bool(changes.stdout.strip())

@@ -189,6 +189,8 @@ OWN_ATTEMPTS = 1000
 
 def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) -> None:
     """Call, serve one session, and where others started this rank, restart in a fresh interpreter for the next one."""
+    import redline.bench.session  # noqa: F401  (before the call: who calls has only some seconds to say who it is)
+
     if kind == "unix":
         serve_rank(_connected(kind, address), import_s=import_s, requested_at=requested_at)
         return

@@ -32,7 +32,7 @@ from redline.processes import keep_standard_descriptors
 from redline.spec import LaunchSpec, RunSpec
 
 START_TIMEOUT_S = 180.0
-FORK_TIMEOUT_S = 30.0
+FORK_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 5.0
 _MAX_MESSAGE = 1 << 16
 _SERVER = "import sys; sys.path.append(sys.argv[2]); from redline.bench.forkserver import main; main(sys.argv)"
