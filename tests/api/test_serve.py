@@ -407,7 +407,7 @@ def test_a_server_streams_events_beside_a_slow_and_an_oversized_request(kept: li
             slow.close()
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(120)
         assert token not in server.stderr.read()
 
 

@@ -48,7 +48,7 @@ def distances_at(port: int) -> list[dict[str, float]]:
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=300) for process in started]
+    said = [process.communicate(timeout=900) for process in started]
     assert [process.returncode for process in started] == [0, 0], said[0][1][-3000:] + said[1][1][-3000:]
     return [json.loads(out.strip().splitlines()[-1]) for out, _ in said]
 

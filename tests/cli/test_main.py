@@ -119,7 +119,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=300,
+        timeout=900,
     )
 
 
@@ -741,7 +741,7 @@ def wait_for_line(running: subprocess.Popen[str], words: str) -> None:
 def interrupt(running: subprocess.Popen[str]) -> tuple[str, str]:
     """As a terminal does: to the whole group in front."""
     os.killpg(running.pid, signal.SIGINT)
-    return running.communicate(timeout=60)
+    return running.communicate(timeout=300)
 
 
 def marked_processes(marker: str) -> list[psutil.Process]:
@@ -826,7 +826,7 @@ def test_a_second_ctrl_c_leaves_at_once_without_a_traceback(
     while running.poll() is None and time.monotonic() < deadline:  # two that come while it stands still are one
         os.killpg(running.pid, signal.SIGINT)
         time.sleep(2 * Interrupts.SAME_S)
-    _, stderr = running.communicate(timeout=60)
+    _, stderr = running.communicate(timeout=300)
     assert running.returncode == 130
     assert stderr.splitlines()[-1] == "redline: interrupted again; exiting now"
     assert "Traceback" not in stderr

@@ -63,7 +63,7 @@ def watched(folder: Path, script: str, *command: str, options: tuple[str, ...] =
         env={**os.environ, "REDLINE_STORE": str(folder / "history.sqlite"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
     )  # fmt: skip
     assert (folder / "summary.json").exists(), done.stderr
     told = json.loads(done.stdout.splitlines()[0]) if done.stdout else None

@@ -293,7 +293,7 @@ def port() -> Iterator[int]:
 def test_two_ranks_under_torchrun_split_the_batch(port: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
                str(SCRIPT), "--network", "simple_cnn", "--batch-size", "5", "--iterations", "2", *TINY]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     assert "**** Launching with torchrun ****" in done.stdout
     assert re.search(r"^\[GPU 0\] Epoch 1: Loss = ", done.stdout, re.M)
@@ -313,7 +313,7 @@ def test_manual_ranks_meet_at_the_url(port: int) -> None:
         for rank in range(2)
     ]  # fmt: skip
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [each.communicate(timeout=300)[0] for each in running]
+    outputs = [each.communicate(timeout=900)[0] for each in running]
     assert [each.returncode for each in running] == [0, 0]
     assert "Global batch size: 6" in outputs[0], "in manual DDP the batch is of each process"
 

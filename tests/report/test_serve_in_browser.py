@@ -32,7 +32,7 @@ def address(own_history: Path) -> Iterator[str]:
             yield found[1]
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(120)
 
 
 class Looking(Observer):
