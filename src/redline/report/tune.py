@@ -48,8 +48,13 @@ def tune_report(found: TuneSummary, snippet_file: Path | None = None) -> Rendera
         parts.append(_gains(found))
     parts += [Text(f"  {line}", style="red") for line in reasons(found)]
     # What was left out because it was asked for needs no line each.
-    others = [row for row in found.refused if row.reason.code not in ("not-asked-for", "excluded")]
-    parts += [Text(f"  not tried: {row.switch}: {_brief(str(row.reason))}", style="dim") for row in others]
+    together: dict[str, list[str]] = {}
+    for row in found.refused:
+        if row.reason.code not in ("not-asked-for", "excluded"):
+            together.setdefault(str(row.reason), []).append(row.switch)
+    parts += [
+        Text(f"  not tried: {', '.join(switches)}: {_brief(why)}", style="dim") for why, switches in together.items()
+    ]
     parts += [Text(f"  note: {each}", style="yellow") for each in found.notes]
     if found.facts is not None:
         parts.append(Text(f"a step of the model: {'; '.join(facts_told(found.facts))}", style="dim"))

@@ -13,18 +13,20 @@ import pytest
 from worlds.recipes import Fault, RecipeTruth
 from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
+from redline.note import note
 from redline.questions import SwitchChoice
-from redline.record import Capabilities
-from redline.search.group import Pending
+from redline.record import Block, Capabilities, Failure, RunRecord
+from redline.search.group import Entry, Pending
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.finals import _with_time_for_an_interval
+from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.model import Beliefs, Estimate
 from redline.search.tune.planner import kept_s
-from redline.search.tune.record import Earlier, GivenUp, Trial, TuneSpec
+from redline.search.tune.record import Earlier, GivenUp, Spent, Trial, TuneSpec, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, race_s
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
-from redline.search.tune.trials import Flight, Trials
+from redline.search.tune.trials import Flight, Trials, UntilPlaced
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.work import Facts, LayerShare, OperatorKind, RepeatedBlock
@@ -684,3 +686,31 @@ class TestShortSearches:
         tuner = after(("baseline", 4.0))
         assert tuner.space.less_one(BASELINE) == []
         assert ablation_s(tuner, Costs(tuner)) == 4.0
+
+
+def test_what_fails_in_the_race_is_no_longer_named_as_untried() -> None:
+    """A larger budget would not make it run."""
+    tuner: Any = after(("baseline", 4.0))
+    failure = Failure(stage="build", kind="unsupported", message="", switches=("amp",), scope="switch")
+    tuner.records["raced"] = SimpleNamespace(failure=failure, prepared=None)
+    rest = {"gain": 0.1, "cost_s": 20.0, "budget_s": 90.0}
+    tuner.tune.untried = tuple(Untried(recipe=recipe, **rest) for recipe in ("amp+compile", "compile"))
+    tuner.tune.notes = (note("untried", "no time to try amp+compile"), note("note", "another"))
+    tuner.tune.finals, tuner.tune.spent, tuner.left_s = (("raced",),), Spent(reserved=7.0), 11.0
+    tuner.keep = lambda **changes: vars(tuner.tune).update(changes)
+    tuner.ran_short = lambda told: tuner.keep(notes=(*tuner.tune.notes, told))
+    _drop_what_the_race_ruled_out(tuner)
+    assert [each.recipe for each in tuner.tune.untried] == ["compile"]
+    another, untried = tuner.tune.notes
+    assert (str(another), untried.code) == ("another", "untried")
+    assert "faster: compile takes about 20 s" in str(untried)
+    assert "11 s are left; --budget 90s" in str(untried)
+
+
+@pytest.mark.parametrize(("rounds", "is_over", "stopped"), [(2, True, "target"), (2, False, None), (1, True, None)])
+def test_a_trial_ends_with_the_budget(rounds: int, is_over: bool, stopped: str | None) -> None:
+    block = Block(kind="throughput", clock="host", samples=(1.0,))
+    record = RunRecord(id="a", spec=RunSpec(workload=WorkloadSpec(model="m")))
+    entry = Entry(record, cast(Any, None), blocks={"throughput": [block] * rounds})
+    UntilPlaced(entry, "throughput", lambda: is_over).after_round([entry], rounds)
+    assert entry.stopped == stopped

@@ -12,13 +12,15 @@ from reported import ceilings_of, race_records
 
 from redline.analyze.race import log_ratio, pair_of
 from redline.analyze.summary import summarize
+from redline.note import note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
-from redline.report.tune import answer, reasons
+from redline.report.terminal import as_text
+from redline.report.tune import answer, reasons, tune_report
 from redline.search.tune.finals import _is_behind
 from redline.search.tune.gains import gain_path_of, waterfall
 from redline.search.tune.model import Estimate
-from redline.search.tune.record import TuneRecord, TuneSpec
+from redline.search.tune.record import Refused, TuneRecord, TuneSpec
 from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
 from redline.search.tune.trials import UntilPlaced
@@ -321,3 +323,12 @@ def test_a_trial_far_ahead_is_timed_no_longer_than_one_far_behind() -> None:
     assert not UntilPlaced(entry(fast, 2), "throughput")._has_seen_enough([entry(slow, 9), entry(fast, 2)])
     level = named(FAST, "fp16")
     assert not UntilPlaced(entry(level, 3), "throughput")._has_seen_enough([entry(fast, 9), entry(level, 3)])
+
+
+def test_switches_that_were_not_tried_for_one_reason_share_a_line() -> None:
+    why = note("unavailable", "a CPU runs none")
+    refused = [Refused(switch=switch, reason=why) for switch in ("compile:pdl", "graphs")]
+    refused.append(Refused(switch="tf32", reason=note("unavailable", "not of cpu")))
+    told = as_text(tune_report(msgspec.structs.replace(summary(), refused=tuple(refused))))
+    assert "not tried: compile:pdl, graphs: a CPU runs none" in told
+    assert "not tried: tf32: not of cpu" in told

@@ -26,7 +26,7 @@ from redline.search.tune.reserve import fewest_race_s, race_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
-from redline.search.tune.winner import winner_of
+from redline.search.tune.winner import replicates_of, winner_of
 
 HOST_SEEN = ("throughput", "tpot")
 """Objectives for which the time to issue a step is known."""
@@ -56,6 +56,7 @@ def search(tuner: Tuner) -> None:
             decide(tuner, safe_to_race(tuner))
             tuner.drop_twins()
             narrow(tuner)
+        _drop_what_the_race_ruled_out(tuner)
         _note_a_short_race(tuner)
         _take_apart(tuner)
         prove_winner(tuner)
@@ -178,13 +179,31 @@ def _keep_untried(tuner: Tuner, too_dear: list[Candidate]) -> None:
     if too_dear:
         is_nothing_else = tuner.tried() == {BASELINE} and safe_to_race(tuner) is None
         what = "any other recipe" if is_nothing_else else "all recipes that may be faster"
-        own_race_s = max(fewest_race_s(tuner, Costs(tuner), best[0].switches), reserved_s)
-        left = f"{max(tuner.left_s, 0.0):.0f} s are left"
-        first = (
-            f"{untried[0].recipe} takes about {untried[0].cost_s:.0f} s, and the final comparison {own_race_s:.0f} s"
-        )
-        enough = f"--budget {untried[0].budget_s:.0f}s would hold it"
-        tuner.ran_short(note("untried", f"no time to try {what}: {first}; {left}; {enough}"))
+        _tell_untried(tuner, untried[0], what)
+
+
+def _tell_untried(tuner: Tuner, first: Untried, what: str) -> None:
+    least_s = fewest_race_s(tuner, Costs(tuner), tuner.space.switches_of(first.recipe))
+    own_race_s = max(least_s, tuner.tune.spent.reserved)
+    told = f"{first.recipe} takes about {first.cost_s:.0f} s, and the final comparison {own_race_s:.0f} s"
+    left, enough = f"{max(tuner.left_s, 0.0):.0f} s are left", f"--budget {first.budget_s:.0f}s would hold it"
+    tuner.ran_short(note("untried", f"no time to try {what}: {told}; {left}; {enough}"))
+
+
+def _drop_what_the_race_ruled_out(tuner: Tuner) -> None:
+    """Untried recipes that hold what failed in the race: a larger budget would not make them run."""
+    replicates = replicates_of(tuner.tune.finals, tuner.records)
+    failures = (record.failure for replicate in replicates for record in replicate)
+    parts = [frozenset(each.switches) for each in failures if each is not None and each.scope != "recipe"]
+    kept = tuple(
+        each
+        for each in tuner.tune.untried
+        if not any(part and part <= tuner.space.switches_of(each.recipe) for part in parts)
+    )
+    if kept != tuner.tune.untried:
+        tuner.keep(untried=kept, notes=tuple(each for each in tuner.tune.notes if each.code != "untried"))
+        if kept:
+            _tell_untried(tuner, kept[0], "all recipes that may be faster")
 
 
 def _untried(tuner: Tuner, candidate: Candidate) -> Untried:

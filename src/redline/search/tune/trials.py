@@ -24,6 +24,8 @@ from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Purpose, Tuner
 from redline.spec import MeasureSpec, RunSpec
 
+FEWEST_TO_PAIR = 2
+"""Rounds, when the budget is over: with fewer there is no ratio."""
 FEWEST_ROUNDS = 3
 MOST_ROUNDS = 8
 CONTENT_ERROR = 0.004
@@ -42,6 +44,8 @@ class UntilPlaced(StopRule):
 
     candidate: Entry
     kind: TimeKind
+    is_over: Callable[[], bool] = lambda: False
+    """Whether the budget has ended."""
 
     def visited(self, entries: Sequence[Entry]) -> list[Entry]:
         return super().visited(entries) if self.candidate.stopped is None else []
@@ -53,7 +57,7 @@ class UntilPlaced(StopRule):
     def _has_seen_enough(self, entries: Sequence[Entry]) -> bool:
         entry = self.candidate
         rounds = max((len(blocks) for blocks in entry.blocks.values()), default=0)
-        if entry.timed_s >= entry.spec.measure.max_seconds:
+        if entry.timed_s >= entry.spec.measure.max_seconds or (rounds >= FEWEST_TO_PAIR and self.is_over()):
             return True
         if rounds < FEWEST_ROUNDS:
             return False
@@ -338,7 +342,7 @@ class Trials:
             self._group.keep_still(entry)
         else:
             self._group.measure_solo(entry)
-        self._group.measure(UntilPlaced(entry, tuner.asked.kind), solo=is_first)
+        self._group.measure(UntilPlaced(entry, tuner.asked.kind, lambda: tuner.left_s <= 0), solo=is_first)
         for other in self._flights:
             other.still_s += tuner.clock() - started_s
         if self._anchor is not None and not self._anchor.is_sound:
