@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kineto import ADAM, AUTOGRAD, MAIN, REDUCE, TraceMaker
 
 from redline.analyze.profile import Profile, profile_of
 from redline.trace.decode import read_traces
 
 US, MS = 1000, 1_000_000
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
 TENSILE = "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN"
 SEND_RECEIVE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -272,3 +275,133 @@ def test_a_loop_of_graphs_that_asks_for_each_token(tmp_path: Path) -> None:
     profile = program.profile(tmp_path)
     assert profile.findings[0].code == "sync-bound"
     assert all("reduce-overhead" not in finding.next for finding in profile.findings)
+
+
+class OnHost:
+    """A program without a device: its operators are the work. `pause_ns`: Python between one and the next."""
+
+    def __init__(self, *, pause_ns: int = 3 * US) -> None:
+        self.maker, self.now, self.pause_ns = TraceMaker(), 0, pause_ns
+
+    def work(self, name: str, lasts: int, **how: Any) -> None:
+        self.maker.operator(name, self.now, lasts, **how)
+        self.now += lasts + self.pause_ns
+
+    def layers(self) -> None:
+        for _ in range(5):
+            self.work("aten::addmm", 900 * US)
+            self.work("aten::layer_norm", 60 * US)
+
+    def steps(self, *parts: Callable[[], None], count: int = 4) -> OnHost:
+        for number in range(count):
+            begin = self.now
+            for part in parts:
+                part()
+            self.maker.annotation(f"ProfilerStep#{number}", begin, self.now - begin)
+        return self
+
+    def load(self, lasts: int) -> None:
+        """With a batch put together by operators at its end, as without workers."""
+        self.maker.annotation(LOADER, self.now, lasts)
+        self.maker.operator("aten::stack", self.now + lasts - 200 * US, 200 * US)
+        self.now += lasts
+
+    def sleep(self, lasts: int) -> None:
+        self.now += lasts
+
+    def profile(self, folder: Path) -> Profile:
+        return profile_of(read_traces([self.maker.write(folder / "trace.json")]))
+
+
+class TestWhereTheHostIsTheDevice:
+    """A step of layers takes 4.83 ms."""
+
+    def test_nothing_is_found_where_nothing_is_wrong(self, tmp_path: Path) -> None:
+        program = OnHost()
+        found = program.steps(lambda: program.load(10 * US), program.layers).profile(tmp_path)
+        assert found.findings == ()
+        assert found.bound.label == "device"
+
+    def test_a_slow_loader(self, tmp_path: Path) -> None:
+        program = OnHost()
+        found = program.steps(lambda: program.load(3 * MS), program.layers).profile(tmp_path)
+        assert [finding.code for finding in found.findings] == ["data-bound"]
+        whole = found.timeline.span_s
+        assert found.findings[0].gain_bound == pytest.approx(whole / (whole - 12e-3))
+        assert found.bound.label == "data"
+        assert found.explained is not None
+        assert found.explained.share > 0.9
+
+    def test_what_the_program_does_at_the_end_of_each_step(self, tmp_path: Path) -> None:
+        program = OnHost()
+        found = program.steps(program.layers, lambda: program.sleep(3 * MS)).profile(tmp_path)
+        assert [finding.code for finding in found.findings] == ["host-stall"]
+        whole = found.timeline.span_s
+        assert whole == pytest.approx(program.now / 1e9)  # the last one counts too
+        assert found.findings[0].gain_bound == pytest.approx(whole / (whole - 12e-3), rel=0.01)
+        assert found.bound.label == "host"
+
+    def test_python_between_small_operators(self, tmp_path: Path) -> None:
+        program = OnHost(pause_ns=8 * US)
+        found = program.steps(lambda: [program.work("aten::view", 4 * US) for _ in range(200)] and None)
+        assert found.profile(tmp_path).findings[0].code == "host-bound"
+        assert found.profile(tmp_path).findings[0].gain_bound > 3  # its calls go as well
+
+    @pytest.mark.parametrize(("between", "expected"), [("aten::_softmax", {"attention"}), ("aten::relu", set())])
+    def test_attention_written_out(self, tmp_path: Path, between: str, expected: set[str]) -> None:
+        program = OnHost()
+
+        def attend() -> None:
+            program.maker.operator("aten::matmul", program.now, 210 * US)
+            program.maker.operator("aten::as_strided", program.now + 20 * US, 2 * US)  # inside the product
+            program.work("aten::bmm", 200 * US)
+            program.work("aten::div", 40 * US)
+            program.work(between, 80 * US)
+            program.work("aten::bmm", 200 * US)
+
+        found = program.steps(program.layers, attend, attend).profile(tmp_path)
+        assert {finding.code for finding in found.findings} == expected
+
+    @pytest.mark.parametrize(("again", "expected"), [(True, {"recompute"}), (False, set())])
+    def test_checkpointing(self, tmp_path: Path, again: bool, expected: set[str]) -> None:
+        program = OnHost()
+
+        def backward() -> None:
+            begin, inside = program.now, {"Sequence number": 7, "Fwd thread id": 0} if again else {}
+            program.now += 2 * US
+            program.work("aten::addmm", 900 * US, **inside)
+            program.work("aten::mm", 900 * US)
+            name = "autograd::engine::evaluate_function: ReluBackward0"  # whose name says elementwise
+            lasts = program.now - begin
+            program.maker.operator(name, begin, lasts, **{"Sequence number": 7, "Fwd thread id": 1})
+
+        found = program.steps(program.layers, backward, backward).profile(tmp_path)
+        assert {finding.code for finding in found.findings} == expected
+
+    def test_a_launch_whose_work_is_not_recorded_is_no_host_that_computes(self, tmp_path: Path) -> None:
+        program = OnHost()
+        program.maker.call("cudaLaunchKernel", 5 * US, 4 * US, correlation=9)
+        found = program.steps(program.layers, lambda: program.sleep(30 * MS)).profile(tmp_path)
+        assert found.bound.label == "unknown"
+        assert found.findings == ()
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_compiling_is_warm_up_however_torch_marks_it(tmp_path: Path, on_device: bool) -> None:
+    """Newer versions of torch mark it as an operator, with the first call of the compiled function around it."""
+    program = Program()
+    for number in range(4):
+        begin = program.now
+        if number == 0:
+            program.maker.operator("Torch-Compiled Region: 0/0", begin, 40 * MS)
+            program.maker.operator("_compile.compile_inner (dynamo_timed)", begin + 10 * US, 40 * MS - 20 * US)
+            program.now += 40 * MS
+        for _ in range(20):
+            program.work("aten::mm", GEMM, 300 * US, host=100 * US)
+        program.step(number, begin)
+    if not on_device:
+        kept = ("cpu_op", "user_annotation")
+        program.maker.events = [event for event in program.maker.events if event["cat"] in kept]
+    found = program.profile(tmp_path)
+    assert found.findings[0].code == "warm-up"
+    assert found.idle.warm_up_s == pytest.approx(40e-3, rel=0.02)

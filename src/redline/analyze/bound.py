@@ -138,7 +138,8 @@ def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilin
     if record is not None and (reading := _reads_all_the_time(record, ceilings)) is not None:
         return reading
     if not trace.has_device:
-        return _by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
+        waiting = _waits_on_host(trace) if record is None else None
+        return waiting or _by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
     found = [one for test in _TRACE_TESTS if (one := test(trace, record)) is not None]
     if found:
         return max(found, key=lambda one: one[0])[1]
@@ -148,6 +149,15 @@ def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilin
     if by_work.label != "unknown":
         return by_work
     return _by_shapes(trace, share) or _memory_in_trace(trace) or _device_is_the_limit(share, by_work)
+
+
+def _waits_on_host(trace: TraceEvidence) -> Bound | None:
+    """Where the host is the device: what else it does for a large part of the time."""
+    found = (
+        _at_least(DATA_WAIT_SHARE, trace.share(trace.data_wait_s), "data", "the data loader takes {:.0%} of the time"),
+        _at_least(HOST_WAIT_SHARE, trace.share(trace.host_wait_s), "host", "no operator runs {:.0%} of the time"),
+    )
+    return max((one for one in found if one is not None), key=lambda one: one[0], default=(0.0, None))[1]
 
 
 def _device_is_the_limit(share: float, by_work: Bound) -> Bound:
@@ -293,7 +303,9 @@ Tested = tuple[float, Bound] | None
 """The share of the time, and what it shows."""
 
 
-def _at_least(limit: float, share: float, label: Literal["communication", "launch", "data"], told: str) -> Tested:
+def _at_least(
+    limit: float, share: float, label: Literal["communication", "launch", "data", "host"], told: str
+) -> Tested:
     """A bound where `share` of the time reaches `limit`; `told` has a gap for the share."""
     return (share, Bound(label=label, evidence=note(label, told.format(share)))) if share >= limit else None
 

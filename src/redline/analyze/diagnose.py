@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.analyze.finding import LEAST_SHARE, Finding, is_small
+from redline.analyze.finding import HOST_LATE_SHARE, LEAST_SHARE, Finding, is_small
 from redline.analyze.waiting import WAITING
 from redline.analyze.working import WORKING, decoding
 from redline.fields import Frozen
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RULES = {**WAITING, **WORKING}
 """For each loss, the rule that makes a finding of it."""
-LEAST: dict[LossCode, float] = {"host": 0.05, "launch": 0.05}
+LEAST: dict[LossCode, float] = {"host": HOST_LATE_SHARE, "launch": 0.05}
 """Of the time, where it is more than usual: recording slows the host down, so that a smaller share says little about the
 program without the profiler; and a microsecond or two between kernels is what every program pays."""
 
@@ -40,7 +40,10 @@ def diagnose(profile: Profile) -> list[Finding]:
 
 
 def _is_worth_a_line(profile: Profile, loss: Loss) -> bool:
-    return loss.code not in WAITING or not is_small(profile, loss, LEAST.get(loss.code, LEAST_SHARE))
+    least = LEAST.get(loss.code, LEAST_SHARE)
+    if loss.code == "stall" and not profile.has_device:
+        least = HOST_LATE_SHARE  # a processor that others use too pauses now and then
+    return loss.code not in WAITING or not is_small(profile, loss, least)
 
 
 class Explained(Frozen):
@@ -57,8 +60,8 @@ class Explained(Frozen):
 
 
 def explained(profile: Profile) -> Explained | None:
-    """None where there is no timeline: without a device, or from a table of kernels."""
-    if not profile.has_device or not profile.ranks:
+    """None where there is no timeline: from a table of kernels."""
+    if profile.has_device and not profile.ranks:
         return None
     idle, timeline = profile.idle, profile.timeline
     parts = {
@@ -79,9 +82,9 @@ def explained(profile: Profile) -> Explained | None:
 
 
 def losses_by_code(profile: Profile) -> dict[LossCode, Loss]:
-    """From the trace; without a timeline of a device, by the names of what ran and by what ranks lose to each other."""
-    is_whole = profile.ranks and profile.has_device
-    listed = profile.losses if is_whole else [*_by_names(profile), *profile.losses]
+    """From the trace; from a table of kernels, by their names."""
+    is_table = profile.has_device and not profile.ranks
+    listed = [*_by_names(profile), *profile.losses] if is_table else profile.losses
     return {loss.code: _beside_the_host(profile, loss) for loss in listed}
 
 
@@ -120,7 +123,7 @@ def _least_host_s(profile: Profile, loss: Loss) -> float:
 
 
 def _by_names(profile: Profile) -> list[Loss]:
-    work = _work(profile)
+    work = [(row.name, row.total_s, row.calls) for row in profile.kernels]
     in_training = any(describe(name).is_training_norm for name, _, _ in work)
     rules: list[tuple[LossCode, Callable[[Described], bool], float]] = [
         ("layout", lambda name: name.converts_layout, 1.0),
@@ -136,10 +139,3 @@ def _by_names(profile: Profile) -> list[Loss]:
             top = short_name(max(meant)[1])
             found.append(Loss(code=code, seconds=total, saves_s=total * saves, most_s=total, count=calls, what=top))
     return found
-
-
-def _work(profile: Profile) -> list[tuple[str, float, int]]:
-    """What keeps the device busy, and how many calls it is; where the host is the device, operators without their children."""
-    if profile.has_device:
-        return [(row.name, row.total_s, row.calls) for row in profile.kernels]
-    return [(row.name, row.cpu_self_s, row.calls) for row in profile.operators]

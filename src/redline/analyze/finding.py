@@ -21,6 +21,8 @@ LARGEST_GAIN = 100.0
 LEAST_SHARE = 0.02
 """Share of the time: what costs less is not worth a line."""
 
+HOST_LATE_SHARE = 0.05
+"""Recording slows the host down, so that a smaller share of its own time says little about the program without."""
 
 _COMPILED_REGION = re.compile(r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b")
 _FUSED_KERNEL = tuple(f"triton_{kind}_fused_" for kind in ("poi", "red", "per", "for"))
@@ -71,7 +73,8 @@ def gain_without(profile: Profile, seconds: float) -> float:
 
 def waiting_gain(profile: Profile, loss: Loss) -> float:
     """Of time in which the device waits: without the profiler there may be less of it than the trace shows."""
-    known = profile.capture is not None and profile.capture.step_s is not None and profile.steps is not None
+    known = profile.has_device and profile.capture is not None and profile.capture.step_s is not None
+    known = known and profile.steps is not None
     most = min(loss.most_s, max(profile.wall_s - profile.timeline.busy_s, 0.0)) if known else loss.most_s
     return gain_without(profile, most)
 
@@ -93,6 +96,8 @@ def finding_of(
 
 def host_is_cleared(profile: Profile) -> bool:
     """The steps without the profiler show that the host keeps up: only recording made it late."""
+    if not profile.has_device and profile.capture is not None and profile.capture.step_s is not None:
+        return profile.wall_s - profile.timeline.busy_s < HOST_LATE_SHARE * profile.wall_s
     share = profile.capture.issue_share if profile.capture is not None else None
     return share is not None and share <= HOST_BOUND_SHARE
 

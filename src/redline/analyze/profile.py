@@ -55,6 +55,7 @@ from redline.trace.kernels import (
 from redline.trace.links import Links, named
 from redline.trace.losses import Loss, gradient_reductions, losses_of
 from redline.trace.memory import MemoryLine, memory_lines
+from redline.trace.on_host import host_run
 from redline.trace.operators import OperatorRow, class_times, operator_rows
 from redline.trace.replay import device_runs
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
@@ -182,17 +183,18 @@ def profile_of(
     every = [run for own in runs for run in own]
     links, cut = [one.links for one in each], [one.trace for one in each]
     has_device = bool(every)
-    times = [run.time for run in every] if has_device else list(map(host_time, cut))
+    on_host = [] if has_device else [host_run(one, host) for one, host in zip(each, hosts, strict=True)]
+    times = [run.time for run in every] if has_device else [host_time(one.trace, one.steps) for one in each]
     timeline = timeline_of(times)
     kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
     classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
-    losses, calls, waiting = losses_of(every) if has_device else host_losses(links, times)
+    losses, calls, waiting = losses_of(every) if has_device else host_losses(on_host, times)
     hardware = hardware_of(traces, record)
     phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
     tree = tree_of(links)
     profile = Profile(
         timeline=timeline,
-        idle=idle_of([run.idle for run in every]),
+        idle=idle_of([run.idle for run in every or on_host]),
         bound=Bound(label="unknown", evidence=note("not-measured", "")),
         findings=(),
         classes=tuple(classes),
@@ -208,7 +210,7 @@ def profile_of(
         host=host_of(hosts, timeline.busy_s if has_device else 0.0),
         copies=tuple(copy_rows(cut)),
         counters=(),
-        ranks=tuple(with_waiting(rank_times(every, cut), waiting)),
+        ranks=tuple(with_waiting(rank_times(every, on_host, times), waiting)),
         lost=_lost(links),
         has_device=has_device,
         sources=tuple(dict.fromkeys(trace.source for trace in traces)),
@@ -315,7 +317,10 @@ def evidence_of(profile: Profile) -> TraceEvidence:
         host_wait_s=idle.host_wait_s + idle.latency_s + idle.allocator_s + idle.warm_up_s,
         sync_s=idle.sync_s,
         waits_in=longest.call if longest is not None else "",
-        data_wait_s=idle.data_wait_s,
+        # Where the host is the device, the loader's own operators are no work for the model either.
+        data_wait_s=max([idle.data_wait_s, *(loss.seconds for loss in profile.losses if loss.code == "data")])
+        if not profile.has_device
+        else idle.data_wait_s,
         launch_gap_s=idle.launch_gap_s,
         exposed_communication_s=timeline.exposed_communication_s,
         exposed_copy_s=timeline.exposed_copy_s,

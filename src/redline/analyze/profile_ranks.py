@@ -20,9 +20,10 @@ from redline.trace.intervals import seconds
 from redline.trace.kernels import NamedTime, times_by_name
 from redline.trace.links import Links, matching
 from redline.trace.losses import Loss, LossCode
+from redline.trace.on_host import HostRun, losses_on_host
 from redline.trace.operators import class_times
 from redline.trace.replay import DeviceRun
-from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, host_time, timeline_of
+from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, timeline_of
 from redline.units import format_seconds
 
 NOTED = 0.02
@@ -159,13 +160,14 @@ def _time(nanoseconds: float) -> str:
     return format_seconds(nanoseconds / 1e9)
 
 
-def host_losses(links: Sequence[Links], times: Sequence[DeviceTime]) -> tuple[list[Loss], list[Calls], Waiting]:
-    """What ranks without a device lose to communication, and to each other; and the collectives this rests on."""
-    calls = [host_calls(each) for each in links]
+def host_losses(runs: Sequence[HostRun], times: Sequence[DeviceTime]) -> tuple[list[Loss], list[Calls], Waiting]:
+    """What hosts that are the device lose by themselves, to communication and to each other; and their collectives."""
+    calls = [host_calls(run.recorded.links) for run in runs]
     waiting = waiting_of(calls)
     exposed = sum(time.exposed_communication for time in times)
+    own_losses = losses_on_host(runs)
     if not exposed:
-        return [], calls, waiting
+        return own_losses, calls, waiting
     waits = [
         np.nan_to_num(each) if waiting.from_ranks else np.zeros(len(own))
         for own, each in zip(calls, waiting.waits, strict=True)
@@ -173,7 +175,7 @@ def host_losses(links: Sequence[Links], times: Sequence[DeviceTime]) -> tuple[li
     waited = sum(int(np.maximum(each - own.hidden, 0).sum()) for own, each in zip(calls, waits, strict=True))
     waited = min(waited, exposed)
     count = sum(map(len, calls))
-    found = [_loss("communication", exposed - waited, exposed, count)]
+    found = [*own_losses, _loss("communication", exposed - waited, exposed, count)]
     if waited and waiting.late:
         found.append(_loss("straggler", waited, waited, count))
     return found, calls, waiting
@@ -198,8 +200,8 @@ class RankTime(Frozen):
     """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
 
 
-def rank_times(runs: Sequence[DeviceRun], traces: Sequence[Trace]) -> list[RankTime]:
-    """Devices; where there are none, the hosts of traces that belong to ranks."""
+def rank_times(runs: Sequence[DeviceRun], on_host: Sequence[HostRun], times: Sequence[DeviceTime]) -> list[RankTime]:
+    """Devices; where there are none, the hosts of traces that belong to ranks, whose `times` are given."""
     if runs:
         return list(map(_rank, runs))
     return [
@@ -207,13 +209,13 @@ def rank_times(runs: Sequence[DeviceRun], traces: Sequence[Trace]) -> list[RankT
             source=trace.source,
             rank=trace.rank,
             device=0,
-            timeline=timeline_of([host_time(trace)]),
-            idle=idle_of([]),
+            timeline=timeline_of([time]),
+            idle=idle_of([run.idle]),
             world_size=trace.world_size,
             process=trace.process,
         )
-        for trace in traces
-        if trace.rank is not None and (trace.world_size or 1) > 1
+        for run, time in zip(on_host, times, strict=True)
+        if (trace := run.recorded.trace).rank is not None and (trace.world_size or 1) > 1
     ]
 
 

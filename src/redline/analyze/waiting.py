@@ -42,6 +42,8 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
     """Python and torch issue work more slowly than the device does it."""
     if host_is_cleared(profile):
         return None
+    if not profile.has_device:
+        return _python(profile, loss)
     launches, steps = profile.launches, profile.steps_seen
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
     told = profile.bound.evidence if profile.bound.label == "host" else _share(profile, loss, "the host is late")
@@ -54,6 +56,26 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
         "host-bound",
         evidence=f"{told}; {per_step}{each}{beside}",
         todo=next_step,
+    )
+
+
+def _python(profile: Profile, loss: Loss) -> Finding:
+    """Where the host is the device: Python between one operator and the next."""
+    share = share_of(profile, loss.seconds)
+    if does(profile).compiles:
+        todo = Advice(
+            "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where; or a larger batch"
+        )
+    else:
+        why = "fewer operators, called without Python in between; or a larger batch"
+        todo = advice(profile, "compile", why, "torch.compile(model)")
+    return _waiting(
+        profile,
+        loss,
+        "host-bound",
+        evidence=f"no operator runs {share:.0%} of the time: Python between one operator and the next, {loss.count:,} times, "
+        f"{format_seconds(loss.seconds / max(loss.count, 1))} each on average",
+        todo=todo,
     )
 
 
@@ -96,12 +118,17 @@ def stall(profile: Profile, loss: Loss) -> Finding | None:
     most = f"; most of it in {loss.what}" if loss.what else ""
     see = "" if loss.what else " (record with with_stack=True to see the Python functions)"
     server = "" if loss.what or profile.steps_seen else ". A server that has no requests looks the same"
+    idle, nothing = "the device waits", " in which the host launches nothing"
+    if not profile.has_device:
+        idle, nothing = "no operator runs", ""
+    stretches = "one stretch" if loss.count == 1 else f"{loss.count:,} stretches"
+    each = "" if loss.count == 1 else " each on average"
     return _waiting(
         profile,
         loss,
         "host-stall",
-        evidence=f"the device waits {share:.0%} of the time in {loss.count:,} stretches in which the host launches "
-        f"nothing, {format_seconds(loss.seconds / max(loss.count, 1))} each on average{most}",
+        evidence=f"{idle} {share:.0%} of the time in {stretches}{nothing}, "
+        f"{format_seconds(loss.seconds / max(loss.count, 1))}{each}{most}",
         todo="take what the program does there out of the step, or do it less often or in another process: logging, "
         f"metrics, checkpoints, preprocessing on the host{see}{server}",
     )
@@ -115,8 +142,9 @@ def no_work(profile: Profile, loss: Loss) -> Finding | None:
         profile,
         loss,
         "no-work",
-        evidence=f"the device is idle {_time(profile, loss)} because the program has nothing to do: it sits in {loss.what}, "
-        f"{loss.count:,} times, {format_seconds(loss.seconds / max(loss.count, 1))} each on average",
+        evidence=f"{_idle(profile)} {_time(profile, loss)} because the program has nothing to do: it sits in {loss.what}, "
+        f"{'once' if loss.count == 1 else f'{loss.count:,} times'}, "
+        f"{format_seconds(loss.seconds / max(loss.count, 1))} each on average",
         todo="nothing to fix in the model: a server needs more requests, or larger batches of them; where the program "
         "fills that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
     )
@@ -163,7 +191,7 @@ def _sites(profile: Profile, waits: list[Wait]) -> str:
     frame = f" in {first.frame}" if first.frame else ""
     steps = profile.steps_seen
     a_step = "once a step" if steps == first.calls else f"{first.calls / steps:.3g} times a step" if steps else ""
-    often = a_step or f"{first.calls:,} times"
+    often = a_step or ("once" if first.calls == 1 else f"{first.calls:,} times")
     return f": {first.call}{called}{frame}, {often}, {format_seconds(first.blocked_s)} in all"
 
 
@@ -173,8 +201,12 @@ def data_loader(profile: Profile, loss: Loss) -> Finding | None:
         profile,
         loss,
         "data-bound",
-        evidence=f"the device sits idle {share:.0%} of the time while the host waits for the data loader",
-        todo="more loader workers, persistent workers, pinned memory and prefetching; or cheaper decoding",
+        evidence=f"the device sits idle {share:.0%} of the time while the host waits for the data loader"
+        if profile.has_device
+        else f"the data loader takes {share:.0%} of the time, in {loss.count:,} batches, "
+        f"{format_seconds(loss.seconds / max(loss.count, 1))} each on average",
+        todo=f"more loader workers, persistent workers{', pinned memory' if profile.has_device else ''} and prefetching; or "
+        "cheaper decoding",
     )
 
 
@@ -198,7 +230,7 @@ def warm_up(profile: Profile, loss: Loss) -> Finding | None:
         profile,
         loss,
         "warm-up",
-        evidence=f"the device is idle {_time(profile, loss)} while the host loads code, compiles or captures, in "
+        evidence=f"{_idle(profile)} {_time(profile, loss)} while the host loads code, compiles or captures, in "
         f"{loss.count:,} calls that happen once: these steps are not the usual ones",
         todo=f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}",
     )
@@ -363,6 +395,10 @@ def straggler(profile: Profile, loss: Loss) -> Finding | None:
         todo=f"look at {worst.label} by itself: more work than the others (uneven batches, sequence lengths, sharding), "
         "a slower loader, or a slower or shared device",
     )
+
+
+def _idle(profile: Profile) -> str:
+    return "the device is idle" if profile.has_device else "the model does not run for"
 
 
 def _share(profile: Profile, loss: Loss, what: str) -> str:

@@ -60,7 +60,7 @@ def attention(profile: Profile, loss: Loss) -> Finding | None:
         loss,
         "attention",
         evidence=f"{share:.0%} of the device's work is attention that is not fused: softmax and the batched products around "
-        f"it ({loss.count:,} kernels)",
+        f"it ({loss.count:,} {'kernels' if profile.has_device else 'operators'})",
         todo=falls_back if by_torch else fused,
     )
 
@@ -154,7 +154,9 @@ def unfused_elementwise(profile: Profile, loss: Loss) -> Finding | None:
     )
     each_s = loss.seconds / max(loss.count, 1)
     # An operator that a CPU is through with so soon was called for longer than it moved memory.
-    kind = "kernels bound by memory" if profile.has_device or each_s > SHORT_CALL_S else "operators, mostly their calls"
+    kind = f"{'kernels' if profile.has_device else 'operators'} bound by memory"
+    if not profile.has_device and each_s <= SHORT_CALL_S:
+        kind = "operators, mostly their calls"
     evidence = f"{share:.0%} of the device's work is elementwise {kind} ({loss.what})"
     return finding_of(profile, loss, "elementwise", evidence=evidence, todo=next_step)
 

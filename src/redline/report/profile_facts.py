@@ -60,7 +60,7 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     if profile.slowest is not None:
         late = profile.slowest
         yield "slowest", f"{late.label}: the others waited {told_time(late.waited_s)} for it; {late.why}"
-    if profile.timeline.idle_s and profile.has_device and profile.ranks:
+    if profile.timeline.idle_s and not _is_kernel_table(profile) and idle_parts(profile):
         yield "idle", ", ".join(f"{name} {told_time(value)}" for name, value in idle_parts(profile))
     if profile.outside:
         yield "not counted", _outside(profile)
@@ -175,7 +175,7 @@ def idle_parts(profile: Profile) -> list[tuple[str, float]]:
     """The causes that occur, the longest first."""
     idle = profile.idle
     parts = [
-        ("host wait", idle.host_wait_s),
+        ("host wait" if profile.has_device else "Python and other code", idle.host_wait_s),
         ("host blocked in a call that waits", idle.sync_s),
         ("data loader", idle.data_wait_s),
         ("allocating memory", idle.allocator_s),

@@ -87,4 +87,4 @@ def _times(path: Path) -> list[DeviceTime]:
     """The time of each device in one rank's trace; of the host where it is the device."""
     one = recorded(read_trace(path))
     runs = device_runs(one, HostView(one.links))
-    return [run.time for run in runs] or [host_time(one.trace)]
+    return [run.time for run in runs] or [host_time(one.trace, one.steps)]

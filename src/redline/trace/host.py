@@ -33,6 +33,7 @@ _COMPILING = re.compile(
     r"^(_compile\b|entire_frame_compile|backend_compile|compile_fx|inductor_codegen|create_aot_dispatcher|"
     r"aot_collect|triton_compile|async_compile|PyCodeCache|autotun)|\(dynamo_timed\)"
 )
+_LAUNCH = re.compile(r"Launch(?!Host)")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader\w*\.__next__|^redline/data$", re.IGNORECASE)
 
 
@@ -75,8 +76,7 @@ class HostView:
         trace = self.trace
         rows = matching(trace, trace.calls, _LOADING_CODE)
         rows[self._first_launches()] = True
-        marks = matching(trace, trace.annotations, _COMPILING)
-        return joined_ranges(picked(trace.calls, rows), picked(trace.annotations, marks))
+        return joined_ranges(picked(trace.calls, rows), compiling(trace))
 
     def _first_launches(self) -> Ints:
         """Launches that took far longer than the others, each the first of its kernel; graphs take long by nature."""
@@ -97,6 +97,11 @@ class HostView:
         """Ranges in which the host sat in a data loader."""
         annotations = self.trace.annotations
         return picked(annotations, matching(self.trace, annotations, _LOADER))
+
+    @property
+    def launched(self) -> int:
+        """Calls that launch work, whether the work is in the trace or not."""
+        return int(matching(self.trace, self.trace.calls, _LAUNCH).sum())
 
     @cached_property
     def launching(self) -> Ints:
@@ -194,6 +199,12 @@ def other_threads(view: HostView, when: Intervals) -> str:
     return label_of(view.trace.names[int(total.argmax())])
 
 
+def compiling(trace: Trace) -> HostRanges:
+    """Ranges in which torch.compile was at work; it marks them as operators or as annotations, by its version."""
+    marked = [picked(table, matching(trace, table, _COMPILING)) for table in (trace.annotations, trace.operators)]
+    return joined_ranges(*marked)
+
+
 def picked(ranges: HostRanges, rows: Mask | Ints) -> HostRanges:
     return HostRanges(ranges.name[rows], ranges.start[rows], ranges.duration[rows], ranges.thread[rows])
 
@@ -277,7 +288,7 @@ def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:
         busy += view.active.total - overlap(view.active, view.blocked)
         blocked += view.blocked.total
     ratio = seconds(busy) / device_busy_s if device_busy_s else None
-    launched = sum(int(matching(view.trace, view.trace.calls, _LAUNCH).sum()) for view in views)
+    launched = sum(view.launched for view in views)
     return Host(
         busy_s=seconds(busy),
         blocked_s=seconds(blocked),
@@ -285,9 +296,6 @@ def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:
         verdict=_verdict(ratio, launched),
         launched=launched,
     )
-
-
-_LAUNCH = re.compile(r"Launch(?!Host)")
 
 
 def _verdict(ratio: float | None, launched: int) -> str:

@@ -4,6 +4,7 @@ where the operators around them are known."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from redline.trace.classes import class_of
 from redline.trace.columns import Ids, Ints, Mask, Work
 from redline.trace.intervals import Intervals, distinct, union
-from redline.trace.links import Links, matching
+from redline.trace.links import Links, Nesting, matching
 from redline.trace.window import Recorded, step_borders
 
 _BATCHED_PRODUCT = re.compile(r"^aten::(bmm|baddbmm_?)$")
@@ -35,7 +36,7 @@ COLD_EXCESS = 0.05
 
 def unfused_attention(links: Links) -> Mask:
     """Softmax between batched products, with all that runs between them: attention written out, forward or backward."""
-    trace, work = links.trace, links.trace.work
+    work = links.trace.work
     found = np.zeros(len(work), np.bool_)
     order = np.lexsort((work.start, work.stream, work.device))
     order = order[work.kind[order] == Work.KERNEL]
@@ -43,10 +44,53 @@ def unfused_attention(links: Links) -> Mask:
         return found
     softmax, product = _softmax_and_products(links)
     queue = np.cumsum(np.concatenate(([True], _differs(work.device[order]) | _differs(work.stream[order]))))
-    at = np.flatnonzero(product[order])
-    if not len(at):
+    backward = _is_backward(links, work.name[order])
+    for first, last in _around_softmax(softmax[order], product[order], queue, backward):
+        found[order[first : last + 1]] = True
+    return found
+
+
+def attention_on_host(links: Links) -> Mask:
+    """The same among operators, where the host is the device: all that run from the first product to the second."""
+    trace, operators, nesting = links.trace, links.trace.operators, links.nesting
+    found = np.zeros(len(operators), np.bool_)
+    softmax, product = matching(trace, operators, _SOFTMAX), matching(trace, operators, _BATCHED_PRODUCT)
+    if not softmax.any() or not product.any():
         return found
-    for position in np.flatnonzero(softmax[order]).tolist():
+    working = [number for number in distinct(operators.name).tolist() if class_of(trace.names[number]) != "other"]
+    # An operator that only calls another of the same kind is not a second one; views and allocations compute nothing.
+    counted = (softmax | product) & ~_have_inside(nesting, softmax | product)
+    works = np.isin(operators.name, working)
+    counted |= works & ~softmax & ~product & ~_have_inside(nesting, works)
+    order = np.lexsort((operators.start, operators.thread))
+    order = order[counted[order]]
+    queue = np.cumsum(np.concatenate(([True], _differs(operators.thread[order]))))
+    backward = _is_backward(links, operators.name[order])
+    spans = np.array(list(_around_softmax(softmax[order], product[order], queue, backward)), np.int64).reshape(-1, 2)
+    first, last = order[spans[:, 0]], order[spans[:, 1]]
+    for thread in distinct(operators.thread[first]).tolist():
+        mine = operators.thread[first] == thread
+        during = union(operators.start[first[mine]], operators.end[last[mine]])
+        found |= (operators.thread == thread) & during.holds(operators.start)
+    return found
+
+
+def _have_inside(nesting: Nesting, rows: Mask) -> Mask:
+    """Which ranges hold one of these, other than themselves."""
+    found: Mask = nesting.with_all_inside(rows.astype(np.int64)) > rows
+    return found
+
+
+def _is_backward(links: Links, names: Ids) -> Mask:
+    numbers = distinct(names).tolist()
+    found: Mask = np.isin(names, [number for number in numbers if "backward" in links.trace.names[number].lower()])
+    return found
+
+
+def _around_softmax(softmax: Mask, product: Mask, queue: Ints, backward: Mask) -> Iterator[tuple[int, int]]:
+    """From the product before each softmax to the one after it, where both are near and in the same queue."""
+    at = np.flatnonzero(product)
+    for position in np.flatnonzero(softmax).tolist() if len(at) else ():
         right = int(np.searchsorted(at, position))
         before, after = at[max(right - 2, 0) : right], at[right : right + 2]
         if not len(before) or not len(after):
@@ -55,13 +99,11 @@ def unfused_attention(links: Links) -> Mask:
         same_queue = queue[first] == queue[position] == queue[last]
         if not same_queue or position - first > _NEAR or last - position > _NEAR:
             continue
-        is_backward = "backward" in trace.names[work.name[order[position]]].lower()
-        if is_backward and len(before) == 2 and first - int(before[0]) <= 2:
+        if backward[position] and len(before) == 2 and first - int(before[0]) <= 2:
             first = int(before[0])
-        if is_backward and len(after) == 2 and int(after[1]) - last <= 2:
+        if backward[position] and len(after) == 2 and int(after[1]) - last <= 2:
             last = int(after[1])
-        found[order[first : last + 1]] = True
-    return found
+        yield first, last
 
 
 def _softmax_and_products(links: Links) -> tuple[Mask, Mask]:
@@ -105,28 +147,33 @@ def strict_products(links: Links) -> Mask:
 
 
 def recomputed(links: Links) -> Mask:
-    """Forward work done again during the backward pass, as activation checkpointing does.
+    """Device work of the forward pass that is done again during the backward pass."""
+    found = np.zeros(len(links.trace.work), np.bool_)
+    again = recomputed_operators(links)
+    known = links.operator >= 0
+    found[known] = again[links.operator[known]]
+    return found
+
+
+def recomputed_operators(links: Links) -> Mask:
+    """Operators of the forward pass that run again during the backward pass, as activation checkpointing does.
 
     Operators in the backward pass run without recording a graph; recomputed ones record one, and carry its number.
     """
     trace, operators = links.trace, links.trace.operators
-    found = np.zeros(len(trace.work), np.bool_)
+    again = np.zeros(len(operators), np.bool_)
     backward = matching(trace, operators, _BACKWARD)
     if not backward.any():
-        return found
+        return again
     parent = links.nesting.parent
     inside = np.zeros(len(operators), np.bool_)
-    again = np.zeros(len(operators), np.bool_)
     numbered = (operators.sequence >= 0) & (operators.forward_thread <= 0)
     for level in list(links.nesting.levels())[1:]:
         inside[level] = inside[parent[level]] | backward[parent[level]]
         again[level] = again[parent[level]] | (inside[level] & numbered[level])
     # With create_graph the backward pass records a graph as well: only what no backward formula calls is proof.
-    if not (again & matching(trace, operators, _FORWARD_ONLY)).any():
-        return found
-    known = links.operator >= 0
-    found[known] = again[links.operator[known]]
-    return found
+    proven = (again & matching(trace, operators, _FORWARD_ONLY)).any()
+    return again if proven else np.zeros(len(operators), np.bool_)
 
 
 @dataclass(frozen=True)

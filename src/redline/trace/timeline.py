@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from redline.fields import Frozen
 from redline.trace.classes import class_of
 from redline.trace.columns import Ints, Mask, Trace, Work
+from redline.trace.host import compiling, joined_ranges, on_thread, picked
 from redline.trace.idle import CAUSES, Cause, IdleTime
-from redline.trace.intervals import Intervals, distinct, joined, seconds, union, without
+from redline.trace.intervals import NEVER, Intervals, distinct, joined, seconds, union, without
 from redline.trace.links import Links, matching
 
 ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
@@ -123,17 +124,17 @@ def device_time(view: DeviceView, bounds: tuple[int, int] | None = None) -> Devi
 
 
 def host_compute(trace: Trace) -> Intervals:
-    """When any operator is under way that is no collective, and does not wait for one on its own thread."""
-    operators, marks = trace.operators, trace.annotations
+    """When any operator is under way that is no collective, and whose thread neither waits for one nor compiles."""
+    operators = trace.operators
     talking = _collective_operators(trace)
-    marked = matching(trace, marks, ANNOTATED)
-    waiting = np.intersect1d(marks.thread[marked], operators.thread)
+    held = joined_ranges(picked(trace.annotations, matching(trace, trace.annotations, ANNOTATED)), compiling(trace))
+    waiting = np.intersect1d(held.thread, operators.thread)
     others = ~talking & ~np.isin(operators.thread, waiting)
     found = [union(operators.start[others], operators.end[others])]
     for thread in waiting.tolist():
-        own, held = ~talking & (operators.thread == thread), marked & (marks.thread == thread)
+        own = ~talking & (operators.thread == thread)
         busy = union(operators.start[own], operators.end[own])
-        found.append(without(busy, union(marks.start[held], marks.end[held])))
+        found.append(without(busy, on_thread(held, thread)))
     return joined(*found)
 
 
@@ -144,20 +145,27 @@ def _collective_operators(trace: Trace) -> Mask:
     return found
 
 
-def host_time(trace: Trace) -> DeviceTime:
-    """The time of the host where it is the device: busy while any operator runs."""
-    operators, talking, compute = trace.operators, _collective_operators(trace), host_compute(trace)
+def host_communication(trace: Trace) -> Intervals:
+    """When a collective is under way where the host is the device."""
+    operators, talking = trace.operators, _collective_operators(trace)
     # An operator only starts a collective; the library's own mark on another thread lasts as long as it does.
     marks = matching(trace, trace.annotations, ANNOTATED)
-    communication = union(
+    return union(
         np.concatenate([operators.start[talking], trace.annotations.start[marks]]),
         np.concatenate([operators.end[talking], trace.annotations.end[marks]]),
     )
+
+
+def host_time(trace: Trace, steps: Intervals = NEVER) -> DeviceTime:
+    """The time of the host where it is the device: busy while any operator runs. `steps`: on the host, where marked."""
+    compute, communication = host_compute(trace), host_communication(trace)
     busy = joined(compute, communication)
+    # A step may begin and end with something else than operators.
+    span = joined(busy, steps).span
     return DeviceTime(
-        span=busy.span,
+        span=span,
         busy=busy.total,
-        idle=busy.span - busy.total,
+        idle=span - busy.total,
         compute=compute.total,
         communication=communication.total,
         exposed_communication=busy.total - compute.total,
