@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brief import shorten_efforts
@@ -14,6 +15,8 @@ from brief import shorten_efforts
 # Torch's threads sleep while they wait for each other. Spinning, as they do otherwise, takes most of the processor's time
 # where several tests run at once: 45 to 68 s instead of 14 s for one file on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,15 +27,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Keep the rewritten tests, also where the environment forbids byte-code: rewriting them takes each worker 9 s.
 
-    What was imported by then stays: no collection of garbage needs to look at it again, and every bench begins with one.
+    What was imported by then stays: no collection of garbage looks at it, neither meanwhile, which takes each worker a second,
+    nor afterwards, as every bench begins with one.
     """
     forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    gc.disable()
     try:
         return (yield)
     finally:
         sys.dont_write_bytecode = forbidden
-        gc.collect()
         gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -50,6 +55,37 @@ def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REDLINE_STORE", str(path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     return path
+
+
+@pytest.fixture(scope="session")
+def lock_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("machine") / "locks"
+
+
+@pytest.fixture(autouse=True)
+def own_locks(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU of a fake is no GPU that tests in other processes would have to wait for. One that is here is shared."""
+    from redline import locks
+
+    if not any(map(os.path.exists, GPU_FILES)):
+        monkeypatch.setattr(locks, "MACHINE_FOLDER", lock_folder)
+
+
+@pytest.fixture(autouse=True)
+def hasty_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A history in this process is written without waiting for the disk: 60 ms each on a busy one.
+
+    That only matters when the power fails. The tests of the store keep it as it is.
+    """
+    from redline.store import database
+
+    usual = database._tune_sqlite
+
+    def without_waiting(connection: Any, _: object) -> None:
+        usual(connection, _)
+        connection.execute("PRAGMA synchronous = OFF")
+
+    monkeypatch.setattr(database, "_tune_sqlite", without_waiting)
 
 
 @pytest.fixture

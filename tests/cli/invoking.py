@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 from typer.testing import CliRunner, Result
 
-from redline.cli.main import app
+from redline.cli.main import app_for
 from redline.report.export import DocumentKind
 
 
 def invoke(*words: str | Path) -> Result:
     """A bug comes through as the exception it is. The fork server is shared by all that this process invokes."""
-    return CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    typed = [*map(str, words)]
+    return CliRunner().invoke(app_for(typed), typed, catch_exceptions=False)
 
 
 def document(result: Result) -> Any:

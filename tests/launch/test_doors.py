@@ -476,6 +476,11 @@ def marked_processes(marker: str) -> list[str]:
     return found
 
 
+@pytest.fixture
+def own_locks() -> None:
+    """None in this file: two processes meet in the folder of the machine."""
+
+
 def test_two_runs_never_hold_one_gpu(tmp_path: Path) -> None:
     """Not even with different temporary folders, or after the holder asked again. No machine has a card of these numbers."""
     program = textwrap.dedent("""

@@ -12,6 +12,11 @@ from postgres_server import Server, binaries, new_server
 from redline.store import History
 
 
+@pytest.fixture
+def hasty_history() -> None:
+    """None here: the store is tested as people have it."""
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     if binaries() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import io
@@ -9,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ParamSpec
 
 import typer
@@ -136,11 +137,13 @@ for command in COMMANDS:
     app.command(command.__name__.rstrip("_"), cls=Command)(one_line_errors(command))
 # What follows the first word is the script's own.
 app.command(  # `redline watch -m package.train`: the module is part of what is watched
-    cls=Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
+    "watch", cls=Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
 )(one_line_errors(watch))
 # Its flags are read by the program behind it, `--help` among them.
 app.command(
-    cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    "micro",
+    cls=Command,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(one_line_errors(micro))
 
 
@@ -154,6 +157,16 @@ def _complain(message: str) -> None:
 ArgumentMistake: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
+
+
+def app_for(words: Sequence[str]) -> typer.Typer:
+    """The app with only the command that `words` begin with: typer builds every command that is there, for 45 ms."""
+    named = [each for each in app.registered_commands if words and each.name == words[0]]
+    if not named:
+        return app
+    narrow = copy.copy(app)
+    narrow.registered_commands = named
+    return narrow
 
 
 def main() -> None:
@@ -174,7 +187,7 @@ def _run() -> int:
             _complain(f"{word!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
             return Exit.USAGE
     try:
-        code = app(standalone_mode=False)
+        code = app_for(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
