@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports format bench clean
+.PHONY: help venv demo test lint types imports compiled format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,10 +19,16 @@ demo: venv ## measure a model on the device that is here
 	$(BIN)/redline demo
 
 # Tests start many processes, and wait for them a fifth of their time: with three workers two cores are always busy.
-# Byte-code of our own files is compiled first, also where the environment forbids to write it: each process loads them.
-test: lint types imports ## everything that must hold before a change is done
-	$(BIN)/python -m compileall -q src
+# What comes before them runs side by side, as mypy, the longest of it, uses one core.
+test: venv ## everything that must hold before a change is done
+	@$(MAKE) --no-print-directory -j 3 lint types imports compiled
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# Byte-code of our own files, also where the environment forbids to write it: each process loads them. And of the tests where there
+# is none yet: each worker would make it, in 9 s. A test that cannot be collected is reported by the tests themselves.
+compiled: venv
+	@$(BIN)/python -m compileall -q src
+	@[ -d tests/analyze/__pycache__ ] || $(BIN)/python -m pytest --collect-only -q >/dev/null || true
 
 lint: venv ## ruff, as linter and as formatter
 	$(BIN)/ruff check .

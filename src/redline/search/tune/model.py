@@ -312,8 +312,9 @@ class Beliefs:
 
         From what the others predict for it, the part below the bound, by its mean and variance.
         """
-        mean, sd = self._posterior(process, rows, values, noises)
-        found = []
+        found: list[tuple[float, float, float]] = []
+        if bound:  # what the others predict takes most of a search's own time
+            mean, sd = self._posterior(process, rows, values, noises)
         for row, estimate in bound:
             below, width = _truncated(mean[row], sd[row], estimate.log_s)
             precision = 1 / width**2 - 1 / sd[row] ** 2
