@@ -151,6 +151,8 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    if missing := [str(each) for each in given.files if not each.exists()]:
+        parser.error(f"no such file: {', '.join(missing)}")
     with RawRecords(given.out, *given.files):
         pass
 
