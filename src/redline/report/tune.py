@@ -27,6 +27,7 @@ LAYERS = 3
 """Kinds of layers a person is told of."""
 MANY_PAGE_FAULTS = 500
 """Worth a word: about a millisecond of a step."""
+TOLD_WHEN_OFF = 1.25
 WIDEST = 1000.0
 """The upper end of an interval over its lower one."""
 LONGEST_REASON = 240
@@ -105,7 +106,7 @@ def _beats(found: TuneSummary) -> str:
 def _told(found: TuneSummary, leader: Winner) -> str:
     by = "the items per joule of the baseline" if found.objective == "energy" else "the baseline"
     told = f"{leader.recipe}, {leader.ratio:.2f}× {by}"
-    told += _interval(leader.low, leader.high) or ", seen in one process only"
+    told += _interval(leader.low, leader.high) or f", seen in one process only{_off(leader.may_be_off)}"
     rate = leader.throughput_per_s
     if rate is not None:
         told += f", {significant(rate, max(3, len(str(round(rate)))))} {leader.item or 'item'}/s"
@@ -166,7 +167,15 @@ def remark(found: TuneSummary, row: Ranked) -> str:
 def ratio_told(row: Ranked) -> str:
     if row.recipe == BASELINE:
         return "–"
-    return f"{row.ratio:.2f}×{_interval(row.low, row.high)}"
+    off = _off(row.may_be_off).removeprefix(" and ")
+    return f"{row.ratio:.2f}×{_interval(row.low, row.high) or (f' ({off})' if off else '')}"
+
+
+def _off(factor: float | None) -> str:
+    """What a ratio without an interval is worth, where that is little: beside other processes, say."""
+    return (
+        "" if factor is None or factor < TOLD_WHEN_OFF else f" and may be off by {significant(min(factor, WIDEST), 2)}×"
+    )
 
 
 def _interval(low: float | None, high: float | None) -> str:

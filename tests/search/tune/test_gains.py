@@ -16,7 +16,7 @@ from redline.note import note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.terminal import as_text
-from redline.report.tune import answer, reasons, tune_report
+from redline.report.tune import answer, ratio_told, reasons, tune_report
 from redline.search.tune.finals import _is_behind
 from redline.search.tune.gains import gain_path_of, waterfall
 from redline.search.tune.model import Estimate
@@ -332,3 +332,11 @@ def test_switches_that_were_not_tried_for_one_reason_share_a_line() -> None:
     told = as_text(tune_report(msgspec.structs.replace(summary(), refused=tuple(refused))))
     assert "not tried: compile:pdl, graphs: a CPU runs none" in told
     assert "not tried: tf32: not of cpu" in told
+
+
+@pytest.mark.parametrize(("off", "told"), [(1.04, "27.19×"), (None, "27.19×"), (54.3, "27.19× (may be off by 54×)")])
+def test_a_ratio_of_one_process_says_what_it_is_worth(off: float | None, told: str) -> None:
+    row = Ranked(recipe="fp16", ratio=27.19, verdict="inconclusive", numerics=None, may_be_off=off)
+    assert ratio_told(row) == told
+    found = with_leader(summary(), ratio=27.19, low=None, high=None, may_be_off=off)
+    assert ("seen in one process only and may be off by 54×" in answer(found)) == ("off" in told)

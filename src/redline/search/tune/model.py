@@ -107,7 +107,7 @@ def _time_of(
     log = log_ratio(record, anchor, kind) if anchor is not None and anchor.id in on_scale else None
     if log is not None and anchor is not None:
         log_s, error = on_scale[anchor.id]
-        return log_s + log.centre, math.hypot(max(log.error, SMALLEST_ERROR), error, log.doubt)
+        return log_s + log.centre, math.hypot(max(log.error, SMALLEST_ERROR), error, log.doubt / 2)
     times = [math.log(seconds) for seconds in round_medians_s(record, kind_measured(record, kind)).values()]
     return fmean(times), 0.0
 

@@ -23,6 +23,7 @@ from redline.search.tune.winner import (
     Winner,
     against_baseline,
     gains_of,
+    one_process_doubt,
     rejected_in_finals,
     replicates_of,
     winner_and_its_replicates,
@@ -41,6 +42,8 @@ class Ranked(Frozen):
     low: float | None = None
     """None where it was seen in one process only."""
     high: float | None = None
+    may_be_off: float | None = None
+    """Without an interval: the ratio may be wrong by this factor, in either direction."""
     compile_s: float | None = None
     compile_is_contended: bool = False
     bound: str = "unknown"
@@ -284,6 +287,7 @@ def _against(
         ratio=pair.ratio,
         low=pair.low,
         high=pair.high,
+        may_be_off=one_process_doubt(chosen, replicates, tune, known) if pair.low is None and chosen in known else None,
         throughput_per_s=sorted(rates)[len(rates) // 2] if rates else None,
         item=row.item,
         energy_per_item_j=row.energy_per_item_j,
@@ -324,6 +328,9 @@ def _ranking(
                 ratio=pair.ratio,
                 low=pair.low,
                 high=pair.high,
+                may_be_off=one_process_doubt(recipe, replicates, tune, known)
+                if pair.low is None and recipe in known
+                else None,
                 verdict=pair.verdict,
                 numerics=farthest(checks[recipe]),
                 compile_s=compile_s,

@@ -29,6 +29,8 @@ class Winner(Frozen):
     low: float | None
     """None where the budget ended before other processes could be asked."""
     high: float | None
+    may_be_off: float | None = None
+    """Without an interval: the ratio may be wrong by this factor, in either direction."""
     throughput_per_s: float | None = None
     item: str | None = None
     energy_per_item_j: float | None = None
@@ -171,7 +173,7 @@ def against_baseline(
     base = known.get(BASELINE)
     moved = _moved_by_the_race(replicates, tune, known)
     ratio = math.exp(base.log_s - known[recipe].log_s + moved) if base is not None else math.nan
-    doubt = math.exp(_one_process_doubt(replicates, tune, known[recipe].error, moved))
+    doubt = one_process_doubt(recipe, replicates, tune, known)
     return Pair(
         a=BASELINE,
         b=recipe,
@@ -183,17 +185,17 @@ def against_baseline(
     )
 
 
-def _one_process_doubt(
-    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, error: float, moved: float
+def one_process_doubt(
+    recipe: str, replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
 ) -> float:
-    """By how much, as a logarithm, the ratio of a recipe that met no other process may be off.
+    """By which factor the ratio of a recipe that met no other process may be off.
 
     By two standard deviations of a ratio of two processes: as they lay apart in the race, or as far as that moved those it
-    met; and by the noise inside its own.
+    met; and by the noise inside its own, and what other processes may have done to it.
     """
-    spread = process_spread(replicates, tune.tune.kind)
+    moved, spread = _moved_by_the_race(replicates, tune, known), process_spread(replicates, tune.tune.kind)
     apart = math.sqrt(2 * spread[0]) if spread is not None else 0.0
-    return math.hypot(max(ONE_PROCESS_DOUBT, 2 * abs(moved), 2 * apart), 2 * error)
+    return math.exp(math.hypot(max(ONE_PROCESS_DOUBT, 2 * abs(moved), 2 * apart), 2 * known[recipe].error))
 
 
 def _moved_by_the_race(
