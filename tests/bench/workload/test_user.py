@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -400,6 +401,17 @@ def test_the_hash_follows_the_files_content(user_file: Write) -> None:
     before = hashes[0]
     one.write_text(one.read_text() + "\n# a word more\n")
     assert from_file(one, "make").model_hash != before, "an edited file is loaded again"
+
+
+def test_a_file_that_is_changed_twice_within_a_second_is_read_anew(
+    user_file: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes its old byte-code for it, as its size and its second are the same."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for width in (4, 8):
+        file = user_file(f"def make():\n    return nn.Linear({width}, 3), torch.randn(2, {width})\n", "changing.py")
+        os.utime(file, (1e9, 1e9))
+        assert from_file(file, "make").model.in_features == width
 
 
 def test_lazy_layers_are_given_their_shape(user_file: Write) -> None:

@@ -328,11 +328,11 @@ def _load_file(path: Path) -> ModuleType:
         _make_importable(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by its loader: that takes old byte-code for new where a file was changed twice within a second.
+        exec(compile(body, path, "exec", dont_inherit=True), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
