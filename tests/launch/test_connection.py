@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from redline.environment import Memory
-from redline.errors import UsageError
-from redline.launch import connection, open_door
+from redline.errors import DoorError, UsageError
+from redline.launch import connection, open_door, spawn
 from redline.launch.connection import Callback, WorkerDoor, WorkerSession, log_tail, worker_log
 from redline.launch.fork import ForkDoor
 from redline.launch.inline import InlineDoor
@@ -368,6 +368,21 @@ class TestEnding:
         door.close()
         assert [child.wait(0.0) for child in children] == [signal.SIGKILL] * 2
         assert door._sessions == []
+
+
+class TestStarting:
+    @pytest.mark.parametrize("command", [["false"], ["sleep", "600"]])
+    def test_a_guardian_that_says_nothing_is_told_and_leaves_nothing(
+        self, command: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(spawn, "START_TIMEOUT_S", 0.1)
+        ours, theirs = socket.socketpair()
+        guardian = subprocess.Popen(command, stdin=theirs)
+        theirs.close()
+        with pytest.raises(DoorError, match="the worker could not be started"):
+            spawn.SpawnedProcess(guardian, ours)
+        assert guardian.poll() is not None
+        assert ours.fileno() == -1
 
 
 class TestLog:

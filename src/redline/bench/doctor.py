@@ -24,7 +24,7 @@ from redline.questions import Health, HealthItem
 from redline.units import format_bytes
 
 GET_TORCH = "choose {what} at pytorch.org/get-started and reinstall torch and torchvision together"
-COMPILE_TIMEOUT_S = 20.0
+COMPILE_TIMEOUT_S = 60.0
 OPENMP = ("-fopenmp",) if sys.platform == "linux" else ()
 
 # What inductor's CPU code needs: the C++ library, Python's headers, OpenMP where it is used.

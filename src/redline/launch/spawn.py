@@ -27,7 +27,7 @@ from redline.processes import REPLY_BYTES, keep_standard_descriptors
 from redline.protocol import Request, write_script
 from redline.spec import LaunchSpec, RunSpec
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 CALLBACK_TIMEOUT_S = 180.0
 """Until a worker behind a profiler calls: both have to start, and torch is imported before the call."""
 _OWN = "import sys; sys.path.insert(0, sys.argv[1]); import redline; del sys.path[0], sys.argv[1]; "
@@ -44,8 +44,13 @@ class SpawnedProcess:
         self._line = line
         self._status: int | None = None
         line.settimeout(START_TIMEOUT_S)
-        told = line.recv(REPLY_BYTES)
+        try:
+            told = line.recv(REPLY_BYTES)
+        except TimeoutError:
+            guardian.kill()
+            told = b""
         if not told:
+            line.close()
             guardian.wait()
             raise DoorError("the worker could not be started")
         self.pid = int(told)
