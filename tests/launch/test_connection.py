@@ -329,8 +329,10 @@ class TestEnding:
         desk = Desk(child)
         os.write(desk.log.fileno(), "".join(f"line {n}\n\n" for n in range(30)).encode())
         desk.answer(ClosedReply(closed=Closed(memory=Memory(allocator_retries=3))))
-        threading.Timer(0.2, child.end).start()
+        ending = threading.Timer(0.2, child.end)
+        ending.start()
         closed = desk.session.close()
+        ending.join()
         assert desk.asked == [Close()]
         assert closed.memory.allocator_retries == 3
         assert closed.printed.splitlines() == [f"line {n}" for n in range(10, 30)]
