@@ -13,9 +13,11 @@ from kineto import ADD, GEMM, TraceMaker, training_trace
 from redline.errors import TraceError
 from redline.trace import source
 from redline.trace.decode import read_trace, read_traces
+from redline.trace.host import HostView
 from redline.trace.links import Links
 from redline.trace.source import trace_files
 from redline.trace.timeline import device_time, device_views
+from redline.trace.window import step_marks
 
 
 @pytest.fixture(params=[1 << 20, 1500])
@@ -132,6 +134,35 @@ def test_categories_of_older_versions(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(f'{{"traceEvents":[{",".join(events)}]}}')
     trace = read_trace(tmp_path / "a.json")
     assert (len(trace.operators), len(trace.work), len(trace.calls)) == (1, 2, 1)
+
+
+def test_older_versions_mark_steps_and_loaders_as_operators(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.event("X", "Operator", "ProfilerStep#3", 0, 90_000)
+    maker.event("X", "Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 20_000)
+    maker.event("X", "Operator", "aten::mm", 30_000, 9_000)
+    trace = read_trace(maker.write(tmp_path / "old.json"))
+    assert len(step_marks(trace)) == 1
+    assert len(HostView(Links(trace)).loader) == 1
+    assert [trace.names[number] for number in trace.operators.name] == ["aten::mm"]
+
+
+def test_a_step_that_is_marked_twice_is_one_step(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    for number in (1, 1, 2, 2):
+        maker.annotation(f"ProfilerStep#{number}", number * 100_000, 90_000)
+    maker.operator("aten::mm", 100_000, 9_000)
+    assert len(step_marks(read_trace(maker.write(tmp_path / "twice.json")))) == 2
+
+
+def test_begins_and_ends_apart_are_told(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.operator("aten::mm", 0, 9_000)
+    maker.event("B", "cpu_op", "aten::add", 10_000, None)
+    maker.event("E", "cpu_op", "aten::add", 20_000, None)
+    lost = read_trace(maker.write(tmp_path / "apart.json")).lost
+    assert lost.events == 1
+    assert "written apart" in lost.reasons[0]
 
 
 def test_gzip_files_in_a_row_are_one(tmp_path: Path) -> None:

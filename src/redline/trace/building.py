@@ -54,6 +54,9 @@ _CATEGORIES: dict[str, tuple[int, Work | None] | None] = {
     "cuda_sync": None,
     "": None,
 }
+_OLD_OPERATOR = "operator"
+_OLD_MARKS = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.")
+"""Annotations, which torch 1.8 to 1.10 wrote as operators."""
 _MEMORY_EVENT = "[memory]"
 
 LONG_FRAME_US = 100.0
@@ -117,14 +120,24 @@ class Builder:
         """Raises `NeedsExactTimes` before anything is taken from the batch."""
         groups: list[tuple[int, Work | None, list[AnyEvent]]] = []
         unused: defaultdict[str, int] = defaultdict(int)
+        begun = 0
         for category, group in _by_category(events).items():
+            if category.lower() == _OLD_OPERATOR:
+                marks = [event for event in group if event.ph == "X" and event.name.startswith(_OLD_MARKS)]
+                if marks:
+                    groups.append((ANNOTATION, None, marks))
+                    group = [event for event in group if not event.name.startswith(_OLD_MARKS)]
             kind, work, wanted = self._sorted_out(category, group)
             if kind is None and category.lower() not in _CATEGORIES:
                 unused[category] += sum(event.ph == "X" for event in group)
             elif kind is not None and wanted:
                 groups.append((kind, work, wanted))
+            if kind not in (None, ALLOCATION) and len(wanted) < len(group):
+                begun += sum(event.ph == "B" for event in group)
         if groups:
             self._keep_all(groups)
+        if begun:
+            self.rejected["their beginning and end are written apart (ph B and E), which Kineto does not do"] += begun
         for category, count in unused.items():
             if count:
                 self.unused[category] += count

@@ -136,9 +136,10 @@ def step_marks(trace: Trace) -> Intervals:
     start, end = trace.annotations.start[rows], trace.annotations.end[rows]
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
-    # Steps follow each other; marks that overlap are cut where the next begins.
+    # Steps follow each other; marks that overlap are cut where the next begins, and one that is there twice is one.
     end = np.concatenate((np.minimum(end[:-1], start[1:]), end[-1:]))
-    return Intervals(start, end, order)
+    real = end > start
+    return Intervals(start[real], end[real], order[real])
 
 
 class Steps(Frozen):
