@@ -74,6 +74,8 @@ class RecipeTruth:
     """What the first process with a switch pays: libraries and kernels that come from disk."""
     each_use_s: dict[str, float] = field(default_factory=dict)
     """What every process with a switch pays."""
+    compile_shares: dict[str, float] = field(default_factory=lambda: {"compile:regional": 0.4})
+    """By compiler: of what compiling the model takes, where that is not all."""
     task: Task = "infer"
     clock: Callable[[], float] = lambda: math.inf
     """Of the simulation: what another process is still compiling is not in the cache."""
@@ -128,7 +130,7 @@ class RecipeTruth:
         now_s = self.clock()
         is_warm = self._compiled.get(program, math.inf) <= now_s
         slow = 6.0 if compiling[0].is_slow_to_prepare and not is_warm else 1.0
-        slow *= 0.4 if compiling[0].switch == "compile:regional" else 1.0
+        slow *= self.compile_shares.get(compiling[0].switch, 1.0)
         seconds = (self.warm_compile_s if is_warm else self.cold_compile_s) * slow
         self._compiled[program] = min(self._compiled.get(program, math.inf), now_s + seconds)
         return seconds
@@ -162,13 +164,13 @@ def gpu_inference(chance: Random) -> RecipeTruth:
     """The switches a GPU offers for inference, with effects of any size."""
     choices = [
         *_family(("fp16", "bf16", "amp", "amp-bf16"), "precision"),
-        _choice("tf32", "tf32", excludes=("fp16", "bf16")),
-        _choice("channels-last", "layout"),
+        choice_of("tf32", "tf32", excludes=("fp16", "bf16")),
+        choice_of("channels-last", "layout"),
         *_compilers(freeze=True),
-        _choice("torchscript", "compiler", "both", excludes=("graphs",)),
-        _choice("graphs", "graphs", "host", excludes=("compile:reduce-overhead", "compile:max-autotune")),
-        _choice("cudnn-benchmark", "autotune"),
-        _choice("fold-bn", "fold-bn"),
+        choice_of("torchscript", "compiler", "both", excludes=("graphs",)),
+        choice_of("graphs", "graphs", "host", excludes=("compile:reduce-overhead", "compile:max-autotune")),
+        choice_of("cudnn-benchmark", "autotune"),
+        choice_of("fold-bn", "fold-bn"),
     ]
     return _drawn(chance, choices, on_cpu=False)
 
@@ -176,12 +178,12 @@ def gpu_inference(chance: Random) -> RecipeTruth:
 def gpu_training(chance: Random) -> RecipeTruth:
     choices = [
         *_family(("amp", "amp-bf16"), "precision"),
-        _choice("tf32", "tf32"),
-        _choice("channels-last", "layout"),
+        choice_of("tf32", "tf32"),
+        choice_of("channels-last", "layout"),
         *_compilers(freeze=False),
-        _choice("graphs", "graphs", "host", excludes=("compile:reduce-overhead", "compile:max-autotune")),
-        _choice("fused-optimizer", "optimizer", "both"),
-        _choice("cudnn-benchmark", "autotune"),
+        choice_of("graphs", "graphs", "host", excludes=("compile:reduce-overhead", "compile:max-autotune")),
+        choice_of("fused-optimizer", "optimizer", "both"),
+        choice_of("cudnn-benchmark", "autotune"),
     ]
     return _drawn(chance, choices, on_cpu=False)
 
@@ -190,10 +192,10 @@ def cpu_inference(chance: Random) -> RecipeTruth:
     """Where half precision may be many times slower."""
     choices = [
         *_family(("fp16", "bf16", "amp-bf16"), "precision"),
-        _choice("channels-last", "layout"),
+        choice_of("channels-last", "layout"),
         *_family(("compile", "compile:freeze", "compile:reduce-overhead", "torchscript"), "compiler", "both"),
-        _choice("fold-bn", "fold-bn"),
-        _choice("onnx", "runtime", "both", excludes=("compile", "torchscript", "channels-last")),
+        choice_of("fold-bn", "fold-bn"),
+        choice_of("onnx", "runtime", "both", excludes=("compile", "torchscript", "channels-last")),
     ]
     return _drawn(chance, choices, on_cpu=True)
 
@@ -209,7 +211,7 @@ def strangers(chance: Random) -> RecipeTruth:
     excluded = []
     for choice in choices:
         others = tuple(other.switch for other in choices if other.family != choice.family and chance.random() < 0.05)
-        excluded.append(_choice(choice.switch, choice.family, choice.relieves, excludes=others))
+        excluded.append(choice_of(choice.switch, choice.family, choice.relieves, excludes=others))
     return _drawn(chance, excluded, on_cpu=chance.random() < 0.3)
 
 
@@ -329,17 +331,18 @@ def _compilers(*, freeze: bool) -> list[SwitchChoice]:
     names = ["compile", "compile:reduce-overhead", *(["compile:freeze"] if freeze else [])]
     return [
         *_family(tuple(names), "compiler", "both"),
-        _choice("compile:max-autotune", "compiler", "both", is_slow=True),
+        choice_of("compile:max-autotune", "compiler", "both", is_slow=True),
     ]
 
 
 def _family(switches: tuple[str, ...], family: str, relieves: Relief = "device") -> list[SwitchChoice]:
-    return [_choice(switch, family, relieves) for switch in switches]
+    return [choice_of(switch, family, relieves) for switch in switches]
 
 
-def _choice(
+def choice_of(
     switch: str, family: str, relieves: Relief = "device", excludes: tuple[str, ...] = (), *, is_slow: bool = False
 ) -> SwitchChoice:
+    """A switch as a bench would offer it."""
     return SwitchChoice(
         switch=switch,
         family=family,
