@@ -23,7 +23,7 @@ from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.environment import describe
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
-from redline.bench.workload.called import refuse_what_has_not_run
+from redline.bench.workload.called import name_of, refuse_what_has_not_run
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.structure import WholeDispatchMode, stored, tensors_within
@@ -116,7 +116,7 @@ def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snaps
     try:
         with ledger, watching(model, ledger.enter, ledger.leave):
             output = step(lambda: ledger.mark(model))
-            refuse_what_has_not_run(output, type(setup.workload.model).__name__)
+            refuse_what_has_not_run(output, name_of(setup.workload.model))
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -32,7 +32,7 @@ from redline.bench.train.epochs import seed_everything
 from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
-from redline.bench.workload.called import OwnStep, TrainsItself, refuse_what_has_not_run
+from redline.bench.workload.called import OwnStep, TrainsItself, name_of, refuse_what_has_not_run
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.ranks import Ranks, gradient_bytes
@@ -222,7 +222,7 @@ class Workbench:
         self._give_back_model = remember_live(spec.workload)
         workload = build_workload(spec.workload, spec.seed, inputs=inputs)
         if has_no_values(workload.model):
-            name = type(workload.model).__name__
+            name = name_of(workload.model)
             raise BenchError("user", f"{name} has weights on the meta device, without values: {WITHOUT_VALUES}")
         self._own_step, self.notes = workload.step, workload.notes
         self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
@@ -285,7 +285,7 @@ class Workbench:
                 if setup.task == "step":
                     torch.manual_seed(spec.seed)  # what it returns is compared with what it returned at other commits
                 result = step()
-                refuse_what_has_not_run(result, type(setup.workload.model).__name__)
+                refuse_what_has_not_run(result, name_of(setup.workload.model))
                 for check in setup.after_first_call:
                     check()
             if setup.task == "step" and spec.measure.check_numerics:

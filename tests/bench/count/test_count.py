@@ -20,6 +20,7 @@ from redline.bench.count.counter import Tf32
 from redline.bench.count.kinds import tensor_bytes
 from redline.bench.memory import Ledger
 from redline.bench.workload.independence import find_axes
+from redline.errors import BenchError
 from redline.spec import RunSpec, WorkloadSpec
 from redline.work import ModuleWork, WorkCount
 
@@ -320,6 +321,8 @@ def test_functions_that_an_operator_calls_are_counted_as_they_run() -> None:
     with torch.inference_mode(), Ledger(["forward"], 1, lambda: None) as ledger:
         model(x)
     assert ledger.told(None, None).peak_bytes >= 2 * x.nbytes  # the result of one layer and of the next
+    with pytest.raises(BenchError, match="gradients in a compiled step only"):
+        count(model, x, loss=torch.Tensor.sum)
 
 
 def quantized_layers() -> nn.Module:

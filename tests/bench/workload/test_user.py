@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.workload.build import build_workload, check_model, settle_batch
+from redline.bench.workload.step import make_optimizer
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
 from redline.spec import WorkloadSpec
@@ -488,3 +489,21 @@ def test_a_live_model_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) 
     with pytest.raises(BenchError, match="live model mine cannot be opened in the worker: UnpicklingError") as caught:
         build_workload(WorkloadSpec(model="mine", artifact=str(broken)), 0)
     assert caught.value.kind == "user"
+
+
+def test_a_model_in_the_place_of_its_factory_is_told_what_to_write(user_file: Write) -> None:
+    file = user_file(f"{NET}\nnet = Net()\n")
+    with pytest.raises(SpecError, match=r"net in .* is a model, not a function that makes one: write `def build\(\)"):
+        from_file(file, "net")
+
+
+def test_a_function_goes_by_its_own_name(user_file: Write) -> None:
+    file = user_file(
+        "from functools import partial\n"
+        "def doubled(x, by):\n    return x * by\n"
+        "def make():\n    return partial(doubled, by=2), torch.ones(3, 4)\n"
+    )
+    workload = from_file(file, "make")
+    assert workload.info().class_name == "doubled"
+    with pytest.raises(BenchError, match=r"^doubled has no parameter with a gradient"):
+        make_optimizer("sgd", workload.model)

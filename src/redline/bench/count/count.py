@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from redline.bench.count.counter import NO_TF32, Share, Tf32, WorkCounter
 from redline.bench.count.formulas import SPARSE
 from redline.bench.count.kinds import distinct, tensor_bytes
-from redline.bench.workload.called import refuse_what_has_not_run
+from redline.bench.workload.called import name_of, refuse_what_has_not_run
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TrainingLoss
 from redline.bench.workload.structure import map_tensors, named_tensors, parameter_count, tensors_within
@@ -45,7 +45,7 @@ def module_rows(model: nn.Module, counter: WorkCounter) -> list[ModuleWork]:
         rows.append(
             ModuleWork(
                 path=path,
-                type=type(module).__name__,
+                type=name_of(module),
                 params=params,
                 calls=calls,
                 number_format=share.formats.most_common(1)[0][0] if share.formats else "",
@@ -248,10 +248,14 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
         with task.autocast():
             output = model(*args, **kwargs)
             if task.loss is None:
-                refuse_what_has_not_run(output, type(model).__name__)
+                refuse_what_has_not_run(output, name_of(model))
             loss = task.loss(output) if task.loss is not None else None
         if loss is not None and not loss.requires_grad:
-            raise BenchError("user", f"no gradient reaches a parameter of {type(model).__name__}")
+            if counter.has_opened:
+                raise BenchError(
+                    "unsupported", "what torch.cond, a loop or a scan calls has gradients in a compiled step only"
+                )
+            raise BenchError("user", f"no gradient reaches a parameter of {name_of(model)}")
         if loss is not None:
             counter.phase = "backward"
             loss.backward()

@@ -163,6 +163,8 @@ class WorkCounter(WholeDispatchMode):
         self.touched = Touched(leaves)
         self._tf32 = tf32
         self._finds_phases = False
+        self.has_opened = False
+        """An operator that calls functions was seen."""
         self._packed: dict[torch.ScriptObject, list[Tensor]] = {}
 
     @contextmanager
@@ -191,6 +193,7 @@ class WorkCounter(WholeDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
+            self.has_opened = True
             seen = self.rows.total()
             out = self.opened(func, args, kwargs)
             if self.rows.total() == seen:  # nothing that could be seen: a kernel of the user's own

@@ -271,6 +271,17 @@ class CallsFunction(nn.Module):
         return twin
 
 
+def name_of(model: nn.Module) -> str:
+    """What its author calls it: a function has a name, and of the module around it nobody knows."""
+    if not isinstance(model, CallsFunction):
+        return type(model).__name__
+    function = model.function
+    while isinstance(function, functools.partial):
+        function = function.func
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name
+
+
 def _rebound(function: Any, memo: dict[int, Any]) -> Any:
     """The function with what it closes over, and the modules and tensors among its globals, as the copies in `memo` are."""
     if isinstance(function, functools.partial):

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
-from redline.bench.workload.called import TrainsItself
+from redline.bench.workload.called import TrainsItself, name_of
 from redline.bench.workload.inputs import input_tensors
 from redline.bench.workload.structure import Untouched, is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
@@ -291,6 +291,6 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, **options: Any) 
         return model.optimizer()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise BenchError("user", f"{type(model).__name__} has no parameter with a gradient: there is nothing to train")
+        raise BenchError("user", f"{name_of(model)} has no parameter with a gradient: there is nothing to train")
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return kinds[name](parameters, **{**OPTIMIZER_SETTINGS[name], **options})

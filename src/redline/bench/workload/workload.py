@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator
 
 from redline.bench.device.failure import one_line
 from redline.bench.workload.batch import Axes, resize
-from redline.bench.workload.called import OwnStep, TrainsItself
+from redline.bench.workload.called import CallsFunction, OwnStep, TrainsItself, name_of
 from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import (
     Inputs,
@@ -195,7 +195,8 @@ class Workload:
         if self.step is not None:
             return self.step.name
         model = self.model.module if isinstance(self.model, TrainsItself) else self.model
-        return type(getattr(model, "written_by", model)).__qualname__
+        known = getattr(model, "written_by", model)
+        return name_of(known) if isinstance(known, CallsFunction) else type(known).__qualname__
 
     def _parts(self) -> list[nn.Module]:
         return [self.model] if self.step is None else list(self.step.modules().values())

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.device.failure import is_out_of_memory, one_line
@@ -123,6 +124,13 @@ class _Factory:
     function: Callable[..., Any]
     parameter: inspect.Parameter | None
     whose: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, nn.Module):
+            name = self.whose.removeprefix("factory ")
+            raise SpecError(
+                f"{name} is a model, not a function that makes one: write `def build(): return model, inputs`"
+            )
 
     def __call__(self, batch: int | None, seed: int) -> Handed:
         return sort_out(call_with(self.function, self.parameter, batch, seed, self.whose), self.whose)
