@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from redline.analyze.watch import rates_of
 from redline.bench.watch.hooks import Watch
 from redline.bench.watch.samples import batch_samples, planned_batches, samples_fed
+from redline.bench.watch.stopwatch import DATA, FORWARD, OTHER
 from redline.launch.watch import SpoolReader
 
 
@@ -357,3 +358,44 @@ def test_a_compiled_function_is_called_with_the_samples(watch: Watch, tmp_path: 
     watch.remove()
     assert rows_of(tmp_path, "fed") == 4 * [5.0]
     assert not hasattr(torch.compile, "__wrapped__")
+
+
+def test_a_model_that_is_not_trained_takes_forward_time_and_no_samples(watch: Watch, tmp_path: Path) -> None:
+    """A teacher or a backbone: without a loader its pass would else count as waiting for data."""
+    backbone, model = Around(torch.nn.Linear(5, 3)), torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    phases: list[int] = []
+    backbone.register_forward_hook(lambda *_: phases.append(watch.clock.phase if watch.clock else -1))
+    for _ in range(4):
+        model(backbone(torch.randn(7, 5)).detach()).sum().backward()
+        optimizer.step()
+    watch.remove()
+    assert phases == [OTHER] + 3 * [FORWARD]  # it is looked for after the first step
+    assert rows_of(tmp_path, "fed") == 4 * [7.0]
+    assert len(set(rows_of(tmp_path, "models"))) == 1
+
+
+class Turned(torch.utils.data.Dataset[torch.Tensor]):
+    """Its transform is a module of the model's class."""
+
+    def __init__(self, transform: torch.nn.Module) -> None:
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._transform(torch.ones(3))  # type: ignore[no-any-return]
+
+
+def test_a_transform_in_the_loader_is_no_forward_pass(watch: Watch, tmp_path: Path) -> None:
+    model, transform = torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.nn.Sequential(torch.nn.Identity())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    phases: list[int] = []
+    transform.register_forward_hook(lambda *_: phases.append(watch.clock.phase if watch.clock else -1))
+    for batch in torch.utils.data.DataLoader(Turned(transform), batch_size=2):
+        model(batch).sum().backward()
+        optimizer.step()
+    watch.remove()
+    assert phases == 8 * [DATA]
+    assert rows_of(tmp_path, "fed")[:4] == 4 * [2.0]  # then comes what followed the last step

@@ -157,6 +157,6 @@ GOT_BATCH, BEGIN_FORWARD, LEAVE_FORWARD, SAW_CALL = (
 )
 BEGIN_OPTIMIZER, END_OPTIMIZER = Clock.begin_optimizer, Clock.end_optimizer
 ENTER_DATA, ENTER_COPY, ENTER_OPTIMIZER = (Clock.enter, DATA), (Clock.enter, COPY), (Clock.enter, OPTIMIZER)
-LEAVE, EXHAUSTED = (Clock.leave,), (Clock.leave_exhausted,)
+ENTER_FORWARD, LEAVE, EXHAUSTED = (Clock.enter, FORWARD), (Clock.leave,), (Clock.leave_exhausted,)
 BEGIN_BACKWARD, BEGIN_GRADIENTS = (Clock.begin_backward,), (Clock.begin_gradients,)
 LEFT_TRAINING = (Clock.leave_forward, True, False)

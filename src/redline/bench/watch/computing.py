@@ -15,7 +15,17 @@ import torch
 from torch._guards import TracingContext
 from torch.optim import optimizer as optimizers
 
-from .clock import BEGIN_BACKWARD, BEGIN_FORWARD, BEGIN_GRADIENTS, LEAVE, LEAVE_FORWARD, LEFT_TRAINING, SAW_CALL, Clock
+from .clock import (
+    BEGIN_BACKWARD,
+    BEGIN_FORWARD,
+    BEGIN_GRADIENTS,
+    ENTER_FORWARD,
+    LEAVE,
+    LEAVE_FORWARD,
+    LEFT_TRAINING,
+    SAW_CALL,
+    Clock,
+)
 from .events import MOST_EVENTS
 from .facts import is_out_of_memory
 from .listener import Listener, is_compiling, is_traced
@@ -111,6 +121,8 @@ class Computing(Listener):
             clock = None if is_traced() else self.clock
             if clock is None or clock.is_inside or (clock.thread != get_ident() and not clock.hears()):
                 return original(module, *args, **kwargs)
+            if id(module) in self._models.frozen:
+                return self._frozen_forward(clock, original, module, args, kwargs)
             with_gradients = is_grad_enabled()
             if clock.is_resting and with_gradients and module.training:
                 return original(module, *args, **kwargs)
@@ -151,6 +163,23 @@ class Computing(Listener):
                     self._work_through(clock)
 
         return wrapper
+
+    def _frozen_forward(self, clock: Clock, original: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        if clock.is_resting:
+            return original(module, *args, **kwargs)
+        clock.is_inside = True
+        clock.put_time(perf_counter())
+        clock.put(ENTER_FORWARD)
+        if clock.is_direct or len(clock.events) > MOST_EVENTS:
+            self._work_through(clock)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            clock.is_inside = False
+            clock.put_time(perf_counter())
+            clock.put(LEAVE)
+            if clock.is_direct:
+                self._work_through(clock)
 
     def _learn(
         self, clock: Clock, module: Any, question: Question, output: Any, args: Any, kwargs: Any, samples: int

@@ -102,6 +102,7 @@ class Watch(Stepping):
         if facts is None:
             return
         if clock.steps in DESCRIBED_AFTER:
+            self._models.find_frozen()
             facts.describe(self._models.roots(facts.trained()), clock.forwards > 0)
             clock.device = clock.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.

@@ -63,14 +63,16 @@ class Loading(Listener):
             clock.put(ENTER_DATA)
             if clock.is_direct or len(clock.events) > MOST_EVENTS:
                 self._work_through(clock)
+            was_inside, clock.is_inside = clock.is_inside, True  # transforms may be modules, and are no models
             try:
                 batch = original(iterator)
             except BaseException as error:
+                clock.is_inside = was_inside
                 clock.put_time(perf_counter())
                 clock.put(EXHAUSTED if isinstance(error, StopIteration) else LEAVE)
                 self._work_through(clock)
                 raise
-            at = perf_counter()
+            at, clock.is_inside = perf_counter(), was_inside
             try:
                 samples = batch_samples(batch, iterator)
                 clock.put_time(at)

@@ -34,6 +34,8 @@ class Models:
         self._levels = 0
         self._has_looked_outward = False
         self.found: list[weakref.ref[Any]] = []
+        self.frozen: set[int] = set()
+        """The ids of models that run beside those and are not trained, as a teacher or a backbone: only their time counts."""
 
     def add(self, module: Any) -> None:
         if len(self._made) >= self._prune_at:
@@ -52,9 +54,21 @@ class Models:
         inner = {id(child) for one in owners for child in _children(one)}
         known = {id(root) for root in self.roots()}
         for root in owners:
+            self.frozen.discard(id(root))
             if id(root) not in inner and id(root) not in known:
                 self.found.append(weakref.ref(root))
                 self._on_class(type(root))
+
+    def find_frozen(self) -> None:
+        """The outermost modules that have weights and share none with the models that are trained."""
+        alive = self._live()
+        inner = {id(child) for one in alive for child in vars(one)["_modules"].values()}
+        trained = {id(each) for root in self.roots() for each in _parameters(root)}
+        for one in alive:
+            weights = [] if id(one) in inner else _parameters(one)
+            if weights and not any(id(each) in trained for each in weights):
+                self.frozen.add(id(one))
+                self._on_class(type(one))
 
     def hear(self, module: Any) -> None:
         """It was called with weights that are not its own, as by `torch.func.functional_call`: no optimizer leads to it."""
