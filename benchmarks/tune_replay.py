@@ -103,9 +103,7 @@ def variations(search: Recorded, draws: int) -> Iterator[tuple[str, RecordedTrut
 
 
 def slower(truth: RecordedTruth, factor: float) -> RecordedTruth:
-    return replace(
-        truth, cold_compile_s=factor * truth.cold_compile_s, warm_compile_s=factor * truth.warm_compile_s
-    )
+    return replace(truth, cold_compile_s=factor * truth.cold_compile_s, warm_compile_s=factor * truth.warm_compile_s)
 
 
 def replayed(search: Recorded, truth: RecordedTruth, variation: str, budget_s: float) -> Row:

@@ -162,9 +162,7 @@ class Recorded:
     def _compile_s(self, *, whole: bool, plain_s: float) -> float:
         """What compiling the model, or its blocks, took alone; where it was given up, `LONGER` times what it had taken."""
         took = [trial.cost_s - plain_s for trial in self.tune.trials if _compiles(trial.recipe, whole=whole)]
-        late = [
-            LONGER * each.seconds / BESIDE for each in self.tune.given_up if _compiles(each.recipe, whole=whole)
-        ]
+        late = [LONGER * each.seconds / BESIDE for each in self.tune.given_up if _compiles(each.recipe, whole=whole)]
         usual_s = 30.0 if whole else 12.0
         return max(max(took, default=0.0), max(late, default=0.0)) or usual_s
 

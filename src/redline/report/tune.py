@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.race import TIME_BAND
 from redline.analyze.trust import error_text
+from redline.note import Note
 from redline.report.cells import energy_cells, energy_columns, error_cell
 from redline.report.race import VERDICT_STYLE
 from redline.report.terminal import Fitted, cell, escaped, make_table, table
@@ -49,12 +51,12 @@ def tune_report(found: TuneSummary, snippet_file: Path | None = None) -> Rendera
         parts.append(_gains(found))
     parts += [Text(f"  {line}", style="red") for line in reasons(found)]
     # What was left out because it was asked for needs no line each.
-    together: dict[str, list[str]] = {}
+    together: dict[Note, list[str]] = {}
     for row in found.refused:
         if row.reason.code not in ("not-asked-for", "excluded"):
-            together.setdefault(str(row.reason), []).append(row.switch)
+            together.setdefault(msgspec.structs.replace(row.reason, about=""), []).append(row.switch)
     parts += [
-        Text(f"  not tried: {', '.join(switches)}: {_brief(why)}", style="dim") for why, switches in together.items()
+        Text(f"  not tried: {', '.join(switches)}: {_brief(str(why))}", style="dim") for why, switches in together.items()
     ]
     parts += [Text(f"  note: {each}", style="yellow") for each in found.notes]
     if found.facts is not None:
