@@ -56,7 +56,8 @@ def tune_report(found: TuneSummary, snippet_file: Path | None = None) -> Rendera
         if row.reason.code not in ("not-asked-for", "excluded"):
             together.setdefault(msgspec.structs.replace(row.reason, about=""), []).append(row.switch)
     parts += [
-        Text(f"  not tried: {', '.join(switches)}: {_brief(str(why))}", style="dim") for why, switches in together.items()
+        Text(f"  not tried: {', '.join(switches)}: {_brief(str(why))}", style="dim")
+        for why, switches in together.items()
     ]
     parts += [Text(f"  note: {each}", style="yellow") for each in found.notes]
     if found.facts is not None:
