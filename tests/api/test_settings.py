@@ -6,11 +6,13 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import redline
+from redline.api.settings import described_model
 from redline.spec import RunSpec, WorkloadSpec
 from redline.training import DataSpec
 
@@ -75,3 +77,16 @@ def test_a_strict_type_checker_reads_the_package(tmp_path: Path) -> None:
     wrong = [number for number, line in enumerate(SCRIPT.splitlines(), start=1) if "# wrong" in line]
     told = [line for line in found.splitlines() if "error:" in line]
     assert [int(line.split(":")[1]) for line in told] == wrong, found
+
+
+def test_an_exported_program_is_handed_over_as_the_module_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ExportedProgram:
+        def __call__(self) -> None:
+            raise RuntimeError("as torch's own does")
+
+        def module(self) -> str:
+            return "resnet18"
+
+    monkeypatch.setitem(sys.modules, "torch.export", SimpleNamespace(ExportedProgram=ExportedProgram))
+    workspace: Any = None
+    assert described_model(workspace, ExportedProgram(), None, None)[0] == {"model": "resnet18"}

@@ -150,6 +150,9 @@ def described_model(
     task: Any = None,
 ) -> tuple[dict[str, Any], Workspace]:
     """What a spec says of a model by name, of a live one, or of a function that is timed as it is."""
+    export = sys.modules.get("torch.export")
+    if export is not None and isinstance(model, export.ExportedProgram):  # it can be called, but refuses to run
+        model = model.module()
     if is_function(model):
         if loss is not None or targets is not None or task not in (None, "step", ["step"]):
             raise UsageError("a function is timed as it is: leave out loss, targets and task")

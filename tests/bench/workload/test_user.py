@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.workload.build import build_workload, check_model, settle_batch
+from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import make_optimizer
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
@@ -507,3 +508,16 @@ def test_a_function_goes_by_its_own_name(user_file: Write) -> None:
     assert workload.info().class_name == "doubled"
     with pytest.raises(BenchError, match=r"^doubled has no parameter with a gradient"):
         make_optimizer("sgd", workload.model)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_torchscript_module_is_given_back_as_it_was() -> None:
+    model = torch.jit.script(nn.Linear(4, 3))
+    before = model.weight.detach().clone()
+    give_back = remember_module(model)
+    with torch.no_grad():
+        model.weight.zero_()
+    model.eval()
+    give_back()
+    assert torch.equal(model.weight, before)
+    assert model.training

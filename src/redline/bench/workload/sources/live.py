@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
@@ -113,11 +114,14 @@ def remember_module(model: nn.Module) -> Callable[[], None]:
     # A cast replaces the buffer itself, folding and quantizing replace weights and whole layers, compiling and
     # recomputing replace what a block does when it is called.
     parts = [(held, dict(held)) for module in model.modules() for held in _parts_of(module)]
+    scripts = [(module, module.training) for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
 
     def restore() -> None:
         for held, then in parts:
             held.clear()
             held.update(then)
+        for script, mode in scripts:
+            script.training = mode  # which TorchScript keeps in none of its parts
         for tensor, (value, gradient) in tensors:
             tensor.data = value
             tensor.grad = gradient
@@ -125,8 +129,10 @@ def remember_module(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return vars(module), module._parameters, module._buffers, module._modules
+def _parts_of(module: nn.Module) -> list[dict[str, Any]]:
+    """A TorchScript module has views of its parts in their place: nothing can be put there, so nothing was replaced."""
+    held = (vars(module), module._parameters, module._buffers, module._modules)
+    return [part for part in held if isinstance(part, dict)]
 
 
 def _copied(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
