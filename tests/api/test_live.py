@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.api.live import SUFFIX, digest, held_artifact
 from redline.api.workspace import Workspace
@@ -223,3 +224,17 @@ def test_a_sweep_and_a_search_of_a_live_module_go_on_in_the_next_process(program
     assert again == first
     assert first[0] == "study"
     assert artifacts() == []
+
+
+def test_tensors_without_memory_of_their_own_are_told_apart_by_what_they_are_made_of() -> None:
+    """Reading where they say their memory is would end the process."""
+
+    def ragged(*values: float) -> torch.Tensor:
+        rows = [torch.tensor([[value, 1.0]]) for value in values]
+        return torch.nested.nested_tensor([*rows, torch.zeros(3, 2)], layout=torch.jagged)
+
+    assert digest(ragged(1.0, 2.0)) == digest(ragged(1.0, 2.0))
+    assert digest(ragged(1.0, 2.0)) != digest(ragged(1.0, 3.0))
+    with FakeTensorMode():
+        hollow = torch.ones(4)
+    assert digest(hollow)

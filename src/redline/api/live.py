@@ -195,10 +195,19 @@ def _feed_function(function: FunctionType, feed: Callable[[Any], None]) -> None:
 
 
 def _feed_tensor(tensor: Any, feed: Callable[[Any], None], update: Update) -> None:
-    feed((str(tensor.dtype), tuple(tensor.shape), str(tensor.device.type), bool(tensor.requires_grad)))
+    # A ragged axis has a number instead of a length, and it only counts how many there were before.
+    shape = tuple(length if type(length) is int else None for length in tensor.shape)
+    feed((str(tensor.dtype), shape, str(tensor.device.type), bool(tensor.requires_grad)))
+    if hasattr(tensor, "__tensor_flatten__"):  # made of other tensors: ragged, quantized, spread over devices
+        for name in tensor.__tensor_flatten__()[0]:
+            feed(name)
+            feed(getattr(tensor, name))
+        return
     try:
         plain = tensor.detach().cpu().contiguous()
         count = plain.numel() * plain.element_size()
+        if count and not plain.data_ptr():
+            raise ValueError("its memory is not to be seen, and must not be read")
         update(memoryview((ctypes.c_char * count).from_address(plain.data_ptr())) if count else b"")
     except Exception:  # one without plain memory of its own: sparse, quantized, on no device
         update(cloudpickle.dumps(tensor))
