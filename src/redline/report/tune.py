@@ -30,6 +30,7 @@ LAYERS = 3
 MANY_PAGE_FAULTS = 500
 """Worth a word: about a millisecond of a step."""
 TOLD_WHEN_OFF = 1.25
+"""By this factor or more: what a ratio of one process is worth is told beside it, in the table as `(~low–high)`."""
 WIDEST = 1000.0
 """The upper end of an interval over its lower one."""
 LONGEST_REASON = 240
@@ -158,7 +159,7 @@ def _ranking(found: TuneSummary) -> Fitted:
             *(cells[name] for name in metered),
             Text(remark(found, row), style="green" if is_winner else "dim"),
         )
-    return Fitted(table, tuple(metered.values()))
+    return Fitted(table, (*metered.values(), "compile s"))
 
 
 def remark(found: TuneSummary, row: Ranked) -> str:
@@ -170,22 +171,24 @@ def remark(found: TuneSummary, row: Ranked) -> str:
 def ratio_told(row: Ranked) -> str:
     if row.recipe == BASELINE:
         return "–"
-    off = _off(row.may_be_off).removeprefix(" and ")
-    return f"{row.ratio:.2f}×{_interval(row.low, row.high) or (f' ({off})' if off else '')}"
+    told, off = _interval(row.low, row.high), row.may_be_off
+    if not told and off is not None and off >= TOLD_WHEN_OFF:
+        told = _interval(row.ratio / off, row.ratio * off, "~")
+    return f"{row.ratio:.2f}×{told}"
 
 
 def _off(factor: float | None) -> str:
     """What a ratio without an interval is worth, where that is little: beside other processes, say."""
-    return (
-        "" if factor is None or factor < TOLD_WHEN_OFF else f" and may be off by {significant(min(factor, WIDEST), 2)}×"
-    )
+    if factor is None or factor < TOLD_WHEN_OFF:
+        return ""
+    return f" and may be off by {significant(min(factor, WIDEST), 2)}×"
 
 
-def _interval(low: float | None, high: float | None) -> str:
+def _interval(low: float | None, high: float | None, mark: str = "") -> str:
     """In brackets; what two processes that do not agree at all say has no figures worth reading."""
     if not low or not high:
         return ""
-    return f" ({low:.2f}–{high:.2f})" if high / low < WIDEST else " (too wide to tell)"
+    return f" ({mark}{low:.2f}–{high:.2f})" if high / low < WIDEST else " (too wide to tell)"
 
 
 def compile_told(row: Ranked) -> str:
