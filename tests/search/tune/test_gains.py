@@ -337,8 +337,8 @@ def test_switches_that_were_not_tried_for_one_reason_share_a_line() -> None:
 @pytest.mark.parametrize(
     ("off", "told", "answered"),
     [
-        (1.04, "27.19×", "seen in one process only,"),
-        (None, "27.19×", "seen in one process only,"),
+        (1.04, "27.19×", "seen in one process only at"),
+        (None, "27.19×", "seen in one process only at"),
         (5.0, "27.19× (~5.44–135.95)", "seen in one process only and may be off by 5.0×"),
         (54.3, "27.19× (too wide to tell)", "seen in one process only and may be off by 54×"),
     ],
