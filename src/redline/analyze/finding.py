@@ -147,3 +147,34 @@ def advice(profile: Profile, switch: str, why: str, in_code: str) -> Advice:
 
 def try_recipe(recipe: str, why: str) -> Advice:
     return Advice(f"-r {recipe}: {why}", recipe)
+
+
+def fewer_launches(profile: Profile, loss: Loss) -> Advice:
+    if loss.what and is_about_code(profile):
+        return Advice(
+            "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
+            "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
+        )
+    if does(profile).records_graph:
+        late = "so the host is late with something else"
+        if profile.capture is not None and profile.capture.task == "generate":
+            late = "of the decode step; the prompt is read without one"
+        return Advice(f"a larger batch: graphs are on already, {late}")
+    if is_about_code(profile):
+        return Advice(
+            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
+            "one graph instead of every kernel; or a larger batch"
+        )
+    return try_recipe(with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
+
+
+def with_graphs(profile: Profile) -> str:
+    """An engine that cannot be recorded gives its place to a compiler that makes graphs."""
+    switches = profile.capture.switches if profile.capture is not None else {}
+    engines = [switch for switch, told in switches.items() if told.refuses_graph]
+    if engines:
+        return with_switch(profile, "compile:reduce-overhead", without=engines)
+    trains = profile.capture is not None and profile.capture.task == "train"
+    # A scaler of the loss asks the host whether to take a step, which a graph cannot; a fused optimizer decides itself.
+    fused = trains and any(told.scales_loss for told in switches.values()) and "fused-optimizer" not in switches
+    return with_switch(profile, "fused-optimizer+graphs" if fused else "graphs")

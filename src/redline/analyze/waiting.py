@@ -11,13 +11,14 @@ from redline.analyze.finding import (
     Finding,
     advice,
     does,
+    fewer_launches,
     finding_of,
     host_is_cleared,
     is_about_code,
     share_of,
     try_recipe,
     waiting_gain,
-    with_switch,
+    with_graphs,
 )
 from redline.trace.idle import Wait
 from redline.trace.losses import Loss, LossCode
@@ -48,7 +49,7 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
     told = profile.bound.evidence if profile.bound.label == "host" else _share(profile, loss, "the host is late")
     each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
-    next_step = _fewer_launches(profile, loss)
+    next_step = fewer_launches(profile, loss)
     beside = f"; meanwhile a thread that launches nothing runs {loss.what}" if loss.what else ""
     return _waiting(
         profile,
@@ -77,37 +78,6 @@ def _python(profile: Profile, loss: Loss) -> Finding:
         f"{format_seconds(loss.seconds / max(loss.count, 1))} each on average",
         todo=todo,
     )
-
-
-def _fewer_launches(profile: Profile, loss: Loss) -> Advice:
-    if loss.what and is_about_code(profile):
-        return Advice(
-            "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
-            "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
-        )
-    if does(profile).records_graph:
-        late = "so the host is late with something else"
-        if profile.capture is not None and profile.capture.task == "generate":
-            late = "of the decode step; the prompt is read without one"
-        return Advice(f"a larger batch: graphs are on already, {late}")
-    if is_about_code(profile):
-        return Advice(
-            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
-            "one graph instead of every kernel; or a larger batch"
-        )
-    return try_recipe(_with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
-
-
-def _with_graphs(profile: Profile) -> str:
-    """An engine that cannot be recorded gives its place to a compiler that makes graphs."""
-    switches = profile.capture.switches if profile.capture is not None else {}
-    engines = [switch for switch, told in switches.items() if told.refuses_graph]
-    if engines:
-        return with_switch(profile, "compile:reduce-overhead", without=engines)
-    trains = profile.capture is not None and profile.capture.task == "train"
-    # A scaler of the loss asks the host whether to take a step, which a graph cannot; a fused optimizer decides itself.
-    fused = trains and any(told.scales_loss for told in switches.values()) and "fused-optimizer" not in switches
-    return with_switch(profile, "fused-optimizer+graphs" if fused else "graphs")
 
 
 def stall(profile: Profile, loss: Loss) -> Finding | None:
@@ -254,7 +224,7 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
             "graph follow each other closely"
         )
     else:
-        next_step = try_recipe(_with_graphs(profile), "the kernels of a replayed graph follow each other closely")
+        next_step = try_recipe(with_graphs(profile), "the kernels of a replayed graph follow each other closely")
     return _waiting(
         profile,
         loss,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from redline.record import Capabilities, Failure, Numerics, Prepared
 from redline.spec import Recipe, RunSpec
 from redline.testing.landscape import (
     Landscape,
-    MemoryTruth,
+    capabilities_of,
     data_of,
     device_info,
     device_of,
@@ -31,6 +31,8 @@ from redline.testing.landscape import (
     generation_parts_of,
     kind_of,
     look_up,
+    memory_limit_of,
+    memory_of,
     workload_of,
 )
 from redline.training import Epoch
@@ -159,7 +161,7 @@ class FakeBench:
                 numerics=look_up(truth.numerics, spec) if spec.measure.check_numerics else UNCHECKED,
                 warmup=self._warmup(step_s, stages["warm-up"]),
                 memory=self._memory(),
-                switches={str(switch): _capabilities(str(switch), truth) for switch in spec.recipe.switches},
+                switches={str(switch): capabilities_of(str(switch), truth) for switch in spec.recipe.switches},
                 step_synchronises=truth.step_synchronises,
                 work=None if spec.measure.sparing else look_up(truth.work, spec),
                 data=data_of(spec, truth) if spec.train is not None else None,
@@ -296,7 +298,7 @@ class FakeBench:
     def _memory(self) -> Memory:
         if self._spec is None:
             return Memory()
-        memory, limit = _memory_truth(self._spec, self.truth), _memory_limit(self._spec, self.truth)
+        memory, limit = memory_of(self._spec, self.truth), memory_limit_of(self._spec, self.truth)
         if kind_of(device_of(self._spec, self.truth)) == "cpu":
             return Memory(
                 peak_rss_bytes=memory.needed,
@@ -315,10 +317,10 @@ class FakeBench:
 
     def _squeeze(self, spec: RunSpec) -> int | None:
         on_cpu = kind_of(device_of(spec, self.truth)) == "cpu"
-        return None if on_cpu else _memory_truth(spec, self.truth).needed
+        return None if on_cpu else memory_of(spec, self.truth).needed
 
     def _out_of_memory(self, spec: RunSpec) -> Failure | None:
-        limit, needed = _memory_limit(spec, self.truth), _memory_truth(spec, self.truth).needed
+        limit, needed = memory_limit_of(spec, self.truth), memory_of(spec, self.truth).needed
         if limit is None or needed <= limit:
             return None
         return Failure(stage="compile", kind="oom", message=f"out of memory: {needed} bytes needed, {limit} there")
@@ -374,26 +376,8 @@ def _check(spec: RunSpec, truth: Landscape) -> questions.Checked:
         if switch.name in truth.unknown_switches:
             known = (choice.switch for choice in truth.choices)
             return questions.Checked(spec=resolved, usage=str(UnknownName("switch", switch.name, known)))
-    does = Capabilities.together(_capabilities(str(switch), truth) for switch in spec.recipe.switches)
+    does = Capabilities.together(capabilities_of(str(switch), truth) for switch in spec.recipe.switches)
     return questions.Checked(spec=resolved, fingerprint="fake", capabilities=does)
-
-
-def _capabilities(switch: str, truth: Landscape) -> Capabilities:
-    """As the landscape's choices tell it, those of the plain switch for one with options of its own."""
-    told = {choice.switch: choice.capabilities for choice in truth.choices}
-    return told.get(switch) or told.get(switch.partition(":")[0]) or Capabilities()
-
-
-def _memory_truth(spec: RunSpec, truth: Landscape) -> MemoryTruth:
-    memory = cast("int | MemoryTruth", look_up(truth.memory_bytes, spec))
-    if isinstance(memory, MemoryTruth):
-        return memory
-    return MemoryTruth(needed=memory, allocated=int(0.9 * memory), reserved=memory)
-
-
-def _memory_limit(spec: RunSpec, truth: Landscape) -> int | None:
-    limits = [limit for limit in (truth.memory_limit_bytes, spec.launch.memory_limit_bytes) if limit is not None]
-    return min(limits, default=None)
 
 
 def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:

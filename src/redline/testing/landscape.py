@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from redline import environment, record
 from redline.environment import Memory
 from redline.questions import SwitchChoice
-from redline.record import Block, Failure, Numerics
+from redline.record import Block, Capabilities, Failure, Numerics
 from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec
 from redline.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
 from redline.work import Ceilings, Facts, GenerationInfo, WorkCount
@@ -304,3 +304,21 @@ def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
         model_hash=f"{zlib.crc32(model.encode()):08x}",
         input_hash=f"{zlib.crc32(msgspec.json.encode(spec.workload)):08x}",
     )
+
+
+def capabilities_of(switch: str, truth: Landscape) -> Capabilities:
+    """As the landscape's choices tell it, those of the plain switch for one with options of its own."""
+    told = {choice.switch: choice.capabilities for choice in truth.choices}
+    return told.get(switch) or told.get(switch.partition(":")[0]) or Capabilities()
+
+
+def memory_of(spec: RunSpec, truth: Landscape) -> MemoryTruth:
+    memory = cast("int | MemoryTruth", look_up(truth.memory_bytes, spec))
+    if isinstance(memory, MemoryTruth):
+        return memory
+    return MemoryTruth(needed=memory, allocated=int(0.9 * memory), reserved=memory)
+
+
+def memory_limit_of(spec: RunSpec, truth: Landscape) -> int | None:
+    limits = [limit for limit in (truth.memory_limit_bytes, spec.launch.memory_limit_bytes) if limit is not None]
+    return min(limits, default=None)

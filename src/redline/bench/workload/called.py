@@ -21,6 +21,7 @@ from torch import nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import Inputs, seeded
+from redline.bench.workload.structure import is_filled, reached_modules
 from redline.errors import BenchError, SpecError
 
 BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "b", "B", "n", "N")
@@ -169,7 +170,7 @@ class OwnStep:
 
     def modules(self) -> dict[str, nn.Module]:
         """Modules the function reaches by what it closes over, its globals, its arguments and its state."""
-        return _reached([self.function, self._state, self.inputs])
+        return reached_modules([self.function, self._state, self.inputs])
 
 
 def refuse_what_has_not_run(result: Any, name: str) -> None:
@@ -180,58 +181,9 @@ def refuse_what_has_not_run(result: Any, name: str) -> None:
         )
 
 
-def _reached(values: list[Any]) -> dict[str, nn.Module]:
-    """The modules that are to be found in these values, each under a name of its own; those inside another one with it."""
-    found: dict[str, nn.Module] = {}
-    for name, module in _modules_in("", values, set(), depth=5):
-        inside = any(module is part for other in found.values() for part in other.modules())
-        if not inside:
-            key = name.replace(".", "_") or "module"
-            found[key if key not in found else f"{key}_{len(found)}"] = module
-    return found
-
-
 def _show(owner: nn.Module, modules: dict[str, nn.Module]) -> None:
     for name, module in modules.items():
         owner.add_module(f"{name}_" if hasattr(owner, name) else name, module)
-
-
-def _modules_in(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, nn.Module]]:
-    if id(value) in seen or depth < 0:
-        return
-    seen.add(id(value))
-    if isinstance(value, nn.Module):
-        yield name, value
-        return
-    for key, part in _parts_of(value):
-        yield from _modules_in(key or name, part, seen, depth - 1)
-
-
-def _parts_of(value: Any) -> list[tuple[str, Any]]:
-    """What a function, a container or an object holds, with the names it has there."""
-    if isinstance(value, functools.partial):
-        return [("", value.func), ("", value.args), ("", value.keywords)]
-    if inspect.ismethod(value):
-        return [("", value.__self__), ("", value.__func__)]
-    if inspect.isfunction(value):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        closed = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-        used = [(name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__]
-        return [*closed, *used, *(("", default) for default in value.__defaults__ or ())]
-    if isinstance(value, Mapping):
-        return [(str(key), part) for key, part in value.items()]
-    if isinstance(value, list | tuple):
-        return [("", part) for part in value]
-    is_plain = not isinstance(value, torch.Tensor | torch.optim.Optimizer | type) and not inspect.ismodule(value)
-    return list(vars(value).items()) if is_plain and hasattr(value, "__dict__") else []
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 class StepModule(nn.Module):
@@ -257,7 +209,7 @@ class CallsFunction(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        _show(self, _reached([function]))
+        _show(self, reached_modules([function]))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -290,8 +242,7 @@ def _rebound(function: Any, memo: dict[int, Any]) -> Any:
     if not inspect.isfunction(function):
         return copy.deepcopy(function, memo)
     cells = [
-        CellType(_rebound(cell.cell_contents, memo)) if _is_filled(cell) else cell
-        for cell in function.__closure__ or ()
+        CellType(_rebound(cell.cell_contents, memo)) if is_filled(cell) else cell for cell in function.__closure__ or ()
     ]
     held = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     own = {name: copy.deepcopy(part, memo) for name, part in held.items() if isinstance(part, nn.Module | torch.Tensor)}

@@ -1,11 +1,13 @@
 """Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts, dataclasses and objects; and
-what a model hides: weights in packed objects, operators inside operators."""
+what a model or a function hides: weights in packed objects, operators inside operators, modules that it closes over."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Generic, TypeVar, cast
 
@@ -255,3 +257,52 @@ def _under(modes: tuple[TorchDispatchMode, ...], function: Callable[..., Any]) -
             return function(*args, **kwargs)
 
     return called
+
+
+def reached_modules(values: list[Any]) -> dict[str, nn.Module]:
+    """The modules that are to be found in these values, each under a name of its own; those inside another one with it."""
+    found: dict[str, nn.Module] = {}
+    for name, module in _modules_in("", values, set(), depth=5):
+        inside = any(module is part for other in found.values() for part in other.modules())
+        if not inside:
+            key = name.replace(".", "_") or "module"
+            found[key if key not in found else f"{key}_{len(found)}"] = module
+    return found
+
+
+def _modules_in(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, nn.Module]]:
+    if id(value) in seen or depth < 0:
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module):
+        yield name, value
+        return
+    for key, part in _held_by(value):
+        yield from _modules_in(key or name, part, seen, depth - 1)
+
+
+def _held_by(value: Any) -> list[tuple[str, Any]]:
+    """What a function, a container or an object holds, with the names it has there."""
+    if isinstance(value, functools.partial):
+        return [("", value.func), ("", value.args), ("", value.keywords)]
+    if inspect.ismethod(value):
+        return [("", value.__self__), ("", value.__func__)]
+    if inspect.isfunction(value):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        closed = [(name, cell.cell_contents) for name, cell in cells if is_filled(cell)]
+        used = [(name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__]
+        return [*closed, *used, *(("", default) for default in value.__defaults__ or ())]
+    if isinstance(value, Mapping):
+        return [(str(key), part) for key, part in value.items()]
+    if isinstance(value, list | tuple):
+        return [("", part) for part in value]
+    is_plain = not isinstance(value, torch.Tensor | torch.optim.Optimizer | type) and not inspect.ismodule(value)
+    return list(vars(value).items()) if is_plain and hasattr(value, "__dict__") else []
+
+
+def is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True

@@ -30,7 +30,6 @@ from redline.bench.workload.handed import (
     Handed,
     KnownBatch,
     batch_to_ask,
-    sort_inputs,
     sort_out,
     workload_of,
     workload_of_step,
@@ -197,21 +196,6 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     if not callable(found):
         raise SpecError(f"{what} {name!r} is {type(found).__name__}, not a function")
     return found
-
-
-def check_inputs_of(spec: WorkloadSpec, workload: Workload, seed: int) -> Inputs | None:
-    """The second inputs the user's own function makes, where the model is; None where there is no such function."""
-    if spec.check_inputs is None:
-        return None
-    function = load_function(spec.check_inputs, "check_inputs")
-    whose = f"check_inputs {spec.check_inputs}"
-    with seeded(seed):
-        made = call_with(function, batch_parameter(function, whose), workload.batch, seed, whose)
-    inputs = workload.moved(sort_inputs(made))
-    own = workload.args, workload.kwargs
-    if describe(inputs) != describe(own):
-        raise SpecError(f"{whose} must give inputs like the model's own: {describe(inputs)} against {describe(own)}")
-    return inputs
 
 
 def check_object(name: str, *, what: str, called: str) -> None:
