@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from redline.bench.workload.batch import resize, size_along
 from redline.bench.workload.independence import find_axes
-from redline.bench.workload.inputs import Inputs, seeded
+from redline.bench.workload.inputs import Inputs, resize, seeded, size_along
 from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
 from redline.errors import MissingExtra, SpecError, UnknownName

@@ -19,8 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.workload.batch import LIST, Axes, extents, extents_in, select_items, size_along
-from redline.bench.workload.inputs import Inputs, changed_slightly, copied
+from redline.bench.workload.inputs import (
+    LIST,
+    Axes,
+    Inputs,
+    changed_slightly,
+    copied,
+    extents,
+    extents_in,
+    select_items,
+    size_along,
+)
 from redline.bench.workload.signal import awaken, is_dormant
 from redline.bench.workload.structure import WholeDispatchMode, children, join, map_leaves, named_tensors
 from redline.errors import BenchError

@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from redline.bench.device import cuda
 from redline.bench.device.base import Device
 from redline.bench.device.failure import line_of_user
-from redline.bench.workload.batch import select_items
 from redline.bench.workload.independence import find_axes
+from redline.bench.workload.inputs import select_items
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError, UsageError

@@ -24,8 +24,7 @@ from torchvision.models import (
     video,
 )
 
-from redline.bench.workload.batch import LIST, Axes
-from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.inputs import LIST, Axes, Inputs
 from redline.bench.workload.source import refuse_options
 from redline.errors import SpecError
 from redline.note import Note, note
