@@ -16,7 +16,7 @@ from redline.work import Facts
 from worlds.recipes import RecipeTruth
 
 
-class NoLedger:
+class NoKeeper:
     """Keeps nothing."""
 
     def save(self, record: TuneRecord) -> None: ...
@@ -49,7 +49,7 @@ def tune_simulated(
         space=simulated_space(truth),
         door=door,
         journal=NoJournal(),
-        ledger=NoLedger(),
+        keeper=NoKeeper(),
         observer=Observer(),
         clock=lambda: door.clock_s,
         budget_s=budget_s,

@@ -30,7 +30,7 @@ WORDS = {
     "ranks": "waiting for all ranks",
     "build": "building",
     "batch": "searching for the batch",
-    "calibrate": "calibrating batch-norm",
+    "calibrate": "preparing the weights",
     "reference": "computing the fp32 reference",
     "recipe": "applying the recipe",
     "first-call": "first call",

@@ -17,10 +17,10 @@ from redline.note import note
 from redline.questions import SwitchChoice
 from redline.record import Block, Capabilities, Failure, RunRecord
 from redline.search.group import Entry, Pending
+from redline.search.tune.beliefs import Beliefs, Estimate
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.finals import _with_time_for_an_interval
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
-from redline.search.tune.model import Beliefs, Estimate
 from redline.search.tune.planner import kept_s
 from redline.search.tune.record import Earlier, GivenUp, Spent, Trial, TuneSpec, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, race_s

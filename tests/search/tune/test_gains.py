@@ -17,9 +17,9 @@ from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.terminal import as_text
 from redline.report.tune import answer, ratio_told, reasons, tune_report
+from redline.search.tune.beliefs import Estimate
 from redline.search.tune.finals import _is_behind
 from redline.search.tune.gains import gain_path_of, waterfall
-from redline.search.tune.model import Estimate
 from redline.search.tune.record import Refused, TuneRecord, TuneSpec
 from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from redline.search.tune.beliefs import Beliefs, Estimate, Floats
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.earlier import leading_then
 from redline.search.tune.finals import twin_specs
 from redline.search.tune.lessons import quantizing_of
-from redline.search.tune.model import Beliefs, Estimate, Floats
 from redline.search.tune.reserve import (
     RACE_MARGIN,
     ablation_s,

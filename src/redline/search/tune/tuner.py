@@ -19,8 +19,8 @@ from redline.note import Note
 from redline.record import Failure, Numerics, RunRecord, TimeKind
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
+from redline.search.tune.beliefs import Estimate, estimates
 from redline.search.tune.lessons import Lessons, quantizing_of, unproven
-from redline.search.tune.model import Estimate, estimates
 from redline.search.tune.record import Lesson, Trial, TuneRecord, TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches
 from redline.spec import MeasureSpec, Recipe, RunSpec
@@ -44,8 +44,8 @@ FAILED_SHARE = 0.1
 """Of the budget: what finding out why recipes break, and trying suspects, may take."""
 
 
-class TuneLedger(Protocol):
-    """Where the search itself is kept: `redline.store.TuneLedger`, or nothing."""
+class SearchKeeper(Protocol):
+    """Where the state of the search is saved: `KeptSearches`, or nothing."""
 
     def save(self, record: TuneRecord) -> None: ...
 
@@ -58,7 +58,7 @@ class Tuner:
     space: Space
     door: Door
     journal: Journal
-    ledger: TuneLedger
+    keeper: SearchKeeper
     observer: Observer
     clock: Clock
     budget_s: float
@@ -189,7 +189,7 @@ class Tuner:
         """Whatever is known is on disk before the next worker is opened."""
         seconds = self.spent_before_s + self.elapsed_s
         self.tune = msgspec.structs.replace(self.tune, seconds=seconds, budget_s=self.budget_s, **changes)
-        self.ledger.save(self.tune)
+        self.keeper.save(self.tune)
 
     def ran_short(self, note: Note) -> None:
         """The budget ended before something that is worth having."""

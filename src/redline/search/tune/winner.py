@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from redline.analyze.race import Pair, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.fields import Frozen
 from redline.record import RunRecord
+from redline.search.tune.beliefs import Estimate, Records, estimates
 from redline.search.tune.lessons import rejection, unproven
-from redline.search.tune.model import Estimate, Records, estimates
 from redline.search.tune.record import TuneRecord
 from redline.spec import BASELINE, Recipe
 
