@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from redline.cli.main import app
+from redline.report.export import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -83,3 +84,9 @@ def test_examples_of_the_help_can_be_typed_as_they_stand(name: str) -> None:
     for line in command.help.partition("Examples:")[2].strip().splitlines():
         typed = re.split(r" [|>] ", line.strip())[0]
         command.make_context(name, shlex.split(typed)[2:])
+
+
+def test_every_column_of_the_csv_is_explained_in_its_order() -> None:
+    section = (ROOT / "docs/report.md").read_text("utf-8").partition("## Columns of")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, re.M)
+    assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(COLUMNS)

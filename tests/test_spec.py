@@ -365,6 +365,19 @@ class TestFiles:
         infer, train = load_specs(write(text))
         assert (infer.workload.optimizer, train.workload.optimizer) == ("sgd", "adam")
 
+    @pytest.mark.parametrize(
+        ("table", "says"),
+        [
+            ({}, "name at least one model"),
+            ({"model": "a", "no_check": True, "check_inputs": "f.py:g"}, "no_check leaves check_inputs nothing"),
+            ({"model": "a", "max_memory": "lots"}, "max_memory: expected a size such as 16GiB"),
+            ({"model": "a", "measure": {"nosuch": 1}}, "measure: .*unknown field `nosuch`"),
+        ],
+    )
+    def test_a_mistake_in_flags_names_no_file(self, table: dict[str, Any], says: str) -> None:
+        with pytest.raises(SpecError, match=f"^{says}"):
+            specs_from_table(table)
+
     def test_tail_asks_for_p99(self, write: Any) -> None:
         (spec,) = load_specs(write('model = "resnet18"\neffort = "quick"\ntail = true'))
         assert spec.measure == MeasureSpec.for_effort("quick", tail=True)

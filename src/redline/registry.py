@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
-from redline.errors import UnknownName, UsageError
+from redline.errors import UnknownName, UsageError, closest
 
 T = TypeVar("T")
 
@@ -37,7 +37,8 @@ class Registry(Generic[T]):
         try:
             return self._entries[name]
         except KeyError:
-            raise UnknownName(self.what, name, self._entries) from None
+            hint = "" if closest(name, self._entries) else f"there are {', '.join(self.names())}"
+            raise UnknownName(self.what, name, self._entries, hint) from None
 
     def names(self) -> list[str]:
         self._fill()

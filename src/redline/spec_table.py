@@ -88,7 +88,12 @@ class TableError(SpecError):
     """Already says where the mistake is."""
 
 
-def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunSpec]:
+def _located(where: str, told: str) -> str:
+    """A mistake with the file it is in; flags and keyword arguments come from no file."""
+    return f"{where}: {told}" if where else told
+
+
+def specs_from_table(table: Mapping[str, Any], where: str = "") -> list[RunSpec]:
     """Specs from a flat table of plain values, as flags and TOML write them."""
     _refuse_unknown(table, where)
     rest = dict(table)
@@ -97,18 +102,18 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     own_measure = rest.pop("measure", {})
     effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
     if not isinstance(tail, bool):
-        raise TableError(f"{where}: tail must be true or false, got {tail!r}")
+        raise TableError(_located(where, f"tail must be true or false, got {tail!r}"))
     no_check = rest.pop("no_check", False)
     if not isinstance(no_check, bool):
-        raise TableError(f"{where}: no_check must be true or false, got {no_check!r}")
+        raise TableError(_located(where, f"no_check must be true or false, got {no_check!r}"))
     if no_check and rest.get("check_inputs") is not None:
-        raise TableError(f"{where}: no_check leaves check_inputs nothing to check: leave one out")
+        raise TableError(_located(where, "no_check leaves check_inputs nothing to check: leave one out"))
     if "batch_axis" in rest:
         rest["batch_axis"] = _batch_axis(rest["batch_axis"], where)
-    measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
+    measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, _located(where, "measure"))
     if no_check:
         measure = msgspec.structs.replace(measure, check_numerics=False)
-    launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
+    launch = _override(LaunchSpec(), _launch_table(rest), _located(where, "launch"))
     _share_batch(rest, where)
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed", "ranks") if name in rest}
     if (train := rest.pop("train", None)) is not None:
@@ -118,7 +123,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
         workload = _convert({"model": model, **rest}, WorkloadSpec, where)
         if "optimizer" in rest and workload.task != "train":
             raise TableError(
-                f"{where}: optimizer {rest['optimizer']} is for training: give task train, or leave it out"
+                _located(where, f"optimizer {rest['optimizer']} is for training: give task train, or leave it out")
             )
         for recipe in recipes:
             specs.append(
@@ -169,7 +174,7 @@ def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
     for name in table:
         if name not in known:
             near = closest(str(name), known, count=1)
-            raise TableError(f"{where}: unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+            raise TableError(_located(where, f"unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}"))
 
 
 def _batch_axis(value: Any, where: str) -> Any:
@@ -180,15 +185,17 @@ def _batch_axis(value: Any, where: str) -> Any:
         return msgspec.json.decode(value)
     except msgspec.DecodeError:
         raise SpecError(
-            f"{where}: batch_axis must be a number, 'list' or JSON such as [0, null] or {{\"x\": 1}}, got {value!r}"
+            _located(
+                where, f"batch_axis must be a number, 'list' or JSON such as [0, null] or {{\"x\": 1}}, got {value!r}"
+            )
         ) from None
 
 
 def _train(table: Any, where: str) -> TrainSpec:
     if not isinstance(table, Mapping) or not isinstance(table.get("data"), Mapping):
-        raise SpecError(f"{where}: train must be a table with a table data in it, got {table!r}")
-    data = _convert(table["data"], DataSpec, f"{where}: data")
-    train: TrainSpec = _convert({**table, "data": data}, TrainSpec, f"{where}: train")
+        raise SpecError(_located(where, f"train must be a table with a table data in it, got {table!r}"))
+    data = _convert(table["data"], DataSpec, _located(where, "data"))
+    train: TrainSpec = _convert({**table, "data": data}, TrainSpec, _located(where, "train"))
     return train
 
 
@@ -197,7 +204,7 @@ def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
     inside = own_measure.get("effort") if isinstance(own_measure, Mapping) else None
     effort = rest.pop("effort", "normal" if inside is None else inside)
     if inside is not None and inside != effort:
-        raise TableError(f"{where}: effort is {effort!r}, but {inside!r} in the table measure: leave one out")
+        raise TableError(_located(where, f"effort is {effort!r}, but {inside!r} in the table measure: leave one out"))
     return effort
 
 
@@ -207,11 +214,11 @@ def _share_batch(rest: dict[str, Any], where: str) -> None:
     if each is None:
         return
     if rest.get("batch") is not None:
-        raise TableError(f"{where}: give batch (of all ranks) or batch_per_rank, not both")
+        raise TableError(_located(where, "give batch (of all ranks) or batch_per_rank, not both"))
     ranks = rest.get("ranks", 1)
     for name, value in (("batch_per_rank", each), ("ranks", ranks)):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise TableError(f"{where}: {name} must be a whole number, got {value!r}")
+            raise TableError(_located(where, f"{name} must be a whole number, got {value!r}"))
         require_range(name, value, 1, MOST_ITEMS)
     rest["batch"] = each * ranks
 
@@ -232,7 +239,10 @@ def _launch_table(rest: dict[str, Any]) -> Any:
         table = {**table, "rendezvous": rendezvous}
     if limit is None:
         return table
-    limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
+    try:
+        limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
+    except SpecError as error:
+        raise SpecError(f"max_memory: {error}") from None
     if limit_bytes < 1:
         raise SpecError(f"max_memory must be above 0, got {limit}")
     require_range("max_memory", limit_bytes, 1, MOST_BYTES)
@@ -276,7 +286,7 @@ def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(msgspec.to_builtins(table), kind)
     except msgspec.ValidationError as error:
-        raise TableError(f"{where}: {error}") from None
+        raise TableError(_located(where, str(error))) from None
 
 
 @cache
@@ -288,7 +298,7 @@ def _choices_of(kind: Any) -> dict[str, Any]:
 def _names(value: Any, what: str, where: str) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise TableError(f"{where}: {what} must be a name or a list of names, got {value!r}")
+        raise TableError(_located(where, f"{what} must be a name or a list of names, got {value!r}"))
     if not names:
-        raise TableError(f"{where}: name at least one {what}")
+        raise TableError(_located(where, f"name at least one {what}"))
     return list(names)

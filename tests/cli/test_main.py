@@ -369,6 +369,7 @@ def test_a_file_says_what_to_run_and_flags_overrule_it(
     [
         (["resnet5"], "unknown model 'resnet5'; did you mean resnet50"),
         (["simple_cnn", "-r", "compil"], "unknown switch 'compil'; did you mean compile?"),
+        (["simple_cnn", "-r", "nosuch"], "unknown switch 'nosuch' (there are amp, amp-bf16, "),
         (["simple_cnn", "-r", "fp16+amp"], "recipe fp16+amp: amp and fp16 exclude each other"),
         (["simple_cnn", "-r", "compile+torchscript"], "compile and torchscript exclude each other"),
         (["simple_cnn", "-r", "compile:fullgraph=3"], "fullgraph must be true or false, got 3"),

@@ -68,6 +68,7 @@ def test_help_has_examples_and_choices_and_cuts_nothing(command: str) -> None:
     assert all(line.strip().startswith(f"redline {command}") for line in examples)
     assert not re.search(r"[a-z]…|\.\.\.\s*$", shown.partition("\n")[2], re.M), "nothing is cut"
     assert not re.search(r"<(list|str|int|float|path)", shown), "no type names of Python"
+    assert not re.search(r"\w-$", shown, re.M), "a name such as one-cycle can be copied whole"
     for option in ("--effort", "--task", "--door", "--optimizer"):
         rows = [line for line in shown.splitlines() if line.strip().startswith(option)]
         assert all("[" in row for row in rows), "choices are shown"

@@ -80,7 +80,7 @@ def _canonical(recipe: str) -> str:
 
 def tag(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID... TAG]", help="Records, then the tag. Nothing: list all tags.")
+        list[str] | None, typer.Argument(metavar="ID TAG", help="Records, then the tag. Nothing: list all tags.")
     ] = None,
     note: Annotated[bool, opt("--note", group=WAY, help="The last word is a note instead of a tag.")] = False,
     remove: Annotated[bool, opt("--remove", group=WAY, help="Remove the tag or note.")] = False,

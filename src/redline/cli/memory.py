@@ -13,16 +13,23 @@ from redline.cli.options import (
     Given,
     Json,
     Models,
+    Options,
     Recipes,
     only_set,
     opt,
     print_json,
     takes,
+    task_option,
 )
 from redline.errors import UsageError
 
+ONE_STEP: Options = {name: option for name, option in WORKLOAD.items() if name not in ("prompt", "new_tokens")} | {
+    "task": task_option("infer", "train", "step")
+}
+"""What is measured; a generation is more than one step."""
 
-@takes(WORKLOAD | ISOLATED)
+
+@takes(ONE_STEP | ISOLATED)
 def memory(
     *,
     model: Models = None,

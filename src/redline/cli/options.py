@@ -66,6 +66,21 @@ Report = Annotated[
 ]
 Json = Annotated[bool, opt("--json", group=OUTPUT, help="Print one JSON document on stdout and nothing else there.")]
 
+TASKS = {
+    "infer": "inference (default)",
+    "train": "a training step",
+    "step": "a function of yours timed as it is (file.py:step)",
+    "generate": "text generation",
+}
+
+
+def task_option(*tasks: str) -> Any:
+    """The option `--task` of a command that can do these."""
+    *others, last = (TASKS[task] for task in tasks)
+    told = f"{', '.join(others)} or {last}."
+    return Annotated[str | None, opt(group=WHAT, metavar=f"[{'|'.join(tasks)}]", help=told[0].upper() + told[1:])]
+
+
 ANY_BATCH: Options = {
     "image_size": Annotated[int | None, opt(group=WHAT, help="Pixels per side. Default: the model's own size.")],
     "classes": Annotated[int | None, opt(group=WHAT, help="Output classes. Default: 1000, or the model's own.")],
@@ -86,15 +101,7 @@ ANY_BATCH: Options = {
             help="A function that makes a second set of inputs to compare outputs on. Default: your factory is called again with another seed.",
         ),
     ],
-    "task": Annotated[
-        str | None,
-        opt(
-            group=WHAT,
-            metavar="[infer|train|step|generate]",
-            help="Inference (default), a training step, a function of yours timed as it is (file.py:step), or text "
-            "generation.",
-        ),
-    ],
+    "task": task_option("infer", "train", "step", "generate"),
     "prompt": Annotated[int | None, opt(group=WHAT, help="Tokens read before the first is written. Default: 128.")],
     "new_tokens": Annotated[int | None, opt(group=WHAT, help="Tokens written per sequence. Default: 32.")],
     "optimizer": Annotated[
@@ -152,7 +159,7 @@ MEASURED: Options = {
         opt(
             group=HOW,
             metavar="[fork|spawn|inline|torchrun]",
-            help="How workers are started. Default: fork; torchrun where --ranks is given.",
+            help="How workers are started. Default: fork; torchrun for several ranks.",
         ),
     ],
 }
@@ -264,7 +271,25 @@ KINDS = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH"}
 _KINDS = re.compile(r"<(?:list\[)?(str|int|float|path)\]?>")
 
 
-class Command(TyperCommand):
+_UNBROKEN = "\u2011"
+"""A hyphen at which no line is broken."""
+
+
+class _WholeWords:
+    """Help whose lines break at spaces only, so that names such as one-cycle can be copied."""
+
+    def get_help(self, ctx: Any) -> str:
+        shown: str = super().get_help(ctx)  # type: ignore[misc]
+        return shown.replace(_UNBROKEN, "-")
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        write_text, write_dl = formatter.write_text, formatter.write_dl
+        formatter.write_text = lambda text: write_text(text.replace("-", _UNBROKEN))
+        formatter.write_dl = lambda rows: write_dl([(name, text.replace("-", _UNBROKEN)) for name, text in rows])
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class Command(_WholeWords, TyperCommand):
     """Prints its options in groups; the docstring's last paragraph, its examples, comes last."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -283,7 +308,7 @@ class Command(TyperCommand):
                     formatter.write_dl(groups[name])
 
 
-class Group(TyperGroup):
+class Group(_WholeWords, TyperGroup):
     """Lists its commands with their whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -24,14 +24,17 @@ from redline.cli.options import (
     opt,
     print_json,
     takes,
+    task_option,
 )
 
 if TYPE_CHECKING:
     from redline.search.tune.result import TuneSummary
 
-BATCH: Options = {
-    "batch": Annotated[str | None, opt("--batch", "-b", group=WHAT, help="Items per step, or auto to search it too.")]
+TUNED: Options = WORKLOAD | {
+    "batch": Annotated[str | None, opt("--batch", "-b", group=WHAT, help="Items per step, or auto to search it too.")],
+    "task": task_option("infer", "train", "generate"),
 }
+"""What is measured; a function that is timed as it is has no recipe to search."""
 SEARCH: Options = {
     "slo_p95": Annotated[
         str | None, opt("--slo-p95", group=HOW, help="Keep p95 of the step time within this limit, such as 20ms.")
@@ -75,7 +78,7 @@ SnippetFile = Annotated[
 ]
 
 
-@takes(SEARCH | WORKLOAD | BATCH | ISOLATED | CLUSTER)
+@takes(SEARCH | TUNED | ISOLATED | CLUSTER)
 def tune(
     *,
     model: Model,

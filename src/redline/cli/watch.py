@@ -20,7 +20,7 @@ def watch(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="-- COMMAND...", help="Your command, such as python train.py, torchrun or accelerate launch."
+            metavar="-- COMMAND", help="Your command, such as python train.py, torchrun or accelerate launch."
         ),
     ] = None,
     profile: Annotated[
