@@ -21,7 +21,7 @@ from redline.search.tune.beliefs import Beliefs, Estimate
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.finals import _with_time_for_an_interval
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
-from redline.search.tune.planner import kept_s
+from redline.search.tune.planner import kept_s, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Spent, Trial, TuneSpec, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, race_s
 from redline.search.tune.result import summary_of
@@ -351,6 +351,32 @@ class TestOneMinute:
         assert kept_s(tuner, beliefs, trials) >= tuner.left_s
         pending.stage = "numerics"
         assert kept_s(tuner, beliefs, trials) < tuner.left_s
+
+    def test_what_others_have_overtaken_is_not_waited_for(self) -> None:
+        """On an H200, 15 s of a minute went into TF32 with tuned convolutions after amp had turned out four times as fast."""
+        times_s = {"baseline": 1.0, "channels-last+graphs": 0.6, "amp+channels-last+graphs": 0.15}
+        tuner = after(*((recipe, 4.0) for recipe in times_s), times_s=times_s, budget_s=60.0)
+        tuner.fastest_log_s = lambda: math.log(0.15)  # type: ignore[method-assign]
+        late, hopeful = (
+            Flight(switches(recipe), cast(Pending, SimpleNamespace(stage="build")), started_s=0.0)
+            for recipe in ("tf32+channels-last+graphs+cudnn-benchmark", "amp+channels-last+compile+graphs")
+        )
+        trials = cast(Trials, SimpleNamespace(flights=[late, hopeful]))
+        assert without_prospect(tuner, Beliefs(tuner.space, on_cpu=False), trials) == [late]
+
+    @pytest.mark.parametrize(("synchronises", "is_slow"), [(True, False), (False, True)])
+    def test_what_is_slow_without_a_compiler_may_be_so_for_the_hosts_sake(
+        self, synchronises: bool, is_slow: bool
+    ) -> None:
+        tuner = after(("baseline", 4.0), ("amp", 4.0), times_s={"baseline": 1.0, "amp": 1.2})
+        compiler = SwitchChoice(
+            switch="compile", family="compiler", relieves="both", capabilities=Capabilities(compiles=True)
+        )
+        tuner.space = Space((CHOICES[0], compiler))
+        tuner.baseline = lambda: tuner.seen()[BASELINE]  # type: ignore[method-assign]
+        prepared = SimpleNamespace(step_synchronises=synchronises)
+        tuner.records["amp"] = cast(RunRecord, SimpleNamespace(prepared=prepared))
+        assert Tuner.is_slow_without_compiler(tuner, switches("amp+compile")) is is_slow
 
     @pytest.mark.parametrize("compile_s", [33.6, 33.8, 34.0, 34.2])
     def test_what_is_compiled_while_it_is_waited_for_is_not_given_up_either(

@@ -206,6 +206,39 @@ class TestBeliefs:
         assert np.isfinite(list(found.values())).all()
 
 
+class TestSafeRecipes:
+    COMPILERS = tuple(
+        SwitchChoice(switch=switch, family="compiler", relieves="both", capabilities=Capabilities(compiles=True))
+        for switch in ("compile", "compile:freeze", "compile:reduce-overhead")
+    )
+
+    @pytest.mark.parametrize(
+        ("task", "bf16_time", "compiled"),
+        [("train", 0.3, "amp-bf16+compile"), ("infer", 0.3, "amp+compile"), ("train", 0.9, "amp+compile")],
+    )
+    def test_a_compiled_training_step_does_without_loss_scaling(
+        self, task: str, bf16_time: float, compiled: str
+    ) -> None:
+        """Where the card has arithmetic for such a format; without a compiler the other one is as good."""
+        precisions = (
+            SwitchChoice(
+                switch="amp", family="precision", expected_time=0.29, capabilities=Capabilities(scales_loss=True)
+            ),
+            SwitchChoice(switch="amp-bf16", family="precision", expected_time=bf16_time),
+        )
+        space = Space((*precisions, self.COMPILERS[0]), task=task)  # type: ignore[arg-type]
+        found = SafeRecipes(space, on_cpu=False, host_share=0.1).in_order()
+        assert found == [switches("amp"), switches(compiled)]
+
+    @pytest.mark.parametrize(
+        ("synchronises", "compiler"), [(True, "compile:reduce-overhead"), (False, "compile:freeze")]
+    )
+    def test_a_step_that_waits_for_the_device_is_recorded_in_parts(self, synchronises: bool, compiler: str) -> None:
+        """A graph of the whole step cannot be had, and how long the host takes is not known."""
+        safe = SafeRecipes(Space(self.COMPILERS), on_cpu=False, host_share=None, synchronises=synchronises)
+        assert safe.in_order() == [switches(compiler)]
+
+
 def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:
     choices = tuple(SwitchChoice(switch=f"s{number}", family=f"f{number}") for number in range(18))
     space = Space(choices)

@@ -20,6 +20,7 @@ from redline.search.tune.planner import (
     prepare_race_beside,
     safe_to_race,
     twins_for,
+    without_prospect,
 )
 from redline.search.tune.record import Untried
 from redline.search.tune.reserve import fewest_race_s, race_s
@@ -133,6 +134,8 @@ def explore(tuner: Tuner) -> None:
             prepare_race_beside(tuner, trials)
             trials.finish_one(keep_s=lambda: kept_s(tuner, beliefs, trials))
             prove_fastest(tuner)
+            for flight in without_prospect(tuner, beliefs, trials):
+                trials.cancel(flight, "given up: others turned out far faster")
     if tuner.baseline() is not None:
         _keep_untried(tuner, too_dear)
 

@@ -56,7 +56,9 @@ LIKELY_ALONE = 0.6
 """The same for one that will only be timed, as nothing can be raced."""
 LIKELY_GAIN = 0.05
 """While nothing that compiles was timed, one that promises more than this is waited for with as much less of a chance."""
-WORTH_A_DELAY = 5.0
+FAR_BEHIND = 0.5
+"""Of the logarithm of the time: what is expected to be as much slower than the fastest is not waited for."""
+WORTH_A_DELAY = 2.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
 NOTICED_S = 0.2
 """That a wait is over is noticed so much late: on an H200 6.03 s were lost where 6 were allowed."""
@@ -159,6 +161,16 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
         return max(likely_s, tuner.allowance_s - trials.idle_s - NOTICED_S)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
+
+
+def without_prospect(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> list[Flight]:
+    """What is being prepared and is expected to be far slower than the fastest by now."""
+    if not trials.flights:
+        return []
+    expected, most = beliefs.expected(tuner.seen()), tuner.fastest_log_s() + FAR_BEHIND
+    rows = {flight.switches: beliefs.index.get(flight.switches) for flight in trials.flights}
+    hopeless = {switches for switches, row in rows.items() if row is not None and expected[row] > most}
+    return [each for each in trials.flights if each.switches in hopeless - {BASELINE}]
 
 
 @dataclass(frozen=True)

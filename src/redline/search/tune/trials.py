@@ -192,7 +192,7 @@ class Trials:
         tuner, leader = self._tuner, self._tuner.leader()
         for flight in [each for each in self._flights if tuner.is_slow_without_compiler(each.switches)]:
             if finished <= flight.switches:  # else it was begun in spite of that
-                self._cancel(flight, "given up: it is slow without its compiler")
+                self.cancel(flight, "given up: it is slow without its compiler")
         wanted = {BASELINE, tuner.lent, tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE}
         for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - wanted:
             self._cancel_twins(switches)
@@ -272,9 +272,9 @@ class Trials:
         """What is being prepared and holds what has just been ruled out would only fail the same way."""
         lessons = self._tuner.lessons()
         for flight in [each for each in self._flights if lessons.rules_out(each.switches)]:
-            self._cancel(flight, "given up: it holds what was ruled out")
+            self.cancel(flight, "given up: it holds what was ruled out")
 
-    def _cancel(self, flight: Flight, why: str) -> None:
+    def cancel(self, flight: Flight, why: str) -> None:
         self._group.cancel(flight.pending)
         self._flights.remove(flight)
         self._cancel_twins(flight.switches)

@@ -256,13 +256,16 @@ class Tuner:
     def is_slow_without_compiler(self, switches: Switches) -> bool:
         """Whether a recipe that compiles was slower than the baseline without its compiler, and not for the host's sake.
 
-        Compiled it will hardly be the fastest.
+        Compiled it will hardly be the fastest. Where the step waits for the device by itself, nobody knows for whose sake.
         """
         choices = self.space.choices
         compilers = {choice.switch for choice in choices if choice.capabilities.compiles}
         graphs = {choice.switch for choice in choices if choice.relieves == "host"}
         plain, baseline = self.seen().get(switches - compilers - graphs), self.baseline()
         if plain is None or baseline is None or not compilers & switches or plain.is_host_bound:
+            return False
+        prepared = self.records[plain.record_id].prepared
+        if prepared is not None and prepared.step_synchronises and not self.on_cpu:
             return False
         return plain.log_s > baseline.log_s + CLEARLY_SLOWER
 
