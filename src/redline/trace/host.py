@@ -22,6 +22,9 @@ LONG_LAUNCH_NS = 200_000
 LONG_LAUNCH_RATIO = 20
 """A launch takes some microseconds. The first of a kernel may load its code, which takes a hundred times as long."""
 
+LONG_COPY_NS = 50_000
+"""A call that lasts until the middle of such a copy was held up by it: calls that only ask for one take some microseconds."""
+
 _BLOCKING = re.compile(r"Synchronize|^(cuda|hip|cu)Memcpy(2D|3D|HtoD|DtoH|DtoD|WithStream)?(_v\d+|_ptds|_ptsz)*$")
 _ASYNC_COPY = re.compile(r"^(cuda|hip|cu)Memcpy\w*Async")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
@@ -49,7 +52,10 @@ class HostView:
 
     @cached_property
     def blocking(self) -> Ints:
-        """Calls that wait for the device. A copy "async" of pageable memory does so too: it ends after its copy."""
+        """Calls that wait for the device. A copy "async" of pageable memory does so too.
+
+        It ends after its copy, or once the last piece of a long one is staged: then the copy's own end is waited for next.
+        """
         trace, work = self.trace, self.trace.work
         rows = matching(trace, trace.calls, _BLOCKING)
         maybe = matching(trace, trace.calls, _ASYNC_COPY)
@@ -57,7 +63,9 @@ class HostView:
             known = self.links.is_launched & (work.kind != Work.KERNEL)
             calls = self.links.call[known]
             done = np.zeros(len(trace.calls), np.bool_)
-            done[calls] = work.end[known] <= trace.calls.end[calls]
+            start, lasts = work.start[known], work.duration[known]
+            staged = (lasts >= LONG_COPY_NS) & (start + lasts // 2 <= trace.calls.end[calls])
+            done[calls] = staged | (work.end[known] <= trace.calls.end[calls])
             rows |= maybe & done
         return np.flatnonzero(rows)
 

@@ -20,7 +20,7 @@ from redline.trace.collectives import Calls, Waiting, calls_of, kind_of, waiting
 from redline.trace.columns import Ints, Mask, Work
 from redline.trace.host import WAITS_FOR_WORK, HostView, meanwhile, other_threads, picked
 from redline.trace.idle import LAUNCH_GAP_NS
-from redline.trace.intervals import Intervals, both, gaps, joined, seconds, union, without
+from redline.trace.intervals import NEVER, Intervals, both, gaps, joined, seconds, union, without
 from redline.trace.links import matching
 from redline.trace.names import short_name
 from redline.trace.patterns import cold_kernels, launching, recomputed, strict_products, unfused_attention
@@ -151,13 +151,22 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
         # A faster host would also start its loader and its waits earlier, which is not what is asked here.
         saved = min(max(beyond, 0), with_waits, late)
         beside = other_threads(host, without(idle.when["host"], stalls))
-        sums["host"].add(late, saved, max(with_waits, late), count=len(replay.start), what=beside)
+        # Fewer launches are fewer kernels too, with fewer gaps between them.
+        most = max(replay.saved(without_host=steady, without_gaps=True), late)
+        sums["host"].add(late, saved, most, count=len(replay.start), what=beside)
     if idle.ns("launch"):
         saved = replay.saved(without_gaps=True)
         sums["launch"].add(idle.ns("launch"), saved, max(saved, _short_gaps(run)), len(replay.start))
     other = idle.ns("dependency") + idle.ns("unknown")
     if other:
-        sums["dependency"].add(other, other)
+        sums["dependency"].add(other, other, _gaps_around(run, joined(idle.when["dependency"], idle.when["unknown"])))
+
+
+def _gaps_around(run: DeviceRun, when: Intervals) -> int:
+    """The whole gaps of which these are parts: what makes work wait makes its start late by all of it."""
+    busy, (begin, over) = run.view.busy, run.bounds
+    start, end = np.concatenate(([begin], busy.end)), np.concatenate((busy.start, [over]))
+    return max(int((end - start)[when.within(start, end) > 0].sum()), when.total)
 
 
 def _short_gaps(run: DeviceRun) -> int:
@@ -181,7 +190,7 @@ def _of_waits(run: DeviceRun, sums: Sums) -> None:
             saved = replay.saved(without_waits=mask, without_work=work)
             # What the host did next while the device had run dry may have been there for the sake of the result.
             around = joined(_operators_around(host, replay.waits[mask]), idle.when["sync"], run.stalls_after_waits)
-            most = replay.saved(without_waits=mask, without_work=work, without_host=around)
+            most = replay.saved(without_waits=mask, without_work=work, without_host=around, closing_up=True)
             sums[code].add(ns + copying, saved, max(most, ns + copying), int(mask.sum()))  # type: ignore[index]
 
 
@@ -207,7 +216,8 @@ def _of_communication(run: DeviceRun, calls: Calls, waited: int, sums: Sums) -> 
         shorter = replay.shorter(view, talking)
         saved = replay.saved(without_work=shorter)
         # A host that waits for it, without the trace showing where, would be faster too: all of it at most.
-        most = max(replay.saved(without_work=shorter, without_host=launching(links, talking)), exposed)
+        gone = launching(links, talking)
+        most = max(replay.saved(without_work=shorter, without_host=gone, closing_up=True), exposed)
         sums["communication"].add(exposed - waited, max(saved - waited, 0), most, len(calls), _longest(run, talking))
         sums["straggler"].ns += waited
 
@@ -291,7 +301,8 @@ def _of_copies(run: DeviceRun, sums: Sums) -> None:
     shorter = run.replay.shorter(run.view, moving)
     exposed = min(int(shorter.sum()), run.time.exposed_copy)
     saved = run.replay.saved(without_work=shorter)
-    most = run.replay.saved(without_work=shorter, without_host=launching(run.recorded.links, moving))
+    gone = launching(run.recorded.links, moving)
+    most = run.replay.saved(without_work=shorter, without_host=gone, closing_up=True)
     sums["copies"].add(exposed, saved, max(most, exposed), int(moving.sum()), _longest(run, moving))
 
 
@@ -326,7 +337,7 @@ def _of_work(run: DeviceRun, sums: Sums) -> None:
     if not in_training:
         found.append(("norm", links.are(lambda name: name.is_fixed_norm), 1.0))
     for code, rows, share in found:
-        _add_work(run, sums[code], rows, share, same_operators=code == "fp32")
+        _add_work(run, sums[code], rows, share, same_operators=code == "fp32", fewer_launches=code == "attention")
     cold = cold_kernels(run.recorded)
     excess = cold.excess[run.view.rows]
     if excess.any():
@@ -343,8 +354,13 @@ def _of_work(run: DeviceRun, sums: Sums) -> None:
         sums["cold"].add(int(excess.sum()), saved, max(most, saved), cold.steps, _longest(run, cold.excess > 0))
 
 
-def _add_work(run: DeviceRun, total: _Sum, rows: Mask, share: float, *, same_operators: bool) -> None:
-    """`same_operators`: the better way is another kernel of the same operator, which the host still has to call."""
+def _add_work(
+    run: DeviceRun, total: _Sum, rows: Mask, share: float, *, same_operators: bool, fewer_launches: bool
+) -> None:
+    """`same_operators`: the better way is another kernel of the same operator, which the host still has to call.
+
+    `fewer_launches`: a host that is late gains by it as well; what a compiler fuses is named by the host's own finding there.
+    """
     mine = rows[run.view.rows]
     if not mine.any():
         return
@@ -353,7 +369,8 @@ def _add_work(run: DeviceRun, total: _Sum, rows: Mask, share: float, *, same_ope
     host = launching(links, rows)
     # Work that is gone need not be launched either; where it is only faster, most of its launches go all the same.
     most = replay.saved(without_work=shorter, without_host=host)
-    saved = most if share == 1.0 else replay.saved(without_work=(shorter * share).astype(np.int64))
+    partly = host.shortened(share) if fewer_launches else NEVER
+    saved = most if share == 1.0 else replay.saved(without_work=(shorter * share).astype(np.int64), without_host=partly)
     ns = int(links.trace.work.duration[run.view.rows][mine].sum())
     goes = host.total
     if same_operators:

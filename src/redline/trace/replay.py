@@ -63,6 +63,11 @@ class Replay:
         inner = union(calls.start[waits], np.maximum(calls.end[waits] - 1, calls.start[waits]))
         merged = Intervals(inner.start, inner.end + 1, inner.first)
         mine = device.rows[links.is_launched[device.rows]]
+        # A copy that blocks the host may go on for a little after its call.
+        its_call = links.call[mine]
+        done = np.where(
+            np.isin(its_call, host.blocking), np.minimum(work.end[mine], calls.end[its_call]), work.end[mine]
+        )
         return cls(
             start=device.busy.start,
             end=device.busy.end,
@@ -71,7 +76,7 @@ class Replay:
             bounds=bounds,
             wait_start=merged.start,
             wait_end=merged.end,
-            waited_for=_done(links.launched_at[mine], work.end[mine], merged),
+            waited_for=_done(links.launched_at[mine], done, merged),
             waits=waits[merged.first],
         )
 
@@ -82,11 +87,13 @@ class Replay:
         without_waits: Mask | None = None,
         without_work: Ints | None = None,
         without_gaps: bool = False,
+        closing_up: bool = False,
     ) -> int:
         """Nanoseconds by which the steps end earlier when so much is taken out.
 
         `without_host`: time on the host. `without_waits`: which waits the host skips. `without_work`: how much shorter
-        each block is. `without_gaps`: whether kernels launched in time follow each other at once.
+        each block is. `without_gaps`: whether kernels launched in time follow each other at once. `closing_up`: whether the
+        short gap after work that is gone goes with it.
         """
         taken = without_host.before
         length = self.end - self.start
@@ -94,6 +101,9 @@ class Replay:
             length = length - np.minimum(without_work, length)
         before = np.concatenate(([self.bounds[0]], self.end[:-1]))
         gap = np.where(self.late | (length == 0), 0, self.start - before)  # work that is gone needs no gap before it
+        if closing_up:
+            after = np.concatenate(([False], length[:-1] == 0))
+            gap = np.where(after & (gap <= LAUNCH_GAP_NS), 0, gap)
         if without_gaps:
             gap = np.where(gap <= LAUNCH_GAP_NS, 0, gap)
         # What lay between a late launch and its work stays; of work launched in time, that was the queue.
