@@ -68,6 +68,7 @@ Code = Literal[
     "counted-for-inputs",
     "counted-one-draw",
     "work-not-counted",
+    "work-changes",
     "backward-not-counted",
     "modules-dissolved",
     "modules-not-marked",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,71 @@ def test_a_first_call_that_breaks_is_put_down_to_the_switch_that_changed_the_pro
         assert isinstance(reply, FailureReply)
         assert (reply.failure.switches, reply.failure.scope) == (("compile",), scope)
         assert (reply.failure.stage, reply.failure.kind) == ("compile", "compile")
+
+
+CACHES = """
+import torch
+from torch import nn
+
+
+class Cache:
+    def __init__(self):
+        self.layers = []
+
+
+class Reads(nn.Linear):
+    def __init__(self, *, own):
+        super().__init__(4, 4)
+        self.own = Cache() if own else None
+
+    def forward(self, x, cache=None):
+        cache = cache or self.own
+        cache.layers.append(super().forward(x))
+        return torch.cat(cache.layers)[-1:] @ (torch.cat(cache.layers).T @ torch.cat(cache.layers))
+
+
+def given(batch):
+    return Reads(own=False), {"x": torch.randn(batch, 4), "cache": Cache()}
+
+
+def own(batch):
+    return Reads(own=True), torch.randn(batch, 4)
+"""
+
+
+def test_a_cache_among_the_inputs_is_the_same_in_every_step_as_in_a_count(bench: BenchSession, tmp_path: Path) -> None:
+    (tmp_path / "caches.py").write_text(CACHES)
+    spec = spec_of(model=f"{tmp_path}/caches.py:given", batch=2)
+    found = prepared(bench, spec)
+    assert found.work is not None
+    assert found.work.flops == ask.answer_count(spec).work.flops == 2 * 2 * 4 * 4 + 2 * 4 * 2 * 4 + 2 * 1 * 4 * 4
+    assert [each.code for each in found.workload.notes] == ["input"]
+
+
+def test_no_count_fits_steps_that_differ_from_call_to_call(bench: BenchSession, tmp_path: Path) -> None:
+    (tmp_path / "caches.py").write_text(CACHES)
+    spec = spec_of(model=f"{tmp_path}/caches.py:own", batch=2)
+    found = prepared(bench, spec)
+    assert found.work is None
+    assert found.workload.notes[-1].code == "work-not-counted"
+    assert "work-changes" in [each.code for each in ask.answer_count(spec).work.notes]
+
+
+def test_where_data_decides_the_weights_are_those_of_a_run(bench: BenchSession, tmp_path: Path) -> None:
+    (tmp_path / "chooses.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Chooses(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)\n"
+        "    def forward(self, x):\n"
+        "        y = self.norm(x)\n"
+        "        return self.linear(y[y.amax(1) > 5])\n"
+        "def make(batch):\n"
+        "    return Chooses(), 100 + torch.randn(batch, 4)\n"
+    )
+    spec = spec_of(model=f"{tmp_path}/chooses.py:make", batch=8)
+    found = prepared(bench, spec)
+    assert found.work is not None
+    assert found.work.flops == ask.answer_count(spec).work.flops == 0  # of 256 before a BatchNorm is calibrated

@@ -295,6 +295,7 @@ class Workbench:
             perhaps_differentiating(setup.workload, setup.device, call)
             setup.device.synchronize()
             seconds = time.perf_counter() - started
+        setup.note_changed_inputs()
         self._note_first_call(setup, seconds)
         if spec.launch.folder:
             refuse_other_checkout(spec.launch.folder)

@@ -241,6 +241,27 @@ class TestBytes:
         work = count(nn.Embedding(10_000, 16), torch.tensor([1, 2, 3]))
         assert work.compulsory_bytes == 3 * 8 + 2 * 3 * 16 * 4
 
+    def test_a_bag_reads_every_row_that_it_sums(self) -> None:
+        work = count(nn.EmbeddingBag(10_000, 16, mode="sum"), torch.arange(30), torch.tensor([0, 10]))
+        assert work.compulsory_bytes == (30 + 2) * 8 + (30 + 2) * 16 * 4
+
+    def test_of_a_tensor_that_is_written_in_places_only_those_must_move(self) -> None:
+        class Places(nn.Module):
+            def forward(self, cache: Tensor, row: Tensor) -> Tensor:
+                cache.index_copy_(0, torch.tensor([7]), row)
+                cache.index_add_(0, torch.tensor([7]), row)
+                cache[torch.tensor([7])] = row
+                cache.scatter_(0, torch.full((1, 4), 7), row)
+                return row
+
+        work = count(Places(), torch.zeros(10_000, 16), torch.ones(1, 16))
+        row = 16 * 4
+        sizes = {one.name: one.bytes for one in work.operators}
+        assert sizes["index_copy_"] == 8 + 2 * row
+        assert sizes["index_add_"] == 8 + 3 * row
+        assert sizes["index_put_"] == 8 + 2 * row
+        assert sizes["scatter_"] == 4 * 8 + row + 4 * 4
+
     def test_parts_of_one_weight_add_up_to_it(self) -> None:
         class Split(nn.Module):
             def __init__(self) -> None:
@@ -372,3 +393,60 @@ def test_a_path_that_python_draws_is_said_to_be_one_of_several() -> None:
     work = count(Deep(8, 8), torch.randn(2, 8))
     assert [each.code for each in work.notes] == ["counted-one-draw"]
     assert not count(nn.Linear(8, 8), torch.randn(2, 8)).notes
+
+
+class Keeps(nn.Module):
+    """A first call that builds a table; a cache that grows with every call, where it is asked to."""
+
+    def __init__(self, *, grows: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.grows, self.table, self.cache = grows, None, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.ones(100, 4) @ self.linear.weight
+        held = x if self.cache is None else torch.cat([self.cache, x])
+        self.cache = held if self.grows else None
+        return self.linear(held) + self.table[:1]
+
+
+class TestCallsDiffer:
+    def test_what_the_first_call_alone_does_is_no_part_of_a_step(self) -> None:
+        work = count(Keeps(grows=False), torch.randn(2, 4))
+        assert work.flops == 2 * 2 * 4 * 4
+        assert work.notes == ()
+
+    def test_where_every_call_differs_the_second_is_counted_and_that_is_said(self) -> None:
+        work = count(Keeps(grows=True), torch.randn(2, 4))
+        assert work.flops == 2 * (2 * 2) * 4 * 4
+        (told,) = work.notes
+        assert told.code == "work-changes"
+
+    def test_gradients_of_one_call_are_not_added_to_those_of_another(self) -> None:
+        class Counts(nn.Linear):
+            calls = 0
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.calls += 1
+                return super().forward(x)
+
+        def names(model: nn.Module) -> list[str]:
+            return sorted(one.name for one in count(model, torch.randn(2, 4), loss=lambda out: out.sum()).operators)
+
+        assert names(Counts(4, 4)) == names(nn.Linear(4, 4))
+
+    def test_an_object_that_grows_is_given_as_it_was_to_every_call(self) -> None:
+        class Cache:
+            def __init__(self) -> None:
+                self.layers: list[Tensor] = []
+
+        class Reads(nn.Linear):
+            def forward(self, x: Tensor, cache: Cache) -> Tensor:  # type: ignore[override]
+                cache.layers.append(super().forward(x))
+                return torch.cat(cache.layers) @ self.weight
+
+        cache = Cache()
+        counts = [count(Reads(4, 4, bias=False), torch.randn(2, 4), cache).flops for _ in range(2)]
+        assert counts == [2 * (2 * 2 * 4 * 4)] * 2
+        assert cache.layers == []

@@ -18,6 +18,7 @@ from redline.bench.recipe.base import COMPILER, PRECISION
 from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import StepModule
+from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import map_tensors
 from redline.bench.workload.workload import Workload
@@ -39,7 +40,10 @@ def answer_count(spec: RunSpec) -> CountAnswer:
             raise
         except Exception:  # what is really wrong shows in the real build
             continue
-    return _counted(spec, build_workload(spec.workload, spec.seed))
+    workload = build_workload(spec.workload, spec.seed)
+    if not has_no_values(workload.model):
+        give_signal(workload, spec.seed)  # as in a run: where data decides, the work follows from the weights
+    return _counted(spec, workload)
 
 
 def _counted_step(spec: RunSpec) -> CountAnswer:
@@ -73,7 +77,9 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
         if trains:
             raise
         work = count_work(replace(task, differentiates=True))  # what is really wrong shows again
-    return CountAnswer(work=work if trains else _with_backward(work, task, workload), workload=workload.info())
+    if not trains:
+        work = _with_backward(work, replace(task, inputs=(setup.args, setup.kwargs)), workload)
+    return CountAnswer(work=work, workload=workload.info())
 
 
 def _prepared(spec: RunSpec, workload: Workload) -> Setup:
@@ -132,12 +138,21 @@ def counted_optimizer(workload: Workload, name: OptimizerName) -> OptimizerName 
     return next((known for known in get_args(OptimizerName) if known == own), None)
 
 
+CHANGES = (
+    "each call does other work, because the model changes what it keeps, so times depend on how many calls there were; "
+    "let the factory give what it keeps, such as a cache, as an input: inputs are restored before every step"
+)
+
+
 def work_of(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> tuple[WorkCount | None, Note | None]:
     """The work of a step, or why it was not counted: nothing that goes wrong here may cost the measurement."""
     if setup.is_sharded:
         return None, note("work-not-counted", "work not counted: the weights are spread over the ranks")
     try:
-        return count_step(setup, optimizer, modules=modules), None
+        work = count_step(setup, optimizer, modules=modules)
+        if any(each.code == "work-changes" for each in work.notes):
+            return None, note("work-not-counted", f"work not counted: {CHANGES}")
+        return work, None
     except Exception as error:
         return None, note("work-not-counted", f"work not counted: {because(error)}")
 

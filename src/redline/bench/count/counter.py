@@ -16,7 +16,16 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from redline.bench.count.formulas import is_ragged
-from redline.bench.count.kinds import Known, Touched, distinct, known, read_bytes, tensor_bytes, tensors_in
+from redline.bench.count.kinds import (
+    Known,
+    Touched,
+    distinct,
+    known,
+    placed_bytes,
+    read_bytes,
+    tensor_bytes,
+    tensors_in,
+)
 from redline.bench.device.base import Device
 from redline.bench.workload.structure import WholeDispatchMode, packed
 from redline.work import PRODUCTS, OperatorKind, WorkPhase
@@ -219,6 +228,9 @@ class WorkCounter(WholeDispatchMode):
         outputs = distinct(tensors_in(out))
         written = sum(tensor_bytes(tensor) for _, tensor in outputs)
         read = read_bytes(inputs, about.reads, written)
+        placed = placed_bytes(about.name, inputs)
+        if placed is not None:
+            read[0], written = placed
         phase = self._phase_now()
         if phase == "forward":
             for (region, _), size in zip(inputs, read, strict=True):

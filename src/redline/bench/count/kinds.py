@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from redline.bench.count.formulas import FORMULAS, Formula, packed_product
 from redline.bench.workload.structure import is_plain, stored
 from redline.work import LayerKind, OperatorKind
 
-Reads = Literal["all", "gathered", "not self", "nothing"]
-"""Which of its inputs an operator must read: all; as much of the first as it gives out; all but the first; none."""
+Reads = Literal["all", "gathered", "rows", "not self", "nothing"]
+"""Which of its inputs an operator must read: all; as much of the first as it gives out; a row of the first for each entry of
+the second; all but the first; none."""
 
 NORM_FLOPS = SOFTMAX_FLOPS = 5
 """Per element: mean, variance, subtract, scale, shift; maximum, subtract, exponentiate, sum, divide."""
@@ -45,8 +47,14 @@ _FILL = frozenset(("zeros", "ones", "full", "arange", "linspace", "eye", "zeros_
                    "randint", "randperm", "rand_like", "randn_like", "normal_", "uniform_", "random_", "bernoulli_",
                    "tril_indices", "triu_indices", "exponential_", "efficientzerotensor"))  # fmt: skip
 _GATHER = frozenset(("embedding", "index", "_unsafe_index", "index_select", "gather", "take", "embedding_renorm_",
-                     "_embedding_bag", "_embedding_bag_forward_only", "masked_select", "grid_sampler_2d",
-                     "grid_sampler_3d", "multinomial"))  # fmt: skip
+                     "masked_select", "grid_sampler_2d", "grid_sampler_3d", "multinomial"))  # fmt: skip
+_BAGS = frozenset(("_embedding_bag", "_embedding_bag_forward_only"))
+"""They give out sums of the rows that they read."""
+_PLACES = frozenset(
+    ("index_copy_", "index_add_", "index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "scatter_reduce_")
+)
+_ADDS = frozenset(("index_add_", "scatter_add_", "scatter_reduce_"))
+"""Of a tensor that stays where it is they write the places that they are given, and these read them too."""
 _COPY = re.compile(
     r"^(clone|_to_copy|to|cat|stack|contiguous|copy|roll|flip|repeat|repeat_interleave|tile|constant_pad_nd|"
     r"\w*_pad\dd|\w*_pad\dd_backward|\w+_scatter|\w+_backward_data_copy|select_backward|slice_backward|diagonal_backward|"
@@ -131,6 +139,8 @@ def _cheap(name: str, pointwise: bool) -> Known:
         return Known(name, "copy", reads="not self")
     if name in _GATHER:
         return Known(name, "copy", reads="gathered")
+    if name in _BAGS:
+        return Known(name, "copy", reads="rows")
     if _NORM.search(base):
         return Known(name, "norm", per_element=NORM_FLOPS, of_input=True)
     if _SOFTMAX.search(base):
@@ -219,7 +229,23 @@ def read_bytes(inputs: list[tuple[Region | None, Tensor]], reads: Reads, written
         return [0, *sizes[1:]]
     if reads == "gathered" and sizes:
         return [min(sizes[0], written), *sizes[1:]]
+    if reads == "rows" and len(inputs) > 1:
+        table, places = inputs[0][1], inputs[1][1]
+        return [min(sizes[0], places.numel() * math.prod(table.shape[1:]) * table.element_size()), *sizes[1:]]
     return sizes
+
+
+def placed_bytes(name: str, inputs: list[tuple[Region | None, Tensor]]) -> tuple[int, int] | None:
+    """What is read and written of the first input, of which only some places change; None for any other operator."""
+    if name not in _PLACES or len(inputs) < 3:
+        return None
+    (_, target), (_, places), *_, (_, source) = inputs
+    if source.dtype != target.dtype or source.numel() < 2:  # one value for many places: how many is not told
+        return None
+    size = tensor_bytes(source)
+    if name.startswith("scatter"):
+        size = min(size, places.numel() * target.element_size())
+    return (size if name in _ADDS else 0), size
 
 
 class Touched:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from redline.bench.device.base import Device
 from redline.bench.workload.called import TrainsItself, name_of
 from redline.bench.workload.inputs import input_tensors
-from redline.bench.workload.structure import Untouched, is_plain
+from redline.bench.workload.structure import Untouched, inputs_changed, is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
 from redline.errors import BenchError
 from redline.note import note
@@ -114,6 +114,12 @@ class Setup:
         yield
         if [tensor._version for tensor in own] != before:
             self._restore(own, [copy.to(tensor.device) for copy, tensor in zip(kept, own, strict=True)])
+            self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
+
+    def note_changed_inputs(self) -> None:
+        """After the first step: say so where it changed an object that it was given, such as a cache."""
+        known = any(each.code == "input" for each in self.workload.notes)
+        if inputs_changed(self) and not known:
             self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
 
     def _restore(self, own: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
