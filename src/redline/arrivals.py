@@ -63,7 +63,7 @@ class Clock(Protocol):
     def wait_until(self, moment_s: float) -> None: ...
 
 
-def serve(
+def run_arrivals(
     arrivals_s: Sequence[float], load: LoadSpec, clock: Clock, run: Callable[[int], int], deadline_s: float
 ) -> Served:
     """Serve requests in the order of their arrival, one batch at a time, until all are done or the time is up.

@@ -98,8 +98,8 @@ class Feed(Frozen, tag=True):
     prefetch: bool = True
 
 
-class Serve(Frozen, tag=True):
-    """Serve requests that arrive at these moments, in batches as the spec's `load` says."""
+class Load(Frozen, tag=True):
+    """Requests that arrive at these moments, in batches as the spec's `load` says."""
 
     arrivals_s: tuple[float, ...]
     rate: float
@@ -133,7 +133,7 @@ class Ask(Frozen, tag=True):
     question: Question
 
 
-Request = Prepare | Measure | TrainEpoch | Feed | Serve | Profile | AllReduce | Where | Squeeze | Close | Ask
+Request = Prepare | Measure | TrainEpoch | Feed | Load | Profile | AllReduce | Where | Squeeze | Close | Ask
 
 
 class Progress(Frozen, tag=True):
@@ -170,7 +170,7 @@ class FedReply(Frozen, tag=True):
     fed: Fed
 
 
-class ServedReply(Frozen, tag=True):
+class LoadReply(Frozen, tag=True):
     served: Served
 
 
@@ -228,7 +228,7 @@ Reply = (
     | BlockReply
     | EpochReply
     | FedReply
-    | ServedReply
+    | LoadReply
     | TraceReply
     | AllReduced
     | Hello

@@ -65,7 +65,9 @@ class TestShift:
 def test_run_and_compare_say_the_same_of_two_records() -> None:
     door = FakeDoor(
         Landscape(
-            step_s={"baseline": 0.01, "fp16": 0.005}, in_company={"baseline": 1.0, "fp16": FASTER}, noise_sigma=2e-3
+            step_s={"baseline": 0.01, "fp16": 0.005},
+            contended_factor={"baseline": 1.0, "fp16": FASTER},
+            noise_sigma=2e-3,
         )
     )
     specs = specs_from_table({"model": "resnet50", "batch": 32, "device": "cuda:0", "recipe": ["baseline", "fp16"]})

@@ -9,7 +9,7 @@ import pytest
 from redline.analyze.load import load_point
 from redline.arrivals import LoadSpec, Served, doubling_buckets, poisson_arrivals
 from redline.bench.session import BenchSession
-from redline.protocol import Close, FailureReply, Prepare, PreparedReply, Serve, ServedReply
+from redline.protocol import Close, FailureReply, Load, LoadReply, Prepare, PreparedReply
 from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 TINY = f"{Path(__file__).parents[1] / 'models' / 'tiny.py'}:make"
@@ -26,9 +26,9 @@ def served(recipe: str, max_batch: int) -> Served:
     session = BenchSession(on_progress=lambda progress: None)
     reply = session.handle(Prepare(spec=spec))
     assert isinstance(reply, PreparedReply), reply
-    answer = session.handle(Serve(arrivals_s=poisson_arrivals(400.0, 200, 0), rate=400.0, deadline_s=60.0, seed=0))
+    answer = session.handle(Load(arrivals_s=poisson_arrivals(400.0, 200, 0), rate=400.0, deadline_s=60.0, seed=0))
     session.handle(Close())
-    assert isinstance(answer, ServedReply), answer
+    assert isinstance(answer, LoadReply), answer
     return answer.served
 
 
@@ -82,5 +82,5 @@ def make():
 
 def test_serving_without_a_load_is_refused() -> None:
     session = BenchSession(on_progress=lambda progress: None)
-    reply = session.handle(Serve(arrivals_s=(0.0,), rate=1.0, deadline_s=1.0))
+    reply = session.handle(Load(arrivals_s=(0.0,), rate=1.0, deadline_s=1.0))
     assert isinstance(reply, FailureReply)

@@ -639,7 +639,7 @@ class TestCompany:
 
     @pytest.mark.parametrize("factor", [0.92, 1.05])
     def test_the_figures_are_those_alone_and_it_is_said(self, factor: float) -> None:
-        row, _ = self.row(in_company={"baseline": 1.0, "fp16": factor})
+        row, _ = self.row(contended_factor={"baseline": 1.0, "fp16": factor})
         assert row.throughput_per_s == pytest.approx(32 / 0.002, rel=0.005)
         assert row.latency_s is not None
         assert row.latency_s.p50 == pytest.approx(0.002, rel=0.005)
@@ -665,7 +665,7 @@ class TestCompany:
     def test_a_single_recipe_and_a_cpu_have_none(self) -> None:
         (single,), _, _ = together(Landscape(step_s=0.01), spec_of())
         assert not any(block.solo for block in single.blocks)
-        _, on_cpu = self.row(device_kind="cpu", in_company=0.9)
+        _, on_cpu = self.row(device_kind="cpu", contended_factor=0.9)
         assert not any(block.solo for block in on_cpu.blocks)
 
     def test_a_session_that_breaks_alone_is_a_failed_row(self) -> None:

@@ -16,7 +16,7 @@ from redline.analyze.load import LoadSummary, curve_of, load_of, load_point, rat
 from redline.analyze.trust import verdict
 from redline.api.load import load, parse_rates
 from redline.api.workspace import Workspace
-from redline.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, serve
+from redline.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, run_arrivals
 from redline.errors import SpecError
 from redline.migrations import decode, encode
 from redline.record import Failure, RunRecord
@@ -26,7 +26,7 @@ from redline.report.load import load_report
 from redline.report.payload import payload_of
 from redline.report.plots import draw_pictures
 from redline.report.terminal import as_text
-from redline.search.load import LoadQuestion, serve_rates
+from redline.search.load import LoadQuestion, run_rates
 from redline.search.observer import NoJournal
 from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
@@ -48,7 +48,7 @@ def served_by(
 ) -> LoadSummary:
     door = FakeDoor(Landscape(step_s=step_s, noise_sigma=0.0))  # type: ignore[arg-type]
     question = LoadQuestion(rates=(rate,), seconds=requests / rate, refine=False)
-    return load_of(serve_rates(spec_of(max_batch, max_wait_s), question, door, NoJournal()))
+    return load_of(run_rates(spec_of(max_batch, max_wait_s), question, door, NoJournal()))
 
 
 @pytest.mark.parametrize(("use", "requests"), [(0.3, 200_000), (0.6, 400_000)])
@@ -115,7 +115,7 @@ def test_a_full_batch_does_not_wait() -> None:
         clock.advance(0.001)
         return size
 
-    served = serve((0.0, 0.1, 0.2, 0.3, 5.0), LoadSpec(max_batch=2, max_wait_s=1.0), clock, run, 100.0)
+    served = run_arrivals((0.0, 0.1, 0.2, 0.3, 5.0), LoadSpec(max_batch=2, max_wait_s=1.0), clock, run, 100.0)
     assert served.sizes == (2, 2, 1)
     assert served.started_s == pytest.approx((0.1, 0.3, 6.0))
 
@@ -174,7 +174,7 @@ def test_the_sustainable_rate_is_closed_in_on() -> None:
     truth = 100 * next(use / 1000 for use in range(100, 1000) if tail_of_one_server(use / 1000, 4.0) > 0.01)
     door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.0))
     question = LoadQuestion(rates=(10.0, 20.0, 40.0, 80.0, 160.0), seconds=500.0)
-    found = load_of(serve_rates(spec_of(1, slo_p99_s=0.05), question, door, NoJournal()))
+    found = load_of(run_rates(spec_of(1, slo_p99_s=0.05), question, door, NoJournal()))
     assert found.sustainable_rate == pytest.approx(truth, rel=0.06)
     assert not found.is_open_ended
     assert 20.0 <= (found.knee_rate or 0.0) <= 80.0
@@ -216,7 +216,7 @@ def test_the_sustained_rate_is_offered_again_and_lowered_where_it_no_longer_hold
         return 0.01 if len(served) < 12 else 0.0135
 
     question = LoadQuestion(rates=(10.0, 20.0, 40.0, 80.0, 160.0), seconds=50.0)
-    found = load_of(serve_rates(spec_of(1), question, FakeDoor(Landscape(step_s=step_s, noise_sigma=0.0)), NoJournal()))
+    found = load_of(run_rates(spec_of(1), question, FakeDoor(Landscape(step_s=step_s, noise_sigma=0.0)), NoJournal()))
     assert len(served) > 12
     assert 65.0 < (found.sustainable_rate or 0.0) < 1 / 0.0135
     twice = [point for point in found.points if point.runs == 2]
@@ -239,7 +239,7 @@ def run_of(rate: float, step_s: Callable[[float], float], seconds: float = 10.0)
         clock.advance(step_s(clock.now()))
         return size
 
-    served = serve(poisson_arrivals(rate, round(rate * seconds), 0), LoadSpec(max_batch=1), clock, run, 1e9)
+    served = run_arrivals(poisson_arrivals(rate, round(rate * seconds), 0), LoadSpec(max_batch=1), clock, run, 1e9)
     return msgspec.structs.replace(served, rate=rate)
 
 
@@ -293,9 +293,9 @@ def test_few_requests_have_no_p99_and_are_judged_by_the_slowest() -> None:
 
 
 def test_a_broken_worker_leaves_a_failed_record_with_what_was_served() -> None:
-    failure = Failure(stage="serve", kind="crash", message="gone")
+    failure = Failure(stage="load", kind="crash", message="gone")
     door = FakeDoor(Landscape(step_s=0.01, failure=failure))
-    record = serve_rates(spec_of(1), LoadQuestion(rates=(10.0,), seconds=1.0), door, NoJournal())
+    record = run_rates(spec_of(1), LoadQuestion(rates=(10.0,), seconds=1.0), door, NoJournal())
     assert record.failure == failure
     assert record.stopped == "failed"
     assert load_of(record).sustainable_rate is None
@@ -379,7 +379,7 @@ def test_a_record_without_loads_still_decodes() -> None:
 def test_a_load_is_on_the_dashboard_and_in_the_report(tmp_path: Path) -> None:
     door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.0))
     question = LoadQuestion(rates=(20.0, 40.0, 80.0, 160.0), seconds=10.0)
-    contents = contents_of([serve_rates(spec_of(1), question, door, NoJournal())])
+    contents = contents_of([run_rates(spec_of(1), question, door, NoJournal())])
     (curve,) = payload_of(contents)["loads"]
     assert curve["rate"][0] == 20.0
     assert len(curve["series"]["p99_s"]) == len(curve["rate"])

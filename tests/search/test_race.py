@@ -238,7 +238,9 @@ def test_blocks_are_in_random_order() -> None:
 
 def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
     """Alone fp16 is no faster than bf16; in turns it runs 8 % faster than it ever will."""
-    truth = Landscape(step_s={"fp16": 0.002, "bf16": 0.002}, in_company={"fp16": 0.92, "bf16": 1.0}, offset_sigma=0.001)
+    truth = Landscape(
+        step_s={"fp16": 0.002, "bf16": 0.002}, contended_factor={"fp16": 0.92, "bf16": 1.0}, offset_sigma=0.001
+    )
     (pair,) = pairs_of(race_specs(specs_of("bf16", "fp16"), FakeDoor(truth), NoJournal()))
     assert pair.ratio == pytest.approx(1.0, abs=0.01)
     assert pair.verdict != "faster"

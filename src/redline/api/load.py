@@ -20,7 +20,7 @@ from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.load import load_report, plot_loads
 from redline.report.notebook import Shown
-from redline.search.load import SECONDS, LoadQuestion, require_measurable, serve_rates
+from redline.search.load import SECONDS, LoadQuestion, require_measurable, run_rates
 from redline.spec import RunSpec
 from redline.spec_table import layered
 
@@ -115,7 +115,7 @@ def load_specs(specs: Sequence[RunSpec], question: LoadQuestion, workspace: Work
     for spec in workspace.checked(specs):
         with workspace.lock(spec.device):
             door = workspace.door(spec.launch)
-            records.append(serve_rates(spec, question, door, workspace.journal, workspace.observer))
+            records.append(run_rates(spec, question, door, workspace.journal, workspace.observer))
     return records
 
 

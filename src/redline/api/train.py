@@ -245,23 +245,23 @@ class LoaderSettings(DataSettings, ModelSettings, total=False):
 class LoaderResult(Shown):
     """What was found, and the record it was found in."""
 
-    def __init__(self, finding: LoaderSummary, record: RunRecord) -> None:
-        self.finding = finding
+    def __init__(self, summary: LoaderSummary, record: RunRecord) -> None:
+        self.summary = summary
         self.record = record
 
     def report(self) -> RenderableType:
-        return loader_report(self.finding)
+        return loader_report(self.summary)
 
     def frame_rows(self) -> Sequence[Any]:
-        return [self.finding]
+        return [self.summary]
 
     def bars(self) -> Bars | None:
-        found = self.finding
+        found = self.summary
         named = (("loader", found.loader_per_s), ("model", found.model_per_s), ("together", found.together_per_s))
         return Bars("who waits for whom", "samples per second", [(name, value, None, None) for name, value in named])
 
     def to_json(self) -> JsonDocument:
-        return json_document("loader", self.finding)
+        return json_document("loader", self.summary)
 
 
 @takes_settings
@@ -286,6 +286,6 @@ def loader(
         (record,) = train_specs([spec], working, after=After(feeds=True, epochs=False), keep=False)
     if record.failure is not None:
         raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
-    finding = loader_summary(record)
-    assert finding is not None
-    return LoaderResult(finding, record)
+    summary = loader_summary(record)
+    assert summary is not None
+    return LoaderResult(summary, record)

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from redline.bench.worker import RANKED, own_descriptors, serve, serve_rank, volunteer_for_oom
+from redline.bench.worker import RANKED, own_descriptors, volunteer_for_oom, work, work_as_rank
 from redline.processes import adopt_orphans, die_with_parent, end_strays, kill_group
 
 DESCRIPTORS = 4
@@ -190,8 +190,8 @@ def _become_worker(connection: int, log: int, folder: int, request: int, *, impo
     sys.path[:] = [os.fsdecode(entry) for entry in asked.sys_path]
     os.environb.clear()
     os.environb.update(asked.environ)
-    serving = serve_rank if RANKED in os.environ else serve
-    serving(socket.socket(fileno=connection), import_s=import_s, requested_at=asked.requested_at)
+    work_here = work_as_rank if RANKED in os.environ else work
+    work_here(socket.socket(fileno=connection), import_s=import_s, requested_at=asked.requested_at)
 
 
 def _report_exits(control: socket.socket, workers: set[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from redline.arrivals import Served, bucket_of, doubling_buckets, serve
+from redline.arrivals import Served, bucket_of, doubling_buckets, run_arrivals
 from redline.bench.device.base import Device
 from redline.bench.device.failure import kind_of, one_line
 from redline.bench.measure.blocks import quiet_collector
@@ -20,7 +20,7 @@ from redline.bench.workload.inputs import Axes, Inputs
 from redline.bench.workload.step import InferenceStep, Setup, make_step
 from redline.bench.workload.structure import map_leaves, named_tensors
 from redline.errors import BenchError, RedlineError
-from redline.protocol import Serve
+from redline.protocol import Load
 from redline.spec import RunSpec
 
 WARM_STEPS = 3
@@ -44,7 +44,7 @@ class RealClock:
                 time.sleep(left - SPIN_S)
 
 
-class Server:
+class LoadRunner:
     """The prepared model at every batch size up to the largest.
 
     A recipe that neither compiles nor records runs each size as it comes, on the first rows of the largest batch's
@@ -76,13 +76,13 @@ class Server:
                         run()
                     self._device.synchronize()
 
-    def serve(self, request: Serve) -> Served:
+    def run(self, request: Load) -> Served:
         self._device.synchronize()
         with self._context(), quiet_collector():
-            served = serve(request.arrivals_s, self._load, RealClock(), self._run, request.deadline_s)
+            served = run_arrivals(request.arrivals_s, self._load, RealClock(), self._run_batch, request.deadline_s)
         return msgspec.structs.replace(served, rate=request.rate, seed=request.seed)
 
-    def _run(self, size: int) -> int:
+    def _run_batch(self, size: int) -> int:
         bucket = bucket_of(size, self._sizes)
         self._steps[bucket]()
         self._device.synchronize()

@@ -20,7 +20,7 @@ from redline.bench.count.count import has_no_values
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.environment import describe, few_threads, refuse_other_checkout, remember_flags
-from redline.bench.load import Server
+from redline.bench.load import LoadRunner
 from redline.bench.measure.blocks import few_steps, reach_steady_state
 from redline.bench.measure.generation import generation_info
 from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of, sketched
@@ -73,7 +73,7 @@ class Workbench:
         self.device: Device | None = None
         self.step: Timed | None = None
         self.training: TrainingSession | None = None
-        self.server: Server | None = None
+        self.load_runner: LoadRunner | None = None
         self.eager_model: torch.nn.Module | None = None
         self.notes: list[Note] = []
         self.step_estimate_s = 0.0
@@ -103,7 +103,7 @@ class Workbench:
         self.step = step
         if spec.load is not None:
             assert isinstance(step, InferenceStep)
-            self.server = Server(spec, setup, step, lambda size: self._enter("compile", f"batch {size}"))
+            self.load_runner = LoadRunner(spec, setup, step, lambda size: self._enter("compile", f"batch {size}"))
         self.eager_model = None if setup.capabilities.dissolves_modules else shown_model(setup.workload)
         self.step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
         gc.collect()
@@ -386,7 +386,7 @@ class Workbench:
 
     def forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
-        self.step = self.eager_model = self.server = None
+        self.step = self.eager_model = self.load_runner = None
         if self.training is not None:
             self.training.close()
             self.training = None

@@ -28,6 +28,8 @@ from redline.protocol import (
     ClosedReply,
     FailureReply,
     Feed,
+    Load,
+    LoadReply,
     Measure,
     OnProgress,
     Position,
@@ -37,8 +39,6 @@ from redline.protocol import (
     Progress,
     Reply,
     Request,
-    Serve,
-    ServedReply,
     Squeeze,
     SqueezeReply,
     TraceReply,
@@ -113,10 +113,10 @@ class BenchSession:
             raise BenchError("crash", f"asked to {self._stage} before anything was prepared")
         if isinstance(request, TrainEpoch | Feed):
             return self._train(request)
-        if isinstance(request, Serve):
-            if bench.server is None:
-                raise BenchError("crash", "asked to serve where no load was prepared")
-            return ServedReply(served=bench.server.serve(request))
+        if isinstance(request, Load):
+            if bench.load_runner is None:
+                raise BenchError("crash", "asked for a load where no load was prepared")
+            return LoadReply(served=bench.load_runner.run(request))
         if isinstance(request, Profile):
             return TraceReply(trace=capture(step, device, request, bench.eager_model))
         if isinstance(request, Squeeze):

@@ -38,7 +38,7 @@ FORKED = (
 )
 
 
-def serve(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
+def work(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
     from redline.bench.session import BenchSession
 
     line = _Line(connection)
@@ -53,7 +53,7 @@ def serve(connection: socket.socket, *, import_s: float | None, requested_at: fl
             return
 
 
-def serve_rank(connection: socket.socket, *, import_s: float | None, requested_at: float, token: str = "") -> None:
+def work_as_rank(connection: socket.socket, *, import_s: float | None, requested_at: float, token: str = "") -> None:
     """The same as one of several ranks, which can be asked where it is while it works or hangs."""
     from redline.bench.session import BenchSession
     from redline.bench.workload.ranks import Rank, Ranks
@@ -176,7 +176,7 @@ def main(arguments: list[str]) -> None:
         kind, _, address = address.partition(":")
         call_as_rank(kind, address, import_s, requested_at)
         return
-    serve(_connected(kind, address), import_s=import_s, requested_at=requested_at)
+    work(_connected(kind, address), import_s=import_s, requested_at=requested_at)
 
 
 FIRST_CALL_TIMEOUT_S = 600.0
@@ -188,11 +188,11 @@ OWN_ATTEMPTS = 1000
 
 
 def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) -> None:
-    """Call, serve one session, and where others started this rank, restart in a fresh interpreter for the next one."""
+    """Call, work for one session, and where others started this rank, restart in a fresh interpreter for the next one."""
     import redline.bench.session  # noqa: F401  (before the call: who calls has only some seconds to say who it is)
 
     if kind == "unix":
-        serve_rank(_connected(kind, address), import_s=import_s, requested_at=requested_at)
+        work_as_rank(_connected(kind, address), import_s=import_s, requested_at=requested_at)
         return
     sessions = int(os.environ.get(_SESSIONS, "0"))
     connection = _called(address, NEXT_CALL_TIMEOUT_S if sessions else FIRST_CALL_TIMEOUT_S)
@@ -202,7 +202,7 @@ def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) 
         sys.exit(
             f"no command waits for ranks at {address}: start 'redline run MODEL --ranks N --rendezvous {address}' first"
         )
-    serve_rank(connection, import_s=import_s, requested_at=requested_at, token=os.environ.get("REDLINE_TOKEN", ""))
+    work_as_rank(connection, import_s=import_s, requested_at=requested_at, token=os.environ.get("REDLINE_TOKEN", ""))
     os.environ[_SESSIONS] = str(sessions + 1)
     # Ranks meet under the number of the attempt: a new one makes them meet anew.
     os.environ[_ATTEMPT] = str(int(os.environ.get(_ATTEMPT, "0")) + OWN_ATTEMPTS)

@@ -213,5 +213,5 @@ def loader(
             model, data=data, recipe=recipe or "baseline", **data_settings(given), workspace=workspace
         )
         observer.stop()
-    print_json(result.to_json()) if json else make_console().print(loader_report(result.finding))
+    print_json(result.to_json()) if json else make_console().print(loader_report(result.summary))
     return Exit.DONE

@@ -29,12 +29,12 @@ from redline.protocol import (
     ClosedReply,
     FailureReply,
     Feed,
+    Load,
     Measure,
     OnProgress,
     Progress,
     Reply,
     Request,
-    Serve,
     Squeeze,
     TrainEpoch,
     receive_reply,
@@ -299,9 +299,9 @@ def paths_of(launch: LaunchSpec, *, folder_last: bool = False) -> list[str]:
 
 def checkout_of(folder: str) -> str:
     """The root of the git checkout that a folder is in; itself where it is in none."""
-    for place in (Path(folder), *Path(folder).parents):
-        if (place / ".git").exists():
-            return str(place)
+    for path in (Path(folder), *Path(folder).parents):
+        if (path / ".git").exists():
+            return str(path)
     return folder
 
 
@@ -330,7 +330,7 @@ def stage_of(request: Request) -> str:
 def timeout_of(request: Request, launch: LaunchSpec) -> float:
     if isinstance(request, Measure | Feed):
         return launch.measure_timeout_s + request.seconds
-    if isinstance(request, Serve):
+    if isinstance(request, Load):
         return launch.measure_timeout_s + request.deadline_s
     if isinstance(request, TrainEpoch):
         return launch.measure_timeout_s + request.loader_timeout_s

@@ -45,10 +45,10 @@ WORDS = {
     "data": "reading the data",
     "epoch": "training",
     "feed": "loader and model",
-    "serve": "serving",
+    "load": "serving",
     "ceilings": "measuring",
 }
-WITH_DETAIL = ("warm-up", "build", "data", "feed", "serve", "ceilings")
+WITH_DETAIL = ("warm-up", "build", "data", "feed", "load", "ceilings")
 REACHED = {
     "device": 0.02, "build": 0.05, "calibrate": 0.08, "reference": 0.1, "recipe": 0.13, "first-call": 0.16,
     "compile": 0.2, "numerics": 0.35, "count": 0.4, "warm-up": 0.44, "ready": 0.5,

@@ -9,7 +9,7 @@ from redline.arrivals import MOST_REQUESTS, at_rate, poisson_arrivals
 from redline.errors import SpecError
 from redline.fields import Frozen
 from redline.launch.door import Door, Session
-from redline.protocol import Progress, Serve, ServedReply
+from redline.protocol import Load, LoadReply, Progress
 from redline.record import RunRecord
 from redline.search.observer import Journal, Observer
 from redline.search.one_record import OneRecord
@@ -55,12 +55,12 @@ def require_measurable(question: LoadQuestion) -> None:
         )
 
 
-def serve_rates(
+def run_rates(
     spec: RunSpec, question: LoadQuestion, door: Door, journal: Journal, observer: Observer | None = None
 ) -> RunRecord:
     """One record with what was served at each rate; what breaks is in its failure."""
     run = _Load(spec, question, journal, observer or Observer())
-    return run.fill(door, run.serve_all)
+    return run.fill(door, run.run_all)
 
 
 class _Load(OneRecord):
@@ -74,12 +74,12 @@ class _Load(OneRecord):
         self._points: dict[float, LoadPoint] = {}
         self._refinements = 0
 
-    def serve_all(self, session: Session) -> None:
+    def run_all(self, session: Session) -> None:
         """Every rate that was asked for, then those in between that close in on the limit, then the limit again."""
         if self.prepare(session) is None:
             return
         for rate in self._question.rates:
-            if not self._serve(session, rate):
+            if not self._run_rate(session, rate):
                 return
         if self._question.refine and not self._find_limit(session):
             return
@@ -96,7 +96,7 @@ class _Load(OneRecord):
             rate = sustained(curve_of(self._points.values()))
             if rate is None or self._points[rate].runs > 1:
                 return True
-            if not self._serve(session, rate, again=True):
+            if not self._run_rate(session, rate, again=True):
                 return False
         return True
 
@@ -111,19 +111,19 @@ class _Load(OneRecord):
             if high <= REFINED * low:
                 return True
             self._refinements += 1
-            if not self._serve(session, math.sqrt(low * high)):
+            if not self._run_rate(session, math.sqrt(low * high)):
                 return False
         return True
 
-    def _serve(self, session: Session, rate: float, *, again: bool = False) -> bool:
+    def _run_rate(self, session: Session, rate: float, *, again: bool = False) -> bool:
         seed = self.record.spec.seed + again
         arrivals = self._arrivals(rate, seed, AGAIN if again else 1.0)
         told = f"{rate:.4g} requests/s{', again' if again else ''}"
-        self.observer.progress(self.record, Progress(stage="serve", detail=told))
+        self.observer.progress(self.record, Progress(stage="load", detail=told))
         deadline_s = max(OVERTIME * arrivals[-1], arrivals[-1] + 1.0)
         drawn = None if self._question.arrivals_s is not None else seed
-        reply = self.ask(session, Serve(arrivals_s=arrivals, rate=rate, deadline_s=deadline_s, seed=drawn))
-        if not isinstance(reply, ServedReply):
+        reply = self.ask(session, Load(arrivals_s=arrivals, rate=rate, deadline_s=deadline_s, seed=drawn))
+        if not isinstance(reply, LoadReply):
             self.fail(reply)
             return False
         self.change(loads=(*self.record.loads, reply.served))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline import environment, protocol, questions, record
-from redline.arrivals import VirtualClock, serve
+from redline.arrivals import VirtualClock, run_arrivals
 from redline.environment import Memory
 from redline.errors import UnknownName
 from redline.note import note
@@ -93,7 +93,7 @@ class FakeBench:
         self._spec: RunSpec | None = None
         self._failure: Failure | None = None
         self._blocks = 0
-        self._had_company = False
+        self._is_contended = False
         self._checkpoint: str | None = None
 
     def answer(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
@@ -119,8 +119,8 @@ class FakeBench:
                 self._spec, self.truth, request.part, request.seconds, step_s, request.workers, request.prefetch
             )
             return protocol.FedReply(fed=fed)
-        if isinstance(request, protocol.Serve):
-            return self._serve(self._spec, request)
+        if isinstance(request, protocol.Load):
+            return self._load(self._spec, request)
         if isinstance(request, protocol.Squeeze):
             return protocol.SqueezeReply(needed_bytes=self._squeeze(self._spec))
         scripted = self._scripted(self._spec, "profile")
@@ -180,9 +180,9 @@ class FakeBench:
             self._world.checkpoints.setdefault(self._checkpoint, []).append(epoch)
         return protocol.EpochReply(epoch=epoch, block=block)
 
-    def _serve(self, spec: RunSpec, request: protocol.Serve) -> Reply:
+    def _load(self, spec: RunSpec, request: protocol.Load) -> Reply:
         """The real queue in virtual time: a batch takes what the landscape says of a step of its size."""
-        if failure := self._scripted(spec, "serve"):
+        if failure := self._scripted(spec, "load"):
             return self.fail(failure)
         assert spec.load is not None
         clock, steps_s = VirtualClock(), dict[int, float]()
@@ -196,9 +196,9 @@ class FakeBench:
             clock.advance(steps_s[size] * math.exp(self.truth.noise_sigma * next(draws)))
             return size
 
-        served = serve(request.arrivals_s, spec.load, clock, run, request.deadline_s)
+        served = run_arrivals(request.arrivals_s, spec.load, clock, run, request.deadline_s)
         self._world.advance(served.ended_s)
-        return protocol.ServedReply(served=msgspec.structs.replace(served, rate=request.rate, seed=request.seed))
+        return protocol.LoadReply(served=msgspec.structs.replace(served, rate=request.rate, seed=request.seed))
 
     def _warmup(self, step_s: float, seconds: float) -> record.Warmup:
         steady = self.truth.steady
@@ -216,10 +216,10 @@ class FakeBench:
         self._blocks += 1
         on_host = request.kind == "latency" or kind_of(device_of(spec, truth)) == "cpu"
         step_s = look_up(truth.step_s, spec) + (truth.sync_s if request.kind == "latency" else 0.0)
-        self._had_company |= world.ran_last is not self
+        self._is_contended |= world.ran_last is not self
         world.ran_last = self
-        if self._had_company:
-            step_s *= look_up(truth.in_company, spec)
+        if self._is_contended:
+            step_s *= look_up(truth.contended_factor, spec)
         settling, timed = _plan_steps(request, step_s * self._offset * math.exp(world.log_drift))
         times = self._step_times(step_s, settling + timed)
         others = self._others(spec, float(times.sum()))

@@ -73,7 +73,7 @@ class Landscape:
     """How many cores other processes keep busy at this time of the world's clock; only a CPU minds."""
     slowed_by_others: PerSpec[float] = 0.0
     """By this share a step takes longer for each such core, waiting for a processor."""
-    in_company: PerSpec[float] = 1.0
+    contended_factor: PerSpec[float] = 1.0
     """What a step takes, as a factor, from the moment another session of the same device has run in between."""
     memory_bytes: PerSpec[int | MemoryTruth] = 2**28
     """A plain number is what the step needs and what it reserves."""
@@ -86,7 +86,7 @@ class Landscape:
     """By this share preparing takes longer for each sibling that is being prepared at the same time."""
     numerics: PerSpec[Numerics] = EXACT
     failure: PerSpec[Failure | None] = None
-    """Scripted: `stage` says where it strikes (build, compile, numerics, warm-up; measure, epoch, serve, profile)."""
+    """Scripted: `stage` says where it strikes (build, compile, numerics, warm-up; measure, epoch, load, profile)."""
     fails_after_blocks: int = 0
     """How many blocks succeed before a failure scripted for `measure` strikes."""
     issue_share: PerSpec[float] = 0.3
