@@ -145,9 +145,9 @@ def _bounds(logs: Floats, random: np.random.Generator) -> list[int]:
 
 
 def _is_rather_a_line(logs: Floats, bounds: Sequence[int]) -> bool:
-    """Whether one straight line explains as much as several steps, for what they cost: drift can be cut into a staircase.
+    """Whether one straight line explains as much as several levels, for what they cost: drift can be cut into a staircase.
 
-    By Schwarz's criterion; a step counts for its place and its height, and steps may have a slope in common.
+    By Schwarz's criterion; a level counts for where it begins and its height, and levels may have a slope in common.
     """
     parts = [_drawn_in(logs[a:b]) for a, b in itertools.pairwise(bounds)]
     drawn, level = np.concatenate(parts), np.concatenate([part - part.mean() for part in parts])

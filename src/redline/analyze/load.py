@@ -249,7 +249,7 @@ def _slowing(run: _Run) -> float:
     relative = run.batch_s / np.array([max(usual[size], 1e-12) for size in run.sizes.tolist()])
     medians = [float(np.median(part)) for part in np.array_split(relative, SLICES)]
     rising = sum(
-        int(np.sign(later - earlier)) for place, earlier in enumerate(medians) for later in medians[place + 1 :]
+        int(np.sign(later - earlier)) for index, earlier in enumerate(medians) for later in medians[index + 1 :]
     )
     return max(medians[-1] / medians[0], 1.0) if rising >= CLEARLY_RISING and medians[0] > 0 else 1.0
 

@@ -206,43 +206,43 @@ def diagnose_scale(points: Sequence[ScalePoint], bounds: Sequence[Bound], kinds:
 
 
 def _findings(point: ScalePoint, bound: Bound, kind: str) -> list[ScaleFinding]:
-    def finding(code: FindingCode, evidence: str, step: str) -> ScaleFinding:
+    def finding(code: FindingCode, evidence: str, todo: str) -> ScaleFinding:
         return ScaleFinding(
             code=code,
             model=point.model,
             ranks=point.ranks,
             batch_per_rank=point.batch_per_rank,
             evidence=evidence,
-            next=step,
+            next=todo,
         )
 
     if point.oversubscribed:
-        step = "ask for fewer ranks or threads, or measure on a machine with more processors"
-        return [finding("oversubscribed-cpu", str(point.notes[-1]), step)]
+        todo = "ask for fewer ranks or threads, or measure on a machine with more processors"
+        return [finding("oversubscribed-cpu", str(point.notes[-1]), todo)]
     is_slow = point.efficiency is not None and point.ranks > 1 and point.efficiency < GOOD_EFFICIENCY
     found = []
     if point.straggler is not None:
         evidence = f"rank {point.straggler} takes over {STRAGGLER - 1:.0%} longer than the others in most blocks"
         evidence += f": {point.straggler_why}" if point.straggler_why is not None else ""
-        step = "look at that rank's device and machine: clocks, temperature, other processes, its part of the data"
-        found.append(finding("straggler", evidence, step))
+        todo = "look at that rank's device and machine: clocks, temperature, other processes, its part of the data"
+        found.append(finding("straggler", evidence, todo))
     if not is_slow:
         return found
     waiting = point.waiting_share
     if point.straggler is None and waiting is not None and waiting > NOTED_COMMUNICATION:
         evidence = f"ranks wait for each other {format_share(waiting)} of a step, and not always for the same one"
-        step = "redline profile with --ranks says who is late where; on shared machines, measure again with --effort strict"
-        found.append(finding("straggler", evidence, step))
+        todo = "redline profile with --ranks says who is late where; on shared machines, measure again with --effort strict"
+        found.append(finding("straggler", evidence, todo))
     share = point.communication_share
     if share is not None and share > NOTED_COMMUNICATION:
         found.append(_about_communication(point, share, kind, finding))
     if bound.label == "host":
-        step = "-r compile or -r compile:reduce-overhead: the GPUs wait for Python, and more ranks only wait more"
-        found.append(finding("host-bound", str(bound.evidence), step))
+        todo = "-r compile or -r compile:reduce-overhead: the GPUs wait for Python, and more ranks only wait more"
+        found.append(finding("host-bound", str(bound.evidence), todo))
     if not found:
         evidence = f"efficiency {format_share(point.efficiency)}, and communication does not explain it"
-        step = "redline profile with --ranks shows each rank; on shared machines, measure again with --effort strict"
-        found.append(finding("unexplained", evidence, step))
+        todo = "redline profile with --ranks shows each rank; on shared machines, measure again with --effort strict"
+        found.append(finding("unexplained", evidence, todo))
     return found
 
 
@@ -256,12 +256,12 @@ def _about_communication(
     if bus is not None and bus < SLOW_BUS[kind]:
         evidence = f"{exposed}; an all-reduce moves only {format_bytes(bus)}/s between ranks"
         link = "(NVLink, InfiniBand, NCCL_DEBUG=INFO)" if kind != "cpu" else "(ranks on CPUs talk over TCP)"
-        step = f"check the link {link}, or send less: larger buckets, accumulation, a larger batch per rank"
-        return finding("slow-interconnect", evidence, step)
+        todo = f"check the link {link}, or send less: larger buckets, accumulation, a larger batch per rank"
+        return finding("slow-interconnect", evidence, todo)
     enough = round((point.batch_per_rank or 1) * share / (1 - share) * (1 - NOTED_COMMUNICATION) / NOTED_COMMUNICATION)
     speed = f"; the link does {format_bytes(bus)}/s" if bus else ""
     evidence = (
         f"{exposed}{speed}, and a batch of {point.batch_per_rank} per rank leaves too little to compute meanwhile"
     )
-    step = f"--batch-per-rank {max(enough, 2 * (point.batch_per_rank or 1))}: computing grows with it, communication does not"
-    return finding("local-batch-too-small", evidence, step)
+    todo = f"--batch-per-rank {max(enough, 2 * (point.batch_per_rank or 1))}: computing grows with it, communication does not"
+    return finding("local-batch-too-small", evidence, todo)

@@ -49,14 +49,14 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
     told = profile.bound.evidence if profile.bound.label == "host" else _share(profile, loss, "the host is late")
     each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
-    next_step = fewer_launches(profile, loss)
+    todo = fewer_launches(profile, loss)
     beside = f"; meanwhile a thread that launches nothing runs {loss.what}" if loss.what else ""
     return _waiting(
         profile,
         loss,
         "host-bound",
         evidence=f"{told}; {per_step}{each}{beside}",
-        todo=next_step,
+        todo=todo,
     )
 
 
@@ -211,20 +211,20 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
     launches = profile.launches
     if does(profile).records_graph:
         fewer = "a larger batch: the kernels are in a graph already" + (" and fused" if does(profile).compiles else "")
-        next_step = (
+        todo = (
             Advice(fewer)
             if does(profile).compiles or profile.capture is None
             else advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
         )
     elif not does(profile).compiles:
-        next_step = advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
+        todo = advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
     elif is_about_code(profile):
-        next_step = Advice(
+        todo = Advice(
             "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step: the kernels of a replayed "
             "graph follow each other closely"
         )
     else:
-        next_step = try_recipe(with_graphs(profile), "the kernels of a replayed graph follow each other closely")
+        todo = try_recipe(with_graphs(profile), "the kernels of a replayed graph follow each other closely")
     return _waiting(
         profile,
         loss,
@@ -234,7 +234,7 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
             f"{launches.short_share:.0%} of the kernels take no more than 10 µs "
             f"(median {format_seconds(launches.median_kernel_s)})"
         ),
-        todo=next_step,
+        todo=todo,
     )
 
 

@@ -167,7 +167,7 @@ class Machine:
 
 
 def examine(bench_health: Health | None, machine: Machine | None = None) -> list[HealthItem]:
-    """All items, from the ground up: Python, drivers, what the bench said, tools, extras, the history's place."""
+    """All items, from the ground up: Python, drivers, what the bench said, tools, extras, the location of the history."""
     machine = machine or Machine()
     return [
         python_item(machine),
@@ -336,13 +336,13 @@ def _may_be_a_history(file: Path) -> bool:
 
 def history_items(machine: Machine) -> Iterator[HealthItem]:
     try:
-        place = resolve(machine.environ.get(VARIABLE))
+        location = resolve(machine.environ.get(VARIABLE))
     except StoreError as error:
         yield HealthItem(name="history", ok=False, seen=str(error), mend=f"set {VARIABLE} to a path or a database URL")
         return
-    file = file_of(place)
+    file = file_of(location)
     if file is None:  # a server: opening it is the store's business
-        yield HealthItem(name="history", ok=True, seen=describe(place))
+        yield HealthItem(name="history", ok=True, seen=describe(location))
         return
     # A new history makes its folders: what counts is the nearest one that is there.
     folder = next(parent for parent in file.parents if parent.exists())

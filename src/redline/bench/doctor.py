@@ -301,13 +301,13 @@ def _quotas(root: Path) -> Iterator[float]:
         # Inside a container the path may be the host's and not exist here: the top then tells.
         for base in (root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controllers, root / "sys/fs/cgroup/cpu"):
             folder = base / path.lstrip("/")
-            for place in (folder, *folder.parents):
-                if place.is_relative_to(base):
-                    yield from _quota(place)
+            for level in (folder, *folder.parents):
+                if level.is_relative_to(base):
+                    yield from _quota(level)
 
 
-def _quota(place: Path) -> Iterator[float]:
-    words = _read(place / "cpu.max").split() or [_read(place / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+def _quota(folder: Path) -> Iterator[float]:
+    words = _read(folder / "cpu.max").split() or [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]) > 0:
         yield int(words[0]) / int(words[1])
 

@@ -313,9 +313,9 @@ def _hanging(asked: Sequence[RankLine], ranks: int, limit_s: float) -> Failure:
     names = ", ".join(str(line.rank) for line in behind)
     first = behind[0]
     at = f"'{first.position.stage if first.position else first.stage}'"
-    place = f" in {first.position.where}" if first.position is not None and first.position.where else ""
+    inside = f" in {first.position.where}" if first.position is not None and first.position.where else ""
     does = "do not respond" if mute else "wait for each other" if len(behind) == ranks > 1 else "did not go on"
-    message = f"rank {names} of {ranks} {does} at {at}{place}: no answer within {limit_s:g} s; all were stopped"
+    message = f"rank {names} of {ranks} {does} at {at}{inside}: no answer within {limit_s:g} s; all were stopped"
     stage = first.position.stage if first.position else first.stage
     return Failure(
         stage=stage,

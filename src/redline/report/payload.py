@@ -353,7 +353,7 @@ def _memories(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:
-    """Places of the newest records that fit, in their own order."""
+    """Indices of the newest records that fit, in their own order."""
     fitting = [number for number, record in enumerate(records) if fits(record)]
     newest = sorted(fitting, key=lambda number: records[number].created_at)[-most:]
     return sorted(newest)

@@ -103,7 +103,7 @@ def parse_exclusions(tables: Any, where: str) -> list[Exclusion]:
 
 
 def recipe_probes(idle: Sequence[IdleExclusion], cell: RunSpec) -> list[RunSpec]:
-    """Only the bench knows all steps. So ask it whether a cell that is sound could have these recipes, in any task."""
+    """Only the bench knows all switches. So ask it whether a cell that is sound could have these recipes, in any task."""
     recipes = dict.fromkeys(text for found in idle for text in found.exclusion.get("recipe", []))
     return [
         msgspec.structs.replace(

@@ -82,9 +82,9 @@ def make_plan(
     """From a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out."""
     possible = [answer for answer in answers if answer.usage is None]
     left_out = [_left_out(answer, possible) for answer in answers if answer.usage is not None]
-    places = {device: environment_of(device) for device in {answer.spec.device for answer in possible}}
+    environments = {device: environment_of(device) for device in {answer.spec.device for answer in possible}}
     cells = [
-        Cell(spec=answer.spec, key=plan_key(answer.spec, answer.fingerprint, places[answer.spec.device]))
+        Cell(spec=answer.spec, key=plan_key(answer.spec, answer.fingerprint, environments[answer.spec.device]))
         for answer in in_informative_order(possible)
     ]
     once = list({cell.key: cell for cell in cells}.values())

@@ -243,7 +243,7 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
 
 def _matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
     """The same collective on each device: the n-th of its kind and size in its group. Device to index of the call."""
-    places: defaultdict[tuple[str, str, int, int], dict[int, int]] = defaultdict(dict)
+    indices: defaultdict[tuple[str, str, int, int], dict[int, int]] = defaultdict(dict)
     for device, calls in enumerate(all_calls):
         seen: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         for index, one in enumerate(calls.kinds):
@@ -252,9 +252,9 @@ def _matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
                 continue
             # Sizes of an uneven all-to-all differ between ranks: only its kind and order tell.
             key = (kind, one.group, one.in_elements if kind not in ("alltoall", "allgather") else 0)
-            places[(*key, seen[key])][device] = index
+            indices[(*key, seen[key])][device] = index
             seen[key] += 1
-    return [group for group in places.values() if len(group) == len(all_calls)]
+    return [group for group in indices.values() if len(group) == len(all_calls)]
 
 
 def _clock_offsets(all_calls: Sequence[Calls], groups: list[dict[int, int]]) -> list[int]:

@@ -29,7 +29,7 @@ class Nesting:
         self._end = end
         self._times, rank = np.unique(np.concatenate((start, end)), return_inverse=True)
         start_rank, end_rank = rank[: len(start)], rank[len(start) :]
-        # Places on one long axis, a stretch of it for each thread. At one time, ends come before starts, and the end
+        # Moments on one long axis, a stretch of it for each thread. At one time, ends come before starts, and the end
         # of a range without length after its own start.
         self._stretch = 4 * (len(self._times) + 1)
         base = thread.astype(np.int64) * self._stretch
@@ -52,12 +52,12 @@ class Nesting:
 
     def _parents(self) -> Ints:
         parent = np.full(len(self.order), UNKNOWN, np.int64)
-        place = np.empty(len(self.order), np.int64)
-        place[self.order] = np.arange(len(self.order))
+        position = np.empty(len(self.order), np.int64)
+        position[self.order] = np.arange(len(self.order))
         above: Ints | None = None
         for level in self.levels():
             if above is not None and len(above):
-                parent[level] = above[np.searchsorted(place[above], place[level]) - 1]
+                parent[level] = above[np.searchsorted(position[above], position[level]) - 1]
             above = level
         return parent
 
@@ -96,11 +96,11 @@ class Nesting:
             return np.full(len(at), UNKNOWN, np.int64)
         rank = np.searchsorted(self._times, at, side="right") - 1
         exact = self._times[np.maximum(rank, 0)] == at
-        place = thread.astype(np.int64) * self._stretch + 4 * rank + np.where(exact, 2, 3)
-        position = np.searchsorted(self._opens, place, side="right") - 1
+        moment = thread.astype(np.int64) * self._stretch + 4 * rank + np.where(exact, 2, 3)
+        position = np.searchsorted(self._opens, moment, side="right") - 1
         found = np.where(position >= 0, self.order[np.maximum(position, 0)], UNKNOWN)
         for _ in range(DEEPEST):
-            outside = (found >= 0) & (self._closes[np.maximum(found, 0)] <= place)
+            outside = (found >= 0) & (self._closes[np.maximum(found, 0)] <= moment)
             if not outside.any():
                 break
             found[outside] = self.parent[found[outside]]

@@ -179,7 +179,7 @@ def _numbers(values: Values, index: int, count: int, otherwise: int) -> list[int
 
 
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
-    """With the places of its options among the arguments, which differ from backend to backend."""
+    """With the indices of its options among the arguments, which differ from backend to backend."""
 
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
         data, weight = inputs[0][0].dims, inputs[1][0].dims
@@ -201,7 +201,7 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
 
 
 def _transposed(stride: int, padding: int, dilation: int, more: int, groups: int) -> Formula:
-    """Every input value meets every weight of its channel; `more` is the place of the output's own padding."""
+    """Every input value meets every weight of its channel; `more` is the index of the output's own padding."""
 
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
         data, weight = inputs[0][0].dims, inputs[1][0].dims

@@ -46,7 +46,7 @@ def module_rows(model: nn.Module, counter: WorkCounter) -> list[ModuleWork]:
         for ancestor in ancestors(path):
             _add(whole[ancestor], share)
     for path, module in model.named_modules():
-        share, calls = whole[path], counter.places.calls[path]
+        share, calls = whole[path], counter.module_paths.calls[path]
         params = parameter_count(module)
         if not (params or calls or share.bytes):
             continue
@@ -276,7 +276,7 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     counter = WorkCounter(leaves, task.tf32)
     phases = counter.finding_phases() if task.is_whole_step else nullcontext()
     has_gradients = task.is_whole_step or task.loss is not None or task.differentiates
-    with phases, counter.places.watch(model), counter, torch.set_grad_enabled(has_gradients):
+    with phases, counter.module_paths.watch(model), counter, torch.set_grad_enabled(has_gradients):
         with task.autocast():
             output = model(*args, **kwargs)
             if task.loss is None:

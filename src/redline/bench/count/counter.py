@@ -115,7 +115,7 @@ def watching(model: nn.Module, enter: Callable[[str], None], leave: Callable[[st
             handle.remove()
 
 
-class Places:
+class ModulePaths:
     """Which module is at work. A backward operator belongs to the module whose forward made its node.
 
     Autograd numbers its nodes as they are made; with the number at which each module was entered and left, the module
@@ -168,7 +168,7 @@ class WorkCounter(WholeDispatchMode):
         self.rows: Counter[Row] = Counter()
         self.uncounted: Counter[str] = Counter()
         self.shares: dict[str, Share] = {}
-        self.places = Places()
+        self.module_paths = ModulePaths()
         self.touched = Touched(leaves)
         self._tf32 = tf32
         self._finds_phases = False
@@ -258,7 +258,7 @@ class WorkCounter(WholeDispatchMode):
 
     def _share(self, row: Row) -> None:
         _, kind, form, phase, flops, moved = row
-        share = self.shares.setdefault(self.places.here(), Share())
+        share = self.shares.setdefault(self.module_paths.here(), Share())
         share.bytes[phase] += moved
         if kind in PRODUCTS:
             share.flops[phase] += flops

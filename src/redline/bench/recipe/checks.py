@@ -288,8 +288,8 @@ def _as_a_function(step: InferenceStep, setup: Setup) -> Callable[..., Any]:
     """On inputs as the model itself takes them, wherever they lie."""
 
     def model(*args: Any, **kwargs: Any) -> Any:
-        place = setup.device.torch_device
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to(place), (args, kwargs))
+        device = setup.device.torch_device
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to(device), (args, kwargs))
         return step.on(*setup.prepared_inputs(args, kwargs))
 
     return model

@@ -154,20 +154,20 @@ def attend_kernel(
         whole = found / tl.where(weights == 0.0, 1.0, weights)  # zero where the mask hides every position
         tl.store(at, whole.to(out.dtype.element_ty), mask=end < VALUE_WIDTH)
     else:
-        place = tl.program_id(0) * SPLITS + split
-        tl.store(partial + place * VALUE_WIDTH + end, found, mask=end < VALUE_WIDTH)
-        tl.store(statistics + place * 2, largest)
-        tl.store(statistics + place * 2 + 1, weights)
+        slot = tl.program_id(0) * SPLITS + split
+        tl.store(partial + slot * VALUE_WIDTH + end, found, mask=end < VALUE_WIDTH)
+        tl.store(statistics + slot * 2, largest)
+        tl.store(statistics + slot * 2 + 1, weights)
         tl.debug_barrier()  # all threads have written before one of them says so
         arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel")
         if arrived == SPLITS - 1:
             tl.store(counters + tl.program_id(0), 0)  # for the next call
             other = tl.arange(0, BLOCK_S)
-            known, places = other < SPLITS, tl.program_id(0) * SPLITS + other
-            tops = tl.load(statistics + places * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
-            sums = tl.load(statistics + places * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+            known, slots = other < SPLITS, tl.program_id(0) * SPLITS + other
+            tops = tl.load(statistics + slots * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(statistics + slots * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
             parts = tl.load(
-                partial + places[:, None] * VALUE_WIDTH + end[None, :],
+                partial + slots[:, None] * VALUE_WIDTH + end[None, :],
                 mask=known[:, None] & (end[None, :] < VALUE_WIDTH),
                 other=0.0,
                 cache_modifier=".cg",
@@ -301,7 +301,7 @@ class JoinedLayers:
 
 
 def use_row_products(model: torch.nn.Module, step: Callable[[], Any], ahead: int = AHEAD_BYTES) -> list[int]:
-    """Have the kernel above do the linear layers that `step` calls with few rows, in place.
+    """Have the kernel above do the linear layers that `step` calls with few rows, in slot.
 
     The running model tells which layers read the same tensor, and which weights come next. Returns how many layers each
     product does.

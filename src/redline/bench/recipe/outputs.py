@@ -228,8 +228,8 @@ def _compare_exactly(worst: _Worst, found: Sequence[Tensor], expected: Sequence[
 def _compare_lists(
     worst: _Worst, found: Sequence[tuple[Tensor, list[Tensor]]], expected: Sequence[tuple[Tensor, list[Tensor]]]
 ) -> None:
-    for place, ((scores, rows), (wanted, wanted_rows)) in enumerate(zip(found, expected, strict=True)):
-        other, other_rows = expected[1 - place] if len(expected) > 1 else (wanted.mean().expand_as(wanted), None)
+    for index, ((scores, rows), (wanted, wanted_rows)) in enumerate(zip(found, expected, strict=True)):
+        other, other_rows = expected[1 - index] if len(expected) > 1 else (wanted.mean().expand_as(wanted), None)
         worst.add(_distance(scores, wanted), _distance(other, wanted), _norm(wanted))
         for position, (got, want) in enumerate(zip(rows, wanted_rows, strict=True)):
             centre = want.mean(dim=0, keepdim=True) if other_rows is None else other_rows[position]

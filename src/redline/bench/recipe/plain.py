@@ -117,14 +117,14 @@ BACKENDS = {
 
 class CallForm:
     """How the example was called. Later calls may write their keywords, and the keys of dicts, in any order; what went in
-    by place goes in by place again, and what went in by name by name."""
+    by position goes in by position again, and what went in by name by name."""
 
     def __init__(self, args: tuple, kwargs: dict) -> None:
         leaves, self.structure = tree_flatten((args, kwargs))
         self.count, self.names = len(args), list(kwargs)
-        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self.indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         plain = (bool, int, float, str, type(None))
-        self.fixed = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, plain)}
+        self.fixed = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, plain)}
 
     def tensors(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
         """The tensors of a call in the order of the example's."""
@@ -134,11 +134,11 @@ class CallForm:
                 f"called with {len(args)} and {list(kwargs)}"
             )
         leaves = self.structure.flatten_up_to((args, kwargs))
-        for place, value in self.fixed.items():
+        for index, value in self.fixed.items():
             # By their words: nan is not equal to itself.
-            if type(leaves[place]) is not type(value) or repr(leaves[place]) != repr(value):
+            if type(leaves[index]) is not type(value) or repr(leaves[index]) != repr(value):
                 raise ValueError(f"made for an input that is {value!r}, which a later call cannot change")
-        return [leaves[place] for place in self.places]
+        return [leaves[index] for index in self.indices]
 
 
 class WithAttention(torch.nn.Module):

@@ -31,8 +31,8 @@ def casting(kind: Any, dtype: torch.dtype) -> Any:
     return Casting
 
 
-def written_in_place(cache: Any, place: dict[str, Any], length: int) -> Any:
-    """A static cache whose attention layers write where `place["positions"]` says, a tensor on the device.
+def written_in_place(cache: Any, cursor: dict[str, Any], length: int) -> Any:
+    """A static cache whose attention layers write where `cursor["positions"]` says, a tensor on the device.
 
     Layers of transformers count for themselves instead, with a kernel each for every token. Those of a sliding window
     count on the host, so that a compiler compiles every token anew and a recorded step never slides: they get all
@@ -50,13 +50,13 @@ def written_in_place(cache: Any, place: dict[str, Any], length: int) -> Any:
             if not self.is_initialized:
                 self.lazy_initialization(keys, values)
             # Under autocast keys may be fp32, by their rotation, and values not; a layer has one number format.
-            self.keys.index_copy_(2, place["positions"], keys.to(self.keys.dtype))
-            self.values.index_copy_(2, place["positions"], values.to(self.values.dtype))
+            self.keys.index_copy_(2, cursor["positions"], keys.to(self.keys.dtype))
+            self.values.index_copy_(2, cursor["positions"], values.to(self.values.dtype))
             return self.keys, self.values
 
         def get_seq_length(self) -> Any:
-            start = place.get("start")
-            return place["positions"][0] if start is None else start
+            start = cursor.get("start")
+            return cursor["positions"][0] if start is None else start
 
     cache.layers = [Placed(max_cache_len=length) if own(layer) else layer for layer in cache.layers]
     return cache
@@ -97,7 +97,7 @@ class HfDecoder(Decoder):
         self._mask_argument = "decoder_attention_mask" if self.has_encoder else "attention_mask"
         self._mask: Tensor | None = None
         self._encoded: Any = None
-        self._place: dict[str, Any] = {}
+        self._cursor: dict[str, Any] = {}
 
     @property
     def length(self) -> int:
@@ -136,7 +136,7 @@ class HfDecoder(Decoder):
             return kind(config=self._config, max_cache_len=length) if self.is_static else kind(config=self._config)
 
         length = self.cache_length or self.length
-        own = written_in_place(cache(length), self._place, length) if self.is_static else cache(length)
+        own = written_in_place(cache(length), self._cursor, length) if self.is_static else cache(length)
         # What is kept of the encoder's output is written once, as long as that is.
         return EncoderDecoderCache(own, cache(self.prompt.shape[1])) if self.has_encoder else own
 
@@ -149,7 +149,7 @@ class HfDecoder(Decoder):
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self._cache is None:
             self.begin()
-        self._place |= {"positions": positions, "start": self.start}
+        self._cursor |= {"positions": positions, "start": self.start}
         named: dict[str, Any] = {self._cache_argument: self._cache, "use_cache": True}
         if self._mask is not None and self.start is None:
             named[self._mask_argument] = self._mask

@@ -258,8 +258,8 @@ def _compare(found: Any, base: Any, rows: Sequence[int], size: int) -> Iterator[
         return  # no tensor: says nothing
     is_list = isinstance(base, list | tuple) and not hasattr(base, "_fields")
     if is_list and len(theirs) == size and len(ours) == len(rows):
-        differs = any(_differ(base[row], base[place]) for place, row in enumerate(rows))
-        same = not any(_differ(found[place], base[row]) for place, row in enumerate(rows))
+        differs = any(_differ(base[row], base[index]) for index, row in enumerate(rows))
+        same = not any(_differ(found[index], base[row]) for index, row in enumerate(rows))
         yield ("moved" if differs else "still") if same else "wrong"
         return
     if [key for key, _ in ours] != [key for key, _ in theirs]:

@@ -170,12 +170,12 @@ class Detection(Kind):
             target["masks"] = torch.stack([_filled(box, size) for box in boxes])
         if heads is not None and heads.has_keypoint():
             count = heads.keypoint_predictor.kps_score_lowres.out_channels
-            places = boxes[:, None, :2] + torch.rand(self.BOXES, count, 2) * (boxes[:, None, 2:] - boxes[:, None, :2])
-            target["keypoints"] = torch.cat([places, torch.ones(self.BOXES, count, 1)], dim=2)
+            points = boxes[:, None, :2] + torch.rand(self.BOXES, count, 2) * (boxes[:, None, 2:] - boxes[:, None, :2])
+            target["keypoints"] = torch.cat([points, torch.ones(self.BOXES, count, 1)], dim=2)
         return target
 
     def axes(self, inputs: Inputs) -> Axes | None:
-        return {str(place): LIST for place in range(len(inputs[0]))}
+        return {str(index): LIST for index in range(len(inputs[0]))}
 
 
 class Video(Kind):

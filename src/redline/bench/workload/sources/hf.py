@@ -138,7 +138,7 @@ class Choice:
     is_partial: bool = False
     """Only its text goes through it: nothing could be made up for its other towers."""
     image_tokens: int = 0
-    """How many places in front of the text each image takes."""
+    """How many positions in front of the text each image takes."""
 
     @property
     def described(self) -> str:
