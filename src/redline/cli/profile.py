@@ -62,6 +62,25 @@ FILES: Options = {
 """What is written of a profile, wherever it comes from."""
 
 
+What = Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} After --trace: more files.")]
+Shapes = Annotated[bool, opt(group=HOW, help="Record the shapes of inputs.")]
+ByShape = Annotated[
+    bool, opt("--by-shape", group=OUTPUT, help="List operators separately by the shapes of their inputs.")
+]
+Traces = Annotated[list[str] | None, opt(group=HOW, help="Read Kineto traces from anywhere, one per rank.")]
+Imports = Annotated[
+    list[str] | None,
+    opt("--import", group=HOW, help="Read a file of rocprof, rocprofv2, rocprofv3, nsys or ncu; repeat for several."),
+]
+Pair = Annotated[tuple[str, str] | None, opt(group=HOW, metavar="A B", help="Compare two traces, folders or records.")]
+Folder = Annotated[Path | None, opt(group=OUTPUT, help="A folder for the trace, as TensorBoard reads it.")]
+Open = Annotated[bool, opt("--open", group=OUTPUT, help="Write an HTML page of the profile and open it.")]
+Rows = Annotated[int, opt(group=OUTPUT, help="Rows of each table.")]
+Sort = Annotated[
+    str | None, opt(group=OUTPUT, metavar="[device|host|memory|calls]", help="Order of the operator table.")
+]
+
+
 @takes(
     CAPTURE
     | FILES
@@ -71,29 +90,18 @@ FILES: Options = {
 )
 def profile(
     *,
-    what: Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} After --trace: more files.")] = None,
+    what: What = None,
     recipe: Recipe = None,
     given: Given,
-    shapes: Annotated[bool, opt(group=HOW, help="Record the shapes of inputs.")] = True,
-    by_shape: Annotated[
-        bool, opt("--by-shape", group=OUTPUT, help="List operators separately by the shapes of their inputs.")
-    ] = False,
-    trace: Annotated[list[str] | None, opt(group=HOW, help="Read Kineto traces from anywhere, one per rank.")] = None,
-    import_: Annotated[
-        list[str] | None,
-        opt(
-            "--import", group=HOW, help="Read a file of rocprof, rocprofv2, rocprofv3, nsys or ncu; repeat for several."
-        ),
-    ] = None,
-    diff: Annotated[
-        tuple[str, str] | None, opt(group=HOW, metavar="A B", help="Compare two traces, folders or records.")
-    ] = None,
-    out: Annotated[Path | None, opt(group=OUTPUT, help="A folder for the trace, as TensorBoard reads it.")] = None,
-    open_: Annotated[bool, opt("--open", group=OUTPUT, help="Write an HTML page of the profile and open it.")] = False,
-    rows: Annotated[int, opt(group=OUTPUT, help="Rows of each table.")] = 12,
-    sort: Annotated[
-        str | None, opt(group=OUTPUT, metavar="[device|host|memory|calls]", help="Order of the operator table.")
-    ] = None,
+    shapes: Shapes = True,
+    by_shape: ByShape = False,
+    trace: Traces = None,
+    import_: Imports = None,
+    diff: Pair = None,
+    out: Folder = None,
+    open_: Open = False,
+    rows: Rows = 12,
+    sort: Sort = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
