@@ -191,7 +191,7 @@ class TestTune:
         [
             (["nosuch"], "unknown model 'nosuch'"),
             (["resnet50", "--batch", "some"], "batch must be a number or 'auto'"),
-            (["resnet50", "--budget", "soon"], "10m"),
+            (["resnet50", "--budget", "soon"], "budget: expected a time such as 20ms, 3s or 10m"),
             (["resnet50", "--objective", "beauty"], "objective must be one of"),
             (["resnet50", "--tolerance", "loose"], "2x"),
             (["resnet50", "--slo-p95", "soon"], "20ms"),

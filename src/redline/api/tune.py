@@ -18,7 +18,7 @@ from redline.api.recipe import PlainRecipe, arguments_of, recipe
 from redline.api.settings import OtherSettings, listed, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, DoorError, RecordError, SpecError, UsageError
-from redline.fields import MOST_THREADS, Frozen, require_range
+from redline.fields import MOST_THREADS, Frozen, require_range, seconds_of
 from redline.migrations import decode, encode
 from redline.note import note
 from redline.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
@@ -47,7 +47,7 @@ from redline.search.tune.space import space_for
 from redline.search.tune.tuner import Clock, Tuner, usual_jobs
 from redline.search.tune.winner import Winner
 from redline.spec import Recipe
-from redline.units import parse_price, parse_seconds
+from redline.units import parse_price
 
 
 class TuneResult(Shown):
@@ -185,7 +185,7 @@ def tune(
             spec=spec,
             objective=cast(Objective, objective),
             tunes_batch=batch == "auto",
-            slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
+            slo_p95_s=seconds_of("slo_p95", slo_p95) if slo_p95 is not None else None,
             tolerance=Tolerance.of(tolerance),
             allow_quantized=allow_quantized,
             check=_check(opened, check, task=spec.workload.task),
@@ -194,7 +194,7 @@ def tune(
             seeds=tuple(listed(recipes)),
             replicates=replicates,
         )
-        budget_s = parse_seconds(budget) if isinstance(budget, str) else budget
+        budget_s = seconds_of("budget", budget)
         wanted = Search(asked=asked, budget_s=budget_s, jobs=jobs, name=name or default_name(asked), resume=resume)
         result = _search_on_cluster(wanted, working, address) if ray else _search_here(wanted, working, clock)
     result.inputs = inputs

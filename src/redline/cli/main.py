@@ -200,7 +200,7 @@ def _run() -> int:
         if "NoArgs" in type(error).__name__:
             sys.stderr.write(f"{told}\n")  # the help itself
         else:
-            _complain(" ".join(told.split()) + " ('--help' lists the options)")
+            _complain(" ".join(told.split()) + " ('--help' lists what there is)")
         return Exit.USAGE
     return code if isinstance(code, int) else 0
 

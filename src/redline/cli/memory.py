@@ -7,26 +7,19 @@ from typing import Annotated
 
 from redline.cli.options import (
     ISOLATED,
+    ONE_STEP,
     OUTPUT,
-    WORKLOAD,
     Exit,
     Given,
     Json,
     Models,
-    Options,
     Recipes,
     only_set,
     opt,
     print_json,
     takes,
-    task_option,
 )
 from redline.errors import UsageError
-
-ONE_STEP: Options = {name: option for name, option in WORKLOAD.items() if name not in ("prompt", "new_tokens")} | {
-    "task": task_option("infer", "train", "step")
-}
-"""What is measured; a generation is more than one step."""
 
 
 @takes(ONE_STEP | ISOLATED)

@@ -37,11 +37,11 @@ def monitor(
 
     from redline.api.monitor import DeviceLook
     from redline.api.monitor import monitor as look_at_machine
+    from redline.fields import seconds_of
     from redline.report.monitor import looks_table, monitor_report, write_looks
     from redline.report.terminal import make_console
-    from redline.units import parse_seconds
 
-    seconds = parse_seconds(duration) if duration is not None else None
+    seconds = seconds_of("duration", duration) if duration is not None else None
     console = make_console(stderr=True)
     try:
         log = csv.open("w", encoding="utf-8") if csv is not None else None

@@ -131,6 +131,10 @@ WORKLOAD: Options = {
     **ANY_BATCH,
 }
 """What is measured."""
+ONE_STEP: Options = {name: option for name, option in WORKLOAD.items() if name not in ("prompt", "new_tokens")} | {
+    "task": task_option("infer", "train", "step")
+}
+"""What is measured, for a command about one step: a generation has many."""
 _MAX_MEMORY = Annotated[
     str | None,
     opt(

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from redline.cli.options import (
+    ONE_STEP,
     OUTPUT,
     WHAT,
-    WORKLOAD,
     Exit,
     Given,
     Json,
@@ -23,7 +23,7 @@ from redline.cli.options import (
 from redline.errors import UsageError
 
 
-@takes(WORKLOAD)
+@takes(ONE_STEP)
 def roofline(
     *,
     model: MaybeModel = None,

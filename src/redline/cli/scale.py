@@ -20,12 +20,14 @@ from redline.cli.options import (
     opt,
     print_json,
     takes,
+    task_option,
 )
 
+_SCALED = ANY_BATCH | {"task": task_option("infer", "train", "generate")}
 _MEASURED = {name: option for name, option in MEASURED.items() if name not in ("no_check", "tail")}
 
 
-@takes(ANY_BATCH | _MEASURED | {"rendezvous": RANKS["rendezvous"]})
+@takes(_SCALED | _MEASURED | {"rendezvous": RANKS["rendezvous"]})
 def scale(
     *,
     model: Models = None,

@@ -91,16 +91,14 @@ def watch(
 
 def _captures(profile: bool, window: int | None, every: str | None) -> WindowPlan | None:
     """Which steps are captured; None: none."""
+    from redline.fields import seconds_of
     from redline.launch.watch import WindowPlan
-    from redline.units import parse_seconds
 
-    every_s = parse_seconds(every) if every is not None else None
+    every_s = seconds_of("--every", every) if every is not None else None
     if window is not None and window < 1:
         raise UsageError(f"--window must be 1 or more, got {window}")
     if window is not None and not profile and every_s is None:
         raise UsageError("--window says how many steps --profile or --every captures: give one of them")
-    if every_s is not None and every_s <= 0:
-        raise UsageError(f"--every must be above 0, got {every}")
     return WindowPlan(steps=window or 5, every_s=every_s) if profile or every_s is not None else None
 
 
