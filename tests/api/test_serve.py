@@ -27,9 +27,11 @@ from redline.api.serve import COOKIE, Access, Answer, Answers, is_loopback, make
 from redline.api.serve_state import Live, Looker
 from redline.api.workspace import Workspace
 from redline.environment import TelemetrySample
+from redline.identity import Benchmark
 from redline.questions import SwitchChoice
 from redline.record import RunRecord
-from redline.report.serve import LiveState, LiveSweep, Readings
+from redline.report.history import SeriesTrend, TrendPoint
+from redline.report.serve import HEIGHT, WIDTH, LiveState, LiveSweep, Readings, picture_of
 from redline.search.observer import Observer
 from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor
@@ -80,6 +82,22 @@ def test_names_are_text_and_nothing_from_elsewhere_is_loaded(kept: list[RunRecor
         assert "default-src 'none'" in policy
         assert "unsafe-inline" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_noise_does_not_fill_the_picture_of_a_trend() -> None:
+    """As in the terminal, where speeds that differ by less than a change that is told are a flat line."""
+
+    def heights(*speeds: float) -> list[float]:
+        points = tuple(TrendPoint(record_id=str(n), at=n, step_s=1 / each, per_s=each) for n, each in enumerate(speeds))
+        identity = Benchmark(model="m", task="infer", recipe="baseline", batch=1, device="cpu")
+        found = picture_of(SeriesTrend(benchmark="m", key="k", device_name="d", identity=identity, points=points))
+        assert all(0 < x < WIDTH for x, _ in found.dots), "no dot is cut at the edge"
+        return [y for _, y in found.dots]
+
+    middle = HEIGHT / 2
+    assert all(abs(y - middle) < HEIGHT / 6 for y in heights(110.5, 110.8, 110.6))
+    assert heights(100, 200) == [HEIGHT - 4, 4]
+    assert heights(100) == heights(100, 100)[:1] == [middle]
 
 
 def test_a_token_is_asked_for_and_kept_in_a_cookie(kept: list[RunRecord]) -> None:

@@ -69,3 +69,16 @@ def test_a_page_follows_a_live_search(browser: Any, address: str) -> None:
     assert browser.ask("return document.querySelectorAll('svg.trend polyline').length") == 1
     refused = [line for line in browser.console() if "Content Security Policy" in line]
     assert refused == []
+
+
+def test_a_phone_shows_names_in_words_and_nothing_beside_the_screen(browser: Any, address: str) -> None:
+    redline.run(
+        "resnet50", batch=32, launch={"door": "fake"}, workspace=Workspace(door=FakeDoor(Landscape(step_s=0.01)))
+    )
+    browser.look_like(width=400)
+    browser.driver.get(address)
+    browser.until("return document.querySelector('a[href^=\"/series/\"]')")
+    assert browser.ask("return document.documentElement.scrollWidth") <= 400
+    tallest = "return Math.max(...[...document.querySelectorAll('td')].map(each => each.offsetHeight))"
+    assert browser.ask(tallest) < 100, "a name is not written one letter below the other"
+    assert browser.ask("return document.querySelectorAll('#benchmarks svg circle').length") == 1, "one record is a dot"

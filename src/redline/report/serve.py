@@ -11,6 +11,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline import __version__
+from redline.analyze.history import SMALLEST_CHANGE
 from redline.fields import Frozen
 from redline.report.history import Listed, SeriesTrend
 from redline.units import format_seconds, significant
@@ -144,20 +145,23 @@ class Picture(Frozen):
 
 
 def picture_of(series: SeriesTrend, width: int = WIDTH, height: int = HEIGHT) -> Picture:
-    """Throughput by the order of records, from the slowest at the bottom to the fastest at the top."""
+    """Throughput by the order of records, from the slowest at the bottom to the fastest at the top.
+
+    Speeds that differ by less than any change that is told lie near the middle: noise does not fill the picture.
+    """
     speeds = [point.per_s for point in series.points]
     low, high = min(speeds), max(speeds)
-    across = width / max(len(speeds) - 1, 1)
-    up = (height - 8) / (high - low) if high > low else 0.0
+    across, inset = (width - 8) / max(len(speeds) - 1, 1), 4 if len(speeds) > 1 else width / 2
+    up = (height - 8) / max(high - low, SMALLEST_CHANGE * high)
     points = [
-        (round(index * across, 1), round(height - 4 - (speed - low) * up if up else height / 2, 1))
+        (round(inset + index * across, 1), round(height / 2 - (speed - (low + high) / 2) * up, 1))
         for index, speed in enumerate(speeds)
     ]
     order = {point.record_id: index for index, point in enumerate(series.points)}
     return Picture(
         points=" ".join(f"{x},{y}" for x, y in points),
         dots=tuple(points) if len(points) <= 200 else (),
-        changes=tuple((round(order[each.record_id] * across, 1), each.ratio < 1) for each in series.changes),
+        changes=tuple((round(inset + order[each.record_id] * across, 1), each.ratio < 1) for each in series.changes),
         low=low,
         high=high,
     )
