@@ -151,3 +151,26 @@ def test_five_pairs_that_scatter_decide_only_what_no_scatter_explains(pairs: lis
     found = judge([PairedLog(mean=mean, error=1e-4, rounds=8) for mean in pairs], threshold=0.03)
     assert found is not None
     assert found.verdict == verdict
+
+
+TWICE_AS_FAST = [0.70, 0.68, 0.69, 0.71, 0.69]
+
+
+def test_what_other_processes_may_have_taken_is_in_the_interval() -> None:
+    """The baseline waited for a processor for up to half of its time: it may be the one that is faster."""
+    logs = [PairedLog(mean=mean, error=1e-4, rounds=8, below=0.75) for mean in TWICE_AS_FAST]
+    found = judge(logs, threshold=0.03)
+    assert found is not None
+    assert found.low is not None
+    assert (found.verdict, found.low < 1, found.disturbed) == ("inconclusive", True, 5)
+
+
+def test_pairs_that_nobody_disturbed_decide_once_there_are_enough() -> None:
+    quiet = [PairedLog(mean=mean, error=1e-4, rounds=8) for mean in (0.001, -0.001, 0.0, 0.001, -0.001)]
+    disturbed = [PairedLog(mean=mean, error=1e-4, rounds=8, below=0.75) for mean in TWICE_AS_FAST]
+    found = judge([*disturbed, *quiet], threshold=0.03)
+    assert found is not None
+    assert (found.verdict, found.ratio, found.disturbed) == ("same", pytest.approx(1, abs=0.001), 0)
+    early = judge([*disturbed, *quiet[:4]], threshold=0.03)
+    assert early is not None
+    assert early.verdict == "inconclusive"

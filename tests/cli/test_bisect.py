@@ -101,6 +101,7 @@ def test_so_is_the_recipe(redline: Redline, project: list[str]) -> None:
         (["--good", "main", "--bad", "main~3"], "is not an ancestor"),
         (["--python", "/no/such/python", "--python", "x"], "no interpreter at"),
         (["-r", "fp16", "-r", "baseline", "--benchmark", "x"], "no benchmark 'x'"),
+        (["-r", "fp16", "-r", "baseline", "--budget", "nan"], "budget must be between 1"),
     ],
 )
 def test_a_mistake_is_one_line(redline: Redline, project: list[str], words: list[str], says: str) -> None:

@@ -17,7 +17,7 @@ from invoking import document
 from typer.testing import Result
 
 from redline.questions import Checked
-from redline.record import Failure
+from redline.record import Failure, WorkloadInfo
 from redline.spec import RunSpec
 from redline.store import History
 from redline.testing import bench
@@ -231,6 +231,25 @@ def test_a_model_that_moved_is_named_as_it_was(redline: Redline, project: Path, 
     assert seen == {("m", False), ("n", True)}
 
 
+def test_inputs_of_another_size_are_no_speed_up(
+    redline: Redline, project: Path, monkeypatch: pytest.MonkeyPatch, door: FakeDoor
+) -> None:
+    """A factory that makes half the batch takes half the time for a step, and is no faster."""
+    whole = bench.workload_of
+
+    def halved(spec: RunSpec, truth: Landscape) -> WorkloadInfo:
+        batch = 64 if spec.launch.folder else 32
+        return msgspec.structs.replace(whole(spec, truth), input_shapes=(f"{batch}×256 float32",))
+
+    monkeypatch.setattr(bench, "workload_of", halved)
+    door.landscape = replace(door.landscape, step_s=lambda spec: 0.02 if spec.launch.folder else 0.01)
+    result = redline("gate", "bench.toml", "--baseline", "main", "--fail-on", "numerics", "--json")
+    (row, _) = document(result)["benchmarks"]
+    assert (result.exit_code, row["verdict"], row["ratio"], row["checks"]) == (3, "incomparable", None, [])
+    assert row["candidate_processes"] == 1, "no time is spent on what cannot be compared"
+    assert "64×256 float32, now of 32×256 float32" in row["reasons"][0]["text"]
+
+
 def test_a_tag_names_a_baseline(redline: Redline, project: Path) -> None:
     redline("run", "m", "--batch", "8", "--device", "cuda:0", "--effort", "quick", "--replicates", "5")
     with History.open() as history:
@@ -290,6 +309,7 @@ def replace_numerics(*, passed: bool) -> object:
         (["--baseline", "main", "--undecided", "maybe"], "undecided must be fail or ok"),
         (["--baseline", "main", "--budget", "0"], "budget must be between 1"),
         (["--baseline", "main", "--junit", "no/such/j.xml"], "no such folder"),
+        (["--baseline", "main", "--junit", "."], "cannot write .: it is a folder"),
         (["--baseline=-x"], "is not a git ref"),
     ],
 )

@@ -23,10 +23,10 @@ import numpy as np
 
 from redline.analyze.checks import Check
 from redline.analyze.compare import allowance, between_processes, median_step_s
-from redline.analyze.race import SMALLEST_SPREAD
+from redline.analyze.race import SMALLEST_SPREAD, undisturbed
 from redline.analyze.statistics import PairedLog, student_t
 from redline.fields import Frozen
-from redline.note import Note
+from redline.note import Note, note
 from redline.record import RunRecord
 
 GateVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "failed"]
@@ -111,15 +111,22 @@ class Judged(Frozen):
     """Of the interval."""
     is_firm: bool = True
     """False: more processes might still say otherwise, where there is time for them."""
+    disturbed: int = 0
+    """Pairs it comes from beside which other processes had the processors."""
 
 
 def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
-    """From processes measured interleaved, a pair in each replicate; None before there is any."""
+    """From processes measured interleaved, a pair in each replicate; None before there is any.
+
+    Beside other processes on a CPU, by the pairs that these left alone, once there are enough of them; until then the interval
+    has room for what either side may have lost.
+    """
     if not logs:
         return None
+    logs = undisturbed(logs, FEWEST_PROCESSES)
     if len(logs) < 2:
-        return Judged(verdict="inconclusive", ratio=math.exp(logs[0].mean), low=None, high=None)
-    means = [log.mean for log in logs]
+        return Judged(verdict="inconclusive", ratio=math.exp(logs[0].centre), low=None, high=None)
+    means = [log.centre for log in logs]
     kept, band = without_outliers(means), math.log1p(threshold)
     scatter = max(stdev(kept), SMALLEST_SPREAD)
     is_wide = stdev(means) > WIDE * band and not (min(means) > FAR_OUT or max(means) < -FAR_OUT)
@@ -127,12 +134,27 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
     between = student_t(len(kept) - 1, confidence) * scatter / math.sqrt(len(kept))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
     within = student_t(max(sum(log.rounds - 1 for log in logs), 1), confidence) * error
-    middle, half = fmean(kept), max(between, within)
+    middle, half = fmean(kept), max(between, within) + fmean(log.doubt for log in logs)
     found = _judged(middle - half, middle, middle + half, threshold, enough=len(logs) >= fewest)
     is_firm = not is_wide or found.verdict != "same" or half < FIRM * band
     if is_wide and found.verdict in ("slower", "faster") and chance_by_signs(kept) > WIDE_CHANCE:
         found = msgspec.structs.replace(found, verdict="inconclusive")
-    return msgspec.structs.replace(found, confidence=confidence, is_firm=is_firm)
+    disturbed = sum(log.doubt > 0 for log in logs)
+    return msgspec.structs.replace(found, confidence=confidence, is_firm=is_firm, disturbed=disturbed)
+
+
+def inputs_apart(baseline: RunRecord, candidate: RunRecord) -> Note | None:
+    """Why the steps of the two are not of one size; None where they are, or where one of them never ran."""
+    if baseline.prepared is None or candidate.prepared is None:
+        return None
+    sides = [baseline.prepared.workload, candidate.prepared.workload]
+    shapes = [", ".join(side.input_shapes) for side in sides]
+    if not all(shapes):
+        shapes = [f"{side.items_per_step} {side.item}" for side in sides]
+    if shapes[0] == shapes[1]:
+        return None
+    told = f"a step of the baseline is of {shapes[0]}, now of {shapes[1]}"
+    return note("differs", f"{told}: their times do not compare; give both the same inputs", about="inputs")
 
 
 def chance_by_signs(values: Sequence[float]) -> float:

@@ -110,10 +110,10 @@ def pair_of(
     return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
 
 
-def undisturbed(logs: Sequence[PairedLog]) -> list[PairedLog]:
+def undisturbed(logs: Sequence[PairedLog], enough: int = ENOUGH_QUIET) -> list[PairedLog]:
     """The replicates beside which no other process had the processors, where they are enough by themselves; else all."""
     quiet = [log for log in logs if not log.doubt]
-    return quiet if len(quiet) >= ENOUGH_QUIET else list(logs)
+    return quiet if len(quiet) >= enough else list(logs)
 
 
 def bounds(logs: Sequence[PairedLog], half: float) -> tuple[float, float, float]:

@@ -33,6 +33,15 @@ ACCEPTED = "accepted"
 """A mark on the first record of a run: nothing older is a baseline any more."""
 
 
+LONGEST_BUDGET_S = 7 * 86400.0
+
+
+def check_budget(budget_s: float) -> None:
+    """Of a gate, or of all gates of a bisection."""
+    if not 1 <= budget_s <= LONGEST_BUDGET_S:
+        raise SpecError(f"budget must be between 1 and {LONGEST_BUDGET_S:g} seconds, got {budget_s:g}")
+
+
 class GateBenchmark(Frozen):
     """One thing that must not get slower."""
 

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from redline.analyze.compare import why_broken
 from redline.analyze.gate import GateVerdict, Judged
-from redline.api.benchmarks import GateBenchmark, load_benchmarks
+from redline.api.benchmarks import GateBenchmark, check_budget, load_benchmarks
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, UsageError
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
@@ -87,6 +87,7 @@ def bisect(
 
     Commits are those after `good` up to `bad`; `pythons` and `recipes` are given in the order to look in.
     """
+    check_budget(budget_s)
     found, environment = load_benchmarks(file, settings, threshold=threshold, trust=trust)
     chosen = _chosen(found, benchmark)
     what, candidates = _candidates(good, bad, pythons, recipes, environment)
@@ -170,7 +171,12 @@ class _Search:
         self._steps: list[BisectStep] = []
 
     def result(self) -> BisectResult:
-        with self._prepared(self._candidates[0]) as good:
+        first = self._candidates[0]
+        with ExitStack() as stack:
+            try:
+                good = stack.enter_context(self._prepared(first))
+            except BenchError as error:
+                raise UsageError(f"the first {self._what} ({first.name[:40]}) cannot be measured: {error}") from None
             suspects = self._suspects(good)
         return BisectResult(self._benchmark.name, self._what, self._steps, suspects)
 
@@ -219,7 +225,7 @@ class _Search:
         if broken is not None:
             self._note(candidate, "failed", None, str(why_broken(broken)))
             return None
-        self._note(candidate, judged.verdict if judged else "incomparable", judged)
+        self._note(candidate, judged.verdict if judged else "incomparable", judged, str(running.unlike or ""))
         return judged
 
     def _note(self, candidate: Candidate, verdict: GateVerdict, judged: Judged | None, said: str = "") -> None:

@@ -29,6 +29,7 @@ from redline.api.benchmarks import (
     REJECTED,
     Baseline,
     GateBenchmark,
+    check_budget,
     checked_benchmark,
     load_benchmarks,
     open_baseline,
@@ -52,7 +53,6 @@ from redline.spec_table import layered
 
 BUDGET_S = 900.0
 """For all benchmarks together."""
-LONGEST_BUDGET_S = 7 * 86400.0
 PROFILED_STEPS = 8
 """To count kernels: more than are called once per profile, on a CPU."""
 
@@ -119,8 +119,7 @@ def gate(
     `baseline` is a git ref (checked out beside this one and measured interleaved with it), a file of records
     (`redline export --raw`, or a history), `history`, `tag:NAME` or `recipe:RECIPE`.
     """
-    if not 1 <= budget_s <= LONGEST_BUDGET_S:
-        raise SpecError(f"budget must be between 1 and {LONGEST_BUDGET_S:g} seconds, got {budget_s:g}")
+    check_budget(budget_s)
     benchmarks, environment = load_benchmarks(file, settings, threshold=threshold, fail_on=fail_on, trust=trust)
     with use(workspace) as opened, ExitStack() as stack:
         source = open_baseline(baseline, environment, opened, stack)
@@ -217,11 +216,13 @@ class _Gate:
                 if broken is not None and broken in running.baseline and self._source.checkout is not None:
                     self._notes.append(self._not_runnable(why_broken(broken)))
                     running, baseline = self._run(), None
-            if baseline is not None:
+            if baseline is None:
+                self._against_stored(running, spec)
+            elif running.unlike is None:
                 self._basis = "interleaved"
             else:
-                self._against_stored(running, spec)
-            kernels = None if running.broken else self._kernels(baseline, spec)
+                self._reasons.append(running.unlike)
+            kernels = None if running.broken or running.unlike else self._kernels(baseline, spec)
         return self._told(running, kernels)
 
     def _run(self) -> GateRun:
@@ -252,9 +253,7 @@ class _Gate:
             return None
         if checkout.other_packages:
             names = ", ".join(checkout.other_packages)
-            text = (
-                f"the two differ in {names}, and both ran in this environment: [environment] gives the baseline its own"
-            )
+            text = f"the two differ in {names}, and both ran in this environment: [environment] gives the other its own"
             self._notes.append(note("other-packages", text))
         moved = self.benchmark.baseline_model or spec.workload.model
         other = msgspec.structs.replace(
@@ -269,7 +268,9 @@ class _Gate:
             return None
 
     def _not_runnable(self, why: object) -> Note:
-        return note("not-runnable", f"{self._source.told} cannot be measured here ({why}): its stored records are used")
+        return note(
+            "not-runnable", f"{self._source.told} cannot be measured here ({why}): only stored records of it compare"
+        )
 
     def _against_stored(self, running: GateRun, spec: RunSpec) -> None:
         stored = [
@@ -311,9 +312,8 @@ class _Gate:
         if "kernels" not in self.benchmark.fail_on:
             return None
         if baseline is None:
-            self._notes.append(
-                note("kernels-not-counted", "kernels are counted only where the baseline can be measured")
-            )
+            text = "kernels are counted only where the baseline can be measured"
+            self._notes.append(note("kernels-not-counted", text))
             return count_check("kernels", None, None)
         return count_check("kernels", *(self._kernels_of(each) for each in (baseline, spec)))
 
@@ -340,8 +340,8 @@ class _Gate:
             self._reasons.append(why_broken(broken))
             verdict = "failed" if broken in running.candidate else "incomparable"
         elif verdict == "inconclusive" and running.out_of_time:
-            text = f"{len(running.candidate)} processes did not decide it within its share of the time: a larger --budget may"
-            self._reasons.append(note("budget", text))
+            text = "did not decide it within its share of the time: a larger --budget may"
+            self._reasons.append(note("budget", f"{len(running.candidate)} processes {text}"))
         elif verdict == "inconclusive":
             self._reasons.append(note("spread", f"{len(running.candidate)} processes differ too much among themselves"))
         self._doubt(running)
@@ -382,17 +382,19 @@ class _Gate:
     def _doubt(self, running: GateRun) -> None:
         if self._basis == "interleaved" and running.in_turns:
             self._notes.append(note("in-turns", "the two did not fit in memory together: measured one after the other"))
+        if running.judged is not None and running.judged.disturbed:
+            pairs = f"{running.judged.disturbed} of {len(running.candidate)} pairs"
+            text = f"other processes had the processors during {pairs}: the interval has room for what they took"
+            self._notes.append(note("shared-cpu", text))
         if self._basis != "stored":
             return
         if len(running.baseline) < FEWEST_STORED:
             text = f"only {len(running.baseline)} stored processes: what processes usually differ by is allowed for"
             self._notes.append(note("single-runs", text))
         elif len(sessions_of(running.baseline)) < FEWEST_STORED:
-            text = (
-                "the baseline was measured at another time: the interval does not cover drift of the machine since then"
-            )
+            text = "the baseline was measured at another time: the interval leaves out drift of the machine since then"
             self._notes.append(note("one-after-the-other", text))
 
     def _check(self, name: CheckName, running: GateRun) -> Check:
-        limits = self.benchmark.memory_threshold, self.benchmark.compile_threshold
-        return check(name, running.baseline, running.candidate, memory_threshold=limits[0], compile_threshold=limits[1])
+        limits = {each: getattr(self.benchmark, each) for each in ("memory_threshold", "compile_threshold")}
+        return check(name, running.baseline, running.candidate, **limits)

@@ -87,6 +87,8 @@ def gate(
     for path in (summary, junit):
         if path is not None and not path.absolute().parent.is_dir():
             raise SpecError(f"cannot write {path}: no such folder")
+        if path is not None and path.is_dir():
+            raise SpecError(f"cannot write {path}: it is a folder")
     with LiveRace() as observer, Workspace(observer=observer) as workspace:
         result = run_gate(file, baseline, budget_s=budget, trust=trust, workspace=workspace, **given)
         observer.stop()

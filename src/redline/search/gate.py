@@ -10,9 +10,10 @@ import random
 import time
 from collections.abc import Callable
 
-from redline.analyze.gate import FEWEST_AGAINST_STORED, FEWEST_PROCESSES, Judged, judge, judge_stored
+from redline.analyze.gate import FEWEST_AGAINST_STORED, FEWEST_PROCESSES, Judged, inputs_apart, judge, judge_stored
 from redline.analyze.race import logs_of, racer_names
 from redline.launch.door import Door
+from redline.note import Note
 from redline.record import RunRecord
 from redline.search.observer import Journal, Observer
 from redline.search.race import Race
@@ -48,6 +49,8 @@ class GateRun:
         self.baseline: list[RunRecord] = []
         self.candidate: list[RunRecord] = []
         self.judged: Judged | None = None
+        self.unlike: Note | None = None
+        """Why the two sides do not compare."""
         self.out_of_time = False
 
     @property
@@ -74,7 +77,9 @@ class GateRun:
             for ours, theirs in replicates:
                 self.baseline.append(ours)
                 self.candidate.append(theirs)
-            self.judged = judge(logs_of(self._race.replicates, first, other), self.threshold)
+            self.unlike = inputs_apart(self.baseline[0], self.candidate[0])
+            if self.unlike is None:
+                self.judged = judge(logs_of(self._race.replicates, first, other), self.threshold)
 
         self._until_decided([first, other], measure, FEWEST_PROCESSES, at_once=is_hurried)
 
