@@ -180,3 +180,10 @@ def test_where_data_decides_the_weights_are_those_of_a_run(bench: BenchSession, 
     found = prepared(bench, spec)
     assert found.work is not None
     assert found.work.flops == ask.answer_count(spec).work.flops == 0  # of 256 before a BatchNorm is calibrated
+
+
+def test_outputs_of_a_recipe_are_compared_on_a_cache_as_it_was_given(bench: BenchSession, tmp_path: Path) -> None:
+    (tmp_path / "caches.py").write_text(CACHES)
+    found = prepared(bench, spec_of("bf16", model=f"{tmp_path}/caches.py:given", batch=2))
+    assert found.numerics.passed
+    assert found.numerics.second_inputs == "factory"

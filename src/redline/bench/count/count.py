@@ -23,14 +23,8 @@ from redline.bench.count.kinds import distinct, tensor_bytes
 from redline.bench.workload.called import name_of, refuse_what_has_not_run
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TrainingLoss
-from redline.bench.workload.structure import (
-    map_tensors,
-    model_state,
-    named_tensors,
-    own_objects,
-    parameter_count,
-    tensors_within,
-)
+from redline.bench.workload.state import model_state, own_objects
+from redline.bench.workload.structure import map_tensors, named_tensors, parameter_count, tensors_within
 from redline.errors import BenchError
 from redline.note import note
 from redline.spec import OptimizerName

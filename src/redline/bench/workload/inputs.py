@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redline.bench.workload.state import own_objects
 from redline.bench.workload.structure import (
     children,
     is_plain,
@@ -84,8 +85,10 @@ def changed_slightly(inputs: Inputs, seed: int, *, flip: bool = False) -> Inputs
 
 
 def copied(value: Any) -> Any:
-    """The same structure with tensors of its own: a model may write into its inputs."""
-    return map_tensors(value, lambda _, tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    """The same structure with tensors and objects of its own: a model may write into its inputs."""
+    return map_tensors(
+        own_objects(value), lambda _, tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    )
 
 
 def same_values(one: Inputs, other: Inputs) -> bool:

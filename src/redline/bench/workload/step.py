@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from redline.bench.device.base import Device
 from redline.bench.workload.called import TrainsItself, name_of
 from redline.bench.workload.inputs import input_tensors
-from redline.bench.workload.structure import Untouched, inputs_changed, is_plain
+from redline.bench.workload.state import Untouched, inputs_changed
+from redline.bench.workload.structure import is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
 from redline.errors import BenchError
 from redline.note import note

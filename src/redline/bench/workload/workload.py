@@ -26,7 +26,8 @@ from redline.bench.workload.inputs import (
     same_values,
 )
 from redline.bench.workload.losses import TrainingLoss, training_loss
-from redline.bench.workload.structure import Untouched, WholeDispatchMode, describe, map_leaves, parameter_count
+from redline.bench.workload.state import Untouched
+from redline.bench.workload.structure import WholeDispatchMode, describe, map_leaves, parameter_count
 from redline.errors import SpecError
 from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo

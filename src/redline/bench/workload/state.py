@@ -1,0 +1,140 @@
+"""What a call may change beside the values of tensors: the containers and objects it is given, and what modules keep."""
+
+from __future__ import annotations
+
+import copy
+from enum import Enum
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast
+
+from torch import Tensor, nn
+
+from redline.bench.workload.structure import children, rebuild, shape_text
+
+
+def own_containers(value: Any) -> Any:
+    """The same leaves in lists, dicts and dataclasses of their own: a model may take entries out of those it is given."""
+    parts = children(value)
+    if parts is None:
+        return value
+    return rebuild(value, [key for key, _ in parts], [own_containers(child) for _, child in parts])
+
+
+def own_objects(value: Any, twins: dict[int, Any] | None = None) -> Any:
+    """As `own_containers`, with objects of their own too, as far as they can be copied; tensors are the same."""
+    twins = {} if twins is None else twins
+    if id(value) in twins:
+        return twins[id(value)]
+    parts = children(value)
+    if parts is not None:
+        return rebuild(value, [key for key, _ in parts], [own_objects(child, twins) for _, child in parts])
+    if not keeps_state(value):
+        return value
+    try:
+        twin = twins[id(value)] = copy.copy(value)
+        vars(twin).update({name: own_objects(part, twins) for name, part in vars(twin).items()})
+    except Exception:  # it may refuse to be copied in any way
+        return value
+    return twin
+
+
+def keeps_state(value: Any) -> bool:
+    """Whether it is an object with attributes that a call may change, such as a cache of keys and values."""
+    known = Tensor | nn.Module | type | ModuleType | Enum
+    return not isinstance(value, known) and not callable(value) and bool(getattr(value, "__dict__", None))
+
+
+def holds_containers(value: Any) -> bool:
+    """Whether there is something inside it that a model could change without writing into a tensor."""
+    return any(
+        not isinstance(child, tuple) or holds_containers(child)
+        for _, child in children(value) or ()
+        if children(child) is not None
+    )
+
+
+MOST_STATES = 10_000
+"""Objects that are looked at: one that leads to everything else in the process is not followed to the end."""
+
+
+def state_of(value: Any, seen: set[int] | None = None) -> Any:
+    """What can be compared with a later look: shapes, numbers and texts at any depth. The values of tensors do not show."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Tensor):
+        return value.dtype, shape_text(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    parts = list(vars(value).items()) if keeps_state(value) else children(value)
+    if not parts or id(value) in seen or len(seen) > MOST_STATES:
+        return type(value)
+    seen.add(id(value))
+    return type(value), [(key, state_of(part, seen)) for key, part in parts]
+
+
+def model_state(model: nn.Module) -> list[Any]:
+    """The state of every module: what its calls leave behind in it."""
+    seen: set[int] = set()
+    return [
+        [(name, state_of(part, seen)) for name, part in vars(module).items() if name != "_modules"]
+        for module in model.modules()
+    ]
+
+
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """Inputs, and whether a model has changed an object among them."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._is_open = holds_containers(value)
+        self._is_watched = _holds_state(value)
+        self._then = state_of(value) if self._is_watched else None
+        self._lent = own_objects(value) if self._is_watched else value
+        """What is handed out until a call changes it."""
+        self.has_changed = False
+
+    def handed(self) -> T:
+        if self._is_watched and not self.has_changed:
+            self.has_changed = state_of(self._lent) != self._then
+        if self.has_changed:
+            return cast(T, own_objects(self._value))
+        return cast(T, own_containers(self._lent)) if self._is_open else self._lent
+
+    def stop_watching(self) -> None:
+        """A call has ended: what it did not change, the next one will not."""
+        self.handed()
+        self._is_watched = False
+
+
+def _holds_state(value: Any) -> bool:
+    parts = children(value)
+    return keeps_state(value) if parts is None else any(_holds_state(part) for _, part in parts)
+
+
+class Untouched(Generic[T]):
+    """A field of a dataclass that keeps inputs: whoever reads it gets containers of their own, where there are any.
+
+    Objects that keep state, such as a cache of keys and values, are handed out as they were given once a call was seen
+    to change them: every step is then the same call.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, holder: Any, owner: type | None = None) -> T:
+        if holder is None:
+            raise AttributeError  # so that the dataclass sees no default
+        return cast(_Kept[T], getattr(holder, self._name)).handed()
+
+    def __set__(self, holder: Any, value: T) -> None:
+        setattr(holder, self._name, _Kept(value))
+
+
+def inputs_changed(holder: Any) -> bool:
+    """Whether the call that has just ended changed an object among the inputs that `holder` keeps."""
+    kept = [value for value in vars(holder).values() if isinstance(value, _Kept)]
+    for one in kept:
+        one.stop_watching()
+    return any(one.has_changed for one in kept)
