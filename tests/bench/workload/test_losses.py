@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +141,52 @@ def test_the_outputs_own_loss_is_taken() -> None:
     assert default(Output(own, torch.randn(2, 3))).item() == 2.5
     assert default(own).item() == 2.5, "a model may return its loss"
     assert default({"loss": own.reshape(1)}).ndim == 0
+
+
+class Tuple(nn.Module):
+    """Returns its logits with a number of some kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.body, self.head, self.scale = (
+            kind,
+            nn.Linear(4, 4),
+            nn.Linear(4, 3),
+            nn.Parameter(torch.ones(())),
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.body(x)
+        logits = self.head(hidden)
+        numbers = {"loss": logits.logsumexp(1).mean(), "scale": self.scale.exp(), "penalty": hidden.square().mean()}
+        return logits, numbers[self.kind]
+
+
+def test_a_loss_beside_the_logits_is_the_number_that_depends_on_all_that_they_do() -> None:
+    x = torch.randn(2, 4)
+    for fake in (False, True):  # one model after the other, as a count comes after a step
+        loss = DefaultLoss()
+        with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
+            output = Tuple("loss")(x)
+            assert loss(output) is output[1]
+        assert loss.name == "output 1"
+
+
+@pytest.mark.parametrize("kind", ["scale", "penalty"])
+def test_another_number_beside_the_logits_is_no_loss(kind: str) -> None:
+    loss = DefaultLoss()
+    loss(Tuple(kind)(torch.randn(2, 4)))
+    assert loss.name == "cross_entropy on random targets"
+
+
+def test_the_same_loss_is_found_again_without_gradients() -> None:
+    loss, model, x = DefaultLoss(), Tuple("loss"), torch.randn(2, 4)
+    with torch.no_grad():
+        loss(model(x))
+    loss(model(x))
+    with torch.no_grad():
+        loss(model(x))
+    assert loss.name == "output 1"
 
 
 def test_an_output_without_its_own_loss_is_trained_on_its_logits() -> None:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.structure import float_tensors, is_plain, map_tensors, named_tensors
+from redline.bench.workload.targets import Targets
 from redline.errors import BenchError
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
@@ -185,6 +186,8 @@ class DefaultLoss(TrainingLoss):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self._drawn = Targets(seed)
+        self._found: tuple[str | None] | None = None
+        """Where the output holds its loss without naming it, once that was looked for."""
         self.name = "default"
 
     def take(self, rows: Sequence[int], size: int) -> None:
@@ -195,6 +198,10 @@ class DefaultLoss(TrainingLoss):
         if own is not None:
             self.name = "output.loss"
             return own
+        path = self._path_of_loss(output)
+        if path is not None:
+            self.name = f"output {path}"
+            return dict(named_tensors(output))[path]
         if (summed := sum_of_losses(output)) is not None:
             self.name = "sum of the output's losses"
             return summed
@@ -205,6 +212,16 @@ class DefaultLoss(TrainingLoss):
         if total is None:
             raise BenchError("user", f"no loss to train on: the model returned {_kind_of(output)}; give a loss")
         return total
+
+    def _path_of_loss(self, output: Any) -> str | None:
+        """Looked for in the first step with gradients: later ones are timed, and a compiler may hide the answer."""
+        if self._found is not None:
+            return self._found[0]
+        path = loss_among(output)
+        tensors = [tensor for _, tensor in named_tensors(output)]
+        if any(tensor.requires_grad for tensor in tensors) and not any(isinstance(one, FakeTensor) for one in tensors):
+            self._found = (path,)
+        return path
 
     def _cross_entropy(self, name: str, logits: Tensor) -> Tensor:
         if not is_plain(logits):
@@ -258,56 +275,6 @@ class RandomTargetLoss(TrainingLoss):
             ) from error
 
 
-class Targets:
-    """Random targets, drawn once per output and kept on its device."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._kept: dict[tuple[Any, ...], Tensor] = {}
-        self.part: tuple[Sequence[int], int] | None = None
-        """For a rank: its rows, and the size of the global batch they are drawn for."""
-
-    def classes(self, name: str, logits: Tensor) -> Tensor:
-        """One class per item, per position (N, T, V) or per pixel (N, C, H, W)."""
-        axis = 2 if logits.ndim == 3 else 1
-        shape = tuple(size for dimension, size in enumerate(logits.shape) if dimension != axis)
-
-        def draw(generator: torch.Generator) -> Tensor:
-            return self._part_of(shape, lambda whole: torch.randint(0, logits.shape[axis], whole, generator=generator))
-
-        return self._keep(("classes", name, *logits.shape), logits, draw)
-
-    def values(self, name: str, logits: Tensor) -> Tensor:
-        """Values of the output's shape between 0 and 1, which suit regression and binary cross-entropy alike."""
-
-        def draw(generator: torch.Generator) -> Tensor:
-            return self._part_of(tuple(logits.shape), lambda whole: torch.rand(whole, generator=generator)).to(
-                logits.dtype
-            )
-
-        return self._keep(("values", name, str(logits.dtype), *logits.shape), logits, draw)
-
-    def _part_of(self, shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """Targets of this shape: a rank draws those of the global batch, and keeps its own."""
-        if self.part is None or not shape or shape[0] != len(self.part[0]):
-            return draw(shape)
-        rows, size = self.part
-        return draw((size, *shape[1:])).index_select(0, torch.tensor(rows))
-
-    def _keep(self, what: tuple[Any, ...], like: Tensor, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
-        key = (*what, str(like.device))
-        # What a fake tensor mode draws must not outlive it, and what is kept must not enter it.
-        fake = isinstance(like, FakeTensor)
-        if not fake and key in self._kept:
-            return self._kept[key]
-        # inference_mode(False): a tensor made under inference mode could never take part in autograd.
-        with torch.inference_mode(False):
-            targets = draw(torch.Generator().manual_seed(self._seed)).to(like.device)
-        if not fake:
-            self._kept[key] = targets
-        return targets
-
-
 def own_loss(output: Any) -> Tensor | None:
     """The scalar the output carries as `loss`, by attribute or key; an output that is one scalar is itself the loss."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -316,6 +283,35 @@ def own_loss(output: Any) -> Tensor | None:
     if isinstance(found, Tensor) and found.is_floating_point() and found.numel() == 1:
         return found.reshape(())
     return None
+
+
+def loss_among(output: Any) -> str | None:
+    """Where an output such as `(logits, loss)` holds its loss: the one single number that depends on all that the rest does.
+
+    A scale, or a penalty of some layers, depends on fewer parameters.
+    """
+    trained = [(path, tensor) for path, tensor in float_tensors(output) if tensor.requires_grad]
+    numbers = [(path, tensor) for path, tensor in trained if tensor.ndim == 0]
+    rest = [tensor for _, tensor in trained if tensor.ndim > 0]
+    if len(numbers) != 1 or not rest:
+        return None
+    ((path, number),) = numbers
+    return path if _leaves_of([number]) >= _leaves_of(rest) else None
+
+
+def _leaves_of(tensors: list[Tensor]) -> set[int]:
+    """The parameters, by their ids, that these depend on. What a compiler has merged depends on nothing that is known."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen, leaves = set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return leaves
 
 
 def sum_of_losses(output: Any) -> Tensor | None:
