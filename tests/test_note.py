@@ -67,13 +67,13 @@ def test_every_code_is_used_somewhere() -> None:
 
 PROSE = re.compile(r"_?(message|reasons?|evidence|notes?|noted|remarks?|refusal|usage|mend|why|sentence)")
 """Names of values that are written for people, as variables, as fields and as keys."""
-WORDED = ("told", "traceback")
+WORDED = ("told", "traceback", "seen", "next")
 """Further fields that hold such texts."""
 NOTES = re.compile(r"(Note|(tuple|list|Sequence|Iterable|Iterator)\[Note(, \.\.\.)?\])( \| None)?")
 """Annotations of what holds notes."""
 FIELD = re.compile(r"^    (\w+): ([^=\n]+?)(?: = .*)?$", re.MULTILINE)
 """A field of a class, and its annotation."""
-TEXT = ("text", "_text", "_whole", "__str__")
+TEXT = ("text", "_text", "_whole", "__str__", "plain")
 """What such a value calls its words."""
 SEARCHING = (
     "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "partition", "rpartition", "removeprefix",
@@ -82,7 +82,7 @@ SEARCHING = (
     "get_close_matches", "commonprefix", "isupper", "islower", "isdigit", "isdecimal", "isnumeric", "isalpha", "isalnum",
     "istitle", "lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__", "bisect", "bisect_left", "bisect_right",
     "insort", "SequenceMatcher", "Counter", "hash", "crc32", "md5", "sha1", "sha256", "blake2b", "remove", "discard",
-    "int", "float", "eval",
+    "int", "float", "eval", "ord", "subn", "like", "ilike", "regexp_match", "groupby",
 )  # fmt: skip
 CUTTING = ("split", "rsplit", "replace", "strip", "lstrip", "rstrip")
 """Methods that search where what they look for has letters in it."""
@@ -107,14 +107,19 @@ PASSES_ON = (
     "filter", "min", "max", "enumerate", "zip", "chain", "to_builtins", "escape", "quote", "shorten", "fill",
     "wrap", "dedent", "indent", "sub", "join", "cast", "one_line", "text_of", "because", "bytes", "encode", "decode", "reduce",
     "from_iterable", "literal_eval", "asdict", "astuple", "deepcopy", "copy", "vars", "attrgetter", "itemgetter", "as_text",
+    "dumps", "Text", "Path", "UserString", "deque", "array", "asarray",
 )  # fmt: skip
 """Functions that give back the text, or the text of the error, that they are given."""
 STILL_TEXT = (
     "lower", "upper", "casefold", "title", "capitalize", "strip", "lstrip", "rstrip", "split", "rsplit", "splitlines",
-    "replace", "translate", "expandtabs", "encode", "format", "__str__", "__repr__", "items", "values", "keys", "copy",
+    "replace", "translate", "expandtabs", "encode", "format", "__str__", "__repr__", "__format__", "items", "values", "keys", "copy",
     "getvalue", "decode", "pop",
 )  # fmt: skip
 """What these methods return is a text as well, or a collection of texts."""
+WHOLE = re.compile(r"_?(failure|verdict|record|finding|advice)")
+"""Names of values that hold such texts among others: as a text, they show them."""
+RENDERING = ("str", "repr", "format", "astuple", "asdict", "to_builtins", "encode", "dumps", "vars")
+ERRORS_OF_ERRORS = ("exceptions", "__cause__", "__context__")
 WORDS_OF_ERRORS = ("args", "strerror", "msg", "message", "__notes__")
 TRACEBACKS = ("format_exc", "format_exception", "format_exception_only", "format_tb")
 
@@ -133,7 +138,8 @@ comparison prints each line once, and the page of a report holds each text of a 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-NAMING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.ExceptHandler, ast.Call, ast.Return)
+RETURNING = (ast.Return, ast.Yield, ast.YieldFrom)
+NAMING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.ExceptHandler, ast.Call, *RETURNING)
 """What gives a variable, or a function, its value."""
 Names = frozenset[str]
 
@@ -149,6 +155,11 @@ class Reader:
         """`allowed`: functions that may."""
         self._allowed = allowed
         self._functions: dict[str, Scope] = {each.name: each for each in ast.walk(tree) if isinstance(each, Function)}
+        self._classes = {each.name for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
+        for holder in ast.walk(tree):
+            for each in holder.body if isinstance(holder, ast.ClassDef) else ():
+                if isinstance(each, Function) and each.name == "__init__":
+                    self._functions[holder.name] = each
         self._aliases: dict[str, str] = {}
         """Names that functions and methods are given by an assignment: `has = PATTERN.search`."""
         for node in ast.walk(tree):
@@ -159,9 +170,12 @@ class Reader:
         self._returning = _note_functions(tree)
         """Functions that return such a text."""
         self._statements: dict[ast.AST, list[ast.AST]] = {}
-        self._handed: dict[str, set[str]] = {}
+        self._handed: dict[ast.AST | None, set[str]] = {}
         """By function: parameters that are handed a text somewhere in this module."""
         self._fields: set[str] = set()
+        """Of `self`."""
+        self._given: set[str] = set()
+        """Fields that some object is made with."""
         self.found: list[str] = []
         known = -1
         while known != (known := self._known()):
@@ -169,7 +183,7 @@ class Reader:
             self._read(tree, frozenset())
 
     def _known(self) -> int:
-        return len(self._fields) + len(self._returning) + sum(map(len, self._handed.values()))
+        return len(self._fields) + len(self._given) + len(self._returning) + sum(map(len, self._handed.values()))
 
     def _note_alias(self, name: str, value: ast.AST) -> None:
         if isinstance(value, ast.Lambda):
@@ -188,7 +202,7 @@ class Reader:
         if isinstance(node, ast.Module | Function):
             prose = self._assigned(node, prose)
         if isinstance(node, Function) and any(
-            self._is_prose(each.value, prose) for each in self._statements[node] if isinstance(each, ast.Return)
+            self._is_prose(each.value, prose) for each in self._statements[node] if isinstance(each, RETURNING)
         ):
             self._returning.add(node.name)
         if isinstance(node, Comprehension):
@@ -217,7 +231,8 @@ class Reader:
         prose |= {f"{each.name}!" for each in statements if isinstance(each, ast.ExceptHandler)}
         if isinstance(scope, Function):
             prose |= {f"{each.arg}!" for each in scope.args.args + scope.args.kwonlyargs if _is_error(each)}
-            prose |= self._handed.get(scope.name, set())
+            prose |= self._handed.get(scope, set())
+            prose |= {name for name, default in _defaults(scope) if self._is_prose(default, outer)}
         while True:
             more = {name for each in statements for name in self._named(each, frozenset(prose))} - prose
             if not more:
@@ -284,26 +299,40 @@ class Reader:
         return prose
 
     def _hand_over(self, call: ast.Call, prose: Names) -> None:
-        """Mark the parameters of this module's functions that this call hands a text or an error."""
-        name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if _is_own(call.func) else ""
-        function = self._functions.get(name)
+        """Mark the parameters of this module's functions, and the fields of objects, that this call gives a text or an error."""
+        if _called(call)[:1].isupper():
+            self._given |= {each.arg for each in call.keywords if each.arg and self._is_prose(each.value, prose)}
+        name, values = _last_name(call.func), call.args
+        if _called(call) == "partial" and call.args:
+            name, values = _last_name(call.args[0]), call.args[1:]
+        function = self._functions.get(name) if self._is_ours(call.func) else None
         if function is None:
             return
-        places = [each.arg for each in function.args.posonlyargs + function.args.args]
-        places = places[1:] if isinstance(call.func, ast.Attribute) else places
-        given = [*zip(places, call.args, strict=False), *((each.arg or "", each.value) for each in call.keywords)]
+        own = [each.arg for each in function.args.posonlyargs + function.args.args]
+        own = own[1:] if own[:1] in (["self"], ["cls"]) else own
+        more = function.args.vararg.arg if function.args.vararg is not None else ""
+        named = function.args.kwarg.arg if function.args.kwarg is not None else ""
+        known = {*own, *(each.arg for each in function.args.kwonlyargs)}
+        given = [*zip(own, values, strict=False), *((more, each) for each in values[len(own) :])]
+        given += [(each.arg if each.arg in known else named, each.value) for each in call.keywords]
         for parameter, value in given:
-            if self._is_prose(value, prose):
-                self._handed.setdefault(name, set()).add(parameter)
-            if self._holds_error(value, prose):
-                self._handed.setdefault(name, set()).add(f"{parameter}!")
+            if parameter and self._is_prose(value, prose):
+                self._handed.setdefault(function, set()).add(parameter)
+            if parameter and self._holds_error(value, prose):
+                self._handed.setdefault(function, set()).add(f"{parameter}!")
+
+    def _is_ours(self, called: ast.AST) -> bool:
+        """Whether a function of this module is called: by its name, of `self`, or of a class."""
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+            return called.value.id in ("self", "cls", "functools", *self._classes)
+        return isinstance(called, ast.Name)
 
     def _in_lambda(self, call: ast.AST, function: ast.Lambda, prose: Names) -> Names:
         """A function that is handed over with texts is called with them."""
         own = {each.arg for each in function.args.args}
         beside = call.args if isinstance(call, ast.Call) else []
         if isinstance(call, ast.Assign) and isinstance(call.targets[0], ast.Name):
-            return (prose - own) | self._handed.get(call.targets[0].id, set())
+            return (prose - own) | self._handed.get(self._functions.get(call.targets[0].id), set())
         return (prose | own) if any(self._is_prose(each, prose) for each in beside) else (prose - own)
 
     def _is_prose(self, node: ast.AST | None, prose: Names) -> bool:
@@ -318,8 +347,10 @@ class Reader:
                 or node.attr in WORDED
                 or node.attr in note_fields()
                 or node.attr in ("_text", "_whole")
-                or (node.attr in self._fields and _is_own(node))
+                or node.attr in self._given
+                or (node.attr in (self._fields | self._returning) and _is_own(node))
                 or (node.attr in TEXT and holds(node.value))
+                or (node.attr in ("text", "change") and _is_whole(node.value))
                 or (node.attr in WORDS_OF_ERRORS and self._holds_error(node.value, prose))
             )
         if isinstance(node, ast.Subscript):
@@ -327,7 +358,7 @@ class Reader:
         if isinstance(node, ast.Starred | ast.NamedExpr | ast.Await):
             return holds(node.value)
         if isinstance(node, ast.FormattedValue):
-            return holds(node.value) or self._holds_error(node.value, prose)
+            return holds(node.value) or self._holds_error(node.value, prose) or _is_whole(node.value)
         if isinstance(node, ast.BoolOp | ast.JoinedStr):
             return holds(*node.values)
         if isinstance(node, ast.IfExp):
@@ -355,6 +386,12 @@ class Reader:
             return any(self._is_prose(each, prose) for each in node.args)
         if name in TRACEBACKS:
             return True
+        if isinstance(node.func, ast.Lambda):
+            return self._is_prose(node.func.body, prose)
+        if name in ("attrgetter", "itemgetter", "__getattribute__") and any(map(_is_key, _all_arguments(node))):
+            return True
+        if name in RENDERING and any(map(_is_whole, node.args)):
+            return True
         if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             return self._is_prose(ast.Attribute(node.args[0], str(node.args[1].value)), prose)
         if name == "getattr" and isinstance(node.func, ast.Name):  # a name known only at run time may be the text's
@@ -368,23 +405,28 @@ class Reader:
             return self._holds_error(node.value, prose)
         if isinstance(node, ast.Call):
             return _called(node) in ("exc_info", "exception")
+        if isinstance(node, ast.Attribute) and node.attr in ERRORS_OF_ERRORS:
+            return self._holds_error(node.value, prose)
         return isinstance(node, ast.Name) and f"{node.id}!" in prose
 
     def _searches(self, node: ast.AST, prose: Names) -> Iterator[bool]:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
+            yield any(map(_is_made_with_words, sides))
             for operator, left, right in zip(node.ops, sides, sides[1:], strict=False):
                 either = self._is_prose(left, prose) or self._is_prose(right, prose)
                 if isinstance(operator, ast.Is | ast.IsNot):  # with None is whether there is one
                     yield either and any(isinstance(each, ast.Constant) and each.value for each in (left, right))
                 else:
                     yield either
+                yield any(self._is_number_of_texts(each, prose) for each in (left, right))
                 if isinstance(operator, ast.In | ast.NotIn):
                     yield _is_rendered(right)
                 if isinstance(operator, ast.Eq | ast.NotEq):
                     yield any(self._is_length_of_text(each, prose) for each in (left, right))
         if isinstance(node, ast.Call) and self._called(node) in SEARCHING:
             searched = [node.func.value, *node.args] if isinstance(node.func, ast.Attribute) else node.args
+            searched = [*searched, *(each.value for each in node.keywords)]
             yield any(self._is_prose(each, prose) or _is_rendered(each) for each in searched)
         if isinstance(node, ast.Call) and self._called(node) in CALLERS:
             given = [*node.args, *(each.value for each in node.keywords)]
@@ -393,6 +435,13 @@ class Reader:
             yield not handed.isdisjoint(SEARCHING) and any(self._is_prose(each, prose) for each in texts)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CUTTING:
             yield self._is_prose(node.func.value, prose) and any(map(_has_letters, node.args))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "sorted"):
+            keys = [_last_name(each.value) for each in node.keywords if each.arg == "key"]
+            yield (not keys or keys == ["str"]) and any(self._is_prose(each, prose) for each in node.args)
+        if isinstance(node, ast.Call) and _called(node) == "split":  # by a pattern, as in re.split(PATTERN, text)
+            yield any(self._is_prose(each, prose) for each in node.args)
+        if isinstance(node, ast.Call) and _called(node) in ("getattr", "hasattr"):
+            yield any(self._is_prose(each, prose) for each in node.args[1:2])
         if isinstance(node, ast.Attribute) and node.attr in SEARCHING and isinstance(node.ctx, ast.Load):
             yield self._is_prose(node.value, prose)
         if (
@@ -403,6 +452,7 @@ class Reader:
             yield any(self._is_prose(each, prose) for each in node.args[:1])
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             yield self._is_prose(node.slice, prose)
+            yield isinstance(node.value, ast.Dict) and any(self._is_prose(each, prose) for each in node.value.keys)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitXor | ast.Sub):
             yield self._is_prose(node.left, prose) or self._is_prose(node.right, prose)
         if isinstance(node, ast.Match):
@@ -411,6 +461,13 @@ class Reader:
             yield any(PROSE.fullmatch(each) or each in (*WORDED, *TEXT) for each in node.kwd_attrs)
         if isinstance(node, ast.MatchMapping):
             yield any(map(_is_key, node.keys))
+
+    def _is_number_of_texts(self, node: ast.AST, prose: Names) -> bool:
+        """How many of them differ."""
+        if not isinstance(node, ast.Call) or _called(node) != "len" or not node.args:
+            return False
+        (held,) = node.args
+        return isinstance(held, ast.Call) and _called(held) in ("set", "frozenset") and self._is_prose(held, prose)
 
     def _is_length_of_text(self, node: ast.AST, prose: Names) -> bool:
         """Of one text, whose exact length would tell it from another; several notes may be counted."""
@@ -482,6 +539,29 @@ def _is_of_notes(annotation: ast.AST) -> bool:
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
+
+
+def _defaults(function: Function) -> Iterator[tuple[str, ast.AST | None]]:
+    """Parameters with their default values."""
+    own = [*function.args.posonlyargs, *function.args.args]
+    yield from zip((each.arg for each in reversed(own)), reversed(function.args.defaults), strict=False)
+    yield from zip((each.arg for each in function.args.kwonlyargs), function.args.kw_defaults, strict=True)
+
+
+def _all_arguments(node: ast.Call) -> list[ast.expr]:
+    """With those of the call that makes the function: attrgetter("message")(failure)."""
+    return [*node.args, *(node.func.args if isinstance(node.func, ast.Call) else [])]
+
+
+def _is_whole(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and bool(WHOLE.fullmatch(_last_name(node)))
+
+
+def _is_made_with_words(node: ast.AST) -> bool:
+    """A struct that is compared with another, text and all: Failure(kind="oom", message="out of memory")."""
+    return isinstance(node, ast.Call) and any(
+        PROSE.fullmatch(each.arg or "") and _has_letters(each.value) for each in node.keywords
+    )
 
 
 def _has_letters(node: ast.AST) -> bool:
@@ -630,6 +710,47 @@ def test_no_module_compares_or_searches_a_text(path: Path) -> None:
         "if len(failure.message) != 5: pass",
         'print(note, file=said)\nif "noisy" in said.getvalue(): pass',
         'with redirect_stdout(said):\n    print(note)\nif "noisy" in said.getvalue(): pass',
+        'x = getattr(self, f"on_{note}")',
+        'def f(*texts): return any("oom" in each for each in texts)\nf(failure.message)',
+        'def f(**texts): return "oom" in texts["a"]\nf(a=failure.message)',
+        'x = {failure.message: 1}["oom"]',
+        "x = sorted(record.notes, key=str)",
+        "x = max(map(str, record.notes))",
+        "x = itertools.groupby(map(str, record.notes))",
+        "if len(set(map(str, record.notes))) > 1: pass",
+        "if ord(str(note)[0]) == 3: pass",
+        'if note.__format__("") == "oom": pass',
+        "if PATTERN.search(string=str(note)): pass",
+        'if re.split("oom", str(note))[1:]: pass',
+        'if re.subn("oom", "", str(note))[1]: pass',
+        'if UserString(note) == "oom": pass',
+        'if Path(str(note)) == Path("oom"): pass',
+        'if Text(str(note)).plain.startswith("oom"): pass',
+        'y = deque([failure.message])\nif "x" in y: pass',
+        'x = np.array(list(map(str, record.notes))) == "x"',
+        'row = Row(words=str(note))\nif row.words == "oom": pass',
+        'class Row:\n    def __init__(self, words): self.words = words\n    def f(self): return "x" in self.words\nRow(str(note))',
+        'if "oom" in str(record.failure): pass',
+        'if "oom" in f"{record.failure!r}": pass',
+        'if "oom" in repr(record): pass',
+        'if json.dumps(msgspec.to_builtins(record)).find("oom") > 0: pass',
+        'if "x" in msgspec.structs.astuple(failure): pass',
+        'if record.failure == Failure(stage="a", kind="b", message="oom"): pass',
+        'try: go()\nexcept* OSError as group:\n    if "x" in str(group.exceptions[0]): pass',
+        'try: go()\nexcept OSError as error:\n    if "x" in str(error.__cause__): pass',
+        'if "host" in finding.next: pass',
+        'if advice.text == "x": pass',
+        'if "oom" in item.seen: pass',
+        'def outer():\n    def inner(t=str(note)):\n        return "x" in t\n    return inner',
+        'class A:\n    @property\n    def said(self): return str(self.note)\n    def go(self): return "x" in self.said',
+        'class A:\n    @staticmethod\n    def check(t): return "x" in t\nA.check(failure.message)',
+        'def check(t): return "x" in t\nfunctools.partial(check, failure.message)()',
+        'if (lambda: failure.message)() == "x": pass',
+        'def g():\n    yield failure.message\nfor m in g():\n    if m == "x": pass',
+        'def g():\n    yield from map(str, record.notes)\nif "x" in list(g()): pass',
+        'if "x" in operator.attrgetter("message")(failure): pass',
+        'if "x" in failure.__getattribute__("message"): pass',
+        'select(t).where(t.c.message.like("%x%"))',
     ],
 )
 def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
@@ -656,6 +777,10 @@ def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
         "lines = []\nlines.append(str(note))\nif lines: print(lines)",
         "def f(record):\n    return record.failure.message\n\n\nprint(f(record))",
         'match failure:\n    case Failure(kind="oom"): pass',
+        'if record.failure == Failure(stage="a", kind="oom", message=""): pass',
+        'print(repr(failure), f"{record.failure}")',
+        "for said in sorted(record.notes, key=lambda each: each.code): print(said)",
+        'print(Row(words=str(note)).words, "x" in row.names)',
     ],
 )
 def test_the_test_lets_codes_and_printing_pass(source: str) -> None:

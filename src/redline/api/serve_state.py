@@ -88,7 +88,7 @@ class Live:
                 except RedlineError as error:  # the history is away for a moment: the next look may find it
                     state = LiveState(problem=" ".join(str(error).split()))
                 event = b"data: " + msgspec.json.encode(state) + b"\n\n"
-                if records != (records := (state.stored, state.latest, len(state.records), state.problem)):
+                if records != (records := (state.stored, state.latest, len(state.records), bool(state.problem))):
                     self._on_records()
                 if event != self._last:
                     self._last, told_at = event, time.monotonic()
