@@ -14,9 +14,8 @@ import pytest
 from redline.api.monitor import DeviceLook, Machine, MonitorResult, monitor, total_of
 from redline.errors import UsageError
 from redline.report.monitor import write_looks
-from redline.telemetry import amd
+from redline.telemetry import EnergyMeter, amd, package_energy_j
 from redline.telemetry.amd import AmdCard, RocmSmiCard, rocm_smi
-from redline.telemetry.machine import EnergyMeter, package_energy_j
 from redline.telemetry.nvml import NvmlCard
 
 

@@ -19,9 +19,8 @@ from redline.bench.device.rocm import RocmDevice
 from redline.bench.environment import few_threads
 from redline.bench.measure.blocks import Sampling
 from redline.errors import SpecError, UnknownName, UsageError
-from redline.telemetry import nvml
+from redline.telemetry import cpu_name, nvml
 from redline.telemetry.amd import AmdCard, number, open_amd_card
-from redline.telemetry.machine import cpu_name
 from redline.telemetry.nvml import NvmlCard
 
 MIB = 2**20

@@ -18,7 +18,7 @@ from redline.fields import Frozen
 from redline.report.export import JsonDocument, json_document
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Bars, Shown
-from redline.telemetry.machine import (
+from redline.telemetry import (
     Card,
     EnergyMeter,
     cpu_name,

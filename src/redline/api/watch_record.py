@@ -40,7 +40,7 @@ from redline.record import (
     new_id,
 )
 from redline.spec import RunSpec, WorkloadSpec
-from redline.telemetry.machine import cpu_name
+from redline.telemetry import cpu_name
 from redline.trace.decode import read_trace
 from redline.watching import PHASES, Advice, Watched, Window
 

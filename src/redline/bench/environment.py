@@ -23,7 +23,7 @@ from redline import __version__
 from redline.bench.device.base import Device
 from redline.environment import DeviceInfo, Environment
 from redline.errors import BenchError
-from redline.telemetry.machine import cpu_name
+from redline.telemetry import cpu_name
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _TELLING_VARIABLES = re.compile(

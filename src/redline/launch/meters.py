@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from redline.environment import TelemetrySample
-from redline.telemetry.machine import Card, EnergyMeter, open_all_cards, package_energy_j
+from redline.telemetry import Card, EnergyMeter, open_all_cards, package_energy_j
 from redline.telemetry.nvml import describe_process
 
 LOOK_S = 0.5
