@@ -167,6 +167,7 @@ def whole_record(**changes: Any) -> RunRecord:
             )
         },
         step_synchronises=False,
+        operators_share=0.75,
         isolated=False,
         work=WorkCount(
             params=25_000_000,

@@ -53,6 +53,7 @@ Code = Literal[
     "host",
     "not-host",
     "same-as-device",
+    "outside-operators",
     "step-waits",
     "no-issue-times",
     "work",

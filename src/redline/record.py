@@ -243,6 +243,8 @@ class Prepared(Frozen):
     """What each switch of the recipe does to the program, by switch."""
     step_synchronises: bool | None = None
     """Whether one step waits for the device by itself: issue time then says nothing about the host."""
+    operators_share: float | None = None
+    """The share of an eager step on a CPU that is spent in operators; the rest is Python. None where it was not looked at."""
     isolated: bool = True
     applicable: tuple[str, ...] = ()
     """Recipes that model and device allow, the most promising first; none of them was run."""

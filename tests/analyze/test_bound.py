@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from redline.analyze import bound as rules
@@ -52,6 +53,17 @@ def test_a_step_that_waits_for_the_device_itself_cannot_be_told(
     found = bound(make_record(blocks=blocks, prepared=make_prepared(step_synchronises=True)))
     assert found.label == "unknown"
     assert "waits for the device" in str(found.evidence)
+
+
+@pytest.mark.parametrize(("share", "label"), [(0.49, "host"), (0.5, "device"), (None, "device")])
+def test_on_a_cpu_the_host_is_the_limit_where_operators_take_less_than_half(
+    make_record: Any, make_prepared: Any, share: float | None, label: str
+) -> None:
+    record = make_record(device="cpu")
+    record = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, operators_share=share))
+    assert bound(record).label == label
+    trace = TraceEvidence(has_device=False, span_s=1.0, busy_s=0.4)
+    assert bound_of_trace(trace, record).label == label
 
 
 def test_on_a_cpu_host_and_device_are_the_same(make_record: Any) -> None:

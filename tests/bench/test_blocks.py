@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.device import cpu
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure import blocks
 from redline.bench.measure.blocks import OVERRUN, measure_block, plan_steps, quiet_collector
-from redline.bench.workload.step import Mark, no_mark
+from redline.bench.workload.step import InferenceStep, Mark, Setup, no_mark
+from redline.bench.workload.workload import assemble
 from redline.environment import DeviceInfo, Memory, TelemetrySample
+from redline.note import note
 from redline.protocol import Measure
-from redline.record import Block, BlockKind
+from redline.record import Block, BlockKind, Capabilities, Warmup
+from redline.spec import MeasureSpec
 
 KINDS: tuple[BlockKind, ...] = ("latency", "throughput")
 TRAINING = {"forward": 0.25, "backward": 0.5, "optimizer": 0.25}
@@ -368,3 +372,43 @@ class TestTheCollector:
                 pass
             assert not gc.isenabled()
         assert gc.isenabled()
+
+
+class Ticks(TorchDispatchMode):
+    """Every operator takes a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._clock.now_s += 1.0
+        return func(*args, **(kwargs or {}))
+
+
+class Works(torch.nn.Module):
+    """Three operators, and as much Python as it is told."""
+
+    def __init__(self, clock: Clock, python_s: float) -> None:
+        super().__init__()
+        self._clock, self._python_s = clock, python_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._clock.now_s += self._python_s
+        return x.mul(2).add(1).relu()
+
+
+@pytest.mark.parametrize(("python_s", "share"), [(0.0, 1.0), (1.0, 0.75), (9.0, 0.25)])
+def test_what_is_not_spent_in_operators_is_python(
+    monkeypatch: pytest.MonkeyPatch, python_s: float, share: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(blocks, "time", clock)
+    model = Works(clock, python_s)
+    workload = assemble(model, ((torch.ones(2),), {}), task="infer", source="test", identity="", seed=0)
+    setup = Setup(workload=workload, device=CpuDevice(), model=model, args=workload.args, kwargs=workload.kwargs)
+    spec, warmup = MeasureSpec(), Warmup(steady=True, reason=note("steady", ""), samples=(99.0, 3.0 + python_s))
+    with Ticks(clock):
+        assert blocks.operators_share(InferenceStep(setup), setup, spec, warmup) == share
+        setup.switches["compile"] = Capabilities(compiles=True)
+        assert blocks.operators_share(InferenceStep(setup), setup, spec, warmup) is None

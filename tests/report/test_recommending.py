@@ -75,6 +75,14 @@ def test_only_what_is_clearly_not_faster_is_said_not_to_be() -> None:
     assert "without acceptable outputs are faster" in as_text(RunReport([row("baseline", None), wrong]))
 
 
+def test_a_step_that_is_mostly_python_is_to_be_looked_at_not_computed_in_another_way() -> None:
+    python = Bound(label="host", evidence=note("outside-operators", ""))
+    alone = msgspec.structs.replace(row("baseline", None), bound=python, worth_trying=("bf16", "compile"))
+    last = as_text(RunReport([alone])).splitlines()[-1]
+    assert "profile" in last
+    assert "bf16" not in last
+
+
 def test_a_spread_worth_noting_stands_below_the_table() -> None:
     spread = note("spread", "latency: spread 7 % of the mean", about="latency")
     noted = msgspec.structs.replace(row("fp16", 2.0), verdict=Verdict(labels=("valid",), notes=(spread,)))

@@ -62,6 +62,9 @@ EXPLAINED_SHARE = 0.3
 FUSED_SHARE = 0.5
 """The same for a recipe that fuses operators, of which only products and compulsory bytes are known: most of the step."""
 
+OPERATORS_SHARE = 0.5
+"""On a CPU, operators that take less of a step are not its limit: whatever they gain, most of the step stays."""
+
 SAME_AS_DEVICE = note("same-as-device", "host and device are the same")
 
 SHAPES_SHARE = 0.5
@@ -108,6 +111,8 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
         return waiting
     if (reading := _reads_all_the_time(record, ceilings)) is not None:
         return reading
+    if (python := _runs_python(record)) is not None:
+        return python
     if (untold := _untold_by_issuing(record)) is not None:
         return _by_work(record, ceilings, untold, otherwise="device" if untold.code == "same-as-device" else "unknown")
     share = host_share(record)
@@ -117,6 +122,15 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
         return Bound(label="host", evidence=note("host", f"issue/step {share:.2f}: the device waits for the host"))
     told = note("not-host", f"issue/step {share:.2f}: the device is the limit, not the host")
     return _by_work(record, ceilings, told, otherwise="device")
+
+
+def _runs_python(record: RunRecord) -> Bound | None:
+    """For a CPU that spends most of a step outside of operators."""
+    share = record.prepared.operators_share if record.prepared is not None else None
+    if share is None or share >= OPERATORS_SHARE:
+        return None
+    text = f"operators take {share:.0%} of the step: Python, or what it waits for, takes the rest"
+    return Bound(label="host", evidence=note("outside-operators", text))
 
 
 def _reads_all_the_time(record: RunRecord, ceilings: Ceilings | None) -> Bound | None:
@@ -138,7 +152,7 @@ def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilin
     if record is not None and (reading := _reads_all_the_time(record, ceilings)) is not None:
         return reading
     if not trace.has_device:
-        waiting = _waits_on_host(trace) if record is None else None
+        waiting = _waits_on_host(trace) if record is None else _runs_python(record)
         return waiting or _by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
     found = [one for test in _TRACE_TESTS if (one := test(trace, record)) is not None]
     if found:

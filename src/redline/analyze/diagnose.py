@@ -78,7 +78,8 @@ def explained(profile: Profile) -> Explained | None:
     codes = {finding.code for finding in profile.findings}
     whole = max(timeline.span_s - timeline.compute_s, 0.0)
     known = min(sum(seconds for named, seconds in parts.items() if codes & set(named)), whole)
-    return Explained(not_computing_s=whole, explained_s=known, unexplained_s=whole - known)
+    # Sums of the same times in another order differ in their last digits.
+    return Explained(not_computing_s=whole, explained_s=known, unexplained_s=max(round(whole - known, 9), 0.0))
 
 
 def losses_by_code(profile: Profile) -> dict[LossCode, Loss]:

@@ -21,7 +21,7 @@ from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.environment import describe, few_threads, refuse_other_checkout, remember_flags
 from redline.bench.load import LoadRunner
-from redline.bench.measure.blocks import few_steps, reach_steady_state
+from redline.bench.measure.blocks import few_steps, operators_share, reach_steady_state
 from redline.bench.measure.generation import generation_info
 from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of, sketched
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, suspect_of
@@ -118,6 +118,7 @@ class Workbench:
             warmup=warmup,
             applicable=applicable,
             step_synchronises=synchronises,
+            operators_share=None if self._ranks.is_rank else operators_share(step, setup, spec.measure, warmup),
             work=work,
             ranks=self._ranks.info(device, info.items_per_step),
             gradient_bytes=gradient_bytes(workload.model) if workload.task == "train" and self._ranks.is_rank else None,

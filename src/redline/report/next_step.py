@@ -108,6 +108,8 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
         return f"{told}; 'redline show {best.record_id[:13]}' has the details"
     if (undecided := next((row for row in measured if _is_undecided(row)), None)) is not None:
         return f"inconclusive: {undecided.recipe} may be faster or slower than the first; {LONGER}"
+    if first.bound.evidence.code == "outside-operators" and not any(row.vs_first for row in measured):
+        return _look_closer(first, "profile", "shows what it does outside of operators, which is most of the step")
     if not any(row.vs_first for row in measured) and first.worth_trying:
         return _try(first)
     if (host := next((row for row in measured if row.bound.label == "host"), None)) is not None:

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from torch._ops import HigherOrderOperator
+
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
 from redline.bench.workload.ranks import Ranks
-from redline.bench.workload.step import TimedStep
+from redline.bench.workload.step import Setup, TimedStep
+from redline.bench.workload.structure import WholeDispatchMode
 from redline.environment import TelemetrySample
 from redline.note import note
 from redline.protocol import Measure
@@ -23,6 +26,9 @@ from redline.record import Block, Warmup
 from redline.spec import MeasureSpec
 
 PERIOD_S = 0.1
+LOOKS = 3
+LONG_STEP_S = 1.0
+"""A step that takes longer is looked at once."""
 BARE_WARMUP_STEPS = 2
 
 
@@ -327,3 +333,39 @@ def _at(ordered: Sequence[float], share: float) -> float:
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+class _TimesOperators(WholeDispatchMode):
+    """Adds up the time spent in operators."""
+
+    seconds = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self.opened(func, args, kwargs)
+        started = time.perf_counter()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+def operators_share(step: TimedStep, setup: Setup, spec: MeasureSpec, warmup: Warmup) -> float | None:
+    """The share of a step on a CPU that is spent in operators; the rest is Python and what it waits for.
+
+    The shortest of several looks and the shortest undisturbed step count, because other processes make either longer. None
+    where operators do not run one by one, where no step may be added, and for tensors that cannot be looked at in this way.
+    """
+    shortest = min(warmup.samples[-spec.warmup_window :], default=0.0)
+    if spec.sparing or not shortest or not setup.runs_one_by_one or setup.device.is_accelerator:
+        return None
+    looks = []
+    try:
+        for _ in range(LOOKS if shortest < LONG_STEP_S else 1):
+            with step.context(), _TimesOperators() as times:
+                step()
+            looks.append(times.seconds)
+    except Exception:
+        step.recover()
+        return None
+    return min(1.0, min(looks) / shortest)

@@ -81,6 +81,12 @@ class Setup:
         """For the whole recipe."""
         return Capabilities.together(self.switches.values())
 
+    @property
+    def runs_one_by_one(self) -> bool:
+        """Whether the operators of the model run one by one: nothing is compiled, traced or recorded."""
+        merged = self.capabilities.compiles or self.capabilities.dissolves_modules or self.step_class is not None
+        return self.task in ("infer", "train") and not merged
+
     def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Change every input tensor, now and whenever other inputs are put in their place."""
         self.input_changes.append(change)
