@@ -536,6 +536,12 @@ class TestTroublesOfKnownSize:
         stall = next(finding for finding in findings if finding.code == "host-stall")
         assert gain <= stall.gain_bound < 1 + 2 * (gain - 1)
 
+    def test_a_stall_in_a_capture_of_ours_names_our_own_option(self, tmp_path: Path) -> None:
+        program = Program(2, {"result copy": 0.1, "logging sync": 0.3, "late graph": 0.3})
+        found = diagnose(captured(profile_of(read_traces(run(program).write(tmp_path))), "baseline"))
+        stall = next(finding for finding in found if finding.code == "host-stall")
+        assert "(capture with --stacks to see the Python functions)" in stall.next
+
     @pytest.mark.parametrize("dress", DRESSES)
     def test_as_traces_of_others_show_it(self, tmp_path: Path, dress: str) -> None:
         self.judged(tmp_path, {"item": 0.8}, "item", dress)

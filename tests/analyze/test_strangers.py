@@ -46,6 +46,7 @@ def test_without_stacks_a_server_looks_like_a_stall_and_the_advice_says_so(tmp_p
     first = served(None).profile(tmp_path).findings[0]
     assert first.code == "host-stall"
     assert "no requests" in first.next
+    assert "record with with_stack=True" in first.next
 
 
 def test_a_stall_names_the_function_around_it(tmp_path: Path) -> None:

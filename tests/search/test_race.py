@@ -106,6 +106,8 @@ class TestVerdicts:
         replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.1), "baseline", "fp16")
         assert len(replicates) == 3 + EXTENSIONS * REPLICATES_PER_EXTENSION
         assert pairs_of(replicates)[0].verdict == "inconclusive"
+        told = " ".join(as_text(race_report(replicates)).split())
+        assert f"--replicates {2 * len(replicates)} or --effort strict" in told, "more than it had"
 
     def test_who_is_decided_leaves_before_an_extension(self) -> None:
         landscape = Landscape(step_s={"baseline": 0.1, "fp16": 0.01, "bf16": 0.01}, offset_sigma=0.06)

@@ -86,7 +86,8 @@ def stall(profile: Profile, loss: Loss) -> Finding | None:
         return None
     share = share_of(profile, loss.seconds)
     most = f"; most of it in {loss.what}" if loss.what else ""
-    see = "" if loss.what else " (record with with_stack=True to see the Python functions)"
+    how = "record with with_stack=True" if profile.capture is None else "capture with --stacks"
+    see = "" if loss.what else f" ({how} to see the Python functions)"
     server = "" if loss.what or profile.steps_seen else ". A server that has no requests looks the same"
     idle, nothing = "the device waits", " in which the host launches nothing"
     if not profile.has_device:

@@ -14,6 +14,7 @@ import msgspec
 
 from redline.analyze.finding import LARGEST_GAIN
 from redline.analyze.watch import Drift, Rates
+from redline.conditions import counted
 from redline.units import format_bytes, format_seconds, format_share
 from redline.watching import Advice
 
@@ -125,7 +126,7 @@ def _data_wait(seen: Evidence) -> Iterator[Advice]:
         )
     yield Advice(
         code="data-wait",
-        text=f"{format_share(share)} of the time the training waits for its next batch ({_counted(workers, 'loader worker')})",
+        text=f"{format_share(share)} of the time the training waits for its next batch ({counted(workers, 'loader worker')})",
         change=change,
         gain_bound=gain(share),
     )
@@ -394,7 +395,3 @@ def _training_loader(seen: Evidence) -> dict[str, Any]:
         return math.inf if planned is None else loader.get("iterators", 0) * planned
 
     return max(seen.usage.get("loaders", []), key=batches, default={})
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"

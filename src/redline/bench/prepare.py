@@ -317,7 +317,7 @@ class Workbench:
 
     def _numerics(self, spec: RunSpec, reference: Reference | None, step: Timed, setup: Setup) -> Numerics:
         if reference is None:
-            why = "the spec asked for none" if setup.task != "step" else "a function is timed as it is"
+            why = "it was not asked for" if setup.task != "step" else "a function is timed as it is"
             sketch, signal = sketch_of(self._returned)
             return Numerics(
                 method="unchecked",

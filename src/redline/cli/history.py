@@ -97,6 +97,7 @@ def tag(
     """
     from redline.api.history import marks
     from redline.api.history import tag as set_tag
+    from redline.conditions import counted
     from redline.report.export import json_document
     from redline.report.terminal import make_console
 
@@ -114,7 +115,7 @@ def tag(
         print_json(json_document("tag", {"changed": changed}))
     else:
         done = "removed from" if remove else "set on"
-        make_console().print(f"{words[-1]!r} {done} {len(changed)} record(s)", markup=False)
+        make_console().print(f"{words[-1]!r} {done} {counted(len(changed), 'record')}", markup=False)
     return Exit.DONE
 
 

@@ -38,7 +38,7 @@ def hints(profile: Profile) -> Iterator[str]:
         yield f"trace: {trace}"
         yield f"open it at {PERFETTO} (it stays in the browser), or: tensorboard --logdir {trace.rpartition('/')[0]}"
         assert profile.capture is not None
-        yield f"again: redline profile --diff {profile.capture.record_id[:13]} OTHER sets it beside another"
+        yield f"compare it with another: redline profile --diff {profile.capture.record_id[:13]} OTHER"
     elif profile.capture is None and not _is_kernel_table(profile):
         yield f"the whole timeline: open the file at {PERFETTO} (it stays in the browser)"
     elif profile.capture is not None and trace:

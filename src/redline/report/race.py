@@ -127,7 +127,8 @@ def _next_step(replicates: Sequence[Replicate], racers: Mapping[str, Sequence[Ru
     if all(is_same_recipe(replicates, *pair) for pair in pairs):
         return f"next: {_noise_floor(list(pairs.values()))}"
     if any(pair.verdict == "inconclusive" for pair in pairs.values()):
-        return f"next: not every pair is decided within ±{TIME_BAND:.0%}; --replicates 7 or --effort strict measures longer"
+        longer = f"--replicates {2 * len(replicates)} or --effort strict measures longer"
+        return f"next: not every pair is decided within ±{TIME_BAND:.0%}; {longer}"
     if not fit:
         return "next: no recipe here has acceptable outputs"
     ratios = {name: pairs[names[0], name].ratio for name in fit if (names[0], name) in pairs}

@@ -68,7 +68,7 @@ class FakeWorld:
         return path
 
 
-UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: the spec asked for none"))
+UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: it was not asked for"))
 _PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
 _FIRST_CALL_STEPS = 20
 """A first call costs about as much as this many steady ones, without compiling."""
