@@ -35,7 +35,7 @@ from redline.record import (
 )
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.training import DataInfo, DataSpec, Epoch, Fed, TrainSpec
-from redline.watching import Advice, Watched, Window
+from redline.watching import Watched, WatchFinding, Window
 from redline.work import GenerationInfo, ModuleWork, OperatorWork, Uncounted, WorkCount
 
 SAMPLES = (0.1, 1 / 3, 5e-324, 999_999_999.9999999, 0.010000000000000002)
@@ -394,7 +394,7 @@ def whole_record(**changes: Any) -> RunRecord:
             energy_j=4000.0,
             power_w=320.0,
             peak_bytes=2**30,
-            findings=(Advice(code="data-wait", text="waits", change="workers", gain_bound=1.3),),
+            findings=(WatchFinding(code="data-wait", text="waits", change="workers", gain_bound=1.3),),
             windows=(Window(at_s=1.0, step=15, steps=5, step_s=0.1, trace="a.json", top=("sync-bound",)),),
         ),
         "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096, others=("rank1.json.gz",)),

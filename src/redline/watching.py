@@ -8,7 +8,7 @@ PHASES = ("data", "copy", "forward", "backward", "optimizer", "other")
 """What the time of a watched step is split into; together they are all of it."""
 
 
-class Advice(Frozen):
+class WatchFinding(Frozen):
     """Something that costs time or memory in a watched script, and what to change about it."""
 
     code: str
@@ -66,5 +66,5 @@ class Watched(Frozen):
     power_w: Figure | None = None
     peak_bytes: Count | None = None
     """Reserved on a GPU; on a CPU the resident memory of all its processes."""
-    findings: tuple[Advice, ...] = ()
+    findings: tuple[WatchFinding, ...] = ()
     windows: tuple[Window, ...] = ()

@@ -20,7 +20,7 @@ from redline.analyze.compare import (
     allowance,
     between_processes,
     compare_records,
-    median_step_s,
+    valid_step_s,
 )
 from redline.analyze.statistics import Ratio
 from redline.errors import UsageError
@@ -382,10 +382,10 @@ class TestEdges:
 
     def test_a_failed_record_has_no_step(self) -> None:
         (record,) = replicates(1)
-        assert median_step_s(record) == pytest.approx(0.01, rel=0.1)
+        assert valid_step_s(record) == pytest.approx(0.01, rel=0.1)
         failure = Failure(stage="measure", kind="crash", message="gone")
-        assert median_step_s(msgspec.structs.replace(record, failure=failure)) is None
-        assert median_step_s(msgspec.structs.replace(record, blocks=())) is None
+        assert valid_step_s(msgspec.structs.replace(record, failure=failure)) is None
+        assert valid_step_s(msgspec.structs.replace(record, blocks=())) is None
 
     @pytest.mark.parametrize(("count", "noted"), [(1, False), (2, True)])
     def test_of_sides_that_followed_each_other(self, count: int, noted: bool) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from redline.analyze.bound import Bound
 from redline.analyze.ranks import late_rank
-from redline.analyze.scale import Communication, ScalePoint, Trial, diagnose_scale, points_of
+from redline.analyze.scale import Communication, ScalePoint, ScaleRun, diagnose_scale, points_of
 from redline.environment import DeviceInfo, Environment, Memory
 from redline.note import note
 from redline.record import Block, ColdStart, Numerics, Prepared, RankBlock, RankInfo, RunRecord, Warmup, WorkloadInfo
@@ -35,7 +35,7 @@ def trial(
     cpu: dict[int, float] | None = None,
     names: dict[int, str] | None = None,
     kind: str = "cpu",
-) -> Trial:
+) -> ScaleRun:
     device = DeviceInfo(kind=kind, name="some device")
     infos = tuple(
         RankInfo(
@@ -90,7 +90,7 @@ def trial(
         blocks=blocks,
         stopped="target",
     )
-    return Trial(record=record, communication=told or Communication())
+    return ScaleRun(record=record, communication=told or Communication())
 
 
 def test_weak_scaling_is_set_against_the_same_batch_per_rank() -> None:

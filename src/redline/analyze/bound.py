@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal
 
 from redline.analyze.attainable import attainable
-from redline.analyze.blocks import device_kind, timed_blocks
+from redline.analyze.blocks import device_kind, median_step_s, timed_blocks
 from redline.analyze.generation import generation_of
 from redline.fields import Frozen
 from redline.note import Note, note
@@ -26,8 +26,7 @@ from redline.work import Ceilings
 
 def step_s(record: RunRecord) -> float | None:
     """The median time of a step, without waiting in between."""
-    samples = list(chain.from_iterable(block.samples for block in timed_blocks(record, "throughput")))
-    return median(samples) if samples else None
+    return median_step_s(timed_blocks(record, "throughput"))
 
 
 BoundLabel = Literal["host", "launch", "compute", "memory", "data", "communication", "device", "unknown"]

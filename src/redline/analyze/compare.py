@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from redline.analyze.blocks import device_kind, latency_blocks, ratio_in_turns, timed_blocks
+from redline.analyze.blocks import device_kind, latency_blocks, median_step_s, ratio_in_turns, timed_blocks
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
 from redline.analyze.trust import verdict
 from redline.errors import UsageError
@@ -145,7 +145,7 @@ def _compare(
         first_runs=len(first),
         other_runs=len(other),
     )
-    broken = [why_broken(record) for record in (*first, *other) if median_step_s(record) is None]
+    broken = [why_broken(record) for record in (*first, *other) if valid_step_s(record) is None]
     if broken:
         return _with(blank, verdict="invalid", reasons=tuple(dict.fromkeys(broken)))
     unlike, noted = differences(mine, first, yours, other, across=across)
@@ -366,14 +366,15 @@ def _p95_s(record: RunRecord) -> float | None:
 
 
 def _medians_s(records: Iterable[RunRecord], kind: TimeKind = "throughput") -> list[float]:
-    return [each for record in records if (each := median_step_s(record, kind)) is not None]
+    return [each for record in records if (each := valid_step_s(record, kind)) is not None]
 
 
-def median_step_s(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
-    """The step as throughput blocks time it: the same clock on both sides, whatever the task; or a part of a generation."""
-    samples = [sample for block in timed_blocks(record, kind) for sample in block.samples]
-    middle = median(samples) if samples and record.failure is None else 0.0
-    return middle if middle > 0 else None
+def valid_step_s(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
+    """The step as throughput blocks time it: the same clock on both sides, whatever the task; or a part of a generation.
+
+    None where the run failed or nothing was timed.
+    """
+    return (median_step_s(timed_blocks(record, kind)) or None) if record.failure is None else None
 
 
 def why_broken(record: RunRecord) -> Note:

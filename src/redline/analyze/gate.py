@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from redline.analyze.checks import Check
-from redline.analyze.compare import allowance, between_processes, median_step_s
+from redline.analyze.compare import allowance, between_processes, valid_step_s
 from redline.analyze.race import SMALLEST_SPREAD, undisturbed
 from redline.analyze.statistics import PairedLog, student_t
 from redline.fields import Frozen
@@ -169,8 +169,8 @@ def chance_by_signs(values: Sequence[float]) -> float:
 
 def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Judged | None:
     """Against records that were measured at another time, each a process."""
-    ours = [math.log(seconds) for record in baseline if (seconds := median_step_s(record))]
-    theirs = [math.log(seconds) for record in candidate if (seconds := median_step_s(record))]
+    ours = [math.log(seconds) for record in baseline if (seconds := valid_step_s(record))]
+    theirs = [math.log(seconds) for record in candidate if (seconds := valid_step_s(record))]
     if not ours or not theirs:
         return None
     sides = [without_outliers(side, USUAL_OF_ONE_SIDE) for side in (ours, theirs)]
@@ -212,7 +212,7 @@ def _since(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> flo
 
 def _drift(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> float:
     """A random walk, at the rate that the baseline shows, over the time from the one to the other."""
-    timed = sorted((record.blocks[0].started_at, math.log(s)) for record in baseline if (s := median_step_s(record)))
+    timed = sorted((record.blocks[0].started_at, math.log(s)) for record in baseline if (s := valid_step_s(record)))
     logs = [log for _, log in timed]
     span_s = timed[-1][0] - timed[0][0]
     if len(logs) < FEWEST_PROCESSES or span_s <= 0:
@@ -229,7 +229,7 @@ def _drift(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> flo
 def _between_sessions(records: Sequence[RunRecord]) -> float:
     """How far one more session may lie from those that are stored; 0 where too few say so."""
     means = [
-        fmean(math.log(s) for record in session if (s := median_step_s(record))) for session in sessions_of(records)
+        fmean(math.log(s) for record in session if (s := valid_step_s(record))) for session in sessions_of(records)
     ]
     if len(means) < FEWEST_STORED:
         return 0.0
@@ -238,7 +238,7 @@ def _between_sessions(records: Sequence[RunRecord]) -> float:
 
 def sessions_of(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Timed records, apart where nothing was measured for a while."""
-    timed = sorted((record for record in records if median_step_s(record)), key=lambda record: record.created_at)
+    timed = sorted((record for record in records if valid_step_s(record)), key=lambda record: record.created_at)
     found: list[list[RunRecord]] = [timed[:1]] if timed else []
     for before, record in pairwise(timed):
         if record.created_at - before.created_at > NEW_SESSION_S:
@@ -282,5 +282,5 @@ def _judged(low: float, middle: float, high: float, threshold: float, *, enough:
 
 def middle_s(records: Sequence[RunRecord]) -> float | None:
     """The step of the middle process."""
-    found = [seconds for record in records if (seconds := median_step_s(record))]
+    found = [seconds for record in records if (seconds := valid_step_s(record))]
     return median(found) if found else None

@@ -103,16 +103,16 @@ class ScaleFinding(Frozen):
     next: str
 
 
-class Trial(Frozen):
+class ScaleRun(Frozen):
     """What was measured with one number of ranks."""
 
     record: RunRecord
     communication: Communication = Communication()
 
 
-def points_of(trials: Sequence[Trial], mode: Mode) -> list[ScalePoint]:
-    rows = summarize([trial.record for trial in trials])
-    bare = [_point(trial, row) for trial, row in zip(trials, rows, strict=True)]
+def points_of(runs: Sequence[ScaleRun], mode: Mode) -> list[ScalePoint]:
+    rows = summarize([run.record for run in runs])
+    bare = [_point(run, row) for run, row in zip(runs, rows, strict=True)]
     firsts: dict[tuple[str, int | None], tuple[ScalePoint, RunSummary]] = {}
     for point, row in sorted(zip(bare, rows, strict=True), key=lambda pair: pair[0].ranks):
         if point.throughput_per_s and not point.oversubscribed:
@@ -125,9 +125,9 @@ def _series(point: ScalePoint, mode: Mode) -> tuple[str, int | None]:
     return point.model, point.batch_per_rank if mode == "weak" else point.global_batch
 
 
-def _point(trial: Trial, row: RunSummary) -> ScalePoint:
-    record, spec = trial.record, trial.record.spec
-    prepared, told = record.prepared, trial.communication
+def _point(run: ScaleRun, row: RunSummary) -> ScalePoint:
+    record, spec = run.record, run.record.spec
+    prepared, told = record.prepared, run.communication
     late = late_rank(record)
     shares = [rank.items_per_step for rank in prepared.ranks] if prepared else []
     batch = row.batch if row.batch is not None else spec.workload.batch

@@ -16,7 +16,7 @@ from redline.analyze.finding import LARGEST_GAIN
 from redline.analyze.watch import Drift, Rates
 from redline.conditions import counted
 from redline.units import format_bytes, format_seconds, format_share
-from redline.watching import Advice
+from redline.watching import WatchFinding
 
 WORTH_TELLING = 0.02
 """Of the time: what costs less is not told."""
@@ -102,14 +102,14 @@ def sync_gain(share: float) -> float:
     return min(1 / max(1 - share, share), LARGEST_GAIN)
 
 
-def advice_of(evidence: Evidence) -> tuple[Advice, ...]:
+def advice_of(evidence: Evidence) -> tuple[WatchFinding, ...]:
     """Whatever is worth changing, what can bring most first."""
     broke = [out_of_memory(evidence.out_of_memory)] if evidence.out_of_memory else []
     found = [*broke, *(advice for rule in RULES if evidence.rates.shares for advice in rule(evidence))]
     return tuple(sorted(found, key=lambda advice: (-advice.gain_bound, advice.code)))
 
 
-def _data_wait(seen: Evidence) -> Iterator[Advice]:
+def _data_wait(seen: Evidence) -> Iterator[WatchFinding]:
     share = seen.share("data")
     if share < DATA_SHARE:
         return
@@ -124,7 +124,7 @@ def _data_wait(seen: Evidence) -> Iterator[Advice]:
             f"more than {workers} workers, a larger prefetch_factor, or less work per sample: decode, resize and augment "
             "once and store the result, or augment on the device"
         )
-    yield Advice(
+    yield WatchFinding(
         code="data-wait",
         text=f"{format_share(share)} of the time the training waits for its next batch ({counted(workers, 'loader worker')})",
         change=change,
@@ -132,14 +132,14 @@ def _data_wait(seen: Evidence) -> Iterator[Advice]:
     )
 
 
-def _worker_restarts(seen: Evidence) -> Iterator[Advice]:
+def _worker_restarts(seen: Evidence) -> Iterator[WatchFinding]:
     for loader in seen.usage.get("loaders", []):
         starts = loader.get("starts_s", [])[1:]
         if not loader.get("num_workers") or loader.get("persistent_workers") or not starts or not seen.seconds:
             continue
         share = min(sum(starts) / seen.seconds, 0.99)
         if share >= WORTH_TELLING:
-            yield Advice(
+            yield WatchFinding(
                 code="worker-restarts",
                 text=f"the loader's workers are restarted {len(starts)} times, {format_seconds(sum(starts) / len(starts))} each "
                 f"until the first batch: {format_share(share)} of the time",
@@ -148,7 +148,7 @@ def _worker_restarts(seen: Evidence) -> Iterator[Advice]:
             )
 
 
-def _pageable(seen: Evidence) -> Iterator[Advice]:
+def _pageable(seen: Evidence) -> Iterator[WatchFinding]:
     copies = seen.usage.get("copies", {})
     on_host = seen.host_share("copy")
     share = max(seen.share("copy"), on_host)
@@ -156,14 +156,14 @@ def _pageable(seen: Evidence) -> Iterator[Advice]:
     if not seen.on_gpu or not asked or share < WORTH_TELLING:
         return
     if copies["pageable"] > asked / 2:
-        yield Advice(
+        yield WatchFinding(
             code="pageable-copies",
             text=f"batches are copied to the GPU from pageable memory, which takes {format_share(share)} of the time",
             change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
             gain_bound=_pinning_gain(seen),
         )
     elif copies["blocking"] > asked / 2 and on_host >= WORTH_TELLING:
-        yield Advice(
+        yield WatchFinding(
             code="blocking-copies",
             text=f"the host waits for each copy to the GPU although the batches are pinned: {format_share(on_host)} of its "
             "time; it then cannot issue the next work ahead",
@@ -182,7 +182,7 @@ def _pinning_gain(seen: Evidence) -> float:
     return max(gain(1 - max(host, device, 1e-3)), gain(seen.share("copy")))
 
 
-def _waits(seen: Evidence) -> Iterator[Advice]:
+def _waits(seen: Evidence) -> Iterator[WatchFinding]:
     waits = sorted(seen.usage.get("waits", []), key=lambda wait: -wait["seconds"])
     if not seen.on_gpu or not waits:
         return
@@ -197,7 +197,7 @@ def _waits(seen: Evidence) -> Iterator[Advice]:
         else "the GPU is the limit meanwhile, so this costs little now; it will when the GPU's work becomes shorter"
     )
     places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
-    yield Advice(
+    yield WatchFinding(
         code="sync-in-loop",
         text=f"the host waits for the GPU {per_step:.0f}× per step, {format_share(share)} of its time, at {places}; {effect}",
         change="keep metrics on the GPU (total += loss.detach()) and read them every 50 steps or at the end of an epoch",
@@ -205,7 +205,7 @@ def _waits(seen: Evidence) -> Iterator[Advice]:
     )
 
 
-def _zero_grad(seen: Evidence) -> Iterator[Advice]:
+def _zero_grad(seen: Evidence) -> Iterator[WatchFinding]:
     calls = seen.usage.get("zero_grads", {})
     if not calls.get("count") or calls["kept"] <= calls["count"] / 2 or not seen.seconds:
         return
@@ -213,7 +213,7 @@ def _zero_grad(seen: Evidence) -> Iterator[Advice]:
     # Gradients that stay are also added to where fresh ones would be written: the backward pass reads them once more.
     bound = gain(min(2 * share, 0.5))
     if share >= ZERO_GRAD_SHARE:
-        yield Advice(
+        yield WatchFinding(
             code="zero-grad-fills",
             text=f"zero_grad(set_to_none=False) writes zeros over every gradient: {format_share(share)} of the time",
             change="optimizer.zero_grad(), whose default set_to_none=True frees them instead",
@@ -221,13 +221,13 @@ def _zero_grad(seen: Evidence) -> Iterator[Advice]:
         )
 
 
-def _optimizer(seen: Evidence) -> Iterator[Advice]:
+def _optimizer(seen: Evidence) -> Iterator[WatchFinding]:
     share = seen.share("optimizer")
     plain = [one for one in seen.usage.get("optimizers", []) if one["can_fuse"] and not one["fused"]]
     if share < OPTIMIZER_SHARE or not plain:
         return
     names = " and ".join(dict.fromkeys(one["name"] for one in plain))
-    yield Advice(
+    yield WatchFinding(
         code="unfused-optimizer",
         text=f"{names} takes {format_share(share)} of the time and updates its {sum(one['tensors'] for one in plain)} "
         "tensors in several passes",
@@ -236,11 +236,11 @@ def _optimizer(seen: Evidence) -> Iterator[Advice]:
     )
 
 
-def _precision(seen: Evidence) -> Iterator[Advice]:
+def _precision(seen: Evidence) -> Iterator[WatchFinding]:
     share = seen.share("forward", "backward")
     if seen.capability < 7.0 or share < MODEL_SHARE or not seen.computes_in_fp32:
         return
-    yield Advice(
+    yield WatchFinding(
         code="autocast-off",
         text=f"forward and backward pass, {format_share(share)} of the time, compute in fp32",
         change='with torch.autocast("cuda", torch.bfloat16): around forward pass and loss'
@@ -249,7 +249,7 @@ def _precision(seen: Evidence) -> Iterator[Advice]:
     )
     flags = seen.models.get("flags", {})
     if seen.capability >= 8.0 and (flags.get("matmul_precision") == "highest" or flags.get("cudnn_tf32") is False):
-        yield Advice(
+        yield WatchFinding(
             code="tf32-off",
             text="products of fp32 matrices run in strict fp32, without TF32",
             change='torch.set_float32_matmul_precision("high") at the start'
@@ -258,7 +258,7 @@ def _precision(seen: Evidence) -> Iterator[Advice]:
         )
 
 
-def _layout(seen: Evidence) -> Iterator[Advice]:
+def _layout(seen: Evidence) -> Iterator[WatchFinding]:
     share = seen.share("forward", "backward")
     convolutions = seen.of_models("convolutions")
     feeds_images = any(len(shape.split(" ")[0].split("×")) == 4 for shape in seen.usage.get("inputs", []))
@@ -266,7 +266,7 @@ def _layout(seen: Evidence) -> Iterator[Advice]:
         return
     if seen.on_gpu and seen.computes_in_fp32:
         return  # without tensor cores the layout brings nothing on a GPU
-    yield Advice(
+    yield WatchFinding(
         code="channels-first",
         text=f"{convolutions} convolutions run on tensors in the channels-first layout",
         change="model.to(memory_format=torch.channels_last), and the same for the batches",
@@ -274,13 +274,13 @@ def _layout(seen: Evidence) -> Iterator[Advice]:
     )
 
 
-def _compile(seen: Evidence) -> Iterator[Advice]:
+def _compile(seen: Evidence) -> Iterator[WatchFinding]:
     share = seen.share("forward", "backward")
     if not seen.on_gpu or share < MODEL_SHARE or any(one.get("compiled") for one in seen.models.get("models", [])):
         return
     if seen.usage.get("replays", 0) > seen.rates.steps / 2:
         return  # a recorded graph: nothing is issued operator by operator
-    yield Advice(
+    yield WatchFinding(
         code="not-compiled",
         text=f"forward and backward pass, {format_share(share)} of the time, run operator by operator",
         change="model = torch.compile(model)",
@@ -288,12 +288,12 @@ def _compile(seen: Evidence) -> Iterator[Advice]:
     )
 
 
-def _scaler(seen: Evidence) -> Iterator[Advice]:
+def _scaler(seen: Evidence) -> Iterator[WatchFinding]:
     scaler, autocast = seen.usage.get("scaler"), seen.usage.get("autocast")
     is_on = bool(scaler and scaler["enabled"])
     if is_on and autocast != "torch.float16":
         formats = "bf16, which has the range of fp32" if autocast == "torch.bfloat16" else "fp32"
-        yield Advice(
+        yield WatchFinding(
             code="needless-grad-scaler",
             text=f"GradScaler scales the loss and checks every gradient, but the model computes in {formats}",
             change="call loss.backward() and optimizer.step() without GradScaler",
@@ -301,7 +301,7 @@ def _scaler(seen: Evidence) -> Iterator[Advice]:
             * sync_gain(seen.waited_share(seen.usage.get("optimizer_wait_s", 0.0))),
         )
     if autocast == "torch.float16" and not is_on and seen.rates.steps:
-        yield Advice(
+        yield WatchFinding(
             code="no-grad-scaler",
             text="fp16 without GradScaler: small gradients become zero",
             change="scaler = torch.amp.GradScaler(), scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update(); "
@@ -310,7 +310,7 @@ def _scaler(seen: Evidence) -> Iterator[Advice]:
         )
 
 
-def out_of_memory(told: Mapping[str, Any]) -> Advice:
+def out_of_memory(told: Mapping[str, Any]) -> WatchFinding:
     held = sorted(told["held"].items(), key=lambda part: -part[1])
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held if size)
     largest = held[0][0] if held and held[0][1] else "unknown"
@@ -324,7 +324,7 @@ def out_of_memory(told: Mapping[str, Any]) -> Advice:
         if told.get("snapshot")
         else ""
     )
-    return Advice(
+    return WatchFinding(
         code="out-of-memory",
         text=f"memory ran out in the {told['phase']} pass after step {told['step']}, at {told['where']}: "
         f"{parts or 'nothing of it is known'}{kept}",
@@ -333,10 +333,10 @@ def out_of_memory(told: Mapping[str, Any]) -> Advice:
     )
 
 
-def _other(seen: Evidence) -> Iterator[Advice]:
+def _other(seen: Evidence) -> Iterator[WatchFinding]:
     share = seen.share("other")
     if share >= OTHER_SHARE:
-        yield Advice(
+        yield WatchFinding(
             code="other-work",
             text=f"{format_share(share)} of the time is neither data nor model nor optimizer: logging, metrics, checkpoints",
             change="look at what the loop does between its steps; log and save less often, or in a thread",
@@ -344,10 +344,10 @@ def _other(seen: Evidence) -> Iterator[Advice]:
         )
 
 
-def _course(seen: Evidence) -> Iterator[Advice]:
+def _course(seen: Evidence) -> Iterator[WatchFinding]:
     """How the run went: slow steps, drift, memory that grows."""
     if seen.rates.outlier_share is not None and seen.rates.outlier_share >= DATA_SHARE and seen.rates.outliers >= 2:
-        yield Advice(
+        yield WatchFinding(
             code="slow-steps",
             text=f"{seen.rates.outliers} of {seen.rates.steps} steps take more than twice the median and cost "
             f"{format_share(seen.rates.outlier_share)} of the time",
@@ -355,7 +355,7 @@ def _course(seen: Evidence) -> Iterator[Advice]:
             gain_bound=gain(seen.rates.outlier_share),
         )
     if seen.drift is not None:
-        yield Advice(
+        yield WatchFinding(
             code="slowdown",
             text=f"from step {seen.drift.step} on ({format_seconds(seen.drift.at_s)} after the first) a step takes "
             f"{seen.drift.ratio:.2f} times as long as before",
@@ -363,7 +363,7 @@ def _course(seen: Evidence) -> Iterator[Advice]:
             gain_bound=min(seen.drift.ratio, LARGEST_GAIN),
         )
     if seen.growth is not None:
-        yield Advice(
+        yield WatchFinding(
             code="memory-grows",
             text=f"the memory held between steps grows by {format_bytes(int(seen.growth[1] * 60))} per minute",
             change="look for tensors that are kept with their graph: append loss.detach() or float(loss) instead of loss",
@@ -371,7 +371,7 @@ def _course(seen: Evidence) -> Iterator[Advice]:
         )
 
 
-RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (
+RULES: tuple[Callable[[Evidence], Iterator[WatchFinding]], ...] = (
     _data_wait,
     _worker_restarts,
     _pageable,

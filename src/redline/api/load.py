@@ -106,10 +106,10 @@ def load(
             refine=len(rates) > 1,
         )
         require_measurable(question)
-        return LoadResult(load_specs(specs, question, working))
+        return LoadResult(run_loads(specs, question, working))
 
 
-def load_specs(specs: Sequence[RunSpec], question: LoadQuestion, workspace: Workspace) -> list[RunRecord]:
+def run_loads(specs: Sequence[RunSpec], question: LoadQuestion, workspace: Workspace) -> list[RunRecord]:
     """Check all specs first, then load one after the other: two servers on one device would load each other."""
     records = []
     for spec in workspace.checked(specs):

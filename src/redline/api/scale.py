@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from redline.analyze.blocks import device_kind
 from redline.analyze.bound import bound
-from redline.analyze.scale import Mode, ScaleFinding, ScalePoint, Trial, diagnose_scale, points_of
+from redline.analyze.scale import Mode, ScaleFinding, ScalePoint, ScaleRun, diagnose_scale, points_of
 from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
@@ -30,10 +30,10 @@ from redline.spec import RunSpec
 class ScaleResult(Shown, Sequence[ScalePoint]):
     """The points, with the records they were derived from."""
 
-    def __init__(self, trials: Sequence[Trial], mode: Mode) -> None:
-        self.records = [trial.record for trial in trials]
+    def __init__(self, runs: Sequence[ScaleRun], mode: Mode) -> None:
+        self.records = [run.record for run in runs]
         self.mode = mode
-        self.points = points_of(trials, mode)
+        self.points = points_of(runs, mode)
         bounds = [bound(record) for record in self.records]
         self.findings: list[ScaleFinding] = diagnose_scale(self.points, bounds, list(map(device_kind, self.records)))
 
@@ -141,17 +141,17 @@ def _by_model(specs: Sequence[RunSpec]) -> list[RunSpec]:
     return sorted(specs, key=lambda spec: order[spec.workload.model])
 
 
-def _measured(specs: Sequence[RunSpec], workspace: Workspace) -> list[Trial]:
-    trials: list[Trial] = []
+def _measured(specs: Sequence[RunSpec], workspace: Workspace) -> list[ScaleRun]:
+    runs: list[ScaleRun] = []
     with TemporaryDirectory(prefix="redline-scale-") as folder:
         for number, (ranks, some) in enumerate(groupby(specs, key=lambda spec: spec.ranks)):
             together = list(some)
             with workspace.lock(together[0].device, ranks if together[0].launch.rendezvous is None else 1):
-                trials += measure_scale(
+                runs += measure_scale(
                     together,
                     lambda spec: workspace.door(spec.launch),
                     workspace.journal,
                     Path(folder) / str(number),
                     workspace.observer,
                 )
-    return trials
+    return runs

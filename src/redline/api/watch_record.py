@@ -42,7 +42,7 @@ from redline.record import (
 from redline.spec import RunSpec, WorkloadSpec
 from redline.telemetry import cpu_name
 from redline.trace.decode import read_trace
-from redline.watching import PHASES, Advice, Watched, Window
+from redline.watching import PHASES, Watched, WatchFinding, Window
 
 BLOCK_STEPS = 1000
 MOST_BLOCKS = 100
@@ -91,7 +91,7 @@ def record_of(
     seen: Seen,
     record_id: str,
     *,
-    findings: Sequence[Advice] = (),
+    findings: Sequence[WatchFinding] = (),
     windows: Sequence[Window] = (),
     trace: TraceRef | None = None,
 ) -> RunRecord:
@@ -172,7 +172,7 @@ def _ending(exit_code: int | None) -> tuple[StopReason, tuple[Any, ...]]:
     return "interrupted", (note("failed", f"the script ended with {told}; its steps until then are reported"),)
 
 
-def _watched(seen: Seen, rates: Rates, findings: Sequence[Advice], windows: Sequence[Window]) -> Watched:
+def _watched(seen: Seen, rates: Rates, findings: Sequence[WatchFinding], windows: Sequence[Window]) -> Watched:
     logs = main_logs(seen.logs)
     uuids = card_uuids(seen.logs)
     lead: Log | None = logs[0] if logs else None
@@ -312,14 +312,16 @@ def _blocks(seen: Seen, steps: Steps) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _profiles(seen: Seen, workspace: Workspace, record_id: str) -> tuple[list[Advice], list[Window], TraceRef | None]:
+def _profiles(
+    seen: Seen, workspace: Workspace, record_id: str
+) -> tuple[list[WatchFinding], list[Window], TraceRef | None]:
     """The captured windows: kept beside the history, and what the last one says."""
     logs = main_logs(seen.logs)
     captured = logs[0].windows if logs else []  # type: ignore[attr-defined]
     if not captured:
         return [], [], None
     steps = Steps(logs[0])
-    findings: list[Advice] = []
+    findings: list[WatchFinding] = []
     windows, trace = [], None
     for number, fact in enumerate(captured):
         folder = workspace.traces
@@ -330,12 +332,12 @@ def _profiles(seen: Seen, workspace: Workspace, record_id: str) -> tuple[list[Ad
         try:
             profile = profile_of([read_trace(path)])
             findings = [
-                Advice(code=each.code, text=each.evidence, change=each.next, gain_bound=each.gain_bound)
+                WatchFinding(code=each.code, text=each.evidence, change=each.next, gain_bound=each.gain_bound)
                 for each in profile.findings
             ]
         except RedlineError as error:
             findings = [
-                Advice(code="no-profile", text=f"the capture cannot be read: {error}", change="", gain_bound=1.0)
+                WatchFinding(code="no-profile", text=f"the capture cannot be read: {error}", change="", gain_bound=1.0)
             ]
         at = min(int(fact["ended_with"]), steps.count) - 1
         windows.append(

@@ -26,7 +26,7 @@ from redline.cli.ladder import ladder
 from redline.cli.load import load
 from redline.cli.memory import memory
 from redline.cli.monitor import monitor
-from redline.cli.options import Command, Exit, Group
+from redline.cli.options import Command, CommandGroup, Exit
 from redline.cli.profile import profile
 from redline.cli.race import race
 from redline.cli.report import report
@@ -83,7 +83,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
 
 app = typer.Typer(
     name="redline",
-    cls=Group,
+    cls=CommandGroup,
     help="How fast is your PyTorch model here, how fast could it be, what is in the way, what to switch on.",
     rich_markup_mode=None,  # rich's help costs as much time as everything else together
     pretty_exceptions_enable=False,

@@ -312,7 +312,7 @@ class Command(_WholeWords, TyperCommand):
                     formatter.write_dl(groups[name])
 
 
-class Group(_WholeWords, TyperGroup):
+class CommandGroup(_WholeWords, TyperGroup):
     """Lists its commands with their whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 
-from redline.analyze.scale import Communication, Trial
+from redline.analyze.scale import Communication, ScaleRun
 from redline.errors import TraceError
 from redline.launch.door import Door, Session
 from redline.protocol import AllReduce, AllReduced, Profile, TraceReply
@@ -35,22 +35,22 @@ def measure_scale(
     journal: Journal,
     folder: Path,
     observer: Observer | None = None,
-) -> list[Trial]:
-    """One trial per spec, in their order. What breaks becomes a failed record, and the next goes on."""
+) -> list[ScaleRun]:
+    """One run per spec, in their order. What breaks becomes a failed record, and the next goes on."""
     return [
-        _trial(spec, door_of(spec), journal, folder / str(number), observer or Observer())
+        _run(spec, door_of(spec), journal, folder / str(number), observer or Observer())
         for number, spec in enumerate(specs)
     ]
 
 
-def _trial(spec: RunSpec, door: Door, journal: Journal, folder: Path, observer: Observer) -> Trial:
+def _run(spec: RunSpec, door: Door, journal: Journal, folder: Path, observer: Observer) -> ScaleRun:
     told = Communication()
     with Group(door, journal, observer, random.Random(spec.seed), is_shared=False) as group:
         entry = group.open(spec, 0)
         group.measure(UntilPrecise())
         if entry is not None and entry.is_sound and entry.record.prepared is not None and spec.ranks > 1:
             told = _communication(spec, entry.session, entry.record.prepared, folder)
-    return Trial(record=group.done[0], communication=told)
+    return ScaleRun(record=group.done[0], communication=told)
 
 
 def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: Path) -> Communication:

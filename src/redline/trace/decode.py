@@ -56,7 +56,7 @@ DAMAGED_BYTES = 4 << 20
 _LONGEST_FOOTER_BYTES = 16 << 20
 
 
-class Document:
+class EventReader:
     """The JSON around the events is kept aside, the events go to the builder batch by batch."""
 
     def __init__(self, path: Path, blocks: Iterable[bytes], builder: Builder) -> None:
@@ -203,14 +203,14 @@ def read_file(path: Path, *, all_frames: bool = False, pipes: bool = True) -> li
     """A trace for each process in the file. `all_frames`: keep every Python function, not only the long ones."""
     file = TraceFile(path, pipes=pipes)
     builder = Builder(all_frames=all_frames)
-    document = Document(path, file.blocks(), builder)
-    document.read()
-    lost = _lost(file, document, builder)
+    reader = EventReader(path, file.blocks(), builder)
+    reader.read()
+    lost = _lost(file, reader, builder)
     if not builder.events:
         raise TraceError(f"{path} holds no whole event" + _because(lost))
     tables = builder.finish()
     _check(path, builder, tables, lost)
-    header = document.header()
+    header = reader.header()
     distributed = _part(header, "distributedInfo", dict[str, Any], {})
     whole = Trace(
         source=str(path),
@@ -270,20 +270,20 @@ def _check(path: Path, builder: Builder, tables: dict[str, Any], lost: Lost) -> 
             raise TraceError(f"{path}: the durations of its {name} add up to more than a century; they are damaged")
 
 
-def _lost(file: TraceFile, document: Document, builder: Builder) -> Lost:
+def _lost(file: TraceFile, reader: EventReader, builder: Builder) -> Lost:
     reasons = []
-    truncated = not document.ended
+    truncated = not reader.ended
     if truncated:
         where = file.problem or f"the file ends early, after {file.size_bytes:,} bytes"
-        inside = f", inside an event ({document.left_over:,} bytes of it)" if document.left_over else ""
+        inside = f", inside an event ({reader.left_over:,} bytes of it)" if reader.left_over else ""
         reasons.append(f"{where}{inside}: whatever came later is missing")
-    if document.unreadable:
-        reasons.append(f"{document.unreadable:,} events left out: not readable as events")
+    if reader.unreadable:
+        reasons.append(f"{reader.unreadable:,} events left out: not readable as events")
     reasons += [f"{count:,} events left out: {why}" for why, count in builder.rejected.items() if count]
     return Lost(
         truncated=truncated,
-        bytes=document.left_over,
-        events=document.unreadable + sum(builder.rejected.values()),
+        bytes=reader.left_over,
+        events=reader.unreadable + sum(builder.rejected.values()),
         reasons=tuple(reasons),
     )
 
