@@ -92,6 +92,28 @@ def test_waiting_that_loading_cannot_explain_is_not_for_data(loader_per_s: int, 
 
 
 @pytest.mark.parametrize(
+    ("faster", "best", "told", "to_do"),
+    [
+        (1500, 2, "2 workers end it", "train with --workers 2"),
+        (800, 0, "no number of workers up to the number of cores makes the training faster", "make loading cheaper"),
+    ],
+)
+def test_workers_that_end_the_waiting_must_not_slow_the_training(faster: int, best: int, told: str, to_do: str) -> None:
+    """On a CPU they may take the processor from the model."""
+    feeds = (
+        Fed(part="model", samples=1600, seconds=1.0),
+        Fed(part="loader", samples=2000, seconds=1.0),
+        Fed(part="together", samples=1000, seconds=1.0, wait_s=0.4),
+        Fed(part="together", samples=faster, seconds=1.0, wait_s=0.01, workers=2),
+    )
+    found = loader_summary(RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds))
+    assert found is not None
+    assert (found.best_workers, found.ends_it) == (best, best == 2)
+    assert told in loader_sentence(found)
+    assert to_do in found.next
+
+
+@pytest.mark.parametrize(
     ("accuracy", "judged", "told"),
     [
         (0.90, 1000, "accuracy of amp and baseline: no difference that 1000 held-out samples (±2.7 points) can show"),

@@ -151,7 +151,7 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         device=device_of(record),
         device_name=prepared.environment.device.name or None if prepared else None,
         threads=prepared.environment.threads if prepared else record.spec.threads,
-        workers=settings.data.workers,
+        workers=info.workers if info else settings.data.workers,
         batch=prepared.workload.items_per_step if prepared else record.spec.workload.batch,
         item=prepared.workload.item if prepared else None,
         parameters=prepared.workload.parameters if prepared else None,
@@ -231,8 +231,11 @@ def loader_summary(record: RunRecord) -> LoaderSummary | None:
         return None
     plain = latest_feed(record, "together", own, prefetch=False)
     tried = [fed for fed in record.feeds if fed.part == "together" and fed.prefetch]
-    enough = sorted(fed.workers for fed in tried if fed.wait_share <= DATA_BOUND_SHARE)
-    can_choose = not record.spec.train.data.on_device and ":" not in record.spec.train.data.name
+    # On a CPU, workers may end the waiting and take the processor from the model.
+    enough = sorted(fed.workers for fed in tried if fed.wait_share <= DATA_BOUND_SHARE and fed.per_s >= together.per_s)
+    is_users = ":" in record.spec.train.data.name
+    info = record.prepared.data if record.prepared and is_users else None
+    can_choose = not record.spec.train.data.on_device and not is_users
     fastest = max(tried, key=lambda fed: fed.per_s).workers
     best = (enough[0] if enough else fastest) if can_choose else None
     return LoaderSummary(
@@ -244,12 +247,12 @@ def loader_summary(record: RunRecord) -> LoaderSummary | None:
         verdict="data-bound" if is_data_bound(record) else "not data-bound",
         best_workers=best,
         ends_it=bool(enough),
-        workers=own,
+        workers=info.workers if info else own,
         without_prefetch_per_s=plain.per_s if plain else None,
         trials=tuple(
             LoaderTrial(
                 part=fed.part,
-                workers=fed.workers,
+                workers=info.workers if info else fed.workers,
                 prefetch=fed.prefetch,
                 per_s=fed.per_s,
                 data_wait_share=fed.wait_share if fed.part == "together" else None,
@@ -260,6 +263,13 @@ def loader_summary(record: RunRecord) -> LoaderSummary | None:
     )
 
 
+def cores_for_workers(record: RunRecord) -> int:
+    """More workers than cores only take turns."""
+    assert record.prepared is not None
+    environment = record.prepared.environment
+    return len(environment.affinity) or environment.logical_cores or 1
+
+
 def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
     assert record.spec.train is not None
     data = record.spec.train.data
@@ -267,6 +277,9 @@ def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
         line = tuning_command(record)
         return "the loader is fast enough" + (f"; '{line}' looks for a faster recipe" if line else "")
     if ":" in data.name:
+        info = record.prepared.data if record.prepared else None
+        if info is not None and info.workers >= (cores := cores_for_workers(record)):
+            return f"load less: your loader has a process for each of the {cores} cores already"
         return "load in more processes that stay (num_workers and persistent_workers of a DataLoader), or load less"
     if data.on_device:
         return "the data are on the device already: give each step more to do with a larger --batch"

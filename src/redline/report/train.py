@@ -185,7 +185,9 @@ def loader_sentence(found: LoaderSummary) -> str:
     if found.verdict == "not data-bound" or found.best_workers is None:
         return told
     if found.ends_it:
-        return f"{told}; {found.best_workers} workers end it"
+        return f"{told}; {counted(found.best_workers, 'worker')} {'ends' if found.best_workers == 1 else 'end'} it"
+    if found.best_workers == found.workers:
+        return f"{told}; no number of workers up to the number of cores makes the training faster"
     return f"{told}; no number of workers up to the number of cores ends it, {found.best_workers} are the fastest"
 
 

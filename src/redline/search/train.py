@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from redline.analyze.train import DATA_BOUND_SHARE, is_data_bound, latest_feed
+from redline.analyze.train import DATA_BOUND_SHARE, cores_for_workers, is_data_bound, latest_feed
 from redline.launch.door import Door, Session
 from redline.note import note
 from redline.protocol import (
@@ -168,7 +168,7 @@ class _Training(OneRecord):
             return True
         # One worker is no more than the thread that loads where there is none, so the first step is to two.
         too_few, rate, workers = own, first.per_s, max(2, 2 * own)
-        while workers <= self._cores():
+        while workers <= cores_for_workers(self.record):
             fed = self._fed(session, "together", workers)
             if fed is None:
                 return False
@@ -190,12 +190,6 @@ class _Training(OneRecord):
             else:
                 too_few = middle
         return True
-
-    def _cores(self) -> int:
-        """More workers than cores only take turns."""
-        assert self.record.prepared is not None
-        environment = self.record.prepared.environment
-        return len(environment.affinity) or environment.logical_cores or 1
 
     def _fed(self, session: Session, part: FedPart, workers: int, *, prefetch: bool = True) -> Fed | None:
         self.observer.progress(self.record, Progress(stage="feed", detail=f"{part}, {workers} workers"))

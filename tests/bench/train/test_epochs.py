@@ -285,6 +285,11 @@ class TestFeeds:
             assert isinstance(reply, FedReply), reply
             assert reply.fed.samples > 0
 
+    def test_processes_of_an_own_loader_are_counted(self) -> None:
+        with training(spec_of(f"{TINY}:bare", data={"name": f"{TINY}:streamed"})) as run:
+            assert run.prepared.data is not None
+            assert run.prepared.data.workers == 2
+
     def test_a_slow_loader_shows_as_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sound = batches.Reader.__getitem__
 

@@ -115,6 +115,8 @@ class LoaderData:
     validation: Iterable[Any] | None
     fingerprint: str
     classes: int | None = None
+    workers: int = 0
+    """Processes of the training loader."""
     has_workers: bool = False
     """Batches are made in other processes: asking for one from a thread draws nothing from the global random state."""
     queued: int = 0

@@ -385,7 +385,7 @@ def info_of(spec: RunSpec, data: Data, supply: Supply, setup: Setup, steps: int,
         last_batch=left,
         last_batch_fate=fate,
         learning_rate=rate,
-        workers=spec.train.data.workers,
+        workers=data.workers if isinstance(data, LoaderData) else spec.train.data.workers,
         augment=spec.train.data.augment,
         random_labels=isinstance(data, ImageData) and data.random_labels,
     )

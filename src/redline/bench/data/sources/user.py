@@ -52,6 +52,7 @@ class UserLoaders(DataSource):
             validation=validation,
             fingerprint=short_hash(f"{spec.name} {_length(train)} {_length(validation)}"),
             classes=_classes(train),
+            workers=train.num_workers if isinstance(train, DataLoader) else 0,
             has_workers=all(isinstance(each, DataLoader) and each.num_workers > 0 for each in loaders),
             queued=train.num_workers * (train.prefetch_factor or 0) if isinstance(train, DataLoader) else 0,
             notes=tuple(_what_is_odd(train, validation)),
