@@ -1,4 +1,7 @@
-"""Doors to the bench: `inline`, `fork`, `spawn` and `torchrun` speak one protocol, and so does the fake."""
+"""Doors to the bench: `inline`, `fork`, `spawn` and `torchrun` speak one protocol, and so does the fake.
+
+`redline.api.workspace` opens them; `search/` asks through the sessions that they open.
+"""
 
 from __future__ import annotations
 
