@@ -84,7 +84,8 @@ FAINT_LOADERS = '''"""Textures with a standard deviation of {signal} under the u
 import torch
 
 from redline.bench.data.sources import synthetic
-from redline.spec import DataSpec, WorkloadSpec
+from redline.spec import WorkloadSpec
+from redline.training import DataSpec
 
 synthetic.SIGNAL = {signal}
 

@@ -339,6 +339,37 @@ class TestOneMinute:
         first = next(trial.recipe for trial in tuner.tune.trials if "compile" in trial.recipe.split("+"))
         assert set(first.split("+")) & {"graphs", "cudnn-benchmark"} == added
 
+    @pytest.mark.parametrize(("calls", "is_added"), [(20, True), (53, False)])
+    def test_a_training_step_of_few_convolutions_is_tuned_while_it_compiles(self, calls: int, is_added: bool) -> None:
+        truth = replace(trained_on_an_h200(20.0), task="train", first_use_s={})
+        facts = msgspec.structs.replace(
+            simulated_facts(truth), layers={"convolution": LayerShare(calls=calls, share=0.8)}
+        )
+        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=7.0)
+        first = next(trial.recipe for trial in tuner.tune.trials if "compile" in trial.recipe.split("+"))
+        assert ("cudnn-benchmark" in first.split("+")) is is_added
+
+    def test_what_was_given_up_is_not_begun_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        begun: list[Switches] = []
+        start = Trials.start
+
+        def noted(trials: Trials, each: Switches, why: str, twins: Any = ()) -> None:
+            begun.append(each)
+            start(trials, each, why, twins)
+
+        monkeypatch.setattr(Trials, "start", noted)
+        cancelled: list[Switches] = []
+
+        def cancel_one(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> list[Flight]:
+            found = [] if cancelled else [each for each in trials.flights if each.switches != BASELINE][:1]
+            cancelled.extend(each.switches for each in found)
+            return found
+
+        monkeypatch.setattr("redline.search.tune.loop.without_prospect", cancel_one)
+        truth = trained_on_an_h200(20.0)
+        tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
+        assert begun.count(cancelled[0]) == 1
+
     def test_what_has_been_compiled_is_waited_for(self) -> None:
         """However long that took: what is left takes as long as with any other recipe."""
         truth = trained_on_an_h200(20.0)

@@ -275,6 +275,8 @@ class Trials:
             self.cancel(flight, "given up: it holds what was ruled out")
 
     def cancel(self, flight: Flight, why: str) -> None:
+        """Stop preparing it, for good."""
+        self._tuner.given_up.add(flight.switches)
         self._group.cancel(flight.pending)
         self._flights.remove(flight)
         self._cancel_twins(flight.switches)
