@@ -164,6 +164,7 @@ Code = Literal[
     "earlier-unlike",
     "no-batch",
     "no-knee",
+    "doubted-trials",
     "over-target",
     "short-of-memory",
     "fragmented",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from redline.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.units import significant
 
 MIB = 2**20
 
@@ -53,6 +55,16 @@ class TestSweep:
         assert again.exit_code == 0
         assert door.opened == opened + 2  # two questions, no cell
         assert "settled" in again.stderr
+
+    def test_stalls_between_steps_are_beside_the_speed(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+        """The median step does not show them; somebody who waits for the results does."""
+        assert "sustained" not in redline("sweep", "resnet50", "-b", "1").stdout
+        door.landscape = replace(door.landscape, tail_share=0.3)
+        result = redline("sweep", "resnet50", "-b", "1", "--fresh")
+        assert "sustained" in result.stdout
+        (row,) = document(redline("sweep", "resnet50", "-b", "1", "--json"))["results"]
+        assert row["sustained_per_s"] < row["throughput_per_s"]
+        assert f" {significant(row['sustained_per_s'], 3)} " in result.stdout
 
     def test_a_larger_grid_measures_only_what_is_new(self, redline: Callable[..., Result], door: FakeDoor) -> None:
         assert document(redline("sweep", "resnet50", "-b", "1,8", "--json"))["done"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -43,6 +44,20 @@ def find(landscape: Landscape, **settings: Any) -> BatchSummary:
 
 def step_times(fixed_s: float, item_s: float) -> Any:
     return lambda spec: fixed_s + item_s * batch_of(spec)
+
+
+def test_nothing_is_recommended_by_trials_that_others_disturbed() -> None:
+    quiet = Landscape(
+        step_s=step_times(0.01, 1e-4), device_kind="cpu", memory_bytes=lambda spec: 2**20 * batch_of(spec)
+    )
+    busy = replace(quiet, others_cores=lambda _: 2.0, slowed_by_others=0.5)
+    settings = {"device": "cpu", "max_batch": 2000}
+    assert "already has" in as_text(found_report([find(quiet, **settings)]))
+    found = find(busy, **settings)
+    assert "doubted-trials" in {each.code for each in found.notes}
+    told = as_text(found_report([found]))
+    assert "(shared-cpu): speeds and knee may be off" in told
+    assert "next: run it again on a quiet machine" in told
 
 
 class TestLargest:

@@ -24,6 +24,7 @@ from redline.analyze.blocks import (
 from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.trust import DISQUALIFYING
 from redline.conditions import conditions_text
 from redline.errors import SpecError
 from redline.fields import Frozen
@@ -366,6 +367,11 @@ def _notes(
         yield note("no-batch", f"no batch ran; batch {trials[-1].batch} ended with: {why}")
     elif isinstance(knee, Note):
         yield knee
+    doubted = [trial for trial in trials if DISQUALIFYING.intersection(trial.trust)]
+    if doubted:
+        labels = ", ".join(sorted({label for trial in doubted for label in DISQUALIFYING.intersection(trial.trust)}))
+        told = f"{len(doubted)} of {len(trials)} trials are doubted ({labels})"
+        yield note("doubted-trials", f"{told}: speeds and knee may be off; what fits is not")
     if slo and best is None and largest is not None:
         sure = " with 95 % confidence" if slo.p95_s is not None else ""
         yield note("over-target", f"no batch was within the latency target{sure}")

@@ -162,6 +162,8 @@ def _next_step(rows: Sequence[BatchSummary]) -> str:
     best = max(running, key=lambda found: found.max_batch or 0)
     if best.slo:
         return _next_under_target(running)
+    if any(each.code == "doubted-trials" for each in best.notes):
+        return "next: run it again on a quiet machine: what the trials say about speed is doubted"
     if best.knee is not None:
         share = "all" if best.knee.share >= 1 else f"{best.knee.share:.0%}"
         told = f"batch {best.knee.batch} already has {share} of the speed"

@@ -123,14 +123,18 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
         told = [row for cell in cells if (row := by_record.get(cell.record_id or "")) is not None]
         energy = energy_columns(told, "item", on_gpu=any(row.device != "cpu" for row in told))
         last = ("TTFT", "TPOT") if task == "generate" else ("p50 ms", "p95 ms")
-        for header in ("tok/s" if task == "generate" else "items/s", "±", *last, "memory MB", *energy.values()):
+        stalled = ["sustained"] if any(row.sustained_per_s is not None for row in told) else []
+        speed = "tok/s" if task == "generate" else "items/s"
+        for header in (speed, "±", *stalled, *last, "memory MB", *energy.values()):
             table.add_column(header, justify="right", no_wrap=True)
         table.add_column("status", overflow="fold", min_width=9)
         for cell in _combinations(cells):
             row = by_record.get(cell.record_id or "")
             where = (Text(_axis_text(cell, axis, row)) for axis in axes)
             metered = energy_cells(row) if row is not None and row.failure is None else {}
-            table.add_row(*where, *_measured(row), *(metered.get(name, "–") for name in energy), _status(cell, row))
+            measured = _measured(row)
+            measured[2:2] = [_sustained(row) for _ in stalled]
+            table.add_row(*where, *measured, *(metered.get(name, "–") for name in energy), _status(cell, row))
         hideable = (*list(energy.values())[1:3], "memory MB", "p95 ms", "threads", "p50 ms", "±")
         parts += [Fitted(table, hideable), *map(Text, _curves(told)), *cheapest(told)]
     return parts
@@ -186,6 +190,11 @@ def _measured(row: RunSummary | None) -> list[str]:
         *_latency_cells(row),
         "n/a" if held is None else significant(held / 1e6, 4),
     ]
+
+
+def _sustained(row: RunSummary | None) -> str:
+    """By the wall clock, where the machine stalled between steps: what a user would get."""
+    return "–" if row is None or row.sustained_per_s is None else significant(row.sustained_per_s, 3)
 
 
 def _latency_cells(row: RunSummary) -> list[str]:
