@@ -301,7 +301,7 @@ class JoinedLayers:
 
 
 def use_row_products(model: torch.nn.Module, step: Callable[[], Any], ahead: int = AHEAD_BYTES) -> list[int]:
-    """Have the kernel above do the linear layers that `step` calls with few rows, in slot.
+    """Have the kernel above do the linear layers that `step` calls with few rows, in place.
 
     The running model tells which layers read the same tensor, and which weights come next. Returns how many layers each
     product does.
