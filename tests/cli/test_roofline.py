@@ -11,12 +11,17 @@ import pytest
 from brief import shorten_ceilings
 from invoking import invoke as redline
 
+from redline.analyze.bound import Bound, BoundLabel
+from redline.analyze.ceilings import roofline_row
 from redline.api import workspace
 from redline.api.flops import flops
 from redline.api.workspace import Workspace
 from redline.identity import device_key
 from redline.launch.inline import InlineDoor
 from redline.migrations import decode
+from redline.note import Code, note
+from redline.report.roofline import RooflineReport
+from redline.report.terminal import as_text
 from redline.store import History
 from redline.work import Ceilings, OperatorWork, WorkCount
 
@@ -180,6 +185,26 @@ class TestRoofline:
         result = redline("roofline", "--last")
         assert result.exit_code == 0
         assert re.search(r"next: \d\.\d× left to the roofline under baseline", result.stdout)
+
+    @pytest.mark.parametrize(
+        ("formats", "label", "code", "says"),
+        [
+            ({"fp32": 1e12, "bf16": 2e12, "fp16": 1e10}, "compute", "work", "limit it: -r bf16 may help"),
+            ({"fp32": 1e12, "bf16": 1e12, "fp16": 1e10}, "compute", "work", "shows where the time goes"),
+            ({"fp32": 1e12, "bf16": 2e12}, "host", "outside-operators", "shows where the time goes"),
+        ],
+    )
+    def test_the_next_step_follows_the_ceilings_of_the_device(
+        self, measured: Ceilings, formats: dict[str, float], label: BoundLabel, code: Code, says: str
+    ) -> None:
+        with History.open() as history:
+            (record,) = history.latest_group()
+        prepared = msgspec.structs.replace(record.prepared, applicable=("fp16", "bf16"))
+        found = roofline_row(
+            msgspec.structs.replace(record, prepared=prepared), msgspec.structs.replace(measured, flops_per_s=formats)
+        )
+        row = msgspec.structs.replace(found, error=None, bound=Bound(label=label, evidence=note(code, "")))
+        assert as_text(RooflineReport([row], {})).rstrip().endswith(says)
 
     def test_rows_of_the_history_carry_it_too(self, measured: Ceilings) -> None:
         with History.open() as history:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from redline.analyze.advice import command_line
+from redline.analyze.advice import command_line, worth_trying
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.conditions import conditions_text
@@ -76,6 +76,8 @@ class RooflineRow(Roofline, kw_only=True):
     """Sizes, threads, versions, in words."""
     profiled: str | None = None
     """The command that shows where its time goes; None for a live module."""
+    worth_trying: tuple[str, ...] = ()
+    """Recipes that model and device allow, and that the device gains from by its own ceilings."""
     formats: tuple[str, ...]
     """What its products compute in."""
     points: tuple[Point, ...] = ()
@@ -137,6 +139,7 @@ def roofline_row(record: RunRecord, ceilings: Ceilings, profile: Profile | None 
         record_id=record.id,
         setting=conditions_text(record),
         profiled=command_line("profile", record.spec, batch=record.spec.workload.batch),
+        worth_trying=worth_trying(record, ceilings, host_bound=found.bound.label == "host"),
         formats=tuple(prepared.work.flops_by_format()),
         points=tuple(_points(record)),
     )

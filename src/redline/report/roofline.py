@@ -127,13 +127,17 @@ def _next(rows: Sequence[RooflineRow]) -> str:
     if best.headroom is None:
         return "next: no work was counted to compare with the device's limits"
     left = f"next: {best.headroom:.1f}× left to the roofline under {best.recipe}"
-    advice = {
-        "host": "the host limits it: compile:reduce-overhead, or a larger batch",
-        "memory": "unfused operators move too many bytes: compile fuses them, fp16 halves them",
-        "compute": "matrix products limit it: a smaller number format (tf32, fp16, bf16) is faster",
+    why = {
+        "host": "the host limits it",
+        "memory": "unfused operators move too many bytes",
+        "compute": "matrix products limit it",
     }
-    look = f"; '{best.profiled}' shows where the time goes" if best.profiled is not None else ""
-    return f"{left}; {advice[best.bound.label]}" if best.bound.label in advice else f"{left}{look}"
+    told = f"{left}; {why[best.bound.label]}" if best.bound.label in why else left
+    known = {row.recipe for row in rows}
+    options = [recipe for recipe in best.worth_trying if recipe not in known]
+    if best.bound.label in why and options and best.bound.evidence.code != "outside-operators":
+        return f"{told}: -r {' or -r '.join(options)} may help"
+    return f"{told}; '{best.profiled}' shows where the time goes" if best.profiled is not None else told
 
 
 class Roof(Frozen):
