@@ -187,3 +187,30 @@ def test_outputs_of_a_recipe_are_compared_on_a_cache_as_it_was_given(bench: Benc
     found = prepared(bench, spec_of("bf16", model=f"{tmp_path}/caches.py:given", batch=2))
     assert found.numerics.passed
     assert found.numerics.second_inputs == "factory"
+
+
+def test_a_position_that_a_cache_counts_in_a_tensor_is_the_same_in_every_step(
+    bench: BenchSession, tmp_path: Path
+) -> None:
+    (tmp_path / "position.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Cache:\n"
+        "    def __init__(self, batch):\n"
+        "        self.keys, self.position = torch.zeros(2, batch, 4), torch.zeros((), dtype=torch.long)\n"
+        "class Writes(nn.Linear):\n"
+        "    def forward(self, x, cache):\n"
+        "        cache.keys[cache.position] = super().forward(x)\n"
+        "        cache.position += 1\n"
+        "        return cache.keys.sum(0)\n"
+        "class Holder:\n"
+        "    def __init__(self, cache):\n"
+        "        self.layers = [cache]\n"
+        "class Reads(Writes):\n"
+        "    def forward(self, x, cache):\n"
+        "        return super().forward(x, cache.layers[0])\n"
+        "def make(batch):\n"
+        "    return Reads(4, 4), {'x': torch.randn(batch, 4), 'cache': Holder(Cache(batch))}\n"
+    )
+    found = prepared(bench, spec_of(model=f"{tmp_path}/position.py:make", batch=2))  # the third position does not exist
+    assert [each.code for each in found.workload.notes] == ["input"]

@@ -241,6 +241,14 @@ class TestBytes:
         work = count(nn.Embedding(10_000, 16), torch.tensor([1, 2, 3]))
         assert work.compulsory_bytes == 3 * 8 + 2 * 3 * 16 * 4
 
+    def test_a_tensor_that_is_given_twice_is_read_once(self) -> None:
+        class Twice(nn.Module):
+            def forward(self, x: Tensor, y: Tensor) -> Tensor:
+                return x.sum() + y.mean()
+
+        for x in (torch.ones(100), torch.ones(100, device="meta")):
+            assert count(Twice(), x, x).compulsory_bytes == 100 * 4 + 4
+
     def test_a_bag_reads_every_row_that_it_sums(self) -> None:
         work = count(nn.EmbeddingBag(10_000, 16, mode="sum"), torch.arange(30), torch.tensor([0, 10]))
         assert work.compulsory_bytes == (30 + 2) * 8 + (30 + 2) * 16 * 4
@@ -435,6 +443,11 @@ class TestCallsDiffer:
             return sorted(one.name for one in count(model, torch.randn(2, 4), loss=lambda out: out.sum()).operators)
 
         assert names(Counts(4, 4)) == names(nn.Linear(4, 4))
+
+    def test_what_only_a_first_call_can_differentiate_is_counted_there(self) -> None:
+        model = Keeps(grows=False)  # its table has a graph that the first backward frees
+        work = count(model, torch.randn(2, 4), loss=lambda out: out.sum())
+        assert work.backward_flops > 0
 
     def test_an_object_that_grows_is_given_as_it_was_to_every_call(self) -> None:
         class Cache:

@@ -96,7 +96,14 @@ def _refuse_what_loses_its_size(tensors: Iterable[Tensor]) -> None:
 
 def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
     _refuse_what_loses_its_size(tensor for _, tensor in named_tensors(inputs))
-    return map_tensors(inputs, lambda _, tensor: _fake(tensor, mode))
+    made: dict[int, Tensor] = {}  # one tensor may be given twice, and is read once
+
+    def fake(_: str, tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _fake(tensor, mode)
+        return made[id(tensor)]
+
+    return map_tensors(inputs, fake)
 
 
 def fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -248,7 +255,12 @@ def _count_settled(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     counts = []
     for _ in range(3):
         before = model_state(model)
-        counts.append(_count(task, model, inputs))
+        try:
+            counts.append(_count(task, model, inputs))
+        except Exception:
+            if not counts:
+                raise
+            return counts[0]  # what it kept has a gradient whose graph is gone
         for parameter in model.parameters():
             parameter.grad = None  # the next call would add to it
         if model_state(model) == before:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from enum import Enum
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor, nn
 
-from redline.bench.workload.structure import children, rebuild, shape_text
+from redline.bench.workload.structure import children, is_plain, rebuild, shape_text
 
 
 def own_containers(value: Any) -> Any:
@@ -20,19 +21,28 @@ def own_containers(value: Any) -> Any:
     return rebuild(value, [key for key, _ in parts], [own_containers(child) for _, child in parts])
 
 
-def own_objects(value: Any, twins: dict[int, Any] | None = None) -> Any:
-    """As `own_containers`, with objects of their own too, as far as they can be copied; tensors are the same."""
+SMALL = 64
+"""Elements of a tensor inside an object that is copied with it: a position or a length. Larger ones, such as keys and values, stay:
+a call that begins at the same position writes them at the same places again."""
+
+
+def own_objects(value: Any, twins: dict[int, Any] | None = None, *, inside: bool = False) -> Any:
+    """As `own_containers`, with objects of their own too, as far as they can be copied, and small tensors `inside` them."""
     twins = {} if twins is None else twins
     if id(value) in twins:
         return twins[id(value)]
+    if inside and isinstance(value, Tensor) and is_plain(value) and value.numel() <= SMALL:
+        twins[id(value)] = value.detach().clone()
+        return twins[id(value)]
     parts = children(value)
     if parts is not None:
-        return rebuild(value, [key for key, _ in parts], [own_objects(child, twins) for _, child in parts])
+        own = [own_objects(child, twins, inside=inside) for _, child in parts]
+        return rebuild(value, [key for key, _ in parts], own)
     if not keeps_state(value):
         return value
     try:
         twin = twins[id(value)] = copy.copy(value)
-        vars(twin).update({name: own_objects(part, twins) for name, part in vars(twin).items()})
+        vars(twin).update({name: own_objects(part, twins, inside=True) for name, part in vars(twin).items()})
     except Exception:  # it may refuse to be copied in any way
         return value
     return twin
@@ -57,18 +67,25 @@ MOST_STATES = 10_000
 """Objects that are looked at: one that leads to everything else in the process is not followed to the end."""
 
 
-def state_of(value: Any, seen: set[int] | None = None) -> Any:
-    """What can be compared with a later look: shapes, numbers and texts at any depth. The values of tensors do not show."""
+def state_of(value: Any, seen: set[int] | None = None, *, writes: bool = False) -> Any:
+    """What can be compared with a later look: shapes, numbers and texts at any depth.
+
+    The values of tensors do not show; with `writes`, whether they were written does.
+    """
     seen = set() if seen is None else seen
     if isinstance(value, Tensor):
-        return value.dtype, shape_text(value)
+        return value.dtype, shape_text(value), value._version if writes and not value.is_inference() else 0
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
-    parts = list(vars(value).items()) if keeps_state(value) else children(value)
+    parts = list(vars(value).items()) if keeps_state(value) else _parts(value)
     if not parts or id(value) in seen or len(seen) > MOST_STATES:
         return type(value)
     seen.add(id(value))
-    return type(value), [(key, state_of(part, seen)) for key, part in parts]
+    return type(value), [(key, state_of(part, seen, writes=writes)) for key, part in parts]
+
+
+def _parts(value: Any) -> list[tuple[str, Any]] | None:
+    return [("", part) for part in value] if isinstance(value, deque) else children(value)
 
 
 def model_state(model: nn.Module) -> list[Any]:
@@ -90,14 +107,14 @@ class _Kept(Generic[T]):
         self._value = value
         self._is_open = holds_containers(value)
         self._is_watched = _holds_state(value)
-        self._then = state_of(value) if self._is_watched else None
         self._lent = own_objects(value) if self._is_watched else value
         """What is handed out until a call changes it."""
+        self._then = _states(self._lent) if self._is_watched else None
         self.has_changed = False
 
     def handed(self) -> T:
         if self._is_watched and not self.has_changed:
-            self.has_changed = state_of(self._lent) != self._then
+            self.has_changed = _states(self._lent) != self._then
         if self.has_changed:
             return cast(T, own_objects(self._value))
         return cast(T, own_containers(self._lent)) if self._is_open else self._lent
@@ -111,6 +128,14 @@ class _Kept(Generic[T]):
 def _holds_state(value: Any) -> bool:
     parts = children(value)
     return keeps_state(value) if parts is None else any(_holds_state(part) for _, part in parts)
+
+
+def _states(value: Any) -> list[Any]:
+    """Of the objects alone: tensors beside them are looked at elsewhere."""
+    parts = children(value)
+    if parts is None:
+        return [state_of(value, writes=True)] if keeps_state(value) else []
+    return [state for _, part in parts for state in _states(part)]
 
 
 class Untouched(Generic[T]):
