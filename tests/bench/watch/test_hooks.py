@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from redline.analyze.watch import rates_of
+from redline.bench.watch import stepping
+from redline.bench.watch.clock import Clock
 from redline.bench.watch.hooks import Watch
+from redline.bench.watch.marks import STEP
 from redline.bench.watch.samples import batch_samples, planned_batches, samples_fed
 from redline.bench.watch.stopwatch import DATA, FORWARD, OTHER
 from redline.launch.watch import SpoolReader
@@ -251,9 +255,10 @@ def test_a_loader_says_how_many_batches_a_pass_has_where_it_knows() -> None:
     assert planned_batches(loader(numbers, batch_size=2, sampler=Unsure())) is None
 
 
-def rows_of(folder: Path, name: str) -> list[float]:
+def rows_of(folder: Path, name: str, kind: float | None = None) -> list[float]:
     (log,) = SpoolReader(folder).refresh()
-    return log.rows[:, log.columns.index(name)].tolist()  # type: ignore[no-any-return]
+    rows = log.rows if kind is None else log.rows[log.rows[:, log.columns.index("kind")] == kind]
+    return rows[:, log.columns.index(name)].tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("through_data", [False, True])
@@ -400,3 +405,75 @@ def test_a_transform_in_the_loader_is_no_forward_pass(watch: Watch, tmp_path: Pa
     watch.remove()
     assert phases == 8 * [DATA]
     assert rows_of(tmp_path, "fed")[:4] == 4 * [2.0]  # then comes what followed the last step
+
+
+def test_an_optimizer_takes_time_from_its_call_on(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes a record of the step before it calls its hooks."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    record = torch.autograd.profiler.record_function
+    began, recorded = list[float](), list[float]()
+
+    def recording(name: str) -> record:
+        recorded.append(perf_counter())
+        return record(name)
+
+    def beginning(clock: Clock, number: int, at: float) -> None:
+        began.append(at)
+        clock.begin_optimizer(number, at)
+
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", recording)
+    monkeypatch.setattr(stepping, "BEGIN_OPTIMIZER", beginning)
+    for _ in range(3):
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    assert [begin < record for begin, record in zip(began, recorded, strict=True)] == 3 * [True]
+
+
+def test_a_step_that_is_compiled_in_parts_is_counted(watch: Watch, tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3))
+    update = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).sum().backward()
+        update()
+    watch.remove()
+    assert len(rows_of(tmp_path, "backwards")) == 4
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3)
+
+
+def _unheard(batch: torch.Tensor, weights: torch.Tensor) -> None:
+    batch @ weights
+
+
+@pytest.mark.parametrize("every", [2, 1])
+def test_a_pass_in_which_nothing_is_trained_is_validation(watch: Watch, tmp_path: Path, every: int) -> None:
+    """Whoever is fed: an average of the weights is no model that anybody trains. Before each step it belongs to the step."""
+    model = torch.nn.Linear(3, 2)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(4):
+        for batch in torch.utils.data.DataLoader(Rows(2 * every), batch_size=2):
+            model(batch).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for batch in torch.utils.data.DataLoader(Rows(9), batch_size=3):
+                average(batch) if epoch % 2 else _unheard(batch, model.weight.T)
+    watch.remove()
+    loaded, paused = rows_of(tmp_path, "loaded", kind=STEP), rows_of(tmp_path, "paused", kind=STEP)
+    if every == 2:
+        assert loaded == 8 * [2.0]
+        assert [each > 0 for each in paused[1:]] == [False, True, False, True, False, True, False]
+    else:
+        assert loaded[2:] == 2 * [11.0]

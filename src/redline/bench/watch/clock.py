@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .events import NOTHING
 from .marks import TAIL
-from .spool import COLUMNS, PHASES
+from .spool import COLUMNS, PHASES, Spool
 from .stopwatch import BACKWARD, BY_BACKWARD, BY_HAND, COPY, DATA, FORWARD, OPTIMIZER, OTHER, Stopwatch
 
 HELD = (
@@ -26,10 +28,27 @@ class Captured(NamedTuple):
     fed: float
 
 
+class Pass(NamedTuple):
+    """What was known when a loader began to be gone through."""
+
+    began: float
+    spent: list[float]
+    paused: float
+    loaded: float
+    trained: tuple[int, int, int]
+
+
 class Clock(Stopwatch):
     """The stopwatch of a whole program."""
 
-    __slots__ = ()
+    __slots__ = ("_pass", "_set_aside_at")
+
+    def __init__(self, spool: Spool, *, now: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(spool, now=now)
+        self._pass: Pass | None = None
+        """The newest one over a loader."""
+        self._set_aside_at = 0
+        """Steps at the end of the last pass in which nothing was trained."""
 
     # Optimizers
 
@@ -121,6 +140,7 @@ class Clock(Stopwatch):
         self.leave(at)
         if not self.steps:
             return
+        self._set_pass_aside()
         self._write_tail()
         is_training = not self._paused and not self._evaluated
         if is_training and self._anchor is not None and self.device is not None:
@@ -132,6 +152,25 @@ class Clock(Stopwatch):
         """A loader is gone through anew: what was only read before that is no part of what follows."""
         if self.is_by_batch:
             self._write_tail()
+        self._pass = Pass(self._since or 0.0, self._spent[:], self._paused, self._loaded, self._has_trained)
+
+    @property
+    def _has_trained(self) -> tuple[int, int, int]:
+        """Is another one after each backward pass and step."""
+        return self.steps, self._backwards, self._gradients
+
+    def _set_pass_aside(self) -> None:
+        """A pass over a loader in which nothing was trained is validation, whoever was fed: an average of the weights, or a
+        model that is not heard. One before each step belongs to the step."""
+        whole, self._pass = self._pass, None
+        if whole is None or whole.trained != self._has_trained or not self._numbers:
+            return
+        if self.steps - self._set_aside_at > 1:
+            self._paused = whole.paused + (self._since or 0.0) - whole.began
+            self._spent, self._loaded = whole.spent, whole.loaded
+            self._snapshot, self._marks, self._aside = None, None, None
+            self._evaluated = 0
+        self._set_aside_at = self.steps
 
     def _write_tail(self) -> None:
         blank = (0.0,) * (len(COLUMNS) - 4 - 2 * len(PHASES))

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
-from torch.optim import optimizer as optimizers
 
 from .clock import (
     BEGIN_BACKWARD,
@@ -29,7 +28,7 @@ from .clock import (
 from .events import MOST_EVENTS
 from .facts import is_out_of_memory
 from .listener import Listener, is_compiling, is_traced
-from .models import MOST_LEVELS, Models, Updates, live_objects
+from .models import MOST_LEVELS, Models, Updates
 from .samples import Question, Singles, samples_given, samples_mapped
 
 is_grad_enabled = torch.is_grad_enabled
@@ -53,30 +52,13 @@ class Computing(Listener):
         self._wrap(torch, "compile", self._compiling)
         self._wrap(torch.autograd, "backward", self._backward)
         self._wrap(torch.autograd, "grad", self._backward)
-        self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
         self._wrap(torch.nn.utils.stateless, "_functional_call", self._functional_call)
-
-    def find_existing(self) -> None:
-        """Models and optimizers that were made before this: asking the collector takes long, so before the loop begins."""
-        for module in live_objects(torch.nn.Module):
-            self._models.add(module)
-        for optimizer in live_objects(optimizers.Optimizer):
-            self._try(self._find_models, optimizer)
 
     def _new_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_compiling():
                 self._models.add(module)
             return original(module, *args, **kwargs)
-
-        return wrapper
-
-    def _new_optimizer(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            if self.clock is not None and not is_compiling():
-                self._try(self.clock.renew, id(optimizer))
-                self._try(self._find_models, optimizer)
 
         return wrapper
 

@@ -97,6 +97,7 @@ class Watch(Stepping):
             undo()
         self._undo.clear()
         self._watched.clear()
+        self._stepped.clear()
 
     # After each step
 

@@ -15,6 +15,7 @@ from .clock import BEGIN_OPTIMIZER, END_OPTIMIZER, ENTER_OPTIMIZER, LEAVE, Captu
 from .computing import Computing
 from .listener import is_compiling, is_traced
 from .loading import Loading
+from .models import live_objects
 
 
 class Stepping(Loading, Computing):
@@ -24,10 +25,15 @@ class Stepping(Loading, Computing):
         """What a recorded graph does each time it is replayed."""
         self._is_scaled = False
         """GradScaler steps the optimizer, or leaves it out: its call is the optimizer's."""
+        self._called = (0, 0.0)
+        """The optimizer that was called last, by its id, and when."""
+        self._stepped: set[type] = set()
+        """Classes of optimizers of which that is known."""
 
     def _install_stepping(self) -> None:
         self._wrap(torch.amp.grad_scaler.GradScaler, "step", self._scaled_step)
         self._wrap(torch.amp.grad_scaler.GradScaler, "scale", self._scaling)
+        self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
         self._wrap(optimizers.Optimizer, "zero_grad", self._zero_grad)
         before = optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
         after = optimizers.register_optimizer_step_post_hook(self._after_optimizer)
@@ -47,11 +53,47 @@ class Stepping(Loading, Computing):
 
         return wrapper
 
+    def _new_optimizer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if self.clock is not None and not is_compiling():
+                self._try(self._hear_steps, type(optimizer))
+                self._try(self.clock.renew, id(optimizer))
+                self._try(self._find_models, optimizer)
+
+        return wrapper
+
+    def find_existing(self) -> None:
+        """Models and optimizers that were made before this: asking the collector takes long, so before the loop begins."""
+        for module in live_objects(torch.nn.Module):
+            self._models.add(module)
+        for optimizer in live_objects(optimizers.Optimizer):
+            self._try(self._hear_steps, type(optimizer))
+            self._try(self._find_models, optimizer)
+
+    def _hear_steps(self, kind: type) -> None:
+        """Torch calls its hooks some time after a step was called: it makes a record of it first."""
+        owner = next((one for one in kind.__mro__ if "step" in vars(one)), None)
+        if owner is not None and owner not in self._stepped and getattr(vars(owner)["step"], "hooked", False):
+            self._stepped.add(owner)
+            self._wrap(owner, "step", self._whole_step)
+
+    def _whole_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing but the time is noted here: of a step that is compiled in parts, hooks are heard both or not at all."""
+
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_traced() and self.clock is not None:
+                self._called = (id(optimizer), perf_counter())
+            return original(optimizer, *args, **kwargs)
+
+        return wrapper
+
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         clock = None if is_traced() or self._is_scaled else self.clock
         if clock is None or clock.is_resting or (clock.thread != get_ident() and not clock.hears()):
             return
-        clock.put_time(perf_counter())
+        called, at = self._called
+        clock.put_time(at if called == id(optimizer) else perf_counter())
         clock.put((BEGIN_OPTIMIZER, id(optimizer)))
         if clock.is_direct:
             self._begin(clock, optimizer)
