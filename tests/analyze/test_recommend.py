@@ -192,3 +192,12 @@ class TestCurves:
         records = sweep_records(recipe="baseline", batches=batches)
         (curve,) = curves_of(lines_of(records, summarize(records)))
         assert curve.knee is None
+
+
+def test_answers_about_one_model_under_two_settings_say_which_is_which() -> None:
+    small = race_records(("baseline", "fp16"), image_size=32)
+    told = [each.headline for each in advice_of([*race_records(("baseline", "fp16")), *small]) if each.kind == "recipe"]
+    assert len(told) == 2
+    assert sum("32 px" in each for each in told) == 1
+    (alone,) = [each.headline for each in advice_of(small) if each.kind == "recipe"]
+    assert "32 px" not in alone

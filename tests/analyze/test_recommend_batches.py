@@ -134,5 +134,6 @@ class TestCommands:
 def test_what_was_faster_but_never_checked_is_said_beside_the_recipe() -> None:
     found = one([*searched("baseline", [8, 32]), *searched("fp16", [8, 32])], "recipe")
     assert found.headline.startswith("Stay with baseline for resnet50: ")
+    assert found.headline.endswith("fp16 is faster, but its outputs were not checked")
     assert found.details[-1].startswith("fp16 ran at ")
     assert "'redline run resnet50 --batch 32 -r baseline -r fp16' checks them" in found.details[-1]

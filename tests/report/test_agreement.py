@@ -227,6 +227,15 @@ def noisy() -> list[RunRecord]:
     return [msgspec.structs.replace(record, stopped="ceiling") for record in records]
 
 
+def test_the_tile_tells_the_gain_of_the_headline() -> None:
+    slow = race_records(("baseline", "fp16"), fake_door(step_s={"fp16": 0.008, "*": 0.01}), model="resnet18")
+    fast = race_records(("baseline", "fp16"), fake_door(step_s={"fp16": 0.001, "*": 0.01}))
+    contents = contents_of([*slow, *fast], ceilings_of=ceilings_of)
+    (tile,) = [each for each in tiles_of(contents) if each.label == "Speed-up"]
+    assert "resnet50" in contents.headline
+    assert float(tile.value.rstrip("×")) == pytest.approx(10, rel=0.1)
+
+
 UNDECIDED = {
     "inconclusive": inconclusive,
     "one after the other": lambda: sweep_records(batches=[8]),

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from redline import __version__
 from redline.analyze.profile import Profile
-from redline.analyze.recommend import Advice, rate, recommendable
+from redline.analyze.recommend import Advice, largest_gain, rate, recommendable
 from redline.analyze.summary import RunSummary
 from redline.fields import Frozen
 from redline.report import tune
@@ -71,12 +71,13 @@ def tiles_of(contents: Contents) -> list[Tile]:
 
 
 def _speed_up(advice: Sequence[Advice], rows: dict[str, RunSummary]) -> Tile | None:
-    for each in advice:
-        row = rows.get(each.record_id)
-        if each.kind == "recipe" and each.decided and row is not None and each.ratio is not None:
-            between = f"{each.low:.2f}–{each.high:.2f}, " if each.low is not None and each.high is not None else ""
-            return _tile("Speed-up", f"{each.ratio:.2f}×", f"{between}{_where(row)}", row)
-    return None
+    """The gain that the headline tells, as it tells it."""
+    best = largest_gain([each for each in advice if each.record_id in rows])
+    if best is None or best.ratio is None:
+        return None
+    row = rows[best.record_id]
+    between = f"{best.low:.2f}–{best.high:.2f}, " if best.low is not None and best.high is not None else ""
+    return _tile("Speed-up", f"{best.ratio:.2f}×", f"{between}{_where(row)}", row)
 
 
 def _fastest(contents: Contents) -> Tile | None:

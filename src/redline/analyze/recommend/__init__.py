@@ -6,6 +6,7 @@ not support an answer, there is none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -48,6 +49,7 @@ __all__ = [
     "interval_text",
     "is_decided",
     "is_surely_faster",
+    "largest_gain",
     "may_recommend",
     "noise_remark",
     "rate",
@@ -72,22 +74,30 @@ def recommend(curves: Sequence[Curve], lines: Sequence[Line], specs: Mapping[str
     for curve in curves:
         curves_of.setdefault(curve.subject, []).append(curve)
     advice: list[Advice] = []
+    alike = Counter((subject.model, subject.task, subject.device) for subject in curves_of)
     for subject, of_subject in curves_of.items():
         evidence = Evidence(subject=subject, curves=of_subject, rows=rows_of[subject], specs=specs)
         chosen = recipe_to_use(evidence)
-        advice += [chosen] if chosen is not None else []
-        advice += batches_to_use(evidence, chosen)
-        advice += what_to_avoid(evidence)
+        found = [chosen] if chosen is not None else []
+        found += [*batches_to_use(evidence, chosen), *what_to_avoid(evidence)]
+        if alike[subject.model, subject.task, subject.device] > 1 and subject.setting:
+            # Two answers about one model would contradict each other without it.
+            found = [msgspec.structs.replace(each, headline=f"{each.headline} ({subject.setting})") for each in found]
+        advice += found
     return advice
+
+
+def largest_gain(advice: Sequence[Advice]) -> Advice | None:
+    """Of the decided answers about several subjects, the one that gains most; None where nothing is decided."""
+    decided = [each for each in advice if each.kind == "recipe" and each.decided]
+    return max(decided, key=lambda each: each.ratio or 0.0, default=None)
 
 
 def headline(advice: Sequence[Advice], lines: Sequence[Line]) -> str:
     """The one sentence at the top: a decided comparison with its interval, else only what was measured."""
     if not lines:
         return "There is nothing to report yet"
-    decided = [each for each in advice if each.kind == "recipe" and each.decided]
-    # Of several subjects, the one with the largest proven gain.
-    best = max(decided, key=lambda each: each.ratio or 0.0, default=None)
+    best = largest_gain(advice)
     if best is not None:
         return best.headline
     failed = sum(line.row.failure is not None for line in lines)

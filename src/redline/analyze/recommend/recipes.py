@@ -122,7 +122,11 @@ def _separate_recipe(evidence: Evidence) -> Advice | None:
         best = first
     unproven = [row for row in shared[batch] if evidence.is_unproven(row) and per_s(row) > CLEARLY_FASTER * per_s(best)]
     if best.recipe == first.recipe:
-        told = f"Stay with {best.recipe} for {work(subject)}: nothing here with acceptable outputs is clearly faster"
+        why = "nothing here with acceptable outputs is clearly faster"
+        if unproven:
+            other = max(unproven, key=per_s)
+            why = f"{other.recipe} is faster, but {evidence.why_not(other)}"
+        told = f"Stay with {best.recipe} for {work(subject)}: {why}"
         details = [f"{rate(best)} at batch {batch}{noise_remark(best)}"]
     else:
         told = f"{best.recipe} is the fastest for {work(subject)} on {subject.device}: {rate(best)} at batch {batch}"
