@@ -127,15 +127,15 @@ def _next(rows: Sequence[RooflineRow]) -> str:
     if best.headroom is None:
         return "next: no work was counted to compare with the device's limits"
     left = f"next: {best.headroom:.1f}× left to the roofline under {best.recipe}"
-    why = {
+    by_label = {
         "host": "the host limits it",
         "memory": "unfused operators move too many bytes",
         "compute": "matrix products limit it",
     }
-    told = f"{left}; {why[best.bound.label]}" if best.bound.label in why else left
+    told = f"{left}; {by_label[best.bound.label]}" if best.bound.label in by_label else left
     known = {row.recipe for row in rows}
     options = [recipe for recipe in best.worth_trying if recipe not in known]
-    if best.bound.label in why and options and best.bound.evidence.code != "outside-operators":
+    if best.bound.label in by_label and options and best.bound.evidence.code != "outside-operators":
         return f"{told}: -r {' or -r '.join(options)} may help"
     return f"{told}; '{best.profiled}' shows where the time goes" if best.profiled is not None else told
 
