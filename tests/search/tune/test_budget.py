@@ -13,13 +13,14 @@ import pytest
 from worlds.recipes import Fault, RecipeTruth
 from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
+from redline.analyze.race import Pair
 from redline.note import note
 from redline.questions import SwitchChoice
 from redline.record import Block, Capabilities, Failure, RunRecord
 from redline.search.group import Entry, Pending
 from redline.search.tune.beliefs import Beliefs, Estimate
 from redline.search.tune.costs import Candidate, Costs, first_of
-from redline.search.tune.finals import _with_time_for_an_interval
+from redline.search.tune.finals import _is_enough, _with_time_for_an_interval
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.planner import kept_s, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Spent, Trial, TuneSpec, Untried
@@ -716,6 +717,40 @@ def test_so_is_one_that_compiles_where_that_is_likely_to_end(compile_s: float, t
     assert [trial.recipe for trial in tuner.tune.trials] == tried
     assert not tuner.given_up
     assert tuner.tune.seconds <= 60.0
+
+
+class TestAnotherReplicate:
+    """Of one recipe with the baseline, when the budget may end before it."""
+
+    @pytest.mark.parametrize(
+        ("low", "high", "verdict", "left_s", "is_enough"),
+        [
+            (9.2, 9.9, "faster", 14.0, True),
+            (9.2, 9.9, "faster", 40.0, False),
+            (3.0, 20.0, "faster", 14.0, False),
+            (0.95, 1.05, "inconclusive", 14.0, False),
+        ],
+    )
+    def test_is_left_out_only_where_the_gain_is_known_well(
+        self, monkeypatch: pytest.MonkeyPatch, low: float, high: float, verdict: Any, left_s: float, is_enough: bool
+    ) -> None:
+        """On an H200, the third of a compiled ResNet-50 took 20 s where 14 were left, and its gain was known within 4 %."""
+        tuner = after(("baseline", 4.0), ("amp+compile", 34.0))
+        tuner.left_s = left_s  # type: ignore[misc]
+        pair = Pair(
+            a="baseline",
+            b="amp+compile",
+            ratio=math.sqrt(low * high),
+            low=low,
+            high=high,
+            verdict=verdict,
+            replicates=2,
+        )
+        monkeypatch.setattr("redline.search.tune.finals.pair_of", lambda *_: pair)
+        assert _is_enough(tuner, [], [BASELINE, switches("amp+compile")]) is is_enough
+        assert not _is_enough(tuner, [], [BASELINE, switches("amp+compile"), switches("amp")]), (
+            "two are to be told apart"
+        )
 
 
 class TestShortSearches:

@@ -4,39 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from redline.analyze.race import TIME_BAND, Pair, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
+from redline.analyze.race import TIME_BAND, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
 from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.lessons import rejection
-from redline.search.tune.reserve import NEAR, RACE_MARGIN, affordable, at_once_s, choose_finalists, last_race_s
+from redline.search.tune.reserve import (
+    NEAR,
+    RACE_MARGIN,
+    affordable,
+    at_once_s,
+    choose_finalists,
+    last_race_s,
+    may_be_late,
+)
 from redline.search.tune.space import BASELINE, Switches
-from redline.search.tune.tuner import Tuner
-from redline.search.tune.winner import NEAR_ENOUGH, gains_of, log_over, rejected_in_finals, replicates_of, winner_of
-from redline.spec import MeasureSpec, RunSpec
+from redline.search.tune.tuner import FULL_LOSS_PATH, Tuner, final_measure
+from redline.search.tune.winner import (
+    NEAR_ENOUGH,
+    gains_of,
+    is_narrow,
+    is_settled,
+    log_over,
+    rejected_in_finals,
+    replicates_of,
+    winner_of,
+)
+from redline.spec import RunSpec
 
 BEHIND_AFTER_ONE = 0.03
 BEHIND = 0.005
 MOST_REPLICATES = 5
 MOST_TO_WIN = 8
 """Of one that seems to be faster than the baseline, while that is not sure: on a CPU, processes of one recipe may lie half apart."""
-SETTLED = 0.01
-"""Half an interval: two recipes closer than this need no further replicate to tell them apart."""
 RACE_SHARE = 0.75
 """Of the time left, for the replicates of the last race; the rest is for taking the winner apart."""
 LEAST_SCALE = 0.5
 """Of what is expected: replicates that took less may take more again."""
-CACHED = 0.6
-"""Of what preparing took when it was compiled: opening it again may take as much."""
 SURE_MARGIN, UNSURE_MARGIN = 0.9, 0.6
 GRACE = 0.1
 """Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
-WIDE = 1.25
-"""The upper end of an interval over its lower: a gain of 3 to 20 times tells nobody what to expect."""
 ABLATION_REPLICATES = 2
-FULL_LOSS_PATH = 20
 
 
 def decide(tuner: Tuner, untried: Switches | None = None) -> None:
@@ -55,7 +63,9 @@ def decide(tuner: Tuner, untried: Switches | None = None) -> None:
         if not replicates:
             finalists = _with_time_for_an_interval(tuner, finalists)
         racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
-        if len(racers) < 2 or not (_run_finals_at_once(tuner, race, racers) or _run_final(tuner, race, racers)):
+        if len(racers) < 2 or _is_enough(tuner, replicates, racers):
+            return
+        if not (_run_finals_at_once(tuner, race, racers) or _run_final(tuner, race, racers)):
             return
         replicates = replicates_of(tuner.tune.finals, tuner.records)
         finalists = _still_in(tuner, replicates)
@@ -71,10 +81,8 @@ def narrow(tuner: Tuner) -> None:
     while chosen not in (None, "baseline") and len(tuner.tune.finals) < MOST_REPLICATES:
         replicates = replicates_of(tuner.tune.finals, tuner.records)
         gain = pair_of(replicates, "baseline", chosen, tuner.asked.kind)
-        if gain is None or gain.low is None or gain.high is None or gain.high <= WIDE * gain.low:
-            return
-        racers, costs = [BASELINE, tuner.space.switches_of(chosen)], Costs(tuner)
-        if sum(max(costs.expected_s(each), CACHED * costs.anew_s(each)) for each in racers) > tuner.left_s:
+        racers = [BASELINE, tuner.space.switches_of(chosen)]
+        if gain is None or gain.low is None or is_narrow(gain) or may_be_late(tuner, racers):
             return
         before = tuner.tune.finals
         if not _run_final(tuner, race, racers):
@@ -84,6 +92,14 @@ def narrow(tuner: Tuner) -> None:
             tuner.keep(finals=before)  # the budget ended it: that says nothing about the winner
             return
         chosen = winner_of(tuner.tune, tuner.records)
+
+
+def _is_enough(tuner: Tuner, replicates: Sequence[Replicate], racers: Sequence[Switches]) -> bool:
+    """Whether another replicate may exceed the budget and is not needed: the gain of the one racer left is known well."""
+    if len(racers) > 2 or not may_be_late(tuner, racers):
+        return False
+    gain = pair_of(replicates, "baseline", tuner.space.text(racers[1]), tuner.asked.kind)
+    return gain is not None and gain.verdict == "faster" and is_narrow(gain)
 
 
 def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
@@ -214,20 +230,6 @@ def twin_specs(tuner: Tuner, switches: Switches, *, count: int) -> list[RunSpec]
     """
     is_checked = tuner.asked.spec.workload.task == "train" and switches != BASELINE
     return [final_spec(tuner, switches, first=is_checked and number == 0, hurried=True) for number in range(count)]
-
-
-def final_measure(*, on_cpu: bool, checks: bool, hurried: bool = False) -> MeasureSpec:
-    """`hurried`: two short replicates say more than one long one."""
-    return msgspec.structs.replace(
-        MeasureSpec.for_effort("quick"),
-        block_seconds=0.25 if on_cpu else 0.1,
-        min_rounds=4 if hurried else 6,
-        max_seconds=(15.0 if on_cpu else 10.0) * (0.4 if hurried else 1.0),
-        warmup_max_seconds=2.0 if hurried else 5.0,
-        loss_path_steps=FULL_LOSS_PATH,
-        check_numerics=checks,
-        sparing=not checks,
-    )
 
 
 def _race(tuner: Tuner) -> Race:
@@ -367,13 +369,7 @@ def _is_decided(tuner: Tuner, replicates: Sequence[Replicate], finalists: Sequen
         return count >= max(MOST_TO_WIN, tuner.asked.replicates)
     if count >= max(MOST_REPLICATES, tuner.asked.replicates):
         return True
-    return all(_is_settled(pair_of(replicates, first, other, tuner.asked.kind)) for other in others)
-
-
-def _is_settled(pair: Pair | None) -> bool:
-    if pair is None or pair.low is None or pair.high is None:
-        return False
-    return pair.high < 1 or pair.low > 1 or pair.high - pair.low <= 2 * SETTLED
+    return all(is_settled(pair_of(replicates, first, other, tuner.asked.kind)) for other in others)
 
 
 def _ablated(tuner: Tuner, chosen: str) -> list[Switches]:
@@ -389,7 +385,7 @@ def _gain_is_settled(tuner: Tuner, chosen: str, without: Switches) -> bool:
     name = tuner.space.text(without)
     spread = process_spread(_with_both(finals, "baseline", chosen), tuner.asked.kind)
     pair = pair_with_spread(replicates, name, chosen, spread, tuner.asked.kind)
-    return _is_settled(pair) or any(
+    return is_settled(pair) or any(
         record.failure is not None
         for replicate in replicates
         for record in replicate

@@ -26,6 +26,8 @@ ENOUGH_REPLICATES = 3
 """Student's factor is 13 with two replicates and 4 with three."""
 ENOUGH_SHARE = 0.3
 """Of the budget, for these."""
+CACHED = 0.6
+"""Of what preparing took when it was compiled: opening it again may take as much."""
 ABLATION_SHARE = 0.25
 """The largest share of the budget for each: a long budget should also go into trying recipes."""
 
@@ -118,6 +120,12 @@ def at_once_s(
         return math.inf
     still = [costs.replicate_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
     return max(still, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
+
+
+def may_be_late(tuner: Tuner, racers: Sequence[Switches]) -> bool:
+    """Whether one more replicate may end after the budget, if what was compiled takes long to be opened again."""
+    costs = Costs(tuner)
+    return sum(max(costs.expected_s(each), CACHED * costs.anew_s(each)) for each in racers) > tuner.left_s
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:

@@ -16,12 +16,11 @@ from redline.protocol import AFTER_COMPILING
 from redline.record import RunRecord, TimeKind
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.tune.costs import CONTENTION
-from redline.search.tune.finals import final_measure
 from redline.search.tune.inquiry import learn_from
 from redline.search.tune.lessons import accepts, numerics_reason, rejection
 from redline.search.tune.record import GivenUp, Trial
 from redline.search.tune.space import BASELINE, Switches
-from redline.search.tune.tuner import Purpose, Tuner
+from redline.search.tune.tuner import Purpose, Tuner, final_measure
 from redline.spec import MeasureSpec, RunSpec
 
 FEWEST_TO_PAIR = 2

@@ -40,6 +40,7 @@ MEMORY_MARGIN = 1.5
 METERED_BLOCK_S = 0.5
 """A counter of joules moves every 20 to 100 ms: blocks must be long enough for it."""
 CLEARLY_SLOWER = 0.05
+FULL_LOSS_PATH = 20
 FAILED_SHARE = 0.1
 """Of the budget: what finding out why recipes break, and trying suspects, may take."""
 
@@ -321,4 +322,18 @@ def trial_measure(*, on_cpu: bool) -> MeasureSpec:
         block_seconds=0.25 if on_cpu else 0.1,
         warmup_max_seconds=3.0,
         max_seconds=5.0,
+    )
+
+
+def final_measure(*, on_cpu: bool, checks: bool, hurried: bool = False) -> MeasureSpec:
+    """`hurried`: two short replicates say more than one long one."""
+    return msgspec.structs.replace(
+        MeasureSpec.for_effort("quick"),
+        block_seconds=0.25 if on_cpu else 0.1,
+        min_rounds=4 if hurried else 6,
+        max_seconds=(15.0 if on_cpu else 10.0) * (0.4 if hurried else 1.0),
+        warmup_max_seconds=2.0 if hurried else 5.0,
+        loss_path_steps=FULL_LOSS_PATH,
+        check_numerics=checks,
+        sparing=not checks,
     )

@@ -18,6 +18,10 @@ NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""
 ONE_PROCESS_DOUBT = 0.04
 """What a recipe that met no other process may be off by at least: its verdict must be clear beyond that."""
+SETTLED = 0.01
+"""Half an interval: two recipes closer than this need no further replicate to tell them apart."""
+WIDE = 1.25
+"""The upper end of an interval over its lower: a gain of 3 to 20 times tells nobody what to expect."""
 
 
 class Winner(Frozen):
@@ -215,3 +219,13 @@ def _moved_by_the_race(
         if base is not None and pair is not None
     ]
     return statistics.fmean(moves) if moves else 0.0
+
+
+def is_narrow(gain: Pair) -> bool:
+    return gain.low is not None and gain.high is not None and gain.high <= WIDE * gain.low
+
+
+def is_settled(pair: Pair | None) -> bool:
+    if pair is None or pair.low is None or pair.high is None:
+        return False
+    return pair.high < 1 or pair.low > 1 or pair.high - pair.low <= 2 * SETTLED
