@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from redline.fields import Count, Figure, Frozen, Items, Moment, Seconds
-from redline.note import Note
+from redline.note import Code, Note
 
 OperatorKind = Literal[
     "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "other"
@@ -18,6 +18,9 @@ OperatorKind = Literal[
 
 PRODUCTS: frozenset[OperatorKind] = frozenset(("convolution", "matmul", "attention"))
 """What a FLOP count means by FLOPs: multiplications with additions, two FLOPs for each. The rest has its own line."""
+
+NOT_COUNTED: frozenset[Code] = frozenset(("work-not-counted", "work-changes"))
+"""Notes of a workload that say why its work was not counted."""
 
 WorkPhase = Literal["forward", "backward", "optimizer"]
 

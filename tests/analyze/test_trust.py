@@ -165,6 +165,14 @@ def test_without_a_steady_state(make_record: Any, make_prepared: Any) -> None:
     assert found.reasons == (note("not-steady", "medians still 3 % apart"),)
 
 
+def test_calls_that_all_do_other_work_have_no_steady_state(make_record: Any, make_prepared: Any) -> None:
+    changes = note("work-changes", "each call does other work")
+    workload = msgspec.structs.replace(make_prepared().workload, notes=(changes,))
+    found = verdict(make_record(prepared=make_prepared(workload=workload)))
+    assert found.labels == ("no-steady-state",)
+    assert found.reasons == (changes,)
+
+
 def test_a_foreign_process_while_timing_shares_the_gpu(make_record: Any, make_block: Any) -> None:
     blocks = (
         make_block(telemetry=look(foreign=("python 4711",))),

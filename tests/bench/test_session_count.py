@@ -158,7 +158,7 @@ def test_no_count_fits_steps_that_differ_from_call_to_call(bench: BenchSession, 
     spec = spec_of(model=f"{tmp_path}/caches.py:own", batch=2)
     found = prepared(bench, spec)
     assert found.work is None
-    assert found.workload.notes[-1].code == "work-not-counted"
+    assert found.workload.notes[-1].code == "work-changes"
     assert "work-changes" in [each.code for each in ask.answer_count(spec).work.notes]
 
 

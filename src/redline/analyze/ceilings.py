@@ -16,7 +16,7 @@ from redline.trace.classes import class_of
 from redline.trace.decode import read_trace
 from redline.trace.operators import module_times
 from redline.trace.window import recorded, steps_of
-from redline.work import Ceilings
+from redline.work import NOT_COUNTED, Ceilings
 
 
 class Figure(Frozen):
@@ -191,7 +191,7 @@ def _why_not(record: RunRecord) -> str:
     if record.spec.workload.task == "generate":
         return OF_GENERATION
     notes = record.prepared.workload.notes if record.prepared else ()
-    return next((str(each) for each in notes if each.code == "work-not-counted"), "nothing was counted or measured")
+    return next((str(each) for each in notes if each.code in NOT_COUNTED), "nothing was counted or measured")
 
 
 def _tera(value: float | None) -> float | None:

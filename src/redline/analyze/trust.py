@@ -246,6 +246,8 @@ def _warmup(record: RunRecord) -> Iterator[Doubt]:
         warmup = record.prepared.warmup
         fallback = note("not-steady", f"not steady after {warmup.seconds:.0f} s of warming up")
         yield "no-steady-state", warmup.reason or fallback
+    if record.prepared is not None:
+        yield from (("no-steady-state", each) for each in record.prepared.workload.notes if each.code == "work-changes")
 
 
 def _neighbours(record: RunRecord) -> Iterator[Doubt]:

@@ -26,6 +26,7 @@ from redline.report.flops import FlopsReport
 from redline.report.notebook import Shown
 from redline.search.grid import parse_batches
 from redline.spec import MeasureSpec, RunSpec
+from redline.work import NOT_COUNTED
 
 DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
 NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline ceilings")
@@ -113,7 +114,7 @@ def _flops_with_latency(spec: RunSpec, workspace: Workspace, reached: tuple[Batc
     work = record.prepared.work
     if work is None:
         notes = record.prepared.workload.notes
-        why = next((str(each) for each in notes if each.code == "work-not-counted"), "work not counted")
+        why = next((str(each) for each in notes if each.code in NOT_COUNTED), "work not counted")
         raise UsageError(f"{spec.workload.model}: {why}")
     times = module_seconds(record)
     ceilings_of = workspace.ceilings_of([record])

@@ -151,7 +151,7 @@ def work_of(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) ->
     try:
         work = count_step(setup, optimizer, modules=modules)
         if any(each.code == "work-changes" for each in work.notes):
-            return None, note("work-not-counted", f"work not counted: {CHANGES}")
+            return None, note("work-changes", f"work not counted: {CHANGES}")
         return work, None
     except Exception as error:
         return None, note("work-not-counted", f"work not counted: {because(error)}")
