@@ -233,6 +233,26 @@ def test_a_model_that_only_fails_in_inference_mode_is_not_said_to_differentiate(
     ]
 
 
+def test_a_model_that_wants_gradients_on_without_using_them_is_not_said_to_differentiate() -> None:
+    class Wants(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                raise RuntimeError("no gradients")
+            return super().forward(x)
+
+    inputs = ((torch.randn(3, 8),), {})
+    workload = assemble(Wants(8, 4), inputs, task="infer", source="live", identity="", seed=0)
+
+    def call() -> None:
+        with workload.context():
+            workload.model(*inputs[0])
+
+    assert workload.differentiates(call)
+    assert [str(note) for note in workload.notes] == [
+        "measured with gradients on: the model fails in inference mode and under torch.no_grad()"
+    ]
+
+
 def test_a_model_that_fails_whatever_the_mode_fails_as_it_did_first() -> None:
     found = measured(spec_of("detector_training", batch=1))
     assert isinstance(found, Prepared)

@@ -132,11 +132,10 @@ class Workload:
                     call()
             except Exception:
                 continue
-            needs = mode == "on" or seen.found
             why = (
                 "differentiates in its forward pass, which inference mode forbids"
-                if needs
-                else "fails in inference mode"
+                if seen.found
+                else f"fails in inference mode{' and under torch.no_grad()' if mode == 'on' else ''}"
             )
             text = f"measured with {words[mode]}: the model {why}"
             self.notes.append(note("model", text))
