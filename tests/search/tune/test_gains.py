@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from reported import ceilings_of, race_records
+from reported import ceilings_of, fake_door, race_records
 
 from redline.analyze.race import log_ratio, pair_of
 from redline.analyze.summary import summarize
@@ -19,7 +19,7 @@ from redline.report.terminal import as_text
 from redline.report.tune import answer, ratio_told, reasons, tune_report
 from redline.search.tune.beliefs import Estimate
 from redline.search.tune.finals import _is_behind
-from redline.search.tune.gains import gain_path_of, waterfall
+from redline.search.tune.gains import _is_surely_better, gain_path_of, waterfall
 from redline.search.tune.record import Refused, TuneRecord, TuneSpec
 from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
@@ -174,6 +174,37 @@ def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None
     several = [each for each in contents_of(records, tunes=[mine, at_one]).advice if each.kind == "recipe"]
     assert [each.batch for each in several if each.subject.model == "resnet50"] == [32, 1]
     assert several[0].headline.endswith("at batch 32")
+
+
+def test_an_older_search_speaks_where_its_winner_is_surely_faster() -> None:
+    """A short search may miss what a long one found; on a model that has changed since, the newer one knows better."""
+    newer = summary()
+
+    def told(older: TuneSummary) -> float | None:
+        contents = contents_of(RECORDS, tunes=[older, newer])
+        return next(each.ratio for each in contents.advice if each.kind == "recipe")
+
+    better = with_interval(msgspec.structs.replace(newer, name="older"), 8.9, 9.2, ratio=9.0)
+    assert told(better) == 9.0
+    assert told(with_interval(better, 4.0, 9.2, ratio=6.0)) == 4.0, "their intervals overlap"
+    assert told(msgspec.structs.replace(better, state="interrupted")) == 4.0
+    assert RECORDS[0].prepared is not None
+    workload = msgspec.structs.replace(RECORDS[0].prepared.workload, model_hash="changed")
+    prepared = msgspec.structs.replace(RECORDS[0].prepared, workload=workload)
+    before = [msgspec.structs.replace(each, id=f"{each.id}x", prepared=prepared, group="x") for each in RECORDS]
+    of_before = msgspec.structs.replace(better, record_ids=tuple(each.id for each in before))
+    lines = contents_of([*RECORDS, *before]).lines
+    assert not _is_surely_better(of_before, newer, lines)
+    assert _is_surely_better(better, newer, lines)
+
+
+def test_what_others_measured_speaks_where_it_is_surely_faster_than_the_winner() -> None:
+    fast = race_records(("baseline", "tf32"), fake_door(step_s={"tf32": 0.001, "*": 0.01}))
+    found = [each for each in contents_of([*RECORDS, *fast], tunes=[summary()]).advice if each.kind == "recipe"]
+    assert [(each.recipe, each.ratio) for each in found] == [("tf32", pytest.approx(10, rel=0.1))]
+    slow = race_records(("baseline", "tf32"), fake_door(step_s={"tf32": 0.005, "*": 0.01}))
+    found = [each for each in contents_of([*RECORDS, *slow], tunes=[summary()]).advice if each.kind == "recipe"]
+    assert [each.recipe for each in found] == ["fp16+compile"]
 
 
 def test_a_search_without_a_winner_takes_back_what_its_records_suggest() -> None:

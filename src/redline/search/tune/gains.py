@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -215,14 +215,17 @@ def with_winners(
     Where a winner was measured again after its search, `lines` have both and speak for it.
 
     `tunes`: newest last; of several that asked the same about one subject and batch, one that ended speaks before one
-    that was cut short, then the newest. `subjects` and `rows`: by record.
+    that was cut short, then the newest, unless an older one found what is surely faster. `subjects` and `rows`: by record.
     """
     searched: dict[Subject, dict[tuple[int | None, str], TuneSummary]] = {}
     for tune in sorted(tunes, key=lambda tune: tune.has_answer):
         subject = next((subjects[record_id] for record_id in tune.record_ids if record_id in subjects), None)
         if subject is not None:
             batch = tune.leader.batch if tune.leader else None
-            searched.setdefault(subject, {})[batch, tune.objective] = tune
+            alike = searched.setdefault(subject, {})
+            older = alike.get((batch, tune.objective))
+            if older is None or not _is_surely_better(older, tune, lines):
+                alike[batch, tune.objective] = tune
     suggested = {each.subject: each for each in advice if each.kind == "recipe"}
     about = list(dict.fromkeys([*(each.subject for each in advice), *searched]))
     told: list[Advice] = []
@@ -233,9 +236,41 @@ def with_winners(
         winners = _winners(subject, speaking, rows)
         # A search that found nothing speaks for what it measured, and for nothing else.
         measured = {record_id for tune in speaking for record_id in tune.record_ids}
-        told += winners or ([own] if own is not None and own.record_id not in measured else [])
+        suggestion = [own] if own is not None and own.record_id not in measured else []
+        told += suggestion if _are_outdone(winners, suggestion, measured, lines) else winners or suggestion
         told += [each for each in advice if each.subject == subject and each.kind != "recipe"]
     return told
+
+
+def _is_surely_better(older: TuneSummary, newer: TuneSummary, lines: Sequence[Line]) -> bool:
+    """Whether the winner of the older search gains more beyond doubt, on the same model: a short search may miss it."""
+    one, other = older.winner, newer.winner
+    if not older.has_answer or one is None or other is None or one.low is None or other.high is None:
+        return False
+    return one.low > other.high and _models(older.record_ids, lines) == _models(newer.record_ids, lines)
+
+
+def _are_outdone(
+    winners: Sequence[Advice], suggestion: Sequence[Advice], measured: Collection[str], lines: Sequence[Line]
+) -> bool:
+    """Whether others measured what surely gains more than the one winner, at its batch and on the same model."""
+    if len(winners) != 1 or not suggestion:
+        return False
+    (winner,), (other,) = winners, suggestion
+    if other.low is None or winner.high is None or not other.decided or other.batch != winner.batch:
+        return False
+    return other.low > winner.high and _models([other.record_id], lines) == _models(measured, lines)
+
+
+def _models(record_ids: Iterable[str], lines: Sequence[Line]) -> set[str]:
+    """The models, as they were then, behind these records."""
+    hashes = {
+        record.id: record.prepared.workload.model_hash
+        for line in lines
+        for record, _ in line.processes
+        if record.prepared is not None
+    }
+    return {hashes[each] for each in record_ids if each in hashes}
 
 
 def _is_overtaken(tune: TuneSummary, subject: Subject, lines: Sequence[Line]) -> bool:
