@@ -10,7 +10,7 @@ from redline.record import RunRecord
 from redline.search.batch import search_batch
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
-from redline.search.tune.finals import final_spec, replicate_s
+from redline.search.tune.finals import final_spec, race_replicate_s
 from redline.search.tune.record import BatchChoice
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
@@ -44,7 +44,7 @@ def choose_batch(tuner: Tuner) -> None:
         if recipe in known:
             continue
         # A race of the one is worth more than the batch of the other.
-        race_s = tuner.asked.replicates * replicate_s(tuner, _racers(tuner)) if known else 0.0
+        race_s = tuner.asked.replicates * race_replicate_s(tuner, _racers(tuner)) if known else 0.0
         if tuner.left_s < _search_s(tuner, recipe) + race_s:
             text = f"no time left to search for the best batch of {recipe}"
             tuner.ran_short(note("batch-not-searched", text, about=recipe))
@@ -61,7 +61,7 @@ def _replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
     """The first one at the new batch; later ones find what was compiled for it."""
     costs = Costs(tuner)
     again_s = sum(costs.anew_s(each) - costs.expected_s(each) for each in racers)
-    return replicate_s(tuner, racers) + (0.0 if tuner.tune.batch_replicates else again_s)
+    return race_replicate_s(tuner, racers) + (0.0 if tuner.tune.batch_replicates else again_s)
 
 
 def _search_batch(tuner: Tuner, recipe: str) -> None:

@@ -177,7 +177,7 @@ class Costs:
         """Seconds to open this recipe again once it has been tried."""
         return self._warm_s(switches)
 
-    def replicate_s(self, switches: Switches) -> float:
+    def reopen_s(self, switches: Switches) -> float:
         """To open it for one more replicate of a race."""
         plain_s = self._plain_s(switches)
         return REPLICATE_SHARE * plain_s + max(self._warm_s(switches) - plain_s, 0.0)

@@ -140,7 +140,7 @@ def _with_time_for_all_replicates(tuner: Tuner, finalists: list[Switches], done:
     An interval of the fastest is worth more than one rival more in a single replicate.
     """
     replicates, kept = max(tuner.asked.replicates - done, 1), [each for each in finalists if each != BASELINE]
-    while len(kept) > 1 and replicate_s(tuner, [BASELINE, *kept]) * replicates > RACE_SHARE * tuner.left_s:
+    while len(kept) > 1 and race_replicate_s(tuner, [BASELINE, *kept]) * replicates > RACE_SHARE * tuner.left_s:
         kept = kept[:-1]
     return [each for each in finalists if each in kept or each == BASELINE]
 
@@ -163,7 +163,7 @@ def _with_time_for_an_interval(tuner: Tuner, finalists: list[Switches]) -> list[
     return [fastest] if is_ahead and needed_s <= RACE_MARGIN * tuner.left_s else fitting[:1]
 
 
-def replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
+def race_replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
     """What a replicate of these takes: opening them again, and timing each for its share at most."""
     timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
     costs = Costs(tuner)

@@ -100,7 +100,7 @@ def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates:
     """One replicate after the other, or all at once, whatever takes less."""
     together_s = at_once_s(tuner, costs, racers, replicates)
     if math.isinf(together_s):
-        return RACE_MARGIN * replicates * sum(map(costs.replicate_s, racers))
+        return RACE_MARGIN * replicates * sum(map(costs.reopen_s, racers))
     return min(replicates * sum(map(costs.again_s, racers)), together_s)
 
 
@@ -118,7 +118,7 @@ def at_once_s(
     preparing = sum(max(count, 0) for count in missing)
     if preparing > tuner.jobs or not tuner.has_memory_for(workers):
         return math.inf
-    still = [costs.replicate_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
+    still = [costs.reopen_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
     return max(still, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
 
 
