@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -477,3 +478,35 @@ def test_a_pass_in_which_nothing_is_trained_is_validation(watch: Watch, tmp_path
         assert [each > 0 for each in paused[1:]] == [False, True, False, True, False, True, False]
     else:
         assert loaded[2:] == 2 * [11.0]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_batch_that_another_thread_was_fetching_is_not_the_trainings(
+    watch: Watch, tmp_path: Path, is_last: bool
+) -> None:
+    """A script's own thread that loads ahead is in the loader when the first step shows which thread trains."""
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    class Late(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            has_begun.set()
+            may_go_on.wait()
+            yield from () if is_last else torch.ones(4, 3)
+
+    loader = torch.utils.data.DataLoader(Late(), batch_size=4)
+    thread = threading.Thread(target=lambda: list(loader))
+    thread.start()
+    has_begun.wait()
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    may_go_on.set()
+    thread.join()
+    clock = watch.clock
+    assert clock is not None
+    assert not clock.is_inside
+    for _ in range(5):
+        step(model, optimizer)
+    clock.work_through()
+    rates = rates_of(SpoolReader(tmp_path).refresh())
+    assert (rates.steps, rates.samples) == (6, 4 * 6)

@@ -101,7 +101,11 @@ class Computing(Listener):
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
             clock = None if is_traced() else self.clock
-            if clock is None or clock.is_inside or (clock.thread != get_ident() and not clock.hears()):
+            if clock is None or (
+                clock.is_inside and (clock.thread is not None or clock.data_thread in (None, get_ident()))
+            ):
+                return original(module, *args, **kwargs)
+            if clock.thread != get_ident() and not clock.hears():
                 return original(module, *args, **kwargs)
             if id(module) in self._models.frozen:
                 return self._frozen_forward(clock, original, module, args, kwargs)
@@ -207,7 +211,8 @@ class Computing(Listener):
                 return original(tensors, *args, **kwargs)
             if clock.is_resting or (not has_loss and _is_traced()):
                 return original(tensors, *args, **kwargs)
-            was_inside, clock.is_inside = clock.is_inside, True
+            # Before it is known who trains, another thread may be inside: in a loader that fetches ahead.
+            was_inside, clock.is_inside = clock.is_inside and clock.thread is not None, True
             try:
                 at = perf_counter()
                 if has_loss and facts is not None and at >= facts.next_loss:

@@ -44,9 +44,10 @@ class Loading(Listener):
             try:
                 iterator = original(loader)
             finally:
-                clock.put_time(perf_counter())
-                clock.put(LEAVE)
-                self._work_through(clock)
+                if clock.thread in (None, get_ident()):
+                    clock.put_time(perf_counter())
+                    clock.put(LEAVE)
+                    self._work_through(clock)
             self._fresh = (id(iterator), id(loader), began)
             if self.facts is not None:
                 self._try(self.facts.saw_loader, loader)
@@ -67,11 +68,15 @@ class Loading(Listener):
             try:
                 batch = original(iterator)
             except BaseException as error:
+                if clock.thread not in (None, get_ident()):
+                    raise
                 clock.is_inside = was_inside
                 clock.put_time(perf_counter())
                 clock.put(EXHAUSTED if isinstance(error, StopIteration) else LEAVE)
                 self._work_through(clock)
                 raise
+            if clock.thread not in (None, get_ident()):
+                return batch  # meanwhile another thread has begun to train: this one loads ahead for it
             at, clock.is_inside = perf_counter(), was_inside
             try:
                 samples = batch_samples(batch, iterator)

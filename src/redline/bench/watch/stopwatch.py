@@ -150,7 +150,7 @@ class Stopwatch(Events):
     def _own_thread(self) -> None:
         self.thread, self._owner = threading.get_ident(), threading.current_thread()
         if self.data_thread not in (None, self.thread):  # a thread of its own loads ahead: its time is not this one's
-            self._below, self.phase, self._loaded = [], OTHER, 0.0
+            self._below, self.phase, self._loaded, self.is_inside = [], OTHER, 0.0, False
             self._spent[DATA] = 0.0
 
     def enter(self, phase: int, at: float | None = None) -> None:
