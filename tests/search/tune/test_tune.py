@@ -14,6 +14,8 @@ from worlds.recipes import SPACES, WRONG, switches_of
 from worlds.tuning import loss_of, tune_simulated
 
 import redline
+from redline.analyze.replicates import lines_of
+from redline.analyze.summary import summarize
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
@@ -115,6 +117,17 @@ class TestFindings:
         assert winner.high / winner.low < 1.1
         assert winner.batch == 32
         assert winner.throughput_per_s == pytest.approx(32 / 0.01 * truth, rel=0.06)
+
+    def test_its_speed_is_the_one_of_every_table(self, tune: Callable[..., TuneResult]) -> None:
+        """Over all of its processes, on trial and in the race, which here differ by a tenth."""
+        result = tune(landscape(offset_sigma=0.1))
+        records = list(result.records.values())
+        lines = {line.row.recipe: line for line in lines_of(records, summarize(records))}
+        assert result.winner is not None
+        assert len(lines[result.winner.recipe].rates) > 2
+        assert result.winner.throughput_per_s == lines[result.winner.recipe].row.throughput_per_s
+        for each in result.summary.ranking:
+            assert each.throughput_per_s == lines[each.recipe].row.throughput_per_s
 
     def test_the_fewest_joules_per_item(self, tune: Callable[..., TuneResult]) -> None:
         """fp16 is the fastest and draws far more power: bf16, a little slower, needs less energy."""

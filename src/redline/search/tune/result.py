@@ -19,6 +19,7 @@ from redline.search.tune.beliefs import Estimate, Records, estimates
 from redline.search.tune.lessons import metric_of, rejection, unproven
 from redline.search.tune.record import Metric, Refused, Spent, TuneRecord, TuneState, Untried
 from redline.search.tune.winner import (
+    Speeds,
     SwitchGain,
     Winner,
     against_baseline,
@@ -26,6 +27,7 @@ from redline.search.tune.winner import (
     one_process_doubt,
     rejected_in_finals,
     replicates_of,
+    speeds_of,
     winner_and_its_replicates,
     winner_of,
 )
@@ -117,10 +119,12 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
     """All of it. With the device's ceilings, also how far the winner is from them."""
     known = estimates(tune, records)
     chosen, replicates = winner_and_its_replicates(tune, records)
-    rows = {row.record_id: row for row in summarize(_all(tune, records), ceilings_of)}
-    leader = _against(chosen, replicates, tune, records, rows, known)
+    made = _all(tune, records)
+    rows = {row.record_id: row for row in summarize(made, ceilings_of)}
+    speeds = speeds_of(made, rows)
+    leader = _against(chosen, replicates, tune, records, rows, known, speeds)
     winner = leader if leader is not None and leader.is_certain else None
-    ranking = tuple(_ranking(tune, records, rows, known, leader))
+    ranking = tuple(_ranking(tune, records, rows, known, leader, speeds))
     roofline = rows[leader.record_id].roofline if leader is not None else None
     first = next(iter(rows.values()), None)
     return TuneSummary(
@@ -141,7 +145,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         headroom=roofline.headroom if roofline is not None else None,
         snippet=tune.snippet,
         seconds=tune.seconds,
-        compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
+        compile_seconds=sum(_compile_s(record) or 0.0 for record in made),
         trials=len({trial.recipe for trial in tune.trials} | _raced(tune, records)),
         batch=first.batch if first else None,
         notes=(
@@ -265,6 +269,7 @@ def _against(
     records: Records,
     rows: dict[str, RunSummary],
     known: dict[str, Estimate],
+    speeds: Speeds,
 ) -> Winner | None:
     if chosen is None:
         return None
@@ -280,7 +285,6 @@ def _against(
     record = counted or (own[0] if own else records[known[chosen].record_id])
     row = rows[record.id]
     compile_s, is_contended = _first_compile_s(chosen, tune, records)
-    rates = [rate for each in own or [record] if (rate := rows[each.id].throughput_per_s) is not None]
     return Winner(
         recipe=chosen,
         batch=row.batch,
@@ -288,7 +292,7 @@ def _against(
         low=pair.low,
         high=pair.high,
         may_be_off=one_process_doubt(chosen, replicates, tune, known) if pair.low is None and chosen in known else None,
-        throughput_per_s=sorted(rates)[len(rates) // 2] if rates else None,
+        throughput_per_s=speeds.get((chosen, row.batch)),
         item=row.item,
         energy_per_item_j=row.energy_per_item_j,
         ttft_s=row.ttft_s,
@@ -306,6 +310,7 @@ def _ranking(
     rows: dict[str, RunSummary],
     known: dict[str, Estimate],
     winner: Winner | None,
+    speeds: Speeds,
 ) -> list[Ranked]:
     """Fastest first."""
     replicates = replicates_of(tune.finals, records)
@@ -336,7 +341,7 @@ def _ranking(
                 compile_s=compile_s,
                 compile_is_contended=is_contended,
                 bound=row.bound.label,
-                throughput_per_s=row.throughput_per_s,
+                throughput_per_s=speeds.get((recipe, row.batch)),
                 energy_per_item_j=row.energy_per_item_j,
                 energy_too_short=row.energy_too_short,
                 power_w=row.power_w,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from redline.analyze.race import Pair, pair_of, pair_with_spread, process_spread, verdict_of
+from redline.analyze.replicates import lines_of
+from redline.analyze.summary import RunSummary
 from redline.fields import Frozen
 from redline.record import RunRecord
 from redline.search.tune.beliefs import Estimate, Records, estimates
@@ -22,6 +24,9 @@ SETTLED = 0.01
 """Half an interval: two recipes closer than this need no further replicate to tell them apart."""
 WIDE = 1.25
 """The upper end of an interval over its lower: a gain of 3 to 20 times tells nobody what to expect."""
+
+Speeds = dict[tuple[str, int | None], float | None]
+"""Items per second, by recipe and batch."""
 
 
 class Winner(Frozen):
@@ -229,3 +234,9 @@ def is_settled(pair: Pair | None) -> bool:
     if pair is None or pair.low is None or pair.high is None:
         return False
     return pair.high < 1 or pair.low > 1 or pair.high - pair.low <= 2 * SETTLED
+
+
+def speeds_of(made: Sequence[RunRecord], rows: Mapping[str, RunSummary]) -> Speeds:
+    """Over all processes of the search, as every table tells it."""
+    lines = lines_of(made, [rows[record.id] for record in made])
+    return {(line.row.recipe, line.row.batch): line.row.throughput_per_s for line in lines if line.row.failure is None}
