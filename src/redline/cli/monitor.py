@@ -41,7 +41,7 @@ def monitor(
     from redline.report.monitor import looks_table, monitor_report, write_looks
     from redline.report.terminal import make_console
 
-    seconds = seconds_of("duration", duration) if duration is not None else None
+    seconds = seconds_of("--duration", duration) if duration is not None else None
     console = make_console(stderr=True)
     try:
         log = csv.open("w", encoding="utf-8") if csv is not None else None

@@ -388,7 +388,7 @@ class TestOneMinute:
         """On an H200, 15 s of a minute went into TF32 with tuned convolutions after amp had turned out four times as fast."""
         times_s = {"baseline": 1.0, "channels-last+graphs": 0.6, "amp+channels-last+graphs": 0.15}
         tuner = after(*((recipe, 4.0) for recipe in times_s), times_s=times_s, budget_s=60.0)
-        tuner.fastest_log_s = lambda: math.log(0.15)  # type: ignore[method-assign]
+        cast(Any, tuner).fastest_log_s = lambda: math.log(0.15)
         late, hopeful = (
             Flight(switches(recipe), cast(Pending, SimpleNamespace(stage="build")), started_s=0.0)
             for recipe in ("tf32+channels-last+graphs+cudnn-benchmark", "amp+channels-last+compile+graphs")
@@ -405,7 +405,7 @@ class TestOneMinute:
             switch="compile", family="compiler", relieves="both", capabilities=Capabilities(compiles=True)
         )
         tuner.space = Space((CHOICES[0], compiler))
-        tuner.baseline = lambda: tuner.seen()[BASELINE]  # type: ignore[method-assign]
+        cast(Any, tuner).baseline = lambda: tuner.seen()[BASELINE]
         prepared = SimpleNamespace(step_synchronises=synchronises)
         tuner.records["amp"] = cast(RunRecord, SimpleNamespace(prepared=prepared))
         assert Tuner.is_slow_without_compiler(tuner, switches("amp+compile")) is is_slow
@@ -736,7 +736,7 @@ class TestAnotherReplicate:
     ) -> None:
         """On an H200, the third of a compiled ResNet-50 took 20 s where 14 were left, and its gain was known within 4 %."""
         tuner = after(("baseline", 4.0), ("amp+compile", 34.0))
-        tuner.left_s = left_s  # type: ignore[misc]
+        cast(Any, tuner).left_s = left_s
         pair = Pair(
             a="baseline",
             b="amp+compile",
