@@ -166,6 +166,8 @@ class Facts(Frozen):
 
     layers: dict[LayerKind, LayerShare] = {}
     """Kinds that did not run are missing."""
+    activated: LayerShare | None = None
+    """ReLU or GELU right behind a linear layer with a bias, which one kernel can do with it; None where there is none."""
     operators: tuple[OperatorShare, ...] = ()
     """Those that took most of the time, the longest first."""
     kinds: dict[OperatorKind, float] = {}

@@ -162,6 +162,7 @@ def remember_flags() -> Callable[[], None]:
     dynamo: Any = sys.modules.get("torch._dynamo.config")
     versions_of_code = dynamo.recompile_limit if dynamo is not None else None
     freezing = inductor.freezing if inductor else os.environ.get("TORCHINDUCTOR_FREEZING") == "1"
+    rewriting = inductor.pre_grad_custom_pass if inductor else None
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     threads, grad, random = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
 
@@ -172,7 +173,7 @@ def remember_flags() -> Callable[[], None]:
         torch.set_grad_enabled(grad)
         torch.set_rng_state(random)
         if (now := _inductor()) is not None:
-            now.freezing = freezing
+            now.freezing, now.pre_grad_custom_pass = freezing, rewriting
         if dynamo is not None and versions_of_code is not None:
             dynamo.recompile_limit = versions_of_code
 

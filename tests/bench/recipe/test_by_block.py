@@ -132,7 +132,7 @@ class TestRegionalCompiling:
 
 def test_coordinate_descent_is_an_option_of_inductor_and_nothing_for_a_cpu() -> None:
     (switch,) = switches_of(Recipe.parse("compile:coordinate-descent"), "infer")
-    assert switch.settings["options"] == {"coordinate_descent_tuning": True}  # type: ignore[attr-defined]
+    assert switch.settings["options"] == {"coordinate_descent_tuning": True, "combo_kernels": True}  # type: ignore[attr-defined]
     with pytest.raises(BenchError, match="coordinate descent tunes Triton kernels, and a CPU runs none"):
         applied("compile:coordinate-descent", network(), torch.randn(2, 8))
     assert "coordinate_descent_tuning" in code_of("compile:coordinate-descent").model_lines[0]
@@ -140,7 +140,11 @@ def test_coordinate_descent_is_an_option_of_inductor_and_nothing_for_a_cpu() -> 
 
 def test_early_launches_are_for_decoding_and_for_gpus_that_know_them() -> None:
     (switch,) = switches_of(Recipe.parse("compile:pdl"), "generate")
-    assert switch.settings["options"] == {"coordinate_descent_tuning": True, "triton.enable_pdl": True}  # type: ignore[attr-defined]
+    assert switch.settings["options"] == {
+        "coordinate_descent_tuning": True,
+        "combo_kernels": True,
+        "triton.enable_pdl": True,
+    }  # type: ignore[attr-defined]
     assert switch.caution("infer") is not None
     assert switch.caution("generate") is None
     cpu = CpuDevice()

@@ -35,8 +35,8 @@ from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 
 HOUSE = (
     "amp", "amp-bf16", "bf16", "bucket-size", "cache-dtype", "channels-last", "checkpointing", "compile",
-    "cudnn-benchmark", "decode-kernels", "expandable-segments", "fold-bn", "fp16", "fp16-bn-fp32", "fp8", "fsdp", "fused-optimizer",
-    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "prefill-chunk", "sdpa", "static-cache",
+    "cudnn-benchmark", "decode-kernels", "expandable-segments", "fold-bn", "fp16", "fp16-bn-fp32", "fp8", "fsdp", "fused-linear", "fused-optimizer",
+    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "patch-products", "prefill-chunk", "sdpa", "static-cache",
     "static-graph", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
 FOR_RANKS = ("bucket-size", "fsdp", "gradient-as-bucket-view", "static-graph")
@@ -45,7 +45,9 @@ FOR_INFERENCE = tuple(
     name for name in HOUSE if name not in ("fused-optimizer", "checkpointing", *FOR_RANKS, *FOR_TOKENS)
 )
 FOR_TRAINING = tuple(
-    name for name in HOUSE if name not in ("fold-bn", "int4", "int8", "onnx", "tensorrt", "torchscript", *FOR_TOKENS)
+    name
+    for name in HOUSE
+    if name not in ("fold-bn", "fused-linear", "int4", "int8", "onnx", "tensorrt", "torchscript", *FOR_TOKENS)
 )
 FORMATS = ("amp", "amp-bf16", "bf16", "fp16", "fp16-bn-fp32")
 ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
@@ -59,6 +61,7 @@ EXCLUSIVE = {
         for pair in product(("int4", "int8", "fp8"), ("amp", "amp-bf16", "onnx", "tensorrt", "torchscript"))
     ),
     *(frozenset(pair) for pair in combinations(("int4", "int8", "fp8"), 2)),
+    *(frozenset({"fused-linear", other}) for other in ("amp", "amp-bf16", "int4", "int8", "fp8")),
     frozenset({"graphs", "torchscript"}),
     frozenset({"tf32", "fp16"}),
     frozenset({"tf32", "fp16-bn-fp32"}),

@@ -238,6 +238,36 @@ class TestSafeRecipes:
         safe = SafeRecipes(Space(self.COMPILERS), on_cpu=False, host_share=None, synchronises=synchronises)
         assert safe.in_order() == [switches(compiler)]
 
+    def test_what_goes_with_it_comes_with_the_first_try(self) -> None:
+        """Patches as products always, activations in the kernels of linear layers where a compiler is."""
+        half = SwitchChoice(switch="fp16", family="precision")
+        extras = (
+            SwitchChoice(switch="patch-products", family="patches"),
+            SwitchChoice(
+                switch="fused-linear",
+                family="fused-linear",
+                needs=(SwitchNeed(wants=("compile", "compile:freeze"), reason="add compile"),),
+            ),
+        )
+        safe = SafeRecipes(Space((half, *extras, *self.COMPILERS)), on_cpu=False, host_share=0.1)
+        assert safe.in_order() == [
+            switches("fp16+patch-products"),
+            switches("fp16+patch-products+fused-linear+compile:freeze"),
+        ]
+
+    def test_a_number_format_that_rules_out_the_fused_activations_is_compiled_without_them(self) -> None:
+        amp = SwitchChoice(switch="amp", family="precision", excludes=("fused-linear",))
+        fused = SwitchChoice(switch="fused-linear", family="fused-linear", excludes=("amp",))
+        safe = SafeRecipes(Space((amp, fused, *self.COMPILERS)), on_cpu=False, host_share=0.1)
+        assert safe.in_order() == [switches("amp"), switches("amp+compile:freeze")]
+
+    def test_parts_of_a_step_that_waits_for_the_device_are_recorded_without_a_compiler(self) -> None:
+        half = SwitchChoice(switch="fp16", family="precision")
+        parts = SwitchChoice(switch="graphs:parts", family="graphs", relieves="host", excludes=("compile",))
+        for synchronises in (True, False):
+            safe = SafeRecipes(Space((half, parts)), on_cpu=False, host_share=None, synchronises=synchronises)
+            assert (switches("fp16+graphs:parts") in safe.in_order()) is synchronises
+
 
 def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:
     choices = tuple(SwitchChoice(switch=f"s{number}", family=f"f{number}") for number in range(18))

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from redline.bench.count.count import plainly
 from redline.bench.count.counter import is_composite, watching
+from redline.bench.count.functions import FunctionCalls
 from redline.bench.count.kinds import described, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
@@ -50,8 +50,6 @@ WATCHING_FACTOR = 20.0
 LONGEST_HOLD_S = 0.5
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
-"""These read values without calling an operator, where the tensor lies in the host's memory."""
 PLAIN_OUTPUTS = (Tensor, bool, int, float, complex, str, type(None))
 """What a program made from a model can return, in any structure that torch's pytree knows."""
 
@@ -82,6 +80,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
     other_shapes = [call.shapes for call in forward.calls] != [call.shapes for call in again.calls]
     return Facts(
         layers=_layers(forward),
+        activated=_activated(forward),
         operators=_operators(whole),
         kinds=_kinds(whole),
         launches=len(whole.calls),
@@ -170,6 +169,13 @@ def _second_forward(setup: Setup, first: Watch, seed: int, clock: Clock) -> Watc
 def _layers(forward: Watch) -> dict[LayerKind, LayerShare]:
     calls, shares = Counter(call.layer for call in forward.calls), forward.shares_by(lambda call: call.layer)
     return {layer: LayerShare(calls=calls[layer], share=share) for layer, share in shares.items() if layer is not None}
+
+
+def _activated(forward: Watch) -> LayerShare | None:
+    if not forward.activating:
+        return None
+    share = sum(forward.times[index] for index in forward.activating) / max(sum(forward.times), 1e-12)
+    return LayerShare(calls=len(forward.activating), share=share)
 
 
 def _operators(watch: Watch) -> tuple[OperatorShare, ...]:
@@ -267,13 +273,15 @@ class Watch(WholeDispatchMode):
         self.calls: list[Call] = []
         self.times: list[float] = []
         self.reads: Counter[str] = Counter()
+        self.activating: set[int] = set()
+        """Positions of calls that are the activation of a linear layer."""
         self.varies_shapes = False
         self.strange_outputs: tuple[str, ...] = ()
 
     def over(self, work: Callable[[], object], issue_s: float) -> None:
         """Run `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""
         self._device.hold(min(WATCHING_FACTOR * issue_s, LONGEST_HOLD_S))
-        with watching(self._setup.workload.model, self._stack.append, self._leave), self, ValueReads(self):
+        with watching(self._setup.workload.model, self._stack.append, self._leave), self, FunctionCalls(self):
             work()
         self._device.synchronize()
         self.times = self._device.seconds_between(self._marks)[::2]
@@ -358,21 +366,6 @@ class Watch(WholeDispatchMode):
         for call, taken in zip(self.calls, self.times, strict=True):
             shares[key(call)] = shares.get(key(call), 0.0) + taken / whole
         return shares
-
-
-class ValueReads(TorchFunctionMode):
-    """Tells the watch when Python reads a tensor's values without calling an operator."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in READING_METHODS:
-            self._watch.read(READING_METHODS[func])
-        return func(*args, **(kwargs or {}))
 
 
 def _is_masked(args: tuple[Any, ...]) -> bool:

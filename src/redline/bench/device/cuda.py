@@ -50,6 +50,24 @@ RECORDED_ALLOCATIONS = 100_000
 """The latest so many are told with their lines."""
 
 
+def record_graph(work: Callable[[], Any], warmups: int) -> tuple[Callable[[], None], Any]:
+    """Record work as a CUDA graph on the current device: what replays it, and where its result then lies.
+
+    Snippets contain it as it stands here.
+    """
+    # A stream of its own: what libraries and autograd set up at their first calls must not end up in the graph.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warmups):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        output = work()
+    return graph.replay, output
+
+
 class CudaLane(Lane):
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -242,17 +260,7 @@ class CudaDevice(Device):
         return None
 
     def record_graph(self, work: Callable[[], T], warmups: int) -> tuple[Callable[[], None], T]:
-        # A stream of its own: what libraries and autograd set up at their first calls must not end up in the graph.
-        stream = torch.cuda.Stream(self.torch_device)
-        stream.wait_stream(torch.cuda.current_stream(self.torch_device))
-        with torch.cuda.stream(stream):
-            for _ in range(warmups):
-                work()
-        torch.cuda.current_stream(self.torch_device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            output = work()
-        return graph.replay, output
+        return record_graph(work, warmups)
 
     def segments_refusal(self) -> str | None:
         has_them = hasattr(torch.cuda.memory, "_set_allocator_settings")

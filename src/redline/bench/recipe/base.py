@@ -25,7 +25,7 @@ NEEDS_STATIC_CACHE = SwitchNeed(
     wants=("static-cache",), reason="with a cache that grows, every token has another shape; add static-cache"
 )
 
-FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE = 0, 5, 10, 20, 30, 40, 45
+FLAGS, WEIGHTS, REWRITE, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE = 0, 5, 7, 10, 20, 30, 40, 45
 DISTRIBUTE, COMPILER, GRAPHS = 48, 50, 60
 """Stages: a recipe is applied in this order, however it was written. Casting comes before compiling.
 

@@ -1,7 +1,7 @@
 """Plain PyTorch that switches apply and snippets contain, unchanged: parts of a model that a switch is about, other ways
 to call a model, folding BatchNorm into the layer before it, and ONNX Runtime with torch's tensors in and out.
 
-Nothing here knows of Redline. Every function or class works by itself, given the imports that its switch names and the
+Nothing here knows of Redline (nor in `products.py`, which has matrix products in better forms). Every function or class works by itself, given the imports that its switch names and the
 other functions of this file that its switch copies along with it.
 """
 

@@ -49,11 +49,13 @@ class SafeRecipes:
     """Whether the step waits for the device by itself: the host then never runs ahead, and each launch is waited for."""
 
     def in_order(self) -> list[Switches]:
-        """Half precision (or TF32, where that is slow here), the layout, in training the optimizer, on a CPU the allocator; the same recorded as a graph where the host would be in the way of it; the same
-        through a compiler, the whole model and block by block."""
+        """Half precision (or TF32, where that is slow here), the layout, patches as products, in training the optimizer, on a CPU the
+        allocator; the same recorded as a graph where the host would be in the way of it; the same through a compiler, the
+        whole model and block by block."""
         precision = self._best("precision") if not self._is_slow("precision") else self._best("tf32")
-        plain = precision | self._best("layout") | self._best("optimizer") | self._best("allocator")
-        graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
+        others = (self._best(family) for family in ("layout", "patches", "optimizer", "allocator"))
+        plain = precision.union(*others)
+        graphed = [plain | self._graph] if self._may_be_host_bound(plain) or self._only_parts_can_be_recorded else []
         # There is time to compile once: what is quick to add comes with it. Convolutions are left to the library, which tunes them.
         tuned = self._without_loss_scaling(plain) | (self._best("autotune") if self.tunes_quickly else BASELINE)
         # Kernels of our own leave norms and activations to a compiler, and spare it the products that it takes longest for.
@@ -64,6 +66,12 @@ class SafeRecipes:
         return [each for each in dict.fromkeys(completed) if each and self.space.is_valid(each)]
 
     def _compiled(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:
+        """With what a compiler can do beyond its own, where that goes with the rest."""
+        fused = self._best("fused-linear")
+        for each in dict.fromkeys((plain | fused, plain)):
+            yield from self._through_a_compiler(each, compilers)
+
+    def _through_a_compiler(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:
         """With a graph where the host may be in the way, in one or the other form; and without, the best of them first."""
         if not compilers:
             return
@@ -72,7 +80,7 @@ class SafeRecipes:
         if self._graph and self._may_be_host_bound(plain | {on_device.switch}):
             yield plain | {on_device.switch} | self._graph
             yield plain | {with_host.switch}
-        elif self.synchronises and not self.on_cpu:  # only parts of the step can be recorded, between what it waits for
+        elif self._only_parts_can_be_recorded:
             yield plain | {with_host.switch}
         for each in sorted(compilers, key=lambda each: self._expected(each).device):
             yield plain | {each.switch}
@@ -80,6 +88,11 @@ class SafeRecipes:
     def _first_that_may_run(self, recipes: Iterable[Switches]) -> Switches:
         completed = map(self.space.completed, recipes)
         return next((each for each in completed if self.space.is_valid(each) and self.may_run(each)), BASELINE)
+
+    @property
+    def _only_parts_can_be_recorded(self) -> bool:
+        """Those between what the step waits for."""
+        return self.synchronises and not self.on_cpu
 
     def _compilers(self, *, by_block: bool) -> list[SwitchChoice]:
         compilers = [each for each in self._usable(self.space.choices) if each.capabilities.compiles]

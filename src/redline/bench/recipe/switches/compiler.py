@@ -22,9 +22,11 @@ from redline.work import Facts
 _OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
 _GRAPHING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which inductor records CUDA graphs of its own."""
-_TUNED = {"coordinate_descent_tuning": True}
+_COMBINED = {"combo_kernels": True}
+_TUNED = {"coordinate_descent_tuning": True, **_COMBINED}
 _BY_OPTIONS: dict[str, dict[str, Any]] = {
     "freeze": {"freezing": True},
+    "combine": _COMBINED,
     "coordinate-descent": _TUNED,
     "pdl": {**_TUNED, "triton.enable_pdl": True},
 }
@@ -41,16 +43,15 @@ ALIKE = 1.5
 @SWITCHES.register("compile")
 class Compile(RecipeSwitch):
     name = "compile"
-    summary = (
-        "torch.compile; compile:MODE, compile:regional, compile:freeze (inference), compile:key=value,… for options"
-    )
+    summary = "torch.compile; compile:MODE, compile:regional, compile:combine, compile:freeze (inference), compile:key=value,… for options"
     stage = COMPILER
     family = "compiler"
     relieves = "both"
     does = Capabilities(compiles=True, dissolves_modules=True)
     excludes = frozenset({"torchscript"})
     arguments = (
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "regional", "coordinate-descent", "pdl", "freeze",
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "regional", "combine", "coordinate-descent", "pdl",
+        "freeze",
     )  # fmt: skip
     offered = (None, *arguments[1:])
     slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent", "pdl"})
@@ -89,8 +90,9 @@ class Compile(RecipeSwitch):
         if self.switch.argument == "freeze" and task != "infer":
             changed = "which training changes" if task == "train" else "the tensors of a static cache among them"
             return f"freeze turns weights into constants, {changed}; use it for inference"
-        if self.switch.argument in ("coordinate-descent", "pdl") and not device.is_accelerator:
-            return "coordinate descent tunes Triton kernels, and a CPU runs none"
+        if self.switch.argument in ("combine", "coordinate-descent", "pdl") and not device.is_accelerator:
+            does = "it combines small" if self.switch.argument == "combine" else "coordinate descent tunes"
+            return f"{does} Triton kernels, and a CPU runs none"
         if self.switch.argument == "pdl":
             if not _is_inductor_option("triton.enable_pdl"):
                 return "inductor of this torch does not know it"
@@ -108,6 +110,10 @@ class Compile(RecipeSwitch):
         if isinstance(model, torch.jit.ScriptModule):
             return "torch.compile does not take TorchScript: give the module it was made from"
         return why_not_by_block(model, facts) if self.switch.argument == "regional" else None
+
+    def is_doubtful(self, facts: Facts) -> bool:
+        # Kernels that draw random numbers could not be combined (pytorch issue 168124).
+        return bool(self.settings.get("options", {}).get("combo_kernels")) and facts.draws_random_numbers
 
     def apply(self, setup: Setup) -> None:
         if self.settings.get("options", {}).get("freezing"):
@@ -168,7 +174,7 @@ class Compile(RecipeSwitch):
                 settings[name] = options.pop(name)
         mode = self.switch.argument
         if mode in _BY_OPTIONS:
-            options |= _BY_OPTIONS[mode]
+            options = _BY_OPTIONS[mode] | options
         elif mode not in (None, "default", "regional"):
             settings["mode"] = mode
         if options and "mode" in settings:

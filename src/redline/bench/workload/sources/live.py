@@ -112,11 +112,15 @@ def remember_module(model: nn.Module) -> Callable[[], None]:
     layers, weights or methods that were replaced."""
     tensors = [(tensor, _copied(tensor)) for tensor in (*model.parameters(), *model.buffers())]
     # A cast replaces the buffer itself, folding and quantizing replace weights and whole layers, compiling and
-    # recomputing replace what a block does when it is called.
+    # recomputing replace what a block does when it is called, and patches as products the class of a convolution.
+    classes = [(module, type(module)) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     parts = [(held, dict(held)) for module in model.modules() for held in _parts_of(module)]
     scripts = [(module, module.training) for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
 
     def restore() -> None:
+        for module, kind in classes:
+            if type(module) is not kind:
+                module.__class__ = kind
         for held, then in parts:
             held.clear()
             held.update(then)

@@ -1,0 +1,96 @@
+"""Matrix products in better forms: a convolution over patches as one, and a linear layer with the activation behind it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.base import FLAGS, REWRITE, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.products import (
+    FusedActivations,
+    PatchConv1d,
+    PatchConv2d,
+    PatchConv3d,
+    PatchProduct,
+    fuse_activations,
+    patch_convolutions,
+    patches_as_products,
+)
+from redline.bench.workload.step import Setup
+from redline.errors import BenchError
+from redline.questions import SwitchNeed
+from redline.spec import Task
+from redline.work import Facts
+
+SMALLEST_SHARE = 0.002
+"""Of the forward's time in strict fp32, for activations behind linear layers. In half precision their share is some times as
+large: 2 % of ViT-B/16's forward on an H200 became 10 %."""
+
+
+@SWITCHES.register("patch-products")
+class PatchProducts(RecipeSwitch):
+    name = "patch-products"
+    summary = "convolutions whose patches do not overlap (as ViT begins with) as matrix products"
+    stage = REWRITE
+    family = "patches"
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is not None and "convolution" not in facts.layers:
+            return "no convolution runs in this model"
+        if isinstance(model, torch.jit.ScriptModule) or not patch_convolutions(model):
+            return "no convolution of the model has a stride as large as its kernel, and no padding"
+        return None
+
+    def apply(self, setup: Setup) -> None:
+        count = patches_as_products(setup.workload.model)
+        setup.notes[self.name] = f"{count} convolution{'s' if count > 1 else ''} as matrix products"
+
+    def write(self, code: RecipeCode) -> None:
+        code.bring_in("from typing import Any")
+        code.carry(PatchProduct, PatchConv1d, PatchConv2d, PatchConv3d, patch_convolutions, patches_as_products)
+        code.model_lines.append("patches_as_products(model)")
+
+
+@SWITCHES.register("fused-linear")
+class FusedLinear(RecipeSwitch):
+    name = "fused-linear"
+    summary = "ReLU and GELU in the kernel of the linear layer before them (inference, with compile)"
+    stage = FLAGS
+    tasks = ("infer",)
+    # Autocast does not know the joint kernel; torchao's layers have products of their own.
+    excludes = frozenset({"amp", "amp-bf16", "int8", "int4", "fp8"})
+    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {
+        "infer": (SwitchNeed(wants=("compile",), reason="torch.compile puts the two together; add compile"),)
+    }
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return None if device.is_accelerator else "the libraries of a CPU have no such kernel in torch"
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is None:
+            return None
+        if facts.activated is None:
+            return "no ReLU or GELU stands right behind a linear layer with a bias"
+        if facts.activated.share < SMALLEST_SHARE:
+            return f"activations behind linear layers take {facts.activated.share:.2%} of the forward's time"
+        return None
+
+    def apply(self, setup: Setup) -> None:
+        fused = fuse_activations()
+
+        def look() -> None:
+            """Else the program would be timed under the name of another."""
+            if fused.graphs and not fused.fused:
+                told = "torch.compile saw no ReLU or GELU right behind a linear layer with a bias in one number format"
+                raise BenchError("unsupported", f"{self.name}: {told}", switches=(self.name,), scope="switch")
+            if fused.fused:
+                setup.notes[self.name] = f"{fused.fused} linear layers compute the activation behind them"
+
+        setup.after_first_call.append(look)
+
+    def write(self, code: RecipeCode) -> None:
+        code.bring_in("from typing import Any", "import torch.fx")
+        code.carry(FusedActivations, fuse_activations)
+        code.model_lines.append("fuse_activations()")

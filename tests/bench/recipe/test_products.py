@@ -1,0 +1,232 @@
+"""Matrix products in better forms: patches as products, and linear layers that do the activation behind them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from applying import applied, code_of, judged, output_of, output_of_code
+from torch import Tensor, nn
+
+from redline.bench.count.facts import facts_of
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.base import SWITCHES
+from redline.bench.recipe.compose import switch_choices, switches_of
+from redline.bench.recipe.products import FusedActivations, fuse_activations, patch_convolutions, patches_as_products
+from redline.bench.workload.sources.live import remember_module
+from redline.bench.workload.workload import assemble
+from redline.errors import BenchError
+from redline.spec import Recipe
+from redline.work import Facts
+
+pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
+
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+KINDS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+class TestPatches:
+    @pytest.mark.parametrize("dims", KINDS)
+    @pytest.mark.parametrize("is_channels_last", [False, True])
+    def test_give_what_the_convolution_gives_laid_out_alike(self, dims: int, is_channels_last: bool) -> None:
+        model, images = nn.Sequential(KINDS[dims](3, 8, 4, 4)), torch.randn(2, 3, *[17] * dims)
+        if is_channels_last and dims in FORMATS:
+            model, images = model.to(memory_format=FORMATS[dims]), images.to(memory_format=FORMATS[dims])
+        wanted = model(images)
+        assert patches_as_products(model) == 1
+        found = model(images)
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride()
+        torch.testing.assert_close(model(images[0]), wanted[0])  # one item without a batch
+
+    def test_of_unequal_sides_and_without_a_bias(self) -> None:
+        model, images = (
+            nn.Sequential(nn.Conv2d(2, 5, (2, 3), (2, 3), padding="valid", bias=False)),
+            torch.randn(1, 2, 8, 9),
+        )
+        wanted = model(images)
+        assert patches_as_products(model) == 1
+        torch.testing.assert_close(model(images), wanted)
+
+    @pytest.mark.parametrize(
+        "layer",
+        [
+            nn.Conv2d(4, 8, 3, 2),
+            nn.Conv2d(4, 8, 2, 2, padding=1),
+            nn.Conv2d(4, 8, 2, 2, groups=2),
+            nn.Conv2d(4, 8, 2, 2, dilation=2),
+            nn.Conv2d(4, 8, 1, 1),
+            nn.ConvTranspose2d(4, 8, 2, 2),
+        ],
+        ids=str,
+    )
+    def test_other_convolutions_stay_as_they_are(self, layer: nn.Module) -> None:
+        assert patch_convolutions(nn.Sequential(layer)) == []
+
+    def test_gradients_are_those_of_the_convolution(self) -> None:
+        model, images = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten()), torch.randn(2, 3, 4, 4)
+        other = copy.deepcopy(model)
+        patches_as_products(other)
+        for each in (model, other):
+            each(images).square().sum().backward()
+        torch.testing.assert_close(other[0].weight.grad, model[0].weight.grad)
+        assert list(other.state_dict()) == list(model.state_dict())
+
+    def test_the_switch_says_what_it_did_and_passes_the_check(self) -> None:
+        model, images = (
+            nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(32, 5)).eval(),
+            torch.randn(2, 3, 8, 8),
+        )
+        setup = applied("patch-products", copy.deepcopy(model), images)
+        assert setup.notes["patch-products"] == "1 convolution as matrix products"
+        torch.testing.assert_close(output_of(setup), model(images))
+        assert judged("patch-products+bf16", copy.deepcopy(model), images).passed
+        torch.testing.assert_close(output_of_code("patch-products", model, images), model(images))
+
+    def test_it_is_refused_where_no_patch_lies_side_by_side(self) -> None:
+        with pytest.raises(BenchError, match="has a stride as large as its kernel"):
+            applied("patch-products", nn.Sequential(nn.Conv2d(3, 4, 3)), torch.randn(1, 3, 8, 8))
+
+    def test_a_borrowed_model_gets_its_convolution_back(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 2, 2))
+        give_back = remember_module(model)
+        patches_as_products(model)
+        give_back()
+        assert type(model[0]) is nn.Conv2d
+
+
+class Activated(nn.Module):
+    """Two activations right behind a linear layer, and three that are not, or cannot be joined with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.shared = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 8)
+        self.unbiased = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(F.gelu(self.first(x))).relu()
+        x = F.relu(self.unbiased(x))
+        y = self.shared(F.gelu(x + 1))
+        return torch.relu(y) + y
+
+
+def compiled(model: nn.Module, fused: FusedActivations) -> Any:
+    """Through the pass and then eagerly, as nothing else of a compiler is in question here."""
+
+    def backend(program: torch.fx.GraphModule, _: Any) -> Any:
+        fused(program.graph)
+        program.graph.lint()
+        program.recompile()
+        return program.forward
+
+    return torch.compile(model, backend=backend)
+
+
+def passing(program: torch.fx.GraphModule, _: Any) -> Any:
+    """A compiler that runs the pass inductor is set to run, and nothing else."""
+    from torch._inductor import config
+
+    config.pre_grad_custom_pass(program.graph)  # type: ignore[operator, misc]
+    return program.forward
+
+
+class TestFusedLinear:
+    def test_joins_what_stands_right_behind_a_linear_layer_and_nothing_else(self) -> None:
+        fused, model, x = FusedActivations(), Activated().eval(), torch.randn(2, 3, 8)
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(model, fused)(x), model(x), atol=1e-3, rtol=1e-3)
+        assert fused.fused == 2
+
+    @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.GELU(), nn.GELU("tanh")], ids=str)
+    def test_knows_both_activations_in_any_form(self, activation: nn.Module) -> None:
+        fused, model, x = FusedActivations(), nn.Sequential(nn.Linear(8, 4), activation).eval(), torch.randn(5, 8)
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(model, fused)(x), model(x), atol=1e-3, rtol=1e-3)
+        assert fused.fused == 1
+
+    def test_leaves_alone_what_autocast_casts_and_what_has_no_rows(self) -> None:
+        fused, model = FusedActivations(), nn.Sequential(nn.Linear(8, 4), nn.ReLU()).eval()
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            compiled(model, fused)(torch.randn(5, 8))
+        with torch.inference_mode():
+            compiled(model, fused)(torch.randn(8))
+        assert fused.fused == 0
+
+    @pytest.mark.slow
+    def test_inductor_runs_it_once_it_is_told_to(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        fused, model, x = fuse_activations(), nn.Sequential(nn.Linear(8, 4), nn.GELU()).eval(), torch.randn(5, 8)
+        with torch.inference_mode():
+            torch.testing.assert_close(torch.compile(model, dynamic=False)(x), model(x), atol=1e-3, rtol=1e-3)
+        assert fused.fused == 1
+
+    def test_is_refused_without_a_compiler_and_on_a_cpu(self) -> None:
+        with pytest.raises(BenchError, match="a CPU have no such kernel"):
+            applied("fused-linear+compile", Activated(), torch.randn(2, 8))
+        (switch,) = switches_of(Recipe.parse("fused-linear"), "infer")
+        assert not any(need.is_met({"fused-linear"}) for need in switch.needs["infer"])
+        assert all(need.is_met({"fused-linear", "compile", "compile:freeze"}) for need in switch.needs["infer"])
+
+    def test_a_program_in_which_nothing_was_joined_is_not_timed_under_its_name(self) -> None:
+        after: list[Any] = []
+        setup: Any = SimpleNamespace(after_first_call=after, notes={})
+        (switch,) = switches_of(Recipe.parse("fused-linear"), "infer")
+        switch.apply(setup)
+        after[0]()  # no graph was looked at: the program came out of a cache, where another process put it
+        torch.compile(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), backend=passing)(torch.randn(2, 2))
+        with pytest.raises(BenchError, match=r"torch\.compile saw no ReLU or GELU right behind a linear layer"):
+            after[0]()
+
+    def test_the_written_code_joins_them_too(self) -> None:
+        code = code_of("fused-linear+compile")
+        names: dict[str, Any] = {"torch": torch}
+        exec("\n".join([*code.imports, *code.helpers, "fused = fuse_activations()"]), names)
+        model, x = Activated().eval(), torch.randn(2, 3, 8)
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(model, names["fused"])(x), model(x), atol=1e-3, rtol=1e-3)
+        assert names["fused"].fused == 2
+
+
+class Accelerator(CpuDevice):
+    kind = "cuda"
+    is_accelerator = True
+
+
+def test_relevance_follows_from_what_ran() -> None:
+    def facts(model: nn.Module, *inputs: Tensor) -> Facts:
+        workload = assemble(model, (inputs, {}), task="infer", source="test", identity="test", seed=0)
+        return facts_of(workload, CpuDevice(), "sgd", seed=0)
+
+    def told(model: nn.Module, seen: Facts) -> dict[str, str | None]:
+        choices = [kind for name in ("fused-linear", "patch-products") for kind in [SWITCHES.get(name)]]
+        return {
+            kind.name: kind(Recipe.parse(kind.name).switches[0]).irrelevance(model, "infer", seen) for kind in choices
+        }
+
+    plain = nn.Sequential(nn.Linear(64, 256), nn.Tanh())
+    seen = facts(plain, torch.randn(32, 64))
+    assert seen.activated is None
+    assert told(plain, seen)["fused-linear"] == "no ReLU or GELU stands right behind a linear layer with a bias"
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(512, 256), nn.GELU())
+    seen = facts(model, torch.randn(8, 3, 32, 32))
+    assert seen.activated is not None
+    assert seen.activated.calls == 1
+    assert 0 < seen.activated.share < 1
+    assert set(told(model, seen).values()) == {None}
+
+
+def test_combined_kernels_are_doubted_where_random_numbers_are_drawn() -> None:
+    facts = Facts(draws_random_numbers=True)
+    choices = {each.switch: each for each in switch_choices(nn.Linear(2, 2), CpuDevice(), "train", facts)}
+    assert choices["compile:combine"].is_doubtful
+    assert choices["compile:coordinate-descent"].is_doubtful
+    assert not choices["compile"].is_doubtful
+    (switch,) = switches_of(Recipe.parse("compile:coordinate-descent,combo_kernels=false"), "train")
+    assert switch.settings["options"] == {"coordinate_descent_tuning": True, "combo_kernels": False}  # type: ignore[attr-defined]
+    with pytest.raises(BenchError, match="it combines small Triton kernels, and a CPU runs none"):
+        applied("compile:combine", nn.Linear(2, 2), torch.randn(2, 2))
