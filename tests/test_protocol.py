@@ -147,7 +147,7 @@ EPOCH = Epoch(
 )
 REQUESTS = [
     Prepare(spec=SPEC, modules=True, checkpoint="kept.pt"),
-    Measure(kind="latency", seconds=0.25, max_steps=7, settle_seconds=0.0, round=3),
+    Measure(kind="latency", seconds=0.25, max_steps=7, settle_seconds=0.0, round=3, turn=5),
     Profile(path="trace.json.gz", wait=0, warmup=1, active=2, shapes=False, memory=True, stacks=True, modules=True),
     TrainEpoch(number=2),
     Feed(part="together", seconds=1.5, workers=4, prefetch=False),

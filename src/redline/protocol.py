@@ -61,6 +61,8 @@ class Measure(Frozen, tag=True):
     max_steps: int | None = None
     settle_seconds: float = 0.02
     round: int = 0
+    turn: int | None = None
+    """Which of the processors that may be used issues the steps, counted round and round; None: whichever the system chooses."""
 
 
 class Profile(Frozen, tag=True):

@@ -15,6 +15,7 @@ import torch
 
 from redline.bench.device import cuda, open_device, resolve_device
 from redline.bench.device.cpu import CpuDevice
+from redline.bench.device.process import on_one_processor
 from redline.bench.device.rocm import RocmDevice
 from redline.bench.environment import few_threads
 from redline.bench.measure.blocks import Sampling
@@ -542,3 +543,17 @@ def test_an_amd_gpu_is_described_without_its_library(rocm_card: Callable[..., Ro
     assert device.look(0.5).power_w == 612.0
     assert device.info().driver == "6.10.5"
     assert rocm_card()._pci_address() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot be asked for it")
+def test_a_thread_is_kept_on_one_of_its_processors_for_a_while() -> None:
+    before = os.sched_getaffinity(0)
+    met = set()
+    for turn in range(len(before)):
+        with on_one_processor(turn):
+            met |= os.sched_getaffinity(0)
+            assert len(os.sched_getaffinity(0)) == 1
+        assert os.sched_getaffinity(0) == before
+    assert met == before
+    with on_one_processor(None):
+        assert os.sched_getaffinity(0) == before

@@ -938,3 +938,22 @@ def test_the_least_memory_is_asked_for_after_a_whole_run(asked: bool, stopped: A
         record = opened.close(Entry(record=RunRecord(id="r", spec=spec), session=session, stopped=stopped))
     assert record.closed is not None
     assert (record.closed.memory.needed_bytes, record.closed.memory.allocator_retries) == (needed, 3)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_the_sessions_of_a_round_feed_a_gpu_from_one_processor_and_those_of_the_next_from_another(kind: str) -> None:
+    """Processors of a shared machine differ; a CPU's own steps have all of them, and blocks alone any."""
+    door = WatchedDoor(Landscape(step_s=0.01, device_kind=kind))
+    measure_together([spec_of("baseline"), spec_of("fp16")], door, Notebook())
+    turns: dict[int, set[int | None]] = {}
+    timed = [request for _, request in door.seen if isinstance(request, Measure)]
+    alone = 2 * SOLO_BLOCKS * 2 if kind == "cuda" else 0  # two sessions, throughput and latency
+    assert {request.turn for request in timed[:alone]} <= {None}
+    for request in timed[alone:]:
+        turns.setdefault(request.round, set()).add(request.turn)
+    assert len(turns) >= 6
+    assert all(len(used) == 1 for used in turns.values())
+    if kind == "cpu":
+        assert set().union(*turns.values()) == {None}
+    else:
+        assert len(set().union(*turns.values())) == len(turns)

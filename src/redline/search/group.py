@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
+from zlib import crc32
 
 import msgspec
 
@@ -137,6 +138,7 @@ class Group:
 
     def __post_init__(self) -> None:
         self._id = new_id() if self.is_shared else None
+        self._first_turn = crc32((self._id or "").encode())
 
     def __enter__(self) -> Self:
         return self
@@ -265,15 +267,22 @@ class Group:
         """Rounds in random order until the rule visits no entry. `solo`: siblings are to come, but none has run yet."""
         with self._others_still():
             while visited := rule.visited(self.entries):
+                turn = self._first_turn + self.rounds if len(visited) > 1 else None
                 for entry in self._in_random_order(visited):
-                    self._measure_round(entry, solo=solo)
+                    self._measure_round(entry, turn, solo=solo)
                 self.rounds, self._newcomer = self.rounds + 1, None
                 rule.after_round(self.entries, self.rounds)
 
-    def _measure_round(self, entry: Entry, *, solo: bool) -> None:
+    def _measure_round(self, entry: Entry, turn: int | None, *, solo: bool) -> None:
+        """`turn`: the processor from which all sessions of this round feed a GPU. The processors of a shared machine differ by
+        half, each for seconds at a time, so that two sessions on two of them would be told apart by that."""
         entry.session.resume()
-        # On a CPU, having been alone is no state of the device.
-        for block in self._measure_blocks(entry, entry.kinds, self.rounds, solo=solo and entry.is_accelerator):
+        # On a CPU, having been alone is no state of the device, and a step has all processors.
+        is_fed = entry.is_accelerator
+        blocks = self._measure_blocks(
+            entry, entry.kinds, self.rounds, solo=solo and is_fed, turn=turn if is_fed else None
+        )
+        for block in blocks:
             entry.blocks.setdefault(block.kind, []).append(block)
             entry.timed_s += block.wall_s
         self.keep_still(entry)
@@ -298,12 +307,18 @@ class Group:
             shuffled.append(shuffled.pop(0))
         return shuffled
 
-    def _measure_blocks(self, entry: Entry, kinds: Sequence[BlockKind], number: int, *, solo: bool) -> list[Block]:
+    def _measure_blocks(
+        self, entry: Entry, kinds: Sequence[BlockKind], number: int, *, solo: bool, turn: int | None = None
+    ) -> list[Block]:
         """One of each kind, in the record and in the journal; fewer where the session breaks."""
         measure, blocks = entry.spec.measure, []
         for kind in kinds:
             request = Measure(
-                kind=kind, seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number
+                kind=kind,
+                seconds=measure.block_seconds,
+                settle_seconds=measure.settle_seconds,
+                round=number,
+                turn=turn,
             )
             reply = entry.session.ask(request)
             if not isinstance(reply, BlockReply):

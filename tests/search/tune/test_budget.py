@@ -24,7 +24,7 @@ from redline.search.tune.finals import _is_enough, _with_time_for_an_interval
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.planner import kept_s, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Spent, Trial, TuneSpec, Untried
-from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, race_s
+from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
 from redline.search.tune.trials import Flight, Trials, UntilPlaced
@@ -93,6 +93,33 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
         twins_of=lambda recipe: 0,
     )
     return cast(Tuner, stub)
+
+
+class TestReplicates:
+    TRIED = (("baseline", 3.0), ("amp", 3.0))
+
+    @pytest.mark.parametrize(
+        ("facts", "budget_s", "planned"),
+        [
+            (Facts(synchronises=False), 60.0, 3),
+            (Facts(synchronises=True), 60.0, 4),
+            (Facts(synchronises=True), 300.0, 5),
+            (Facts(synchronises=True), 10.0, 2),
+        ],
+    )
+    def test_more_are_planned_where_the_host_sets_the_pace(self, facts: Facts, budget_s: float, planned: int) -> None:
+        """As many as a third of the budget holds."""
+        tuner = after(*self.TRIED, facts=facts, budget_s=budget_s, jobs=8)
+        assert planned_replicates(tuner, Costs(tuner), [BASELINE, switches("amp")]) == planned
+
+    def test_the_time_for_them_is_kept(self) -> None:
+        kept = [
+            race_s(tuner, Costs(tuner))
+            for waits in (False, True)
+            for facts in [Facts(synchronises=waits)]
+            for tuner in [after(*self.TRIED, times_s={"amp": 0.5}, facts=facts, budget_s=60.0, jobs=8)]
+        ]
+        assert kept[1] > kept[0]
 
 
 class TestCosts:

@@ -10,6 +10,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,20 @@ WORTH_NAMING = 0.1
 _FILLING: list[mmap.mmap] = []
 _MOST_FILLING = 16 * 2**40
 """Of the 128 TiB that an address space has."""
+
+
+@contextlib.contextmanager
+def on_one_processor(turn: int | None) -> Iterator[None]:
+    """Keep this thread on one of its processors, where that can be asked for; threads that exist already stay where they are."""
+    if turn is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(allowed)[turn % len(allowed)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def limit_private_memory(limit_bytes: int | None) -> int | None:

@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
-from redline.bench.device.process import ProcessorUse
+from redline.bench.device.process import ProcessorUse, on_one_processor
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.step import Setup, TimedStep
 from redline.bench.workload.structure import WholeDispatchMode
@@ -85,7 +85,9 @@ def measure_block(
     device.synchronize()
     device.reset_peaks()
     before = ProcessorUse.now()
-    with step.context(), quiet_collector(), Sampling(device) as sampling:
+    turn = None if ranks.several else request.turn
+    # Begun before: the sampling thread would otherwise have the same processor.
+    with step.context(), quiet_collector(), Sampling(device) as sampling, on_one_processor(turn):
         started_at, started = time.time(), time.perf_counter()
         # A rank that ended earlier than the others would leave them waiting.
         deadline = started + (math.inf if ranks.several else OVERRUN * (request.settle_seconds + request.seconds))

@@ -17,6 +17,7 @@ from redline.search.tune.reserve import (
     choose_finalists,
     last_race_s,
     may_be_late,
+    planned_replicates,
 )
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import FULL_LOSS_PATH, Tuner, final_measure
@@ -255,7 +256,8 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
     As many as can be had, and not fewer than give an interval; False where they cannot be had, or need not be.
     """
     done, costs = len(tuner.tune.finals), Costs(tuner)
-    missing, fewest = tuner.asked.replicates - done, max(FEWEST_REPLICATES - done, 1)
+    planned = max(tuner.asked.replicates, planned_replicates(tuner, costs, racers))
+    missing, fewest = planned - done, max(FEWEST_REPLICATES - done, 1)
     one_by_one_s = missing * tuner.replicate_scale * sum(map(costs.expected_s, racers))
     if RACE_MARGIN * one_by_one_s <= tuner.left_s and not any(map(tuner.twins_of, racers)):
         return False

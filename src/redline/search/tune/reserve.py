@@ -24,6 +24,8 @@ QUICK_RACE_SHARE = 0.25
 """Of the budget: where a race takes more, only as much is kept for it as the fastest and the baseline need."""
 ENOUGH_REPLICATES = 3
 """Student's factor is 13 with two replicates and 4 with three."""
+UNSTEADY_REPLICATES = 5
+"""Where the host sets the pace: two processes of a detector on an H200 lay 48 % apart, and two replicates decided nothing."""
 ENOUGH_SHARE = 0.3
 """Of the budget, for these."""
 CACHED = 0.6
@@ -52,7 +54,8 @@ def race_s(tuner: Tuner, costs: Costs) -> float:
     """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
     replicate_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
     quick_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), QUICK_RACE_SHARE * tuner.budget_s)
-    return min(tuner.asked.replicates * replicate_s, quick_s, FINALISTS_RACE_SHARE * tuner.budget_s)
+    most = UNSTEADY_REPLICATES if _waits_for_the_host(tuner) else tuner.asked.replicates
+    return min(max(most, tuner.asked.replicates) * replicate_s, quick_s, FINALISTS_RACE_SHARE * tuner.budget_s)
 
 
 def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None) -> float:
@@ -85,10 +88,21 @@ def fewest_replicates(tuner: Tuner) -> int:
 
 
 def planned_replicates(tuner: Tuner, costs: Costs, racers: Sequence[Switches]) -> int:
-    """Three, or as many as were asked for; but two, of which the interval is wide, where three take too much of the budget."""
-    count = min(ENOUGH_REPLICATES, tuner.asked.replicates)
-    is_too_long = _least_s(tuner, costs, racers, count) > ENOUGH_SHARE * tuner.budget_s
-    return fewest_replicates(tuner) if is_too_long else count
+    """Three, or as many as were asked for, and more where processes of one recipe lie apart; but two, of which the interval is
+    wide, where those take too much of the budget."""
+    most = min(ENOUGH_REPLICATES, tuner.asked.replicates)
+    most = max(most, UNSTEADY_REPLICATES) if _waits_for_the_host(tuner) else most
+    fewest = fewest_replicates(tuner)
+    counts = range(most, fewest, -1)
+    room_s = ENOUGH_SHARE * tuner.budget_s
+    return next((count for count in counts if _least_s(tuner, costs, racers, count) <= room_s), fewest)
+
+
+def _waits_for_the_host(tuner: Tuner) -> bool:
+    """Whether the host sets the pace of the fastest, or of any step: its processors are less alike than steps of a device."""
+    leader, facts = tuner.leader(), tuner.tune.facts
+    is_awaited = facts is not None and bool(facts.synchronises)
+    return not tuner.on_cpu and (is_awaited or (leader is not None and leader.is_host_bound))
 
 
 def _leading(tuner: Tuner) -> Switches:
