@@ -100,14 +100,15 @@ def make():
 """
 
 
-def test_parts_of_a_model_that_waits_are_recorded_and_keep_the_numbers(measured, tmp_path: Path) -> None:
+def test_parts_of_a_model_that_waits_are_recorded_and_keep_the_numbers(tmp_path: Path) -> None:
     path = tmp_path / "waiting.py"
     path.write_text(WAITING)
-    plain, parts = (measured(recipe, model=f"{path}:make", batch=None) for recipe in ("fp16", "fp16+graphs:parts"))
-    assert parts.failure is None, parts.failure
-    assert parts.numerics.passed, parts.numerics
-    assert "recorded 2 parts: features, suppressed.head" in str(parts.notes)
-    assert plain.failure is None
+    with Workspace(keep=False) as workspace:
+        result = redline.run(f"{path}:make", recipes="fp16+graphs:parts", effort="quick", workspace=workspace)
+    (row,), (record,) = result, result.records
+    assert row.failure is None, row.failure
+    assert row.numerics.passed, row.numerics
+    assert "recorded 2 parts: features, suppressed.head" in str(record.prepared.recipe_notes)
 
 
 @pytest.mark.parametrize("recipe", ["fp16+patch-products+graphs", "fp16+patch-products+fused-linear+compile+graphs"])

@@ -10,6 +10,7 @@ import torch
 from applying import workload_of
 from torch import Tensor, nn
 
+from redline.bench.count.facts import facts_of
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.recipe.parts import parts_of
@@ -191,4 +192,26 @@ def test_parts_are_for_steps_that_cannot_be_recorded_whole() -> None:
     assert parts.irrelevance(model, "infer", plain) == "the whole step can be recorded"
     assert "waits for the device by itself (item (1))" in (whole.irrelevance(model, "infer", waiting) or "")
     assert whole.irrelevance(model, "infer", plain) is None
+    nothing = Facts(synchronises=True, parts=0)
+    assert "no part of the model runs 8 operators or more" in (parts.irrelevance(model, "infer", nothing) or "")
     assert parts.refusal(Recorder(), "train") == "parts are recorded in inference only"
+
+
+def test_a_watched_step_tells_whether_there_are_parts() -> None:
+    """`features` reads nothing; of the branching network every layer is followed by a look at its values."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x) if x.mean() > -10 else x
+            return x
+
+    found = [
+        facts_of(workload_of(model.eval(), torch.randn(2, 4)), CpuDevice(), "sgd", seed=0).parts
+        for model in (Detector(), Branching())
+    ]
+    assert found == [1, 0]

@@ -30,6 +30,7 @@ from redline.bench.count.kinds import described, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import page_faults
+from redline.bench.recipe.parts import WORTH_RECORDING
 from redline.bench.recipe.plain import BACKENDS, kinds_of_blocks, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
@@ -87,6 +88,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         attention_backends=forward.backends_of_all(),
         blocks=_blocks(workload.model, forward),
         reads=tuple(f"{what} ({count})" for what, count in (forward.reads | step.reads).items()),
+        parts=_parts(forward),
         synchronises=clock.synchronises,
         branches=branches,
         varies_shapes=forward.varies_shapes or (other_shapes and not branches),
@@ -176,6 +178,18 @@ def _activated(forward: Watch) -> LayerShare | None:
         return None
     share = sum(forward.times[index] for index in forward.activating) / max(sum(forward.times), 1e-12)
     return LayerShare(calls=len(forward.activating), share=share)
+
+
+def _parts(forward: Watch) -> int:
+    calls = Counter(name for call in forward.calls for name in _around(call.path))
+    waiting = {name for path in forward.waiting for name in _around(path)}
+    return sum(count >= WORTH_RECORDING and name not in waiting for name, count in calls.items())
+
+
+def _around(path: str) -> list[str]:
+    """The module of this path, and those around it, without the model itself."""
+    names = path.split(".") if path else []
+    return [".".join(names[: index + 1]) for index in range(len(names))]
 
 
 def _operators(watch: Watch) -> tuple[OperatorShare, ...]:
@@ -273,6 +287,8 @@ class Watch(WholeDispatchMode):
         self.calls: list[Call] = []
         self.times: list[float] = []
         self.reads: Counter[str] = Counter()
+        self.waiting: list[str] = []
+        """Paths of the innermost modules that read a value."""
         self.activating: set[int] = set()
         """Positions of calls that are the activation of a linear layer."""
         self.varies_shapes = False
@@ -291,6 +307,7 @@ class Watch(WholeDispatchMode):
             pass  # a module that raised, and whose caller went on without it
 
     def read(self, what: str) -> None:
+        self.waiting.append(self._stack[-1] if self._stack else "")
         self.reads[f"{what} in {self._stack[-1]}" if self._stack and self._stack[-1] else what] += 1
 
     def __torch_dispatch__(

@@ -37,6 +37,7 @@ from redline.work import Facts
 
 PARTS = "parts"
 PARTS_TOLD = 4
+NO_PART = f"no part of the model runs {WORTH_RECORDING} operators or more without waiting for the device"
 WARMUPS = 3
 """Steps before recording: libraries pick their algorithms, the compiler compiles, the optimizer makes its state."""
 
@@ -193,9 +194,11 @@ class Graphs(RecipeSwitch):
         if facts is None:
             return None
         cannot_be_whole = self._why_not_whole(facts)
-        if self.is_by_part:
-            return None if cannot_be_whole else "the whole step can be recorded"
-        return cannot_be_whole
+        if not self.is_by_part:
+            return cannot_be_whole
+        if cannot_be_whole is None:
+            return "the whole step can be recorded"
+        return NO_PART if facts.parts == 0 else None
 
     def _why_not_whole(self, facts: Facts) -> str | None:
         if facts.synchronises or (facts.synchronises is None and facts.reads):
@@ -218,8 +221,7 @@ class Graphs(RecipeSwitch):
         with setup.workload.context():
             recorded = record_parts(model, setup.args, setup.kwargs, setup.device.record_graph)
         if not recorded:
-            told = f"no part of the model runs {WORTH_RECORDING} operators or more without waiting for the device"
-            raise BenchError("unsupported", f"{self.switch}: {told}", switches=(str(self.switch),), scope="switch")
+            raise BenchError("unsupported", f"{self.switch}: {NO_PART}", switches=(str(self.switch),), scope="switch")
         many = f"{len(recorded)} parts" if len(recorded) > 1 else "one part"
         setup.notes[self.name] = f"recorded {many}: {', '.join(recorded[:PARTS_TOLD])}"
 
