@@ -34,6 +34,7 @@ from redline.bench.recipe.parts import WORTH_RECORDING
 from redline.bench.recipe.plain import BACKENDS, kinds_of_blocks, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.state import changed_tensors, held_tensors
 from redline.bench.workload.step import Setup, make_step
 from redline.bench.workload.structure import WholeDispatchMode
 from redline.bench.workload.workload import Workload
@@ -68,9 +69,9 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
             with timed.context(), _sparse_gradients(workload.model) as sparse:
                 step.over(timed, clock.issue_s)
         torch.manual_seed(seed)
-        before, state = _held_tensors(workload.model), device.random_state()
+        before, state = held_tensors(workload.model), device.random_state()
         forward = _watched_forward(setup, (workload.args, workload.kwargs), clock)
-        mutated = _changed(before, _held_tensors(workload.model))
+        mutated = changed_tensors(before, held_tensors(workload.model))
         draws = not torch.equal(state, device.random_state())
         torch.manual_seed(seed)
         again = _second_forward(setup, forward, seed + 1, clock)
@@ -183,7 +184,8 @@ def _activated(forward: Watch) -> LayerShare | None:
 def _parts(forward: Watch) -> int:
     calls = Counter(name for call in forward.calls for name in _around(call.path))
     waiting = {name for path in forward.waiting for name in _around(path)}
-    return sum(count >= WORTH_RECORDING and name not in waiting for name, count in calls.items())
+    once = (name for name, times in forward.entered.items() if times == 1 and name not in waiting)
+    return sum(calls[name] >= WORTH_RECORDING for name in once)
 
 
 def _around(path: str) -> list[str]:
@@ -241,28 +243,6 @@ def _sparse_gradients(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-Held = dict[str, tuple[Tensor, Tensor]]
-"""By name: the tensor, and a copy of what it holds. Some kernels write without counting it in the tensor's version."""
-
-
-def _held_tensors(model: nn.Module) -> Held:
-    """Buffers, and tensors that modules keep as plain attributes: caches, tables."""
-    found: dict[str, Tensor] = dict(model.named_buffers())
-    for path, module in model.named_modules():
-        plain = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
-        found.update({f"{path}.{name}" if path else name: value for name, value in plain.items()})
-    return {name: (tensor, tensor.detach().clone()) for name, tensor in found.items()}
-
-
-def _changed(before: Held, after: Held) -> tuple[str, ...]:
-    """Those written to, those replaced, and those that were not there."""
-
-    def is_same(name: str) -> bool:
-        return name in before and before[name][0] is after[name][0] and torch.equal(before[name][1], after[name][1])
-
-    return tuple(name for name in after if not is_same(name))
-
-
 @dataclass(frozen=True)
 class Call:
     """One operator that ran and did some work."""
@@ -287,6 +267,8 @@ class Watch(WholeDispatchMode):
         self.calls: list[Call] = []
         self.times: list[float] = []
         self.reads: Counter[str] = Counter()
+        self.entered: Counter[str] = Counter()
+        """How often each module was called, by its path."""
         self.waiting: list[str] = []
         """Paths of the innermost modules that read a value."""
         self.activating: set[int] = set()
@@ -297,10 +279,14 @@ class Watch(WholeDispatchMode):
     def over(self, work: Callable[[], object], issue_s: float) -> None:
         """Run `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""
         self._device.hold(min(WATCHING_FACTOR * issue_s, LONGEST_HOLD_S))
-        with watching(self._setup.workload.model, self._stack.append, self._leave), self, FunctionCalls(self):
+        with watching(self._setup.workload.model, self._enter, self._leave), self, FunctionCalls(self):
             work()
         self._device.synchronize()
         self.times = self._device.seconds_between(self._marks)[::2]
+
+    def _enter(self, path: str) -> None:
+        self._stack.append(path)
+        self.entered[path] += 1
 
     def _leave(self, path: str) -> None:
         while self._stack and self._stack.pop() != path:

@@ -8,6 +8,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from redline.bench.workload.structure import children, is_plain, rebuild, shape_text
@@ -163,3 +164,25 @@ def inputs_changed(holder: Any) -> bool:
     for one in kept:
         one.stop_watching()
     return any(one.has_changed for one in kept)
+
+
+Held = dict[str, tuple[Tensor, Tensor]]
+"""By name: the tensor, and a copy of what it holds. Some kernels write without counting it in the tensor's version."""
+
+
+def held_tensors(model: nn.Module) -> Held:
+    """Buffers, and tensors that modules keep as plain attributes: caches, tables."""
+    found: dict[str, Tensor] = dict(model.named_buffers())
+    for path, module in model.named_modules():
+        plain = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+        found.update({f"{path}.{name}" if path else name: value for name, value in plain.items()})
+    return {name: (tensor, tensor.detach().clone()) for name, tensor in found.items()}
+
+
+def changed_tensors(before: Held, after: Held) -> tuple[str, ...]:
+    """Those written to, those replaced, and those that were not there."""
+
+    def is_same(name: str) -> bool:
+        return name in before and before[name][0] is after[name][0] and torch.equal(before[name][1], after[name][1])
+
+    return tuple(name for name in after if not is_same(name))
