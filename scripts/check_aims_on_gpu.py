@@ -45,17 +45,17 @@ class Aim:
 AIMS = {
     "vit_b_16": Aim(
         {"model": "vit_b_16", "batch": 32},
-        "fp16+channels-last+compile:freeze+graphs+sdpa:cudnn+cudnn-benchmark",
+        "fp16+channels-last+patch-products+fused-linear+compile:freeze+graphs",
         11.0,
     ),
     "resnet50-train": Aim(
         {"model": "resnet50", "batch": 32, "task": "train"},
-        "amp+channels-last+compile+fused-optimizer+graphs+cudnn-benchmark",
+        "amp-bf16+channels-last+compile:combine+fused-optimizer+graphs+cudnn-benchmark",
         7.0,
     ),
     "cifar-train": Aim(
         {"model": "resnet18", "batch": 256, "task": "train", "image_size": 32, "classes": 10},
-        "amp-bf16+channels-last+compile+fused-optimizer+graphs+cudnn-benchmark",
+        "amp-bf16+channels-last+compile:combine+fused-optimizer+graphs+cudnn-benchmark",
         11.0,
     ),
 }
