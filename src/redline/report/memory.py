@@ -59,7 +59,9 @@ def memory_report(rows: Sequence[MemoryRow]) -> RenderableType:
         share = format_share(holder.bytes / first.use.peak_bytes)
         name = one_line(holder.module) or "(no module)"
         holders.add_row(name, format_bytes(holder.bytes), share, holder.category, holder.line or "–")
-    hidden = ("fragments", *reversed(kinds), "saved")
+    # The kind that the advice names is the largest: in a narrow window the small ones go first.
+    smallest = sorted(kinds, key=lambda kind: max(row.use.categories.get(kind, 0) for row in rows))
+    hidden = ("fragments", *smallest, "saved")
     shown = Fitted(holders, ("made at", "mostly", "share"))
     return Group(Fitted(table, hidden), shown, Text(_next(rows), style="bold"))
 
