@@ -122,7 +122,7 @@ def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> s
         return f"because {less.model}'s fastest step still waits for the host, which no number format makes faster"
     before = [_first_of(row, rows) for row in (more, less)]
     limits = [row.roofline if row is not None else None for row in (*before, more, less)]
-    if any(found is None or found.error is not None for found in limits):
+    if any(found is None or found.error is not None or found.headroom is None for found in limits):
         return "(their rooflines, which would say why, are not known: redline ceilings)"
     products = [_products(row) for row in before if row is not None]
     if products[0] > products[1] + CLEARLY:
