@@ -119,6 +119,7 @@ class _Batch(Frozen):
 class _Operators(Frozen):
     device_name: str
     results: tuple[OperatorRow, ...]
+    notes: tuple[Note, ...] = ()
 
 
 class _Roofline(Frozen):
@@ -187,7 +188,7 @@ FORMS: dict[str, _Form] = {
     "profile-diff": _Form(ProfileDiff, DiffReport),
     "quick": _Form(QuickResults, lambda found: Text(quick_text(found, ()))),
     "flops": _Form(FlopsSummary, FlopsReport),
-    "ops": _Form(_Operators, lambda found: ops_report(found.results, found.device_name, has_ceilings=True)),
+    "ops": _Form(_Operators, lambda found: ops_report(found.results, found.device_name, True, found.notes)),
     "ceilings": _Form(CeilingsSummary, ceilings_report),
     "roofline": _Form(_Roofline, lambda found: RooflineReport(found.results, found.failures)),
     "compare": _Form(Comparisons, lambda found: compare_report(found, "A", "B")),
