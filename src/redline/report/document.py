@@ -151,6 +151,7 @@ class _Bisect(Frozen):
     steps: tuple[BisectStep, ...]
     suspects: tuple[str, ...]
     about: str
+    earlier: BisectStep | None = None
 
 
 class _History(Frozen):
@@ -198,7 +199,10 @@ FORMS: dict[str, _Form] = {
     "load": _Form(_Loads, lambda found: load_report(found.loads)),
     "gate": _Form(_Gate, lambda found: gate_report(found.benchmarks, found.baseline)),
     "bisect": _Form(
-        _Bisect, lambda found: bisect_report(found.benchmark, found.what, found.steps, found.suspects, found.about)
+        _Bisect,
+        lambda found: bisect_report(
+            found.benchmark, found.what, found.steps, found.suspects, found.about, found.earlier
+        ),
     ),
     "history": _Form(_History, lambda found: history_report(found.series, left_out=found.left_out)),
     "scale": _Form(_Scale, lambda found: scale_report(found.points, found.findings, found.mode)),
