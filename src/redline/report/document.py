@@ -167,6 +167,7 @@ class _Scale(Frozen):
 
 class _Memory(Frozen):
     results: tuple[MemoryRow, ...]
+    failures: dict[str, str] = {}
 
 
 def _race_report(found: _Race) -> RenderableType:
@@ -206,7 +207,7 @@ FORMS: dict[str, _Form] = {
     ),
     "history": _Form(_History, lambda found: history_report(found.series, left_out=found.left_out)),
     "scale": _Form(_Scale, lambda found: scale_report(found.points, found.findings, found.mode)),
-    "memory": _Form(_Memory, lambda found: memory_report(found.results)),
+    "memory": _Form(_Memory, lambda found: memory_report(found.results, found.failures)),
     "workshop": _Form(WorkshopResult, lambda found: Text(results_text(found))),
     "checklist": _Form(Checklist, checklist_report),
 }
