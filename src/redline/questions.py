@@ -242,3 +242,5 @@ class CeilingsAnswer(Frozen, tag=True):
 
 class OperatorTimes(Frozen, tag=True):
     rows: tuple[OperatorTime, ...]
+    notes: tuple[Note, ...] = ()
+    """What a model calls and was not timed."""

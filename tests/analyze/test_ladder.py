@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from redline.analyze.bound import Bound
 from redline.analyze.ladder import Rung, limit_of, with_gains
 from redline.analyze.train import EpochSummary, TrainingSummary
 from redline.note import note
-from redline.report.ladder import accuracy_remark, conclusion
+from redline.report.ladder import accuracy_remark, conclusion, ladder_report
+from redline.report.terminal import as_text
 
 EPOCH = EpochSummary(
     epoch=1,
@@ -60,5 +62,8 @@ def test_a_large_gain_is_a_plain_number_with_what_limits_it() -> None:
         ]
     )
     assert conclusion(rungs) == "last: 66\u2009762 items/s, 2\u2009294× the first rung; memory limits it"
+    doubted = [msgspec.structs.replace(rungs[0], doubts=(note("shared-cpu", "others were busy"),)), rungs[1]]
+    assert conclusion(doubted) == f"not decided, because some speeds are not to be relied on: {conclusion(rungs)}"
+    assert "first: not to be relied on: others were busy" in as_text(ladder_report(doubted))
     assert "9 to 30 here" in accuracy_remark(rungs)
     assert accuracy_remark(rungs[:1]) == ""

@@ -9,7 +9,7 @@ import pytest
 
 from redline.analyze.attainable import attainable
 from redline.analyze.bound import Bound, bound
-from redline.analyze.roofline import Roofline, roofline, roofline_of
+from redline.analyze.roofline import Roofline, at_step, roofline, roofline_of
 from redline.analyze.summary import summarize
 from redline.note import note
 from redline.record import Capabilities
@@ -78,6 +78,16 @@ class TestTheLimit:
         found = rated(work_of(MATMUL, operator("mm", "matmul", 1e12, 1, number_format="int8")), 0.010)
         assert found.compute_s == pytest.approx(2e-3)
         assert any("no ceiling for int8" in str(each) for each in found.notes)
+        # How far the step is from its limit is then not known: half of it may be those products.
+        assert (found.efficiency, found.headroom, found.limited_by) == (None, None, "compute")
+        assert at_step(found, 0.020).efficiency is None
+
+    def test_a_step_whose_products_have_no_ceiling_is_not_said_to_be_limited_by_memory(self) -> None:
+        found = rated(work_of(msgspec.structs.replace(MATMUL, number_format="fp64"), RELU), 0.010)
+        assert (found.efficiency, found.headroom, found.limited_by) == (None, None, None)
+        assert {one.name: one.limited_by for one in found.classes} == {"matmul": None, "elementwise": "memory"}
+        timed = [msgspec.structs.replace(one, measured_s=0.005) for one in found.classes]
+        assert {one.name: one.efficiency is None for one in timed} == {"matmul": True, "elementwise": False}
 
     def test_intensity_and_ridge(self) -> None:
         found = rated(WORK, 0.010)
@@ -153,6 +163,15 @@ class TestBound:
     def test_memory(self, make_record: Any, make_prepared: Any) -> None:
         work = work_of(MATMUL, operator("relu", "elementwise", 1, 20e9))
         assert self.of(make_record, make_prepared, work).label == "memory"
+
+    def test_products_without_a_ceiling_may_take_all_that_the_bytes_leave(
+        self, make_record: Any, make_prepared: Any
+    ) -> None:
+        double = msgspec.structs.replace(MATMUL, number_format="fp64")
+        for moved, label in ((16e9, "device"), (24e9, "memory")):  # 4 and 6 ms of 10
+            found = self.of(make_record, make_prepared, work_of(double, operator("relu", "elementwise", 1, moved)))
+            assert found.label == label
+        assert "no ceiling is known for fp64" in str(self.of(make_record, make_prepared, work_of(double)).evidence)
 
     def test_neither_when_the_limits_explain_little_of_the_step(self, make_record: Any, make_prepared: Any) -> None:
         found = self.of(make_record, make_prepared, work_of(operator("mm", "matmul", 0.8e12, 1)))

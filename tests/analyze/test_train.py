@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from trained import spec_of
 
 from redline.analyze.train import TrainingSummary, loader_summary, training_of
 from redline.record import RunRecord
-from redline.report.train import accuracy_remarks, loader_sentence, where_time_goes
+from redline.report.course import ended_words
+from redline.report.terminal import as_text
+from redline.report.train import accuracy_remarks, loader_sentence, train_report, where_time_goes
 from redline.training import Epoch, Fed
 
 
@@ -28,6 +31,21 @@ def notes(**last: Any) -> dict[str, str]:
     ]
     record = RunRecord(id="a", spec=spec_of(), created_at=0.0, epochs=tuple(epochs))
     return {each.code: str(each) for each in training_of(record).notes}
+
+
+def test_a_training_beside_busy_neighbours_is_doubted_in_every_output(make_prepared: Any, make_block: Any) -> None:
+    epoch = Epoch(number=1, seconds=1.0, train_s=0.5, steps=4, samples=64, train_loss=1.0)
+    quiet = make_block(0.01, cpu_s=1.0, waited_s=0.01, others_cpu_s=1.0)
+    busy = msgspec.structs.replace(quiet, waited_s=1.0)
+    prepared = make_prepared("cpu")
+    found = {}
+    for block in (quiet, busy):
+        record = RunRecord(id="a", spec=spec_of(), created_at=0.0, prepared=prepared, epochs=(epoch,), blocks=(block,))
+        found[block.waited_s] = [each.code for each in training_of(record).doubts]
+        # The line that ends its progress has the speed of its tables: over the epoch, not of a step alone.
+        assert ended_words(record).startswith("128 ")
+    assert found == {0.01: [], 1.0: ["shared-cpu"]}
+    assert "its speed is not to be relied on: other processes" in as_text(train_report([training_of(record)]))
 
 
 def test_a_sound_training_has_none() -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from redline.analyze.attainable import operator_row
 from redline.api.ceilings import OPERATORS, _cases, ops
 from redline.api.workspace import Workspace
+from redline.bench.measure.operators import answer_operators
 from redline.errors import SpecError, UsageError
-from redline.report.ceilings import ops_report
+from redline.questions import AskOperators
+from redline.report.ceilings import ops_json, ops_report
 from redline.report.terminal import as_text
+from redline.spec import RunSpec, WorkloadSpec
+from redline.units import format_share
 from redline.work import Ceilings, OperatorTime
 
 CEILINGS = Ceilings(
@@ -98,3 +105,44 @@ def test_a_row_above_the_roof_says_why() -> None:
     told = as_text(ops_report([winograd, copied, fine], "a CPU", has_ceilings=True))
     assert "fewer products" in told
     assert told.count("measure the ceilings again") == 1
+
+
+RECURRENT = """
+import torch
+from torch import nn
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(8, 16, num_layers=2)
+        self.last = nn.Linear(16, 4)
+    def forward(self, x):
+        return self.last(self.layer(x)[0]).relu_()
+
+def build(batch=2):
+    return Recurrent(), torch.randn(5, batch, 8)
+"""
+
+
+def test_a_call_that_is_several_operators_inside_is_timed_as_one(tmp_path: Path) -> None:
+    (tmp_path / "recurrent.py").write_text(RECURRENT)
+    spec = RunSpec(workload=WorkloadSpec(model=f"{tmp_path / 'recurrent.py'}:build", batch=2), device="cpu")
+    found = answer_operators(AskOperators(device="cpu", threads=1, cases=(), spec=spec))
+    timed = {row.operator: row for row in found.rows}
+    assert set(timed) == {"lstm", "linear"}
+    assert timed["lstm"].flops == 2 * 10 * 4 * 16 * (8 + 3 * 16)
+    assert timed["lstm"].refusal is None
+    # What writes into its inputs is not timed, and that is told.
+    assert [each.code for each in found.notes] == ["left-out"]
+    assert "writes into its inputs: relu_ (1×)" in str(found.notes[0])
+    shown = as_text(ops_report([], "a CPU", True, found.notes))
+    assert "relu_" in shown
+    assert json.loads(ops_json([], "a CPU", found.notes))["notes"][0]["code"] == "left-out"
+
+
+def test_in_a_narrow_window_the_share_of_the_roofline_stays() -> None:
+    text = io.StringIO()
+    row = operator_row(timed(shape="1024×1024×1024"), CEILINGS)
+    Console(file=text, width=60, highlight=False).print(ops_report([row], "a CPU", has_ceilings=True))
+    assert "of roofline" in text.getvalue().splitlines()[1]
+    assert format_share(0.5) in text.getvalue()

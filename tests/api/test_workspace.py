@@ -12,9 +12,13 @@ import pytest
 import redline
 from redline.api.workspace import Workspace
 from redline.errors import RedlineError, StoreError
+from redline.launch.door import Session
+from redline.protocol import OnProgress, Profile, Reply
 from redline.questions import AskCeilings, CeilingsAnswer
-from redline.record import Block, RunRecord
-from redline.spec import LaunchSpec
+from redline.record import Block, Closed, RunRecord
+from redline.search.observer import Observer
+from redline.search.profile import capture
+from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
@@ -92,6 +96,59 @@ def test_a_journal_in_place_of_the_history_creates_nothing_either(files: Callabl
     assert result.record is not None
     assert [record.id for record in journal.records] == [result.record.id]
     assert files() == []
+
+
+class Busy(Session):
+    """A bench that is asked for something long, until the user has enough."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
+        raise KeyboardInterrupt
+
+    def close(self) -> Closed:
+        self.ended.append("closed")
+        return Closed()
+
+    def kill(self) -> None:
+        self.ended.append("killed")
+
+
+class BusyDoor:
+    def __init__(self) -> None:
+        self.session = Busy()
+
+    def open(self, spec: RunSpec | None = None) -> Session:
+        return self.session
+
+    def close(self) -> None: ...
+
+
+def test_an_interrupted_question_does_not_wait_for_its_answer() -> None:
+    """Closing would: a bench in the middle of the ceilings hears of it 20 s later."""
+    asked, captured = BusyDoor(), BusyDoor()
+    with Workspace(door=asked, keep=False) as workspace, pytest.raises(KeyboardInterrupt):
+        workspace.ask(AskCeilings(device="cpu", threads=1), CeilingsAnswer)
+    assert asked.session.ended[0] == "killed"
+    with pytest.raises(KeyboardInterrupt):
+        capture(RunSpec(workload=WorkloadSpec(model="m")), Profile(path=""), captured, Told())
+    assert captured.session.ended[0] == "killed"
+
+
+@pytest.mark.parametrize(("targets", "trials"), [({}, 8), ({"slo_p95": 1.0}, 16)])
+def test_no_more_trials_are_announced_than_a_search_for_the_batch_may_take(
+    targets: dict[str, Any], trials: int
+) -> None:
+    announced: list[int] = []
+
+    class Listening(Observer):
+        def planned(self, records: int) -> None:
+            announced.append(records)
+
+    with Workspace(door=fake_door(), keep=False, observer=Listening()) as workspace:
+        redline.find_batch("m", workspace=workspace, **FAKE, **targets)
+    assert announced[0] == trials
 
 
 READING: dict[str, Callable[[Workspace], object]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,10 @@ def test_no_more_cores_are_told_than_were_busy_while_it_looked() -> None:
     found = after.since(before, 0.01)
     assert found["busiest"] == ("a (pid 1): 1.00 cores",)
     assert found["others_cpu_s"] == pytest.approx(0.02)
+
+
+def test_what_a_child_computed_that_has_ended_is_our_own() -> None:
+    """A loader worker that ends within an epoch is no busy neighbour."""
+    before = ProcessorUse.now()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert ProcessorUse.now().since(before, 1.0)["cpu_s"] >= 0.3

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from redline.api.memory import MemoryRow
 from redline.bench.memory import answer_memory
@@ -14,7 +16,7 @@ from redline.errors import BenchError
 from redline.report.memory import draw_memory, memory_report
 from redline.report.terminal import as_text
 from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.work import MemoryUse
+from redline.work import MemoryCategory, MemoryUse
 
 MODEL = """
 import torch
@@ -200,6 +202,47 @@ def test_the_next_step_is_a_command_that_can_be_typed() -> None:
     assert told("train", 2, activations=2, weights=1).endswith("'COMPARE' shows what bf16 saves of them")
     assert told("infer", 2, activations=2, weights=1).endswith("'SIZE' finds the largest batch that fits")
     assert told("infer", None, activations=2, weights=1) == "next: activations are the largest part"
+
+
+def test_in_a_narrow_window_the_kind_that_the_advice_names_stays() -> None:
+    parts: dict[MemoryCategory, int] = {
+        "weights": 2**20,
+        "gradients": 2**21,
+        "optimizer state": 2**22,
+        "inputs": 2**10,
+        "activations": 2**12,
+        "temporaries": 2**30,
+    }
+    use = MemoryUse(peak_bytes=2**31, peak_phase="backward", categories=parts, holders=(), timeline=())
+    row = MemoryRow(model="m", task="train", recipe="baseline", batch=2, device="c", use=use)
+    text = io.StringIO()
+    Console(file=text, width=60, highlight=False).print(memory_report([row]))
+    lines = text.getvalue().splitlines()
+    assert "temporaries" in lines[1]
+    assert "inputs" not in lines[1]
+    assert lines[-1] == "next: temporaries are the largest part"
+
+
+SPARSE = """
+import torch
+from torch import nn
+
+def build(batch=8):
+    model = nn.Sequential(nn.EmbeddingBag(1000, 64, sparse=True, mode="sum"), nn.Linear(64, 4, bias=False))
+    return model, torch.arange(batch * 10).reshape(batch, 10)
+"""
+
+
+def test_a_sparse_gradient_and_what_the_optimizer_keeps_of_it_have_their_kinds(tmp_path: Path) -> None:
+    (tmp_path / "sparse.py").write_text(SPARSE)
+    workload = WorkloadSpec(model=f"{tmp_path / 'sparse.py'}:build", task="train", batch=8)
+    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    rows, dense = 80 * (64 * 4 + 8), 64 * 4 * 4  # each row of the table with its index
+    assert use.categories["weights"] == 1000 * 64 * 4 + dense
+    assert use.categories["gradients"] == rows + dense
+    # Momentum: the rows kept before the step and those that replace them.
+    assert use.categories["optimizer state"] == 2 * rows + dense
+    assert use.peak_phase == "optimizer"
 
 
 def test_a_compiled_model_has_no_modules_to_tell_of(tmp_path: Path) -> None:

@@ -108,3 +108,25 @@ def test_a_mistake_is_one_line(redline: Redline, project: list[str], words: list
     result = redline("bisect", "bench.toml", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
+
+
+def test_of_a_slowdown_in_two_parts_the_smaller_is_told_too(redline: Redline, project: list[str]) -> None:
+    """Twice as slow from the second commit on and six times from the fifth: the second is not 'same'."""
+    costs = [1, 2, 2, 2, 6, 6]
+    git = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a"]
+    commits = []
+    for number, cost in enumerate(costs):
+        Path("cost").write_text(str(cost))
+        Path("number").write_text(f"part {number}")
+        subprocess.run([*git, "commit", "-qam", f"part {number}"], check=True)
+        commits.append(subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip())
+    asked = ("bisect", "bench.toml", "--good", commits[0], "--bad", "main")
+    found = document(redline(*asked, "--json"))
+    assert (found["culprit"], found["earlier"]["name"]) == (commits[4], commits[3])
+    assert {step["verdict"] for step in found["steps"]} == {"slower"}
+    assert f"commit {commits[3]} before it was already +" in " ".join(redline(*asked).stdout.split())
+
+
+def test_of_a_slowdown_in_one_part_nothing_is_told_of_another(redline: Redline, project: list[str]) -> None:
+    found = document(redline("bisect", "bench.toml", "--good", project[0], "--bad", "main", "--json"))
+    assert found["earlier"] is None

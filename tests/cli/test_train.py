@@ -196,6 +196,8 @@ class TestLadder:
         shown = redline("ladder", "resnet18", "--quick")
         assert shown.exit_code == 0
         assert "skipped (there is no GPU here): GPU, fp32" in shown.stdout
+        asked = redline("ladder", "resnet18", "--quick", "--device", "cpu")
+        assert "skipped (only the CPU was asked for): GPU, fp32" in asked.stdout
         rungs = document(redline("ladder", "resnet18", "--quick", "--json"))["rungs"]
         assert [bool(rung["skipped"]) for rung in rungs] == [False, False, True, True, True, True]
 

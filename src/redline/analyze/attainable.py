@@ -23,14 +23,14 @@ class ClassLimit(Frozen):
     """FLOPs per byte."""
     attainable_s: float
     """The sum of what each operator needs by itself."""
-    limited_by: LimitedBy
-    """What most of that time is spent on."""
+    limited_by: LimitedBy | None
+    """What most of that time is spent on; None where a number format has no ceiling, so that its products are not in the time."""
     measured_s: float | None = None
     """For one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
 
     @property
     def efficiency(self) -> float | None:
-        return self.attainable_s / self.measured_s if self.measured_s else None
+        return self.attainable_s / self.measured_s if self.measured_s and self.limited_by is not None else None
 
 
 class Attainable(Frozen):
@@ -51,8 +51,15 @@ class Attainable(Frozen):
         return max(self.compute_s, self.memory_s)
 
     @property
-    def limited_by(self) -> LimitedBy:
-        return "compute" if self.compute_s >= self.memory_s else "memory"
+    def limited_by(self) -> LimitedBy | None:
+        """None where products that are missing could make it the other one."""
+        return _longer(self.compute_s, self.memory_s, all_known=not self.without_ceiling)
+
+
+def _longer(compute_s: float, memory_s: float, *, all_known: bool) -> LimitedBy | None:
+    if compute_s >= memory_s and compute_s:
+        return "compute"
+    return "memory" if all_known else None
 
 
 def attainable(work: WorkCount, ceilings: Ceilings) -> Attainable:
@@ -74,12 +81,14 @@ def attainable(work: WorkCount, ceilings: Ceilings) -> Attainable:
     )
 
 
-def operator_time(one: OperatorWork, ceilings: Ceilings) -> tuple[float, LimitedBy]:
+def operator_time(one: OperatorWork, ceilings: Ceilings) -> tuple[float, LimitedBy | None]:
     """Least time of all its calls, and what limits it. Only products are limited by the matrix units; everything else by its bytes."""
     memory_s = one.bytes / ceilings.copy_bytes_per_s
-    peak = ceilings.flops_per_s.get(one.number_format) if one.kind in PRODUCTS else None
+    has_products = one.kind in PRODUCTS and one.flops > 0
+    peak = ceilings.flops_per_s.get(one.number_format) if has_products else None
     compute_s = one.flops / peak if peak else 0.0
-    return one.calls * max(compute_s, memory_s), "compute" if compute_s >= memory_s and compute_s else "memory"
+    all_known = peak is not None or not has_products
+    return one.calls * max(compute_s, memory_s), _longer(compute_s, memory_s, all_known=all_known)
 
 
 def _class_limit(kind: OperatorKind, operators: Iterable[OperatorWork], ceilings: Ceilings) -> ClassLimit:
@@ -87,6 +96,7 @@ def _class_limit(kind: OperatorKind, operators: Iterable[OperatorWork], ceilings
     sides = [operator_time(one, ceilings) for one in listed]
     total = sum(seconds for seconds, _ in sides)
     on_compute = sum(seconds for seconds, side in sides if side == "compute")
+    all_known = all(side is not None for _, side in sides)
     flops, moved = sum(one.flops * one.calls for one in listed), sum(one.bytes * one.calls for one in listed)
     return ClassLimit(
         name=kind,
@@ -95,7 +105,7 @@ def _class_limit(kind: OperatorKind, operators: Iterable[OperatorWork], ceilings
         bytes=moved,
         intensity=flops / moved if moved else 0.0,
         attainable_s=total,
-        limited_by="compute" if on_compute > total / 2 else "memory",
+        limited_by=("compute" if on_compute > total / 2 else "memory") if all_known else None,
     )
 
 

@@ -272,6 +272,9 @@ def _by_work(
         f"at the device's limits, {what} {compute_s / measured_s:.0%} of the step for arithmetic and "
         f"{memory_s / measured_s:.0%} for memory traffic"
     )
+    # Products without a ceiling might take all of the step that the bytes leave.
+    if found.without_ceiling and compute_s <= memory_s < measured_s / 2:
+        return untold(f"no ceiling is known for {', '.join(found.without_ceiling)}")
     explained_s = max(compute_s, memory_s) if is_fused(record) else found.unfused_s
     if explained_s < enough * measured_s:
         return untold(told)

@@ -267,6 +267,14 @@ def without_outliers(values: Sequence[float], usual: float = USUAL) -> list[floa
     return kept if len(kept) >= (usual if not is_far else USUAL) * len(values) else list(values)
 
 
+def judged_at(found: Judged, threshold: float) -> GateVerdict:
+    """Its verdict where a smaller threshold decides it: below half of a large one may still be far above a small one."""
+    if found.verdict != "same" or found.low is None or found.high is None:
+        return found.verdict
+    again = _judged(math.log(found.low), math.log(found.ratio), math.log(found.high), threshold, enough=True)
+    return again.verdict if again.verdict in ("slower", "faster") else found.verdict
+
+
 def _judged(low: float, middle: float, high: float, threshold: float, *, enough: bool) -> Judged:
     """All logarithms of a ratio: below 0 the candidate is slower."""
     band = math.log1p(threshold)

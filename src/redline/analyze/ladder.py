@@ -9,6 +9,7 @@ import msgspec
 from redline.analyze.profile import Profile
 from redline.analyze.train import TrainingSummary, training_of
 from redline.fields import Frozen
+from redline.note import Note
 from redline.record import RunRecord
 from redline.units import format_share
 
@@ -45,6 +46,8 @@ class Rung(Frozen):
     utilisation: float | None = None
     device_name: str | None = None
     record_id: str | None = None
+    doubts: tuple[Note, ...] = ()
+    """Why its speed is not to be relied on."""
     failure: str | None = None
 
 
@@ -70,6 +73,7 @@ def rung_of(name: str, record: RunRecord, profile: Profile | None = None) -> Run
         utilisation=row.utilisation,
         device_name=row.device_name,
         record_id=row.record_id,
+        doubts=row.doubts,
         failure=row.failure,
     )
 

@@ -74,15 +74,15 @@ class Roofline(Frozen):
     memory_s: float
     attainable_s: float
     """The roofline time: the longer of the two."""
-    limited_by: LimitedBy
-    """What the limit itself comes from; `bound` says what limits the step now."""
+    limited_by: LimitedBy | None
+    """What the limit itself comes from; `bound` says what limits the step now. None where a number format has no ceiling."""
     unfused_s: float
     """What the operators need one by one, each at its own limit."""
     measured_s: float
     headroom: float | None
-    """Measured over roofline time; None where the limit is 0."""
-    efficiency: float
-    """Share of the step that its products need at the measured ceilings: achieved over peak."""
+    """Measured over roofline time; None where the limit is 0 or leaves out products that have no ceiling."""
+    efficiency: float | None
+    """Share of the step that its products need at the measured ceilings: achieved over peak. None where some have no ceiling."""
     mfu: float | None
     """The same against the datasheet's peak."""
     achieved_flops_per_s: float
@@ -130,8 +130,8 @@ def roofline(
         limited_by=found.limited_by,
         unfused_s=found.unfused_s,
         measured_s=measured_s,
-        headroom=measured_s / found.limit_s if found.limit_s else None,
-        efficiency=found.compute_s / measured_s,
+        headroom=measured_s / found.limit_s if found.limit_s and not found.without_ceiling else None,
+        efficiency=found.compute_s / measured_s if not found.without_ceiling else None,
         mfu=_mfu(work, sheet, measured_s) if sheet else None,
         achieved_flops_per_s=work.total_flops / measured_s,
         achieved_bytes_per_s=work.compulsory_bytes / measured_s,
@@ -149,7 +149,7 @@ def at_step(found: Roofline, measured_s: float) -> Roofline:
         found,
         measured_s=measured_s,
         headroom=found.headroom / scale if found.headroom is not None else None,
-        efficiency=found.efficiency * scale,
+        efficiency=found.efficiency * scale if found.efficiency is not None else None,
         mfu=found.mfu * scale if found.mfu is not None else None,
         achieved_flops_per_s=found.achieved_flops_per_s * scale,
         achieved_bytes_per_s=found.achieved_bytes_per_s * scale,
@@ -183,7 +183,7 @@ def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: f
     convolves = any(one.kind == "convolution" for one in work.operators)
     winograd = " (convolutions by Winograd take fewer products than are counted)" if convolves else ""
     error = (
-        f"the roofline of {found.limit_s:.3g} s ({found.limited_by}) is {over:.1%} above the measured {measured_s:.3g} s: "
+        f"the roofline of {found.limit_s:.3g} s ({found.limited_by or 'memory'}) is {over:.1%} above the measured {measured_s:.3g} s: "
         f"the count{winograd} or the ceiling is wrong; 'redline ceilings --fresh' measures the ceilings again"
     )
     return note("limit-beaten", error), notes

@@ -9,6 +9,7 @@ from typing import Literal
 
 from redline.analyze.advice import command_line, tuning_command
 from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
+from redline.analyze.trust import verdict
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import RunRecord, device_of
@@ -127,6 +128,8 @@ class TrainingSummary(Frozen):
     cost_per_million: float | None = None
     """Of a million samples, at the price per hour that was given."""
     loader: LoaderSummary | None = None
+    doubts: tuple[Note, ...] = ()
+    """Why its speed is not to be relied on; empty where nothing speaks against it."""
     notes: tuple[Note, ...] = ()
     failure: str | None = None
     state: str = ""
@@ -179,6 +182,7 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         energy_per_sample_j=_energy(steady),
         bound=bound(record, ceilings),
         loader=loader_summary(record),
+        doubts=verdict(record).reasons if record.failure is None and any(one.samples for one in record.blocks) else (),
         notes=tuple(_notes(record)),
         failure=record.failure.message if record.failure else None,
         state=_state(record),

@@ -102,7 +102,7 @@ def find_batch_specs(
     _require_sound(specs, slo, max_batch)
     rows = []
     checked = workspace.checked(specs)
-    most = MAX_TRIALS + (SLO_TESTS if slo is not None else 0)
+    most = MAX_TRIALS + (SLO_TESTS if slo else 0)
     workspace.observer.planned(most * len(checked))
     for spec in checked:
         with workspace.lock(spec.device):

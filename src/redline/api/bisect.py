@@ -12,7 +12,7 @@ import msgspec
 from rich.console import RenderableType
 
 from redline.analyze.compare import why_broken
-from redline.analyze.gate import GateVerdict, Judged
+from redline.analyze.gate import GateVerdict, Judged, judged_at
 from redline.api.benchmarks import GateBenchmark, check_budget, load_benchmarks
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, UsageError
@@ -44,7 +44,14 @@ class Candidate:
 class BisectResult(Shown):
     """The first position at which it was slower, and the gates that found it."""
 
-    def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[Candidate]) -> None:
+    def __init__(
+        self,
+        benchmark: str,
+        what: str,
+        steps: Sequence[BisectStep],
+        suspects: Sequence[Candidate],
+        earlier: BisectStep | None = None,
+    ) -> None:
         self.benchmark = benchmark
         self.what = what
         """Commit, environment or recipe."""
@@ -53,9 +60,11 @@ class BisectResult(Shown):
         """All that may have made it slower: more than one where those between could not be measured or decided."""
         self.culprit = suspects[0].name if len(suspects) == 1 else None
         self.about = suspects[0].about if len(suspects) == 1 else ""
+        self.earlier = earlier
+        """The last one before the suspects, where it was already slower than the first, by the smaller part of the whole."""
 
     def report(self) -> RenderableType:
-        return bisect_report(self.benchmark, self.what, self.steps, self.suspects, self.about)
+        return bisect_report(self.benchmark, self.what, self.steps, self.suspects, self.about, self.earlier)
 
     def frame_rows(self) -> Sequence[Any]:
         return self.steps
@@ -65,7 +74,7 @@ class BisectResult(Shown):
         return Bars(self.benchmark, "time of the first over time of this one", bars)
 
     def to_json(self) -> JsonDocument:
-        return bisect_json(self.benchmark, self.what, self.steps, self.suspects, self.about)
+        return bisect_json(self.benchmark, self.what, self.steps, self.suspects, self.about, self.earlier)
 
 
 def bisect(
@@ -178,7 +187,14 @@ class _Search:
             except BenchError as error:
                 raise UsageError(f"the first {self._what} ({first.name[:40]}) cannot be measured: {error}") from None
             suspects = self._suspects(good)
-        return BisectResult(self._benchmark.name, self._what, self._steps, suspects)
+        return BisectResult(self._benchmark.name, self._what, self._steps, suspects, self._slower_before(suspects))
+
+    def _slower_before(self, suspects: Sequence[Candidate]) -> BisectStep | None:
+        """The search follows the larger part of a slowdown that came in several."""
+        if not suspects:
+            return None
+        before = self._candidates[self._candidates.index(suspects[0]) - 1].name
+        return next((step for step in self._steps if step.name == before and step.verdict == "slower"), None)
 
     def _suspects(self, good: RunSpec) -> Sequence[Candidate]:
         """The one that made it slower; several, where those between could not be decided; none, where the last is not slower."""
@@ -225,7 +241,9 @@ class _Search:
         if broken is not None:
             self._note(candidate, "failed", None, str(why_broken(broken)))
             return None
-        self._note(candidate, judged.verdict if judged else "incomparable", judged, str(running.unlike or ""))
+        # Told by the benchmark's own threshold; the search goes by that of the whole slowdown.
+        verdict = judged_at(judged, self._benchmark.threshold) if judged else "incomparable"
+        self._note(candidate, verdict, judged, str(running.unlike or ""))
         return judged
 
     def _note(self, candidate: Candidate, verdict: GateVerdict, judged: Judged | None, said: str = "") -> None:

@@ -15,6 +15,7 @@ from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
 from redline.fields import MOST_ITEMS
 from redline.identity import device_key
+from redline.note import Note
 from redline.questions import AskCeilings, AskOperators, CeilingsAnswer, OperatorCase, OperatorName, OperatorTimes
 from redline.report.ceilings import ceilings_report, ops_json, ops_report
 from redline.report.export import JsonDocument, json_document
@@ -91,8 +92,11 @@ DEFAULT_SHAPES: dict[str, dict[OperatorName, tuple[str, ...]]] = {
 class OpsResult(Shown, Sequence[OperatorRow]):
     """One row per operator, shape and number format."""
 
-    def __init__(self, rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool) -> None:
+    def __init__(
+        self, rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool, notes: Sequence[Note] = ()
+    ) -> None:
         self.rows = list(rows)
+        self.notes = tuple(notes)
         self.device_name = device_name
         self.has_ceilings = has_ceilings
 
@@ -103,7 +107,7 @@ class OpsResult(Shown, Sequence[OperatorRow]):
         return self.rows[index]
 
     def report(self) -> RenderableType:
-        return ops_report(self.rows, self.device_name, self.has_ceilings)
+        return ops_report(self.rows, self.device_name, self.has_ceilings, self.notes)
 
     def frame_rows(self) -> Sequence[Any]:
         return self.rows
@@ -114,7 +118,7 @@ class OpsResult(Shown, Sequence[OperatorRow]):
         return Bars(self.device_name, "ms per call", bars)
 
     def to_json(self) -> JsonDocument:
-        return ops_json(self.rows, self.device_name)
+        return ops_json(self.rows, self.device_name, self.notes)
 
 
 @takes_settings
@@ -158,7 +162,8 @@ def ops(
             with working.reading() as history:
                 known = history.ceilings().get(device_key(environment))
     rows = [operator_row(row, known) for row in times.rows]
-    return OpsResult(by_time(rows) if spec is not None else rows, environment.device.name, known is not None)
+    shown = by_time(rows) if spec is not None else rows
+    return OpsResult(shown, environment.device.name, known is not None, times.notes)
 
 
 def _cases(operators: list[str], shapes: list[str], formats: list[str], kind: str) -> list[OperatorCase]:

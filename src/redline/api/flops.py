@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Unpack
 
@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from redline.analyze.ceilings import module_seconds
 from redline.analyze.flops import BatchEfficiency, FlopsSummary, batch_efficiency, flops_summary
-from redline.analyze.summary import summarize
+from redline.analyze.summary import RunSummary, summarize
 from redline.api.profile import DEFAULT_STEPS, profile_spec
 from redline.api.run import measure_specs
 from redline.api.settings import Settings, one_spec, takes_settings
@@ -67,9 +67,9 @@ def flops(
     """
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a count", model, inputs, recipes=recipe, loss=loss, **settings)
-        reached = _batches(spec, working, parse_batches(batches)) if batches is not None else ()
+        reached, untold = _batches(spec, working, parse_batches(batches)) if batches is not None else ((), ())
         if latency:
-            return _flops_with_latency(spec, working, reached)
+            return _flops_with_latency(spec, working, reached, untold)
         (on_cpu,) = working.checked([msgspec.structs.replace(spec, device="cpu")])
         is_run = on_cpu.workload.task == "step"
         (spec,) = working.checked([spec]) if is_run else (on_cpu,)
@@ -77,7 +77,7 @@ def flops(
             counted = working.ask(AskCount(spec=spec), CountAnswer, spec.launch)
         device = working.environment(spec.device, spec.threads).device if reached else None
     return FlopsResult(
-        flops_summary(spec, counted.workload, counted.work, device=device, batches=reached, notes=_unmeasured(reached))
+        flops_summary(spec, counted.workload, counted.work, device=device, batches=reached, notes=untold)
     )
 
 
@@ -86,7 +86,10 @@ def module_profile() -> Profile:
     return Profile(path="", active=DEFAULT_STEPS, shapes=False, modules=True)
 
 
-def _batches(spec: RunSpec, workspace: Workspace, batches: Sequence[int]) -> tuple[BatchEfficiency, ...]:
+def _batches(
+    spec: RunSpec, workspace: Workspace, batches: Sequence[int]
+) -> tuple[tuple[BatchEfficiency, ...], tuple[Note, ...]]:
+    """What each batch reaches, and why no efficiency is known where none is."""
     if not batches:
         raise UsageError("batches is empty: give some, such as 1,8,32")
     sized = [
@@ -99,15 +102,20 @@ def _batches(spec: RunSpec, workspace: Workspace, batches: Sequence[int]) -> tup
     ]
     records = measure_specs(sized, workspace)
     ceilings_of = workspace.ceilings_of(records)
-    return tuple(batch_efficiency(summarize([record], ceilings_of)[0]) for record in records)
+    rows = [summarize([record], ceilings_of)[0] for record in records]
+    return tuple(map(batch_efficiency, rows)), tuple({str(why): why for row in rows for why in _untold(row)}.values())
 
 
-def _unmeasured(reached: Sequence[BatchEfficiency]) -> tuple[Note, ...]:
-    missing = [row for row in reached if row.flops_per_s is not None and row.efficiency is None]
-    return (NO_CEILINGS,) if missing else ()
+def _untold(row: RunSummary) -> Iterator[Note]:
+    if row.roofline is not None:
+        yield from (each for each in row.roofline.notes if each.code == "no-ceiling")
+    elif row.flops and row.step_s:
+        yield NO_CEILINGS
 
 
-def _flops_with_latency(spec: RunSpec, workspace: Workspace, reached: tuple[BatchEfficiency, ...] = ()) -> FlopsResult:
+def _flops_with_latency(
+    spec: RunSpec, workspace: Workspace, reached: tuple[BatchEfficiency, ...], untold: tuple[Note, ...]
+) -> FlopsResult:
     record = profile_spec(spec, module_profile(), workspace).record
     assert record is not None
     assert record.prepared is not None
@@ -128,6 +136,6 @@ def _flops_with_latency(spec: RunSpec, workspace: Workspace, reached: tuple[Batc
         device=record.prepared.environment.device,
         measured=summarize([record], ceilings_of)[0],
         batches=reached,
-        notes=(*_unmeasured(reached), *unmarked),
+        notes=(*untold, *unmarked),
     )
     return FlopsResult(summary, record)

@@ -140,7 +140,7 @@ class _Climb:
         gpu = self._gpu()
         if gpu is None:
             for name in ("GPU, fp32", "GPU, AMP over batches", "GPU, AMP at the best batch", "GPU, best recipe"):
-                self._rungs.append(Rung(name=name, device="gpu", skipped="there is no GPU here"))
+                self._rungs.append(Rung(name=name, device="gpu", skipped=self._why_no_gpu()))
             return self._result()
         fed = self._fed(self._spec, workers=workers)
         on_gpu = msgspec.structs.replace(fed, device=gpu)
@@ -240,6 +240,9 @@ class _Climb:
     def _cores(self) -> int:
         environment = self._workspace.environment("cpu")
         return len(environment.affinity) or environment.logical_cores or 1
+
+    def _why_no_gpu(self) -> str:
+        return "only the CPU was asked for" if self._spec.device == "cpu" else "there is no GPU here"
 
     def _gpu(self) -> str | None:
         if self._spec.device == "cpu":

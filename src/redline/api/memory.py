@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import msgspec
@@ -11,18 +11,22 @@ from rich.console import RenderableType
 from redline.analyze.advice import command_line
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import UsageError
+from redline.errors import BenchError, UsageError
 from redline.note import Note, note
 from redline.questions import AskMemory, MemoryAnswer
 from redline.record import new_id
 from redline.report.export import JsonDocument, json_document
 from redline.report.memory import MemoryRow, memory_report
 from redline.report.notebook import Bars, Shown
+from redline.spec import RunSpec
 
 
 class MemoryResult(Shown, Sequence[MemoryRow]):
-    def __init__(self, rows: Sequence[MemoryRow]) -> None:
+    """A row per model and recipe; `failures` says of the others why there is none."""
+
+    def __init__(self, rows: Sequence[MemoryRow], failures: Mapping[str, str] | None = None) -> None:
         self.rows = list(rows)
+        self.failures = dict(failures or {})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -31,7 +35,7 @@ class MemoryResult(Shown, Sequence[MemoryRow]):
         return self.rows[index]
 
     def report(self) -> RenderableType:
-        return memory_report(self.rows)
+        return memory_report(self.rows, self.failures)
 
     def frame_rows(self) -> Sequence[Any]:
         return self.rows
@@ -42,7 +46,8 @@ class MemoryResult(Shown, Sequence[MemoryRow]):
 
     def to_json(self) -> JsonDocument:
         """The first row's figures, and every row under `results`."""
-        return json_document("memory", {**msgspec.to_builtins(self.rows[0].use), "results": self.rows})
+        first = msgspec.to_builtins(self.rows[0].use)
+        return json_document("memory", {**first, "results": self.rows, "failures": self.failures})
 
 
 @takes_settings
@@ -67,27 +72,36 @@ def memory(
                 "cache and the whole generation"
             )
         rows: list[MemoryRow] = []
+        failures: dict[str, BenchError] = {}
         for spec in working.checked(specs):
-            with working.lock(spec.device):
-                question = AskMemory(spec=spec, snapshot=str(working.traces / f"memory-{new_id()}"))
-                answer = working.ask(question, MemoryAnswer, spec.launch)
-            rows.append(
-                MemoryRow(
-                    model=spec.workload.model,
-                    task=spec.workload.task,
-                    recipe=str(spec.recipe),
-                    batch=answer.workload.batch,
-                    device=answer.environment.device.name,
-                    use=answer.use,
-                    saved_bytes=rows[0].use.peak_bytes - answer.use.peak_bytes if rows else None,
-                    compared=command_line(
-                        "memory", spec, batch=spec.workload.batch, recipes=(str(spec.recipe), "amp-bf16")
-                    ),
-                    sized=command_line("batch", spec) if spec.workload.task in ("infer", "train") else None,
-                )
-            )
-            keep_memory(rows[-1], working)
-        return MemoryResult(rows)
+            try:
+                row = _row(spec, working, rows)
+            except BenchError as error:
+                failures[f"{spec.workload.model} {spec.recipe}"] = error  # the others still run
+                continue
+            rows.append(row)
+            keep_memory(row, working)
+    if not rows:
+        raise next(iter(failures.values()))
+    return MemoryResult(rows, {name: str(error) for name, error in failures.items()})
+
+
+def _row(spec: RunSpec, workspace: Workspace, before: Sequence[MemoryRow]) -> MemoryRow:
+    with workspace.lock(spec.device):
+        question = AskMemory(spec=spec, snapshot=str(workspace.traces / f"memory-{new_id()}"))
+        answer = workspace.ask(question, MemoryAnswer, spec.launch)
+    first = next((row for row in before if row.model == spec.workload.model), None)
+    return MemoryRow(
+        model=spec.workload.model,
+        task=spec.workload.task,
+        recipe=str(spec.recipe),
+        batch=answer.workload.batch,
+        device=answer.environment.device.name,
+        use=answer.use,
+        saved_bytes=first.use.peak_bytes - answer.use.peak_bytes if first is not None else None,
+        compared=command_line("memory", spec, batch=spec.workload.batch, recipes=(str(spec.recipe), "amp-bf16")),
+        sized=command_line("batch", spec) if spec.workload.task in ("infer", "train") else None,
+    )
 
 
 KEPT = ".memory.json"

@@ -108,8 +108,10 @@ class Workspace:
         session = self.door(launch).open()
         try:
             reply = session.ask(Ask(question=question), self._tell_asked)
-        finally:
-            session.close()
+        except BaseException:
+            session.kill()  # closing would wait for an answer that nobody wants any more
+            raise
+        session.close()
         if isinstance(reply, FailureReply):
             raise BenchError(reply.failure.kind, reply.failure.told, reply.failure.traceback)
         assert isinstance(reply, answer)

@@ -117,6 +117,7 @@ def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snaps
         with ledger, watching(model, ledger.enter, ledger.leave):
             output = step(lambda: ledger.mark(model))
             refuse_what_has_not_run(output, name_of(setup.workload.model))
+            ledger.name_state(_optimizer_state(step, model))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -146,13 +147,19 @@ def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tupl
         for tensor in vars(module).values():  # masks and tables that are neither
             if isinstance(tensor, Tensor):
                 yield "weights", path, tensor
+    yield from _optimizer_state(step, model)
+    for tensor in _tensors((setup.args, setup.kwargs)):
+        yield "inputs", "", tensor
+
+
+def _optimizer_state(
+    step: InferenceStep | TrainingStep, model: nn.Module
+) -> Iterator[tuple[MemoryCategory, str, Tensor]]:
     if isinstance(step, TrainingStep):
         owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
         for parameter, state in step.optimizer_state():
             for tensor in _tensors(state):
                 yield "optimizer state", owners.get(id(parameter), ""), tensor
-    for tensor in _tensors((setup.args, setup.kwargs)):
-        yield "inputs", "", tensor
 
 
 def _packed(model: nn.Module) -> Iterator[tuple[str, int]]:
@@ -267,12 +274,21 @@ class Ledger(WholeDispatchMode):
                 if held.category == "temporaries":
                     held.category = "activations"
         for name, parameter in model.named_parameters():
-            gradient = parameter.grad
-            kept = self._live.get(gradient.untyped_storage()._cdata) if gradient is not None else None
-            if kept is not None:
-                kept.category, kept.module = "gradients", name.rpartition(".")[0]
+            if parameter.grad is not None:
+                self._name(parameter.grad, "gradients", name.rpartition(".")[0])
         self._passed += 1
         self._phase = self._phases[min(self._passed, len(self._phases) - 1)]
+
+    def name_state(self, state: Iterable[tuple[MemoryCategory, str, Tensor]]) -> None:
+        """The step is over: some optimizers replace what they keep of a sparse gradient instead of writing into it."""
+        for category, module, tensor in state:
+            self._name(tensor, category, module)
+
+    def _name(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
+        for part in stored(tensor):  # a sparse tensor has no storage of its own
+            kept = self._live.get(part.untyped_storage()._cdata)
+            if kept is not None:
+                kept.category, kept.module = category, module
 
     def told(self, allocated: int | None, reserved: int | None) -> MemoryUse:
         self._is_over = True

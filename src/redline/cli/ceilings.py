@@ -84,7 +84,6 @@ def ops(
     from redline.api.ceilings import ops as time_operators
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.report.ceilings import ops_report
     from redline.report.terminal import make_console
 
     asked = given | only_set(model=model, recipe=recipe, shapes=shape, formats=format)
@@ -94,5 +93,5 @@ def ops(
     if json:
         print_json(result.to_json())
     else:
-        make_console().print(ops_report(result.rows, result.device_name, result.has_ceilings))
+        make_console().print(result.report())
     return Exit.FAILED_ROW if all(row.refusal for row in result) else Exit.DONE

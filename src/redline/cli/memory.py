@@ -42,7 +42,7 @@ def memory(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.report.canvas import check_picture
-    from redline.report.memory import draw_memory, memory_report
+    from redline.report.memory import draw_memory
     from redline.report.terminal import make_console
 
     if not model:
@@ -52,7 +52,7 @@ def memory(
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
         result = look_at_memory(model, **given, **only_set(recipes=recipe), workspace=workspace)
         observer.stop()
-    print_json(result.to_json()) if json else make_console().print(memory_report(result.rows))
+    print_json(result.to_json()) if json else make_console().print(result.report())
     if plot is not None:
         draw_memory(result.rows, plot)
-    return Exit.DONE
+    return Exit.FAILED_ROW if result.failures else Exit.DONE

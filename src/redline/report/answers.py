@@ -127,6 +127,8 @@ def _station_possible(row: RunSummary) -> Station:
         return Station(
             label="possible", value="–", about="", doubt="the step beats its own limit: see the roofline below"
         )
+    if found.headroom is None:
+        return Station(label="possible", value="–", about="", doubt="some of its products have no measured ceiling")
     value = f"{rate_figure(row.items_per_step / found.attainable_s)} {row.item or 'items'}/s"
     about = f"roofline, {format_seconds(found.attainable_s)} per step ({found.limited_by}); {found.headroom:.1f}× left"
     return Station(label="possible", value=value, about=about)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from redline.analyze.attainable import OperatorRow
 from redline.analyze.ceilings import CeilingsSummary, Figure
+from redline.note import Note
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
@@ -88,11 +89,13 @@ ABOVE = 1.05
 """Efficiency beyond which a row cannot be explained by the spread of the two measurements."""
 
 
-def ops_json(rows: Sequence[OperatorRow], device_name: str) -> JsonDocument:
-    return json_document("ops", {"device_name": device_name, "results": rows})
+def ops_json(rows: Sequence[OperatorRow], device_name: str, notes: Sequence[Note] = ()) -> JsonDocument:
+    return json_document("ops", {"device_name": device_name, "results": rows, "notes": notes})
 
 
-def ops_report(rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool) -> RenderableType:
+def ops_report(
+    rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool, notes: Sequence[Note] = ()
+) -> RenderableType:
     table = make_table(Text(f"single operators · {device_name}", style="bold"))
     table.add_column("operator", no_wrap=True)
     table.add_column("shape", overflow="fold", min_width=12)
@@ -115,7 +118,10 @@ def ops_report(rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool
             "in cache" if row.in_cache and row.efficiency is None else _ops_share(row.efficiency),
             row.limited_by or "–",
         )
-    return Group(Fitted(table), *(Text(line, style="dim") for line in _ops_remarks(rows, has_ceilings)))
+    # How near the roofline an operator comes is what it was timed for.
+    shown = Fitted(table, ("GB/s", "TFLOP/s", "±", "limit", "format", "of roofline"))
+    remarks = (*(f"  {each}" for each in notes), *_ops_remarks(rows, has_ceilings))
+    return Group(shown, *(Text(line, style="dim") for line in remarks))
 
 
 def _ops_share(value: float | None) -> str:

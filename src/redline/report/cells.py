@@ -85,7 +85,8 @@ def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
     lines = [("work", f"{format_count(row.flops)} FLOPs of matrix products and convolutions per step")]
     if (found := row.roofline) is not None:
         left = "" if found.headroom is None else f", {found.headroom:.2f}× less than measured"
-        lines.append(("roofline", f"{format_seconds(found.attainable_s)} ({found.limited_by}){left}"))
+        of = "without some products" if found.limited_by is None else found.limited_by
+        lines.append(("roofline", f"{format_seconds(found.attainable_s)} ({of}){left}"))
         lines.append(("unfused", f"{format_seconds(found.unfused_s)}, operator by operator"))
         lines += [("error", str(found.error))] if found.error else []
         lines += [("note", str(each)) for each in found.notes]

@@ -15,6 +15,7 @@ from redline.analyze.batch import BatchTrial, Purpose
 from redline.analyze.bound import step_s
 from redline.analyze.recommend import rate_text
 from redline.analyze.statistics import Interval
+from redline.analyze.train import training_of
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import trial_line
@@ -73,6 +74,9 @@ def ended_words(record: RunRecord) -> str:
 
 def speed_told(record: RunRecord) -> str:
     """What a finished record measured, in a few words; empty where nothing was timed."""
+    if record.spec.train is not None:  # as its tables: over whole epochs, with what they waited for
+        trained = training_of(record)
+        return rate_text(trained.samples_per_s, trained.item) if trained.samples_per_s else ""
     seconds, prepared = step_s(record), record.prepared
     if not seconds or prepared is None or not prepared.workload.items_per_step:
         return ""

@@ -119,6 +119,7 @@ class _Batch(Frozen):
 class _Operators(Frozen):
     device_name: str
     results: tuple[OperatorRow, ...]
+    notes: tuple[Note, ...] = ()
 
 
 class _Roofline(Frozen):
@@ -150,6 +151,7 @@ class _Bisect(Frozen):
     steps: tuple[BisectStep, ...]
     suspects: tuple[str, ...]
     about: str
+    earlier: BisectStep | None = None
 
 
 class _History(Frozen):
@@ -165,6 +167,7 @@ class _Scale(Frozen):
 
 class _Memory(Frozen):
     results: tuple[MemoryRow, ...]
+    failures: dict[str, str] = {}
 
 
 def _race_report(found: _Race) -> RenderableType:
@@ -187,7 +190,7 @@ FORMS: dict[str, _Form] = {
     "profile-diff": _Form(ProfileDiff, DiffReport),
     "quick": _Form(QuickResults, lambda found: Text(quick_text(found, ()))),
     "flops": _Form(FlopsSummary, FlopsReport),
-    "ops": _Form(_Operators, lambda found: ops_report(found.results, found.device_name, has_ceilings=True)),
+    "ops": _Form(_Operators, lambda found: ops_report(found.results, found.device_name, True, found.notes)),
     "ceilings": _Form(CeilingsSummary, ceilings_report),
     "roofline": _Form(_Roofline, lambda found: RooflineReport(found.results, found.failures)),
     "compare": _Form(Comparisons, lambda found: compare_report(found, "A", "B")),
@@ -197,11 +200,14 @@ FORMS: dict[str, _Form] = {
     "load": _Form(_Loads, lambda found: load_report(found.loads)),
     "gate": _Form(_Gate, lambda found: gate_report(found.benchmarks, found.baseline)),
     "bisect": _Form(
-        _Bisect, lambda found: bisect_report(found.benchmark, found.what, found.steps, found.suspects, found.about)
+        _Bisect,
+        lambda found: bisect_report(
+            found.benchmark, found.what, found.steps, found.suspects, found.about, found.earlier
+        ),
     ),
     "history": _Form(_History, lambda found: history_report(found.series, left_out=found.left_out)),
     "scale": _Form(_Scale, lambda found: scale_report(found.points, found.findings, found.mode)),
-    "memory": _Form(_Memory, lambda found: memory_report(found.results)),
+    "memory": _Form(_Memory, lambda found: memory_report(found.results, found.failures)),
     "workshop": _Form(WorkshopResult, lambda found: Text(results_text(found))),
     "checklist": _Form(Checklist, checklist_report),
 }

@@ -175,7 +175,12 @@ class BisectStep(Frozen):
 
 
 def bisect_json(
-    benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[str], about: str
+    benchmark: str,
+    what: str,
+    steps: Sequence[BisectStep],
+    suspects: Sequence[str],
+    about: str,
+    earlier: BisectStep | None = None,
 ) -> JsonDocument:
     fields = {
         "benchmark": benchmark,
@@ -183,13 +188,19 @@ def bisect_json(
         "culprit": suspects[0] if len(suspects) == 1 else None,
         "suspects": suspects,
         "about": about,
+        "earlier": msgspec.to_builtins(earlier),
         "steps": msgspec.to_builtins(steps),
     }
     return json_document("bisect", fields)
 
 
 def bisect_report(
-    benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[str], about: str
+    benchmark: str,
+    what: str,
+    steps: Sequence[BisectStep],
+    suspects: Sequence[str],
+    about: str,
+    earlier: BisectStep | None = None,
 ) -> RenderableType:
     table = make_table(Text(one_line(f"{benchmark}: each {what} against the first"), style="bold"))
     for header in (what, "about", "time", "interval", "verdict"):
@@ -202,8 +213,16 @@ def bisect_report(
         cells = (name, step.about, time, bounds, step.verdict)
         table.add_row(*(Text(one_line(cell)) for cell in cells))
     failed = [Text(one_line(f"  {_short(step.name)}: {step.said}"), style="yellow") for step in steps if step.said]
-    concluded = Text(one_line(_conclusion(what, steps, suspects, about)), style="bold")
-    return Group(Fitted(table, ("about", "interval")), *failed, concluded)
+    lines = [_conclusion(what, steps, suspects, about), *_smaller_part(what, earlier)]
+    concluded = [Text(one_line(line), style="bold") for line in lines]
+    return Group(Fitted(table, ("about", "interval")), *failed, *concluded)
+
+
+def _smaller_part(what: str, earlier: BisectStep | None) -> list[str]:
+    if earlier is None or earlier.ratio is None:
+        return []
+    told = f"{what} {_short(earlier.name)} before it was already {1 / earlier.ratio - 1:+.1%} slower than the first"
+    return [f"that is the larger part: {told}; bisect again up to that one to find the other part"]
 
 
 def _short(name: str) -> str:

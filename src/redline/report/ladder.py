@@ -21,6 +21,11 @@ def ladder_report(rungs: Sequence[Rung]) -> RenderableType:
     parts: list[RenderableType] = [_table(rungs)]
     parts += [Text(f"{one_line(rung.name)}: {one_line(rung.limit)}", style="dim") for rung in rungs if rung.limit]
     parts += [Text(f"{rung.name}: failed: {one_line(rung.failure)}", style="red") for rung in rungs if rung.failure]
+    parts += [
+        Text(f"{one_line(rung.name)}: not to be relied on: {one_line(str(each))}", style="yellow")
+        for rung in rungs
+        for each in rung.doubts
+    ]
     for why, together in _skipped(rungs).items():
         parts.append(Text(f"skipped ({one_line(why)}): {', '.join(together)}", style="yellow"))
     if told := accuracy_remark(rungs):
@@ -41,7 +46,10 @@ def conclusion(rungs: Sequence[Rung]) -> str:
     best = max(ran, key=lambda rung: rung.samples_per_s or 0.0)
     gain = f"{_times(best.gain_over_first)} the first rung" if best.gain_over_first else "the first rung itself"
     limit = f"; {best.limit}" if best.limit else ""
-    return f"{best.name}: {rate(best.samples_per_s)} items/s, {gain}{limit}"
+    told = f"{best.name}: {rate(best.samples_per_s)} items/s, {gain}{limit}"
+    if any(rung.doubts for rung in ran):
+        return f"not decided, because some speeds are not to be relied on: {told}"
+    return told
 
 
 def accuracy_remark(rungs: Sequence[Rung]) -> str:

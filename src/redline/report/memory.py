@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,15 +29,22 @@ class MemoryRow(Frozen):
     device: str
     use: MemoryUse
     saved_bytes: int | None = None
-    """Of the peak, against the first row."""
+    """Of the peak, against the first row of the same model."""
     compared: str | None = None
     """The command that compares it with bf16; None for a live module."""
     sized: str | None = None
     """The command that finds its largest batch."""
 
 
-def memory_report(rows: Sequence[MemoryRow]) -> RenderableType:
-    """Recipes beside each other by kind of memory, then who holds the first one's peak."""
+def memory_report(rows: Sequence[MemoryRow], failures: Mapping[str, str] | None = None) -> RenderableType:
+    """Of each model, recipes beside each other by kind of memory, then who holds the first one's peak."""
+    models = dict.fromkeys(row.model for row in rows)
+    parts = [_of_one_model([row for row in rows if row.model == model]) for model in models]
+    failed = [Text(one_line(f"  {name}: failed: {said}"), style="red") for name, said in (failures or {}).items()]
+    return Group(*parts, *failed)
+
+
+def _of_one_model(rows: Sequence[MemoryRow]) -> RenderableType:
     first = rows[0]
     batch = f" · batch {first.batch}" if first.batch else ""
     table = make_table(Text(f"{one_line(first.model)} · {first.task}{batch} · {first.device}", style="bold"))
@@ -59,7 +66,9 @@ def memory_report(rows: Sequence[MemoryRow]) -> RenderableType:
         share = format_share(holder.bytes / first.use.peak_bytes)
         name = one_line(holder.module) or "(no module)"
         holders.add_row(name, format_bytes(holder.bytes), share, holder.category, holder.line or "–")
-    hidden = ("fragments", *reversed(kinds), "saved")
+    # The kind that the advice names is the largest: in a narrow window the small ones go first.
+    smallest = sorted(kinds, key=lambda kind: max(row.use.categories.get(kind, 0) for row in rows))
+    hidden = ("fragments", *smallest, "saved")
     shown = Fitted(holders, ("made at", "mostly", "share"))
     return Group(Fitted(table, hidden), shown, Text(_next(rows), style="bold"))
 
@@ -116,7 +125,7 @@ def draw_memory(rows: Sequence[MemoryRow], path: Path) -> None:
             [point.at for point in points],
             [point.bytes / 2**20 for point in points],
             color=COLOURS[number % len(COLOURS)],
-            label=label_text(row.recipe),
+            label=label_text(row.recipe if len({each.model for each in rows}) == 1 else f"{row.model} {row.recipe}"),
         )
         _draw_reserved(axes, row.use, COLOURS[number % len(COLOURS)], None)
     axes.set_xlabel("course of a step, by allocations")

@@ -74,7 +74,7 @@ def _whole(rows: Sequence[RooflineRow]) -> Table:
             format_bytes(row.compulsory_bytes),
             "n/a" if row.intensity is None else significant(row.intensity, 3),
             format_seconds(row.attainable_s),
-            row.limited_by,
+            row.limited_by or "n/a",
             format_seconds(row.measured_s),
             headroom_text(row.headroom, beaten=row.error is not None),
             format_share(row.efficiency),
@@ -108,7 +108,7 @@ def _classes(row: RooflineRow) -> Table:
             format_seconds(one.attainable_s),
             format_seconds(one.measured_s),
             format_share(one.efficiency),
-            one.limited_by,
+            one.limited_by or "n/a",
         )
     return table
 
@@ -124,6 +124,8 @@ def _next(rows: Sequence[RooflineRow]) -> str:
     if any(row.error for row in rows):
         return "next: a step is faster than its limit, so a count or a ceiling is wrong: run 'redline ceilings --fresh' and repeat"
     best = min(rows, key=lambda row: row.measured_s)
+    if best.headroom is None and best.efficiency is None:
+        return f"next: the device's ceilings do not tell how fast {', '.join(best.formats)} products can be"
     if best.headroom is None:
         return "next: no work was counted to compare with the device's limits"
     left = f"next: {best.headroom:.1f}× left to the roofline under {best.recipe}"
@@ -204,7 +206,7 @@ def _point(number: int, row: RunSummary) -> RooflinePoint | None:
         return None
     left = "n/a" if found.headroom is None else f"{found.headroom:.1f}×"
     wrong = f"; {found.error}" if found.error else ""
-    told = f"{left} left to the roofline of {format_seconds(found.attainable_s)} ({found.limited_by})"
+    told = f"{left} left to the roofline of {format_seconds(found.attainable_s)} ({found.limited_by or 'n/a'})"
     return RooflinePoint(
         row=number,
         label=f"{row.recipe} · b{row.batch}" if row.batch else row.recipe,
@@ -220,7 +222,7 @@ def _point(number: int, row: RunSummary) -> RooflinePoint | None:
                 limited_by=one.limited_by,
             )
             for one in found.classes
-            if one.flops and one.attainable_s
+            if one.flops and one.attainable_s and one.limited_by is not None
         ),
     )
 

@@ -90,11 +90,27 @@ def why(rows: Sequence[RunSummary]) -> str:
     """Which model gains more from its best recipe, and why, as their rooflines tell it: one sentence."""
     best = _best_of_each(rows)
     if not best:
-        return "No recipe is proven faster than the baseline here."
+        return f"No recipe is proven faster than {_reference(rows)} here."
     ordered = sorted(best, key=_ratio, reverse=True)
     told = ", ".join(f"{row.model} gains {ratio_cell(row)} with {row.recipe}" for row in ordered)
-    reason = f" {_reason(ordered[0], ordered[-1], rows)}" if len(ordered) > 1 else ""
-    return f"At batch {ordered[0].batch} {told}{reason}."
+    if len(ordered) == 1:
+        return f"At batch {ordered[0].batch} {told}."
+    if not _surely_more(ordered[0], ordered[-1]):
+        return f"At batch {ordered[0].batch} {told}; which of them gains most is not decided."
+    return f"At batch {ordered[0].batch} {told} {_reason(ordered[0], ordered[-1], rows)}."
+
+
+def _reference(rows: Sequence[RunSummary]) -> str:
+    """What all were set against: the first recipe, whatever was asked for."""
+    recipe = next((row.vs_first.recipe for row in rows if row.vs_first), "baseline")
+    return "the baseline" if recipe == "baseline" else recipe
+
+
+def _surely_more(more: RunSummary, less: RunSummary) -> bool:
+    """Gains whose intervals overlap may be the same: there is no difference to explain."""
+    first, second = more.vs_first, less.vs_first
+    ends = (first.low if first else None, second.high if second else None)
+    return ends[0] is not None and ends[1] is not None and ends[0] > ends[1]
 
 
 def _best_of_each(rows: Sequence[RunSummary]) -> list[RunSummary]:
@@ -122,13 +138,14 @@ def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> s
         return f"because {less.model}'s fastest step still waits for the host, which no number format makes faster"
     before = [_first_of(row, rows) for row in (more, less)]
     limits = [row.roofline if row is not None else None for row in (*before, more, less)]
-    if any(found is None or found.error is not None for found in limits):
+    if any(found is None or found.error is not None or found.headroom is None for found in limits):
         return "(their rooflines, which would say why, are not known: redline ceilings)"
     products = [_products(row) for row in before if row is not None]
-    if products[0] > products[1] + CLEARLY:
+    if products[0] > products[1] + CLEARLY and _has_faster_products(more, before[0]):
+        under = "fp32 operators" if _reference(rows) == "the baseline" else f"operators under {_reference(rows)}"
         return (
             f"because by their rooflines matrix products are {format_share(products[0])} of the least time of {more.model}'s "
-            f"fp32 operators and {format_share(products[1])} of {less.model}'s, and smaller formats speed up products far more "
+            f"{under} and {format_share(products[1])} of {less.model}'s, and smaller formats speed up products far more "
             "than the memory traffic that is the rest"
         )
     headrooms = [found.headroom or 0.0 for found in limits if found is not None]
@@ -143,6 +160,12 @@ def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> s
             f"{headrooms[3]:.1f} times"
         )
     return "and their rooflines do not explain the difference"
+
+
+def _has_faster_products(row: RunSummary, before: RunSummary | None) -> bool:
+    """Whether the recipe computes in formats that the device is faster in; compiling alone does not."""
+    limits = (row.roofline, before.roofline if before is not None else None)
+    return limits[0] is not None and limits[1] is not None and limits[0].compute_s < limits[1].compute_s
 
 
 def _first_of(row: RunSummary, rows: Sequence[RunSummary]) -> RunSummary | None:

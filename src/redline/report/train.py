@@ -29,6 +29,7 @@ def train_report(rows: Sequence[TrainingSummary], *, compare: bool = False) -> R
             parts += [loader_table(row.loader), *loader_remarks(row.loader)]
     if len(rows) > 1 or compare:
         parts += [models_table(rows), *(remark for row in rows for remark in _failure(row, named=True))]
+        parts += [remark for row in rows if compare for remark in _doubts(row, named=True)]
         parts += [Text(each, style="dim") for each in accuracy_remarks(rows)]
     parts.append(Text(next_step(rows), style="bold"))
     return Group(*parts)
@@ -206,7 +207,14 @@ def _remarks(row: TrainingSummary) -> Iterator[Text]:
         yield Text(f"cost: {significant(row.cost_per_million, 3)} per million {row.item or 'items'}")
     for each in row.notes:
         yield Text(f"note: {one_line(str(each))}", style="dim")
+    yield from _doubts(row)
     yield from _failure(row)
+
+
+def _doubts(row: TrainingSummary, *, named: bool = False) -> Iterator[Text]:
+    about = f"{one_line(row.model)} {one_line(row.recipe)}: " if named else ""
+    for each in row.doubts:
+        yield Text(f"{about}its speed is not to be relied on: {one_line(str(each))}", style="yellow")
 
 
 def where_time_goes(row: TrainingSummary) -> str:

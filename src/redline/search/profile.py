@@ -46,9 +46,11 @@ def capture(
     record = RunRecord(id=record_id or new_id(), spec=spec, created_at=time.time())
     observer.opened(record)
     session = door.open(spec)
-    closed = None
     try:
         record = _captured(record, request, session, journal, observer)
+    except BaseException:
+        session.kill()  # it may be in the middle of a long compilation
+        raise
     finally:
         closed = session.close()
         record = msgspec.structs.replace(record, closed=closed, stopped=record.stopped or "interrupted")

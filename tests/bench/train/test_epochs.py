@@ -88,6 +88,9 @@ class TestRecorded:
         assert len(block.samples) == 6  # the smaller batch is no sample of a step
         assert {name: len(each) for name, each in block.phases.items()} == dict.fromkeys(epoch.phases_s, 6)
         assert block.round == 1
+        # Whether others had the processors meanwhile can be told afterwards.
+        assert block.cpu_s is not None
+        assert block.others_cpu_s is not None
 
     @pytest.mark.parametrize(
         ("samples", "last", "fate", "steps"), [(97, "run", "dropped", 6), (100, "drop", "dropped", 6)]

@@ -139,8 +139,9 @@ class ProcessorUse(NamedTuple):
 
     @classmethod
     def now(cls) -> ProcessorUse:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        own_s = usage.ru_utime + usage.ru_stime + sum(_processor_s(child) for child in _descendants())
+        # Loader workers that have ended since the look before count as ours too.
+        usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        own_s = sum(each.ru_utime + each.ru_stime for each in usages) + sum(map(_processor_s, _descendants()))
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
         return cls(

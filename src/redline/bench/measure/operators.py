@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.structure import WholeDispatchMode, named_tensors
 from redline.errors import SpecError
+from redline.note import Note, note
 from redline.questions import AskOperators, OperatorCase, OperatorTimes
 from redline.spec import RunSpec
 from redline.work import OperatorTime
@@ -47,7 +48,7 @@ def answer_operators(asked: AskOperators) -> OperatorTimes:
     device = open_device(resolve_device(asked.device))
     with torch.inference_mode():
         if asked.spec is not None:
-            return OperatorTimes(rows=tuple(_of_model(asked.spec, device)))
+            return _of_model(asked.spec, device)
         return OperatorTimes(rows=tuple(_timed_case(case, device) for case in asked.cases))
 
 
@@ -97,7 +98,7 @@ def _call_of(case: OperatorCase, device: Device) -> Call:
     return lambda: torch.add(first, second)
 
 
-def _of_model(spec: RunSpec, device: Device) -> list[OperatorTime]:
+def _of_model(spec: RunSpec, device: Device) -> OperatorTimes:
     """The operators of one forward of the model under its recipe; what a compiler would fuse stays apart."""
     workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
     settle_batch(workload, spec.workload, ask=False)
@@ -112,7 +113,7 @@ def _of_model(spec: RunSpec, device: Device) -> list[OperatorTime]:
         except Exception as error:
             rows.append(_refused(told, failure_from(error, "ops").message))
         device.release_cache()
-    return rows
+    return OperatorTimes(rows=tuple(rows), notes=tuple(caught.left_out(MOST_FROM_A_MODEL)))
 
 
 class _Same:
@@ -154,6 +155,7 @@ class _Caught(WholeDispatchMode):
         self._tf32 = tf32
         self._seen: dict[Any, _Same] = {}
         self._times: Counter[Any] = Counter()
+        self._writes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
@@ -162,19 +164,35 @@ class _Caught(WholeDispatchMode):
         counter = WorkCounter([], self._tf32)
         with counter:
             out = func(*args, **kwargs)
-        for name, kind, form, _, flops, moved in counter.rows:
-            key = (name, str([(list(t.shape), t.stride(), str(t.dtype)) for _, t in named_tensors((args, kwargs))]))
-            if kind == "copy" or func._schema.is_mutable:
-                continue  # views, moves, and what writes into its inputs: nothing to hold against a roof
-            if key not in self._seen and len(counter.rows) == 1:
-                self._seen[key] = _Same(func, args, kwargs, form, max(flops, moved))
-            self._times[key] += 1
+        # One call may be several operators inside, as that of a recurrent layer is.
+        parts = [row for row in counter.rows.elements() if row[1] != "copy"]  # views and moves have no roof
+        name = known(func).name
+        if not parts:
+            return out
+        if func._schema.is_mutable:
+            self._writes[name] += 1
+            return out
+        key = (name, str([(list(t.shape), t.stride(), str(t.dtype)) for _, t in named_tensors((args, kwargs))]))
+        if key not in self._seen:
+            flops, moved = sum(row[4] for row in parts), sum(row[5] for row in parts)
+            main = max(parts, key=lambda row: (row[4], row[5]))
+            self._seen[key] = _Same(func, args, kwargs, main[2], max(flops, moved))
+        self._times[key] += 1
         return out
 
     def heaviest(self, most: int) -> list[_Same]:
         for key, same in self._seen.items():
             same.calls = self._times[key]
         return sorted(self._seen.values(), key=lambda same: -same.work * same.calls)[:most]
+
+    def left_out(self, most: int) -> Iterator[Note]:
+        if self._writes:
+            named = ", ".join(f"{name} ({calls}×)" for name, calls in sorted(self._writes.items()))
+            yield note("left-out", f"not timed, because it writes into its inputs: {named}")
+        if len(self._seen) > most:
+            yield note(
+                "left-out", f"not timed: {len(self._seen) - most} distinct calls with less work than these {most}"
+            )
 
 
 def _timed(told: OperatorTime, call: Call, device: Device) -> OperatorTime:

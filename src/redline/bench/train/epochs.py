@@ -17,6 +17,7 @@ from torch import Tensor
 from redline.bench.data.feed import loader_errors
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.device.process import ProcessorUse
 from redline.bench.measure.blocks import Sampling, quiet_collector
 from redline.bench.train.loss import Answers
 from redline.bench.train.steps import Stepper, Timeline, sums
@@ -96,9 +97,11 @@ class Training:
             started = clock()
             batches = self._train.begin(number)
             begun_s = clock() - started
+            processors = ProcessorUse.now()
             with Sampling(device) as sampling, self._stepper.step.context():
                 # Looking at the device takes milliseconds before and after: they are no part of the training.
                 passed = self._pass(batches, number, clock() - begun_s)
+            used = ProcessorUse.now().since(processors, passed.seconds)
             memory = device.memory()
             self._require_finite(passed.loss, number, passed.steps)
             started = clock()
@@ -131,7 +134,7 @@ class Training:
             energy_j=sampling.energy_j,
             is_cut=passed.is_cut,
         )
-        return epoch, _block(passed, phases, device, sampling, started_at, memory, number)
+        return epoch, _block(passed, phases, device, sampling, started_at, memory, number, used)
 
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
         """All batches of an epoch; fewer where the time is over."""
@@ -335,6 +338,7 @@ def _block(
     started_at: float,
     memory: Memory,
     number: int,
+    used: dict[str, Any],
 ) -> Block:
     """The steps with whole batches, one by one; the smaller batch at the end of an epoch is no sample of them."""
     steps: list[dict[str, float]] = []
@@ -355,6 +359,7 @@ def _block(
         memory=memory,
         energy_j=sampling.energy_j,
         telemetry=tuple(_spread(list(sampling.samples), KEPT_LOOKS)),
+        **used,
     )
 
 
