@@ -39,7 +39,6 @@ BY_BLOCK_SAVES = 0.6
 """Of what compiling the whole model takes: with more than this, block by block is no way around it."""
 SLOW_PREPARE_S = 150.0
 
-
 BY_BLOCK = "compile:regional"
 
 
