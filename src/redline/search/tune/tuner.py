@@ -227,11 +227,12 @@ class Tuner:
             accused = [
                 (switches, frozenset(failure.switches) & switches if failure is not None else frozenset())
                 for switches, failure in broken
-                if failure is None or failure.kind != "oom"
+                if failure is None or (failure.kind != "oom" and failure.scope == "recipe")
             ]
             doubted = [frozenset({choice.switch}) for choice in self.space.choices if choice.is_doubtful]
             doubted += [frozenset(part) for part in (tune.earlier.doubted if tune.earlier is not None else ())]
-            found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.variants, doubted)
+            compilers = [choice.switch for choice in self.space.choices if choice.capabilities.compiles]
+            found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.kin, doubted, compilers)
             self._lessons = ((tune.lessons, tune.probes, tune.trials, tune.earlier), found)
         return self._lessons[1]
 
