@@ -5,7 +5,8 @@
 Worlds (`worlds.recipes.FAILURES`): switches that fail wherever they stand, in all their variants; pairs that fail together;
 switches that no compiler accepts, which shows after compiling; and faults that take fifteen to thirty seconds to show. The
 bench names no culprit in any of them. Target: a tenth of the budget at most goes into recipes that fail and into finding out
-why, and nothing that is ruled out is tried again.
+why, on average over the worlds of each kind, and nothing that is ruled out is tried again. `over` counts the worlds where it was
+more than a tenth: one compile that breaks may take as much by itself.
 
 `lost` is how much slower the winner truly is than the best recipe that runs.
 """
@@ -33,23 +34,27 @@ def main() -> None:
     budget_s = parse_seconds(given.budget)
     print(
         f"{'world':<22}{'trials':>8}{'failed':>8}{'probes':>8}{'wasted':>8}{'p90':>8}{'worst':>8}"
-        f"{'again':>7}{'lost: median':>14}{'p90':>8}"
+        f"{'over':>6}{'again':>7}{'lost: median':>14}{'p90':>8}{'target':>9}"
     )
     wasted: list[float] = []
+    missed: list[str] = []
     for name, draw in FAILURES.items():
         rows = []
         for number in range(given.spaces):
             truth = draw(Random(given.seed * 1000 + number))
             rows.append(row_of(tune_simulated(truth, number, budget_s, jobs=given.jobs), truth, budget_s))
-        wasted += [row["wasted"] for row in rows]
         columns = {column: [row[column] for row in rows] for column in rows[0]}
+        wasted += columns["wasted"]
+        is_met = mean(columns["wasted"]) <= FAILED_SHARE and not sum(columns["again"])
+        missed += [] if is_met else [name]
         print(
             f"{name:<22}{mean(columns['trials']):>8.1f}{mean(columns['failed']):>8.1f}{mean(columns['probes']):>8.1f}"
             f"{mean(columns['wasted']):>8.1%}{p90(columns['wasted']):>8.1%}{max(columns['wasted']):>8.1%}"
-            f"{sum(columns['again']):>7.0f}{median(columns['loss']):>14.1%}{p90(columns['loss']):>8.1%}",
+            f"{sum(each > FAILED_SHARE for each in columns['wasted']):>6}{sum(columns['again']):>7.0f}"
+            f"{median(columns['loss']):>14.1%}{p90(columns['loss']):>8.1%}{'met' if is_met else 'MISSED':>9}",
             flush=True,
         )
-    verdict = "met" if mean(wasted) <= FAILED_SHARE else "MISSED"
+    verdict = f"MISSED by {', '.join(missed)}" if missed else "met by each kind"
     print(f"all: {mean(wasted):.1%} of the budget wasted on average; target {FAILED_SHARE:.0%}: {verdict}")
 
 

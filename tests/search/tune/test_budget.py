@@ -83,6 +83,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
         },
         seen=lambda: estimates,
         given_up=set(),
+        overdue={},
         may_win=lambda each: True,
         leader=lambda: fastest,
         asked=TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m"))),
@@ -410,6 +411,24 @@ class TestOneMinute:
         assert kept_s(tuner, beliefs, trials) >= tuner.left_s
         pending.stage = "numerics"
         assert kept_s(tuner, beliefs, trials) < tuner.left_s
+
+    def test_what_takes_far_longer_than_others_like_it_may_hang(self) -> None:
+        tuner = after(("baseline", 4.0), ("amp", 4.0), ("amp+compile", 20.0), budget_s=60.0)
+        costs = Costs(tuner)
+        assert not costs.is_overdue(switches("amp+tf32"), 0, 7.0)
+        assert costs.is_overdue(switches("amp+tf32"), 0, 9.0)
+        assert costs.overdue_s(switches("amp+tf32"), 0) > 20.0, "a first use is waited for"
+        assert costs.overdue_s(switches("amp"), 0) < 10.0
+        assert math.isinf(Costs(after(("baseline", 4.0))).overdue_s(switches("compile"), 0)), "nobody knows"
+
+    def test_what_breaks_takes_as_long_as_what_broke_before(self) -> None:
+        tuner = after(("baseline", 4.0), ("amp", 4.0))
+        assert Costs(tuner).failing_s(switches("amp+tf32")) == pytest.approx(4.0)
+        cast(Any, tuner).overdue = {switches("graphs"): 30.0}
+        assert Costs(tuner).failing_s(switches("amp+tf32")) == 30.0
+        assert Costs(tuner).failing_s(switches("amp+compile")) >= 30.0, "it may hang before it compiles"
+        cast(Any, tuner).overdue = {switches("compile"): 50.0}
+        assert Costs(tuner).failing_s(switches("amp+tf32")) == pytest.approx(4.0)
 
     def test_what_others_have_overtaken_is_not_waited_for(self) -> None:
         """On an H200, 15 s of a minute went into TF32 with tuned convolutions after amp had turned out four times as fast."""

@@ -56,6 +56,43 @@ class TestSuspicion:
         assert cleared.chance(switches("bf16+sdpa:cudnn")) == 1.0
         assert cleared.chance(switches("fp16+sdpa:cudnn")) < 0.5, "but beside fp16 none has run"
 
+    def test_a_variant_that_was_ruled_out_casts_doubt_on_the_others(self) -> None:
+        """Each was found to break by itself, so that no recipe is left unexplained."""
+        variants = {f"sdpa:{name}": "sdpa:*" for name in ("flash", "math", "cudnn")}
+        broken = [(switches("fp16+sdpa:flash"), BASELINE), (switches("fp16+sdpa:math"), BASELINE)]
+        one = Lessons([lesson("sdpa:flash")], [switches("fp16")], broken[:1], variants)
+        assert one.chance(switches("bf16+sdpa:cudnn")) == pytest.approx(2 / 3)
+        assert one.chance(switches("bf16")) == 1.0
+        both = Lessons([lesson("sdpa:flash"), lesson("sdpa:math")], [switches("fp16")], broken, variants)
+        assert both.chance(switches("bf16+sdpa:cudnn")) < 0.1
+
+    def test_explanations_of_one_failure_add_up(self) -> None:
+        """`d` or `d` with `graphs`, whatever it was: what holds both breaks again."""
+        broken = [switches(f"{other}+graphs+d") for other in ("fp16", "bf16", "amp")]
+        lessons = Lessons([], [switches("graphs")], [(each, BASELINE) for each in broken])
+        assert lessons.chance(switches("tf32+graphs+d")) < 0.05
+
+    def test_what_breaks_the_plain_switch_breaks_its_variants(self) -> None:
+        variants = dict.fromkeys(("compile", "compile:freeze", "compile:reduce-overhead"), "compile:*")
+        sound = [switches("amp+channels-last"), switches("amp-bf16")]
+        plain = Lessons([], sound, [(switches("amp+channels-last+compile"), BASELINE)], variants)
+        assert plain.chance(switches("amp-bf16+compile:freeze")) < 0.5
+        variant = Lessons([], sound, [(switches("amp+channels-last+compile:freeze"), BASELINE)], variants)
+        assert variant.chance(switches("amp-bf16+compile")) > 0.5
+
+    def test_the_whole_is_to_blame_where_all_of_its_parts_run_elsewhere(self) -> None:
+        sound = [switches("a+b"), switches("b+c"), switches("a+c")]
+        lessons = Lessons([], sound, [(switches("a+b+c"), BASELINE)])
+        assert lessons.chance(switches("a+b+c+d")) == 0.0
+        assert lessons.chance(switches("a+b+d")) == 1.0
+
+    def test_a_compiler_that_broke_with_one_switch_may_break_with_another(self) -> None:
+        sound = [switches("amp+graphs"), switches("amp+compile"), switches("tf32+graphs")]
+        lessons = Lessons([], sound, [(switches("graphs+compile"), BASELINE)], compilers=["compile"])
+        assert lessons.chance_of_new_pairs(switches("amp+compile")) == 1.0, "seen together"
+        assert lessons.chance_of_new_pairs(switches("channels-last+graphs")) == 1.0, "no compiler"
+        assert 0.7 < lessons.chance_of_new_pairs(switches("tf32+compile")) < 1.0
+
     def test_what_the_facts_speak_against_is_doubted_until_it_runs(self) -> None:
         doubted = Lessons([], [BASELINE], doubted=[switches("onnx")])
         assert doubted.chance(switches("fold-bn+onnx")) == pytest.approx(0.5)

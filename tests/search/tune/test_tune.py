@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from worlds.recipes import SPACES, WRONG, switches_of
+from worlds.recipes import FAILURES, SPACES, WRONG, switches_of
 from worlds.tuning import loss_of, tune_simulated
 
 import redline
@@ -357,6 +357,19 @@ class TestFailuresTeach:
         short = tuned(FakeDoor(truth), history, budget=60.0)
         again = tuned(FakeDoor(truth), history, budget="30m", resume=True)
         assert len(self.failed(short)) == len(self.failed(again)) == 1
+
+    @pytest.mark.parametrize("kind", ["always failing", "failing pairs"])
+    def test_what_breaks_at_once_takes_a_tenth_of_the_budget_at_most(self, kind: str) -> None:
+        """Variants that all break were tried beside others again and again, for 29 % of the budget."""
+        for number in (6, 19):
+            tuner = tune_simulated(FAILURES[kind](Random(1000 + number)), number, 300.0)
+            assert tuner.tune.spent.failed <= 0.11 * 300.0, "what is begun within a tenth may end after it"
+
+    def test_what_hangs_is_not_begun_again_with_other_switches(self) -> None:
+        """A pair that breaks after half a minute was given up six times, beside others each time: 63 % of the budget."""
+        tuner = tune_simulated(FAILURES["failing slowly"](Random(3005)), 5, 300.0)
+        assert len(tuner.overdue) <= 2
+        assert tuner.tune.spent.failed < 0.15 * 300.0
 
 
 class TestSpending:

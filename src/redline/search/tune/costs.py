@@ -28,6 +28,10 @@ ENDLESS = 0.1
 """The chance that compiling takes longer than anybody waits for."""
 LONG_FIRST_USE = 1.5
 """Times what a plain trial takes."""
+OVERDUE = 2.0
+"""What preparing a recipe may take over what is expected by others like it, before something in it is suspected to hang."""
+FIRST_USE_S = 15.0
+"""What the first use of a switch may take beyond that: a library that tries its kernels took 10 s on an H200."""
 LONGER = 2.0
 """What preparing a recipe will take over what it had taken when it was given up."""
 TIMED_S, TIMED_ON_CPU_S = 1.0, 3.0
@@ -64,8 +68,8 @@ class Costs:
         self._cold: set[Switches] = set()
         """Those that were the first to have their program compiled."""
         self._compiled: set[Switches] = set()
-        self.longest_failed_s = 0.0
-        """What a recipe took that then broke."""
+        self._failed_s: dict[Kind, float] = {}
+        """By how it is prepared: the most that a recipe took which then broke, or was given up."""
         self._not_within_s: dict[Kind, float] = {}
         """By how it is prepared: what was given up had taken so many seconds."""
         # A search asks for hundreds of recipes after every trial; none of these answers changes once this is made.
@@ -77,7 +81,7 @@ class Costs:
         for late in (*tuner.tune.given_up, *(earlier.given_up if earlier is not None else ())):
             kind = self._kind(tuner.space.switches_of(late.recipe))
             self._not_within_s[kind] = max(late.seconds, self._not_within_s.get(kind, 0.0))
-        met: set[str] = set()
+        self._met = met = set[str]()
         unsure: set[Switches] = set()
         for trial in tuner.tune.trials:
             switches = tuner.space.switches_of(trial.recipe)
@@ -88,11 +92,13 @@ class Costs:
                 self._cold |= {switches} if program not in self._compiled else set()
                 met |= switches
             if switches not in tuner.seen():
-                self.longest_failed_s = max(self.longest_failed_s, trial.cost_s)
+                self._note_failed(switches, trial.cost_s)
             if record is not None and record.prepared is not None:
                 self._compiled.add(program)
             elif self._kind(switches):
                 unsure.add(program)  # it broke before or after it was compiled: nobody knows what is in the cache
+        for switches, seconds in tuner.overdue.items():
+            self._note_failed(switches, seconds)
         recipes = {str(record.spec.recipe) for record in tuner.records.values() if record.prepared is not None}
         self._compiled |= {self._program(tuner.space.switches_of(recipe)) for recipe in recipes}
         self._known_by_kind: dict[Kind, list[Switches]] = {}
@@ -103,6 +109,32 @@ class Costs:
         """To open this recipe, now for the first time or again, to check it and to time it."""
         is_warm = self._program(switches) in self._compiled
         return self._warm_s(switches) if is_warm or not self._kind(switches) else self._cold_s(switches)
+
+    def failing_s(self, switches: Switches) -> float:
+        """What it takes if it breaks: as long as others like it that broke, else as long as if it ran.
+
+        What broke and was quicker to prepare may be in it too.
+        """
+        kind = self._kind(switches)
+        quicker = [seconds for other, seconds in self._failed_s.items() if other < kind]
+        return max(self._failed_s.get(kind) or self.expected_s(switches), *quicker, 0.0)
+
+    def _note_failed(self, switches: Switches, seconds: float) -> None:
+        kind = self._kind(switches)
+        self._failed_s[kind] = max(seconds, self._failed_s.get(kind, 0.0))
+
+    def is_overdue(self, switches: Switches, others: float, taken_s: float) -> bool:
+        """Whether it has taken far longer than others like it: something in it may hang."""
+        return taken_s > self._due_s(switches, others)
+
+    def overdue_s(self, switches: Switches, others: float) -> float:
+        """How long to wait at most for what may hang; infinite where nobody knows what it should take."""
+        is_first_use = not self._kind(switches) and bool(switches - self._met)
+        return self._due_s(switches, others) + (FIRST_USE_S if is_first_use else 0.0)
+
+    def _due_s(self, switches: Switches, others: float) -> float:
+        is_known = bool(self._alike(switches))
+        return OVERDUE * self.expected_s(switches) * (1 + CONTENTION * others) if is_known else math.inf
 
     def beside_s(self, switches: Switches, others: int) -> float:
         """The same while others are prepared: they slow it down, and it stands still while they are timed."""

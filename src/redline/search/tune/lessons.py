@@ -8,9 +8,9 @@ that were in broken recipes and in no sound one are suspects, and a recipe that 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from statistics import median
 
 from redline.analyze.blocks import latency_blocks
@@ -119,7 +119,12 @@ def unproven(recipe: str, tune: TuneRecord) -> Note | None:
 PAIR_WEIGHT = 0.3
 """Of a pair being to blame, against one switch by itself."""
 SIBLING_WEIGHT = 0.5
-"""Of all variants of a switch (`sdpa:flash`, `sdpa:math`) being to blame alike."""
+"""Of all variants of a switch (`sdpa:flash`, `sdpa:math`) being to blame alike; not where one of them has no options (`compile`): the
+others do what it does and more."""
+PLAIN_WEIGHT = 0.1
+"""Of that one being to blame, and not the others."""
+ASSUMED_SOUND = 4.0
+"""A compiler that broke with one switch breaks with a new one as often as with those before; so many more count as sound."""
 THERE_AGAIN = 20.0
 """By so much each further broken recipe speaks against those that were in it too."""
 DOUBT = 0.5
@@ -143,30 +148,37 @@ class Lessons:
         suspects: Iterable[tuple[Switches, Switches]] = (),
         variants: Mapping[str, str] | None = None,
         doubted: Iterable[Switches] = (),
+        compilers: Iterable[str] = (),
     ) -> None:
         """`suspects`: recipes that broke, each with the switches that the bench suspects (none: all of them).
 
-        `variants`: by switch, what it shares with its siblings (`sdpa:*` for `sdpa:flash`): they often break alike.
+        `variants`: by switch, what it is a variant of or shares with its siblings (`sdpa:*` for `sdpa:flash`): they often break
+        alike. Those may be variants of something else.
         `doubted`: parts that often do not run on a model like this one, or did not in an earlier search.
+        `compilers`: switches that read all of the model, and what other switches made of it.
         """
         self._variants = variants or {}
+        plain = {shared: switch for switch, shared in self._variants.items() if shared == f"{switch}:*"}
+        self._weights = dict.fromkeys(set(self._variants.values()) - plain.keys(), SIBLING_WEIGHT)
+        self._weights |= dict.fromkeys(plain.values(), PLAIN_WEIGHT)
         self._ruled_out = [(frozenset(each.switches), each.reason.about in EXACTLY) for each in lessons]
         cleared = {part for recipe in sound for part in self._parts(recipe)}
+        broken = dict.fromkeys((self._smallest_broken(recipe), named) for recipe, named in suspects)
         accused = [
             [part for part in self._parts(recipe) if part not in cleared and (not named or part & self._with(named))]
-            for recipe, named in suspects
-            if not self._is_explained(recipe)
+            or [recipe]  # all of its parts run elsewhere: the whole is to blame
+            for recipe, named in broken
         ]
         present = Counter(part for parts in accused for part in parts)
-        self._guilt: dict[Switches, float] = {}
+        self._accusations = [{part: DOUBT} for part in doubted if part not in cleared]
+        """For each failure, the parts that may explain it, each with its share of the blame."""
         for parts in accused:
             weights = {part: self._weight(part, present[part]) for part in parts}
             whole = sum(weights.values())
-            for part, weight in weights.items():
-                self._guilt[part] = max(self._guilt.get(part, 0.0), weight / whole)
-        for part in doubted:
-            if part not in cleared:
-                self._guilt[part] = max(self._guilt.get(part, 0.0), DOUBT)
+            self._accusations.append({part: weight / whole for part, weight in weights.items()})
+        self._met = cleared | {part for each in self._accusations for part in each}
+        self._break_rates = self._rates(self._with(compilers), cleared)
+        """By compiler, how often it broke with another switch, where it ever did."""
 
     def rules_out(self, recipe: Switches) -> bool:
         return any(recipe == part if exactly else part <= recipe for part, exactly in self._ruled_out)
@@ -175,28 +187,56 @@ class Lessons:
         """That this recipe runs and keeps its numerics."""
         if self.rules_out(recipe):
             return 0.0
-        chance, whole = 1.0, self._with(recipe)
-        for part, guilt in self._guilt.items():
-            if part <= whole:
-                chance *= 1 - guilt
+        whole = self._with(recipe)
+        held = [{part: blame for part, blame in each.items() if part <= whole} for each in self._accusations]
+        chance, counted = 1.0, set[Switches]()
+        # One part is to blame for a failure, so that the blame adds up; a part that is accused twice counts once.
+        for blames in sorted(held, key=lambda each: -sum(each.values())):
+            chance *= 1 - min(sum(blame for part, blame in blames.items() if part not in counted), 1.0)
+            counted |= blames.keys()
         return chance
 
-    def _is_explained(self, recipe: Switches) -> bool:
-        """Whether a smaller part of the recipe is known to break, which explains its failure."""
-        return any(part < recipe for part, exactly in self._ruled_out if not exactly)
+    def chance_of_new_pairs(self, recipe: Switches) -> float:
+        """That a compiler which broke with some switches accepts those that it was never seen with: it reads all of them."""
+        chance = 1.0
+        for switch in recipe:
+            name = max(self._lineage(switch), key=lambda name: self._break_rates.get(name, 0.0))
+            new = [other for other in recipe - {switch} if frozenset({name, other}) not in self._met]
+            chance *= (1 - self._break_rates.get(name, 0.0)) ** len(new)
+        return chance
 
-    def _with(self, switches: Switches) -> Switches:
-        return switches | {self._variants[switch] for switch in switches if switch in self._variants}
+    def _rates(self, compilers: Switches, cleared: Iterable[Switches]) -> dict[str, float]:
+        sound = Counter(name for part in cleared if len(part) == 2 for name in part & compilers)
+        blamed = defaultdict[str, float](float)
+        for part, blame in (each for blames in self._accusations for each in blames.items() if len(each[0]) == 2):
+            for name in part & compilers:
+                blamed[name] += blame
+        return {name: blame / (ASSUMED_SOUND + sound[name]) for name, blame in blamed.items()}
+
+    def _smallest_broken(self, recipe: Switches) -> Switches:
+        """The smallest part of a recipe that is known to break, which explains its failure; else the recipe itself."""
+        known = [part for part, exactly in self._ruled_out if part <= recipe and not exactly]
+        return min(known, key=len, default=recipe)
+
+    def _with(self, switches: Iterable[str]) -> Switches:
+        return frozenset(name for switch in switches for name in self._lineage(switch))
+
+    def _lineage(self, switch: str) -> list[str]:
+        """The switch, what it is a variant of, what that is one of, and so on."""
+        names = [switch]
+        while names[-1] in self._variants:
+            names.append(self._variants[names[-1]])
+        return names
 
     def _parts(self, recipe: Switches) -> list[Switches]:
         """What may be to blame: a switch or all variants of it, alone or beside another one."""
-        names = sorted(self._with(recipe))
-        parts = [frozenset(part) for size in (1, 2) for part in combinations(names, size)]
-        return [part for part in parts if not any(self._variants.get(switch) in part for switch in part)]
+        lineages = [self._lineage(switch) for switch in sorted(recipe)]
+        alone = [frozenset({name}) for names in lineages for name in names]
+        pairs = [frozenset(pair) for one, other in combinations(lineages, 2) for pair in product(one, other)]
+        return [*alone, *pairs]
 
     def _weight(self, part: Switches, times: int) -> float:
-        shared = set(self._variants.values())
-        own = math.prod(SIBLING_WEIGHT if switch in shared else 1.0 for switch in part)
+        own = math.prod(self._weights.get(name, 1.0) for name in part)
         return own * (PAIR_WEIGHT if len(part) == 2 else 1.0) * THERE_AGAIN ** (min(times, MOST_TOLD) - 1)
 
 

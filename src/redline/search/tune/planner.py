@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,14 +41,10 @@ LARGE = 0.2
 """Who promises this much may have all but the seconds of its shortest race: a wider interval is the lesser loss."""
 SLOW_SHARE = 0.25
 """A switch that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
-SAFE_CHANCE = 0.9
-"""A recipe that is less likely to run must fit into what may be spent on failures."""
-SURE_CHANCE = 0.97
-"""The same once that is used up."""
-CHEAP_SHARE = 0.05
-"""Of the budget: what takes no more may be tried then with less of a chance."""
-RISK_SHARE = 0.01
-"""Of the budget: so much may be lost, on average, on a recipe that holds suspects and takes longer."""
+STAKE = 0.25
+"""Of what may still be spent on failures: so much may be lost, on average, on a recipe that holds suspects."""
+QUICK_SHARE, QUICK_RISK, NEXT_TO_NOTHING = 0.05, 0.01, 0.0025
+"""Of the budget: what breaks sooner than the first may lose the second in any case, and anything else the third."""
 LIKELY = 0.25
 """The chance that a recipe will be ready in time for its race, down to which it is waited for."""
 LIKELY_TO_START = 0.4
@@ -149,16 +146,19 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
 
     def patience_s(flight: Flight) -> float:
         """Seconds for which it is waited: while it is likely to be ready in time, and within what may be spent on failures."""
-        if not costs.compiles(flight.switches) or flight.is_compiled:
+        if flight.is_compiled or flight.switches == BASELINE:
             return math.inf
+        may_fail_s, taken_s = tuner.allowance_s - trials.idle_s - NOTICED_S, flight.taken_s(tuner.clock())
+        beside = max(others, flight.others(tuner.clock()))
+        due_s = costs.overdue_s(flight.switches, beside) - taken_s
+        if not costs.compiles(flight.switches):
+            return max(due_s, may_fail_s)
         own_s = last_race_s(tuner, costs, flight.switches) if not is_only_hope else 0.0
         within_s = tuner.left_s - max(race_s, own_s)
-        taken_s = flight.taken_s(tuner.clock())
-        beside = max(others, flight.others(tuner.clock()))
         row = beliefs.index.get(flight.switches) if is_first else None
         gain = max(fastest - float(expected[row]), LIKELY_GAIN) if row is not None else LIKELY_GAIN
         likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY * LIKELY_GAIN / gain)
-        return max(likely_s, tuner.allowance_s - trials.idle_s - NOTICED_S)
+        return max(min(likely_s, due_s), may_fail_s)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
 
@@ -305,18 +305,10 @@ def _candidates(
     leaders_race_s = RACE_MARGIN * fewest_race_s(tuner, costs)
     found: list[Candidate] = []
     too_dear: list[Candidate] = []
-    is_first, looked_at = tried <= {BASELINE}, 0
-    for index in np.argsort(-gains, kind="stable"):
-        switches = beliefs.recipes[index]
-        if gains[index] < WORTH_A_TRIAL or looked_at == LOOKED_AT:
-            break
-        chance = 0.0 if is_done_with(switches, tried, tuner) else lessons.chance(switches)
-        gain = float(gains[index]) * chance
-        if gain < WORTH_A_TRIAL or not may_start(switches):
-            continue
-        looked_at += 1
+    is_first = tried <= {BASELINE}
+    for switches, gain, chance in _most_promising(tuner, beliefs, tried, gains, may_start):
         cost_s = costs.beside_s(switches, len(in_flight))
-        if not _may_risk(tuner, chance, max(cost_s, costs.longest_failed_s)):
+        if not _may_risk(tuner, chance * lessons.chance_of_new_pairs(switches), costs.failing_s(switches)):
             continue
         own_s = tuner.left_s if gain >= LARGE else room_s if gain >= PROMISING else spare_s
         is_slow = any(is_slow_for_its_gain(tuner.space.by_switch[switch]) for switch in switches)
@@ -330,6 +322,27 @@ def _candidates(
         elif is_first or (is_worth_it and not is_slow):
             too_dear.append(Candidate(switches, gain, caution * cost_s, own_s))
     return found, too_dear
+
+
+def _most_promising(
+    tuner: Tuner, beliefs: Beliefs, tried: set[Switches], gains: Floats, may_start: Callable[[Switches], bool]
+) -> list[tuple[Switches, float, float]]:
+    """Recipes with what they bring on average, and the chance that they run; the most promising first.
+
+    What is likely to break must not take the places of others, whatever it would bring if it ran.
+    """
+    lessons, found, least = tuner.lessons(), list[tuple[float, int, float]](), list[float]()
+    for index in map(int, np.argsort(-gains, kind="stable")):
+        if gains[index] < (least[0] if len(least) == LOOKED_AT else WORTH_A_TRIAL):
+            break  # a chance makes none of the others better
+        switches = beliefs.recipes[index]
+        chance = 0.0 if is_done_with(switches, tried, tuner) else lessons.chance(switches)
+        gain = float(gains[index]) * chance
+        if gain < WORTH_A_TRIAL or not may_start(switches):
+            continue
+        found.append((-gain, index, chance))
+        (heapq.heappush if len(least) < LOOKED_AT else heapq.heappushpop)(least, gain)
+    return [(beliefs.recipes[index], -loss, chance) for loss, index, chance in sorted(found)[:LOOKED_AT]]
 
 
 def _promises(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches], awaited: list[Awaited]) -> Floats:
@@ -353,15 +366,10 @@ def _promises(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches], awaited
     return chance * with_all + (1 - chance) * without
 
 
-def _may_risk(tuner: Tuner, chance: float, cost_s: float) -> bool:
-    """Whether a recipe that holds suspects may be tried: within what may be spent on failures, or for next to nothing.
-
-    Once that is spent, only what is quick to try or nearly sure to run.
-    """
-    is_cheap = (1 - chance) * cost_s <= RISK_SHARE * tuner.budget_s
-    if tuner.allowance_s <= 0:
-        return chance >= SURE_CHANCE or (is_cheap and cost_s <= CHEAP_SHARE * tuner.budget_s)
-    return chance >= SAFE_CHANCE or cost_s <= tuner.allowance_s or is_cheap
+def _may_risk(tuner: Tuner, chance: float, failing_s: float) -> bool:
+    """Whether what a recipe loses on average, should it break after so many seconds, may still be spent on failures."""
+    in_any_case = QUICK_RISK if failing_s <= QUICK_SHARE * tuner.budget_s else NEXT_TO_NOTHING
+    return (1 - chance) * failing_s <= max(STAKE * tuner.allowance_s, in_any_case * tuner.budget_s)
 
 
 def _imagined(

@@ -240,6 +240,13 @@ class Space:
         return {switch: f"{name}:*" for switch, name in of_each.items() if names[name] > 1}
 
     @cached_property
+    def kin(self) -> dict[str, str]:
+        """By switch, what it shares with others that often break where it breaks: its variants, and all that compile the model."""
+        compilers = [choice.switch for choice in self.choices if choice.family == "compiler"]
+        names = {self.variants.get(switch, switch) for switch in compilers}
+        return self.variants | (dict.fromkeys(names, "compiler:*") if len(names) > 1 else {})
+
+    @cached_property
     def _needs(self) -> dict[str, tuple[SwitchNeed, ...]]:
         return {choice.switch: choice.needs for choice in self.choices if choice.needs}
 

@@ -15,7 +15,7 @@ from redline.note import Note, note
 from redline.protocol import AFTER_COMPILING
 from redline.record import RunRecord, TimeKind
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
-from redline.search.tune.costs import CONTENTION
+from redline.search.tune.costs import CONTENTION, Costs
 from redline.search.tune.inquiry import learn_from
 from redline.search.tune.lessons import accepts, numerics_reason, rejection
 from redline.search.tune.record import GivenUp, Trial
@@ -318,10 +318,12 @@ class Trials:
             tuner.observer.attempted(tuner.space.text(flight.switches), "given up: no time left to prepare it")
         now_s = tuner.clock()
         tuner.given_up |= {*self._crowded_out, *(flight.switches for flight in self._flights)}
-        late = [
-            GivenUp(recipe=tuner.space.text(flight.switches), seconds=flight.taken_s(now_s)) for flight in self._flights
-        ]
+        taken = [(flight, flight.taken_s(now_s)) for flight in self._flights]
+        late = [GivenUp(recipe=tuner.space.text(flight.switches), seconds=seconds) for flight, seconds in taken]
         tuner.keep(given_up=(*tuner.tune.given_up, *late))
+        costs = Costs(tuner)
+        hung = [(each.switches, s) for each, s in taken if costs.is_overdue(each.switches, each.others(now_s), s)]
+        tuner.overdue.update(hung)
         self._cancel_all()
         self._crowded_out.clear()
 

@@ -77,6 +77,8 @@ class Tuner:
     """More was left to do than this session's budget held."""
     given_up: set[Switches] = field(default_factory=set)
     """Took too long to prepare in this session."""
+    overdue: dict[Switches, float] = field(default_factory=dict)
+    """Given up in this session after so many seconds, which is far more than others like it took."""
     twins: list[Pending] = field(default_factory=list)
     """Processes for the last race that are prepared together with the trial of their recipe."""
     lent: Switches | None = None
@@ -221,18 +223,21 @@ class Tuner:
     def lessons(self) -> Lessons:
         """What is ruled out and what is suspected by now."""
         tune = self.tune
-        if self._lessons is None or self._lessons[0] != (tune.lessons, tune.probes, tune.trials, tune.earlier):
+        told = (tune.lessons, tune.probes, tune.trials, tune.earlier, tuple(self.overdue))
+        if self._lessons is None or self._lessons[0] != told:
             ran = [self.space.switches_of(probe.recipe) for probe in tune.probes if probe.runs]
             broken = [(switches, self._failure_of(switches)) for switches in self.broken()]
             accused = [
                 (switches, frozenset(failure.switches) & switches if failure is not None else frozenset())
                 for switches, failure in broken
-                if failure is None or failure.kind != "oom"
+                if failure is None or (failure.kind != "oom" and failure.scope == "recipe")
             ]
+            accused += [(switches, BASELINE) for switches in self.overdue]
             doubted = [frozenset({choice.switch}) for choice in self.space.choices if choice.is_doubtful]
             doubted += [frozenset(part) for part in (tune.earlier.doubted if tune.earlier is not None else ())]
-            found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.variants, doubted)
-            self._lessons = ((tune.lessons, tune.probes, tune.trials, tune.earlier), found)
+            compilers = [choice.switch for choice in self.space.choices if choice.capabilities.compiles]
+            found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.kin, doubted, compilers)
+            self._lessons = (told, found)
         return self._lessons[1]
 
     def _failure_of(self, switches: Switches) -> Failure | None:
