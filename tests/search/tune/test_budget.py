@@ -19,14 +19,14 @@ from redline.questions import SwitchChoice
 from redline.record import Block, Capabilities, Failure, RunRecord
 from redline.search.group import Entry, Pending
 from redline.search.tune.beliefs import Beliefs, Estimate
-from redline.search.tune.costs import Candidate, Costs, first_of
+from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of
 from redline.search.tune.finals import _is_enough, _with_time_for_an_interval
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.planner import kept_s, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Spent, Trial, TuneSpec, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
 from redline.search.tune.result import summary_of
-from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
+from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.trials import Flight, Trials, UntilPlaced
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec

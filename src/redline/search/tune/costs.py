@@ -7,9 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, median
 
-from redline.search.tune.space import BY_BLOCK_SAVES, Switches, by_block_s, compile_s, prepare_s
+from redline.questions import SwitchChoice
+from redline.search.tune.space import BY_BLOCK, Switches
 from redline.search.tune.tuner import Tuner
+from redline.spec import Task
+from redline.work import Facts
 
+COLD_COMPILE_S = 25.0
+"""For a compiler to compile a model, where nothing is known about the model."""
+COMPILE_START_S = 5.0
+COMPILE_OPERATOR_S = 0.035
+"""On a GPU: to begin with, and for each operator of a step. ConvNeXt-Tiny's 137 took an H200 19 s, Swin-V2's 737 took 27 s."""
+COMPILE_TRAINED_OPERATOR_S = 0.045
+"""The same for a training step. ResNet-50 took an H200 21 to 26 s; RegNet-Y-400MF, with 874 operators, more than 60 s."""
+COMPILE_ON_CPU_START_S = 8.0
+COMPILE_ON_CPU_OPERATOR_S = 0.1
+"""The same on a CPU, where each kernel goes through a C++ compiler."""
+LONGEST_COMPILE_S = 120.0
+BY_BLOCK_SHARE = 0.4
+"""Of that, where only one of the blocks that repeat is compiled, and nothing is known about them."""
+COMPILE_BLOCK_S = 3.0
+"""For each kind of block, besides its operators: RegNet-Y's seven kinds took an H200 more than 39 s in training."""
+BY_BLOCK_SAVES = 0.6
+"""Of what compiling the whole model takes: with more than this, block by block is no way around it."""
+SLOW_PREPARE_S = 150.0
 FIRST_TRIAL_S = 4.0
 WARM_SHARE = 0.25
 """Of what compiling took, when it is found in the cache: reading it, and loading what was made."""
@@ -40,6 +61,41 @@ TIMED_S, TIMED_ON_CPU_S = 1.0, 3.0
 Kind = frozenset[tuple[str, float]]
 """How a recipe is prepared: who compiles is like who compiles, whatever the mode, unless that one takes minutes, or compiles
 only a block."""
+
+
+def compile_s(facts: Facts | None, *, on_cpu: bool, task: Task = "infer") -> float:
+    """What compiling the model may take, by how many operators its step was seen to run."""
+    if facts is None or not facts.launches:
+        return COLD_COMPILE_S
+    start_s = COMPILE_ON_CPU_START_S if on_cpu else COMPILE_START_S
+    return min(start_s + _operator_s(on_cpu, task) * facts.launches, LONGEST_COMPILE_S)
+
+
+def by_block_s(facts: Facts | None, *, on_cpu: bool, task: Task = "infer") -> float:
+    """What compiling its blocks may take: each kind by itself, and what is alike only once."""
+    whole_s, blocks = compile_s(facts, on_cpu=on_cpu, task=task), facts.blocks if facts is not None else None
+    if on_cpu or facts is None or blocks is None or not blocks.kinds:
+        return BY_BLOCK_SHARE * whole_s
+    return COMPILE_BLOCK_S * blocks.kinds + _operator_s(on_cpu, task) * facts.launches * blocks.kinds / blocks.count
+
+
+def _operator_s(on_cpu: bool, task: Task) -> float:
+    if on_cpu:
+        return COMPILE_ON_CPU_OPERATOR_S
+    return COMPILE_TRAINED_OPERATOR_S if task == "train" else COMPILE_OPERATOR_S
+
+
+def prepare_s(
+    choice: SwitchChoice, cold_s: float = COLD_COMPILE_S, blocks_s: float = BY_BLOCK_SHARE * COLD_COMPILE_S
+) -> float:
+    """Seconds it may add to a first trial, where nothing is known yet; `cold_s` is what compiling takes, `blocks_s` block by block."""
+    if choice.prepare_s is not None:
+        return choice.prepare_s
+    if choice.is_slow_to_prepare:
+        return SLOW_PREPARE_S
+    if choice.family not in ("compiler", "runtime"):
+        return 0.0
+    return blocks_s if choice.switch == BY_BLOCK else cold_s
 
 
 class Costs:
