@@ -134,7 +134,8 @@ class RecipeSwitch(ABC):
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
         if switch.argument is not None and switch.argument not in self.arguments:
-            allowed = f"one of {', '.join(self.arguments)}" if self.arguments else "no argument"
+            several = f"one of {', '.join(self.arguments)}" if len(self.arguments) > 1 else "".join(self.arguments)
+            allowed = several or "no argument"
             raise SpecError(f"switch {self.name} takes {allowed}, got {switch.argument!r}")
         self.accept_options(switch.options)
 
