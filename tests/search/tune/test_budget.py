@@ -23,7 +23,7 @@ from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate,
 from redline.search.tune.finals import _is_enough, _with_time_for_an_interval
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.planner import kept_s, without_prospect
-from redline.search.tune.record import Earlier, GivenUp, Spent, Trial, TuneSpec, Untried
+from redline.search.tune.record import Earlier, GivenUp, Probe, Spent, Trial, TuneSpec, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, Space, Switches
@@ -74,6 +74,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
             facts=given.get("facts"),
             finals=(),
             given_up=given.get("given_up", ()),
+            probes=given.get("probes", ()),
             earlier=given.get("earlier"),
             trials=[Trial(recipe=recipe, record_id=recipe, cost_s=seconds) for recipe, seconds in trials],
         ),
@@ -412,6 +413,12 @@ class TestOneMinute:
         pending.stage = "numerics"
         assert kept_s(tuner, beliefs, trials) < tuner.left_s
 
+    def test_what_a_probe_compiled_says_nothing_of_what_compiling_takes(self) -> None:
+        """It was in the cache: every compile after it was expected to take 7 s, took 20, and was given up, one after the other."""
+        tuner = after(("baseline", 4.0), ("amp+compile", 7.0), probes=(Probe(recipe="amp+compile", runs=True),))
+        assert Costs(tuner).expected_s(switches("tf32+compile")) >= COLD_COMPILE_S
+        assert Costs(after(("baseline", 4.0), ("amp+compile", 7.0))).expected_s(switches("tf32+compile")) == 7.0
+
     def test_what_takes_far_longer_than_others_like_it_may_hang(self) -> None:
         tuner = after(("baseline", 4.0), ("amp", 4.0), ("amp+compile", 20.0), budget_s=60.0)
         costs = Costs(tuner)
@@ -419,6 +426,8 @@ class TestOneMinute:
         assert costs.is_overdue(switches("amp+tf32"), 0, 9.0)
         assert costs.overdue_s(switches("amp+tf32"), 0) > 20.0, "a first use is waited for"
         assert costs.overdue_s(switches("amp"), 0) < 10.0
+        longer = Costs(after(("baseline", 4.0), ("amp", 4.0), ("tf32", 4.0), ("cudnn-benchmark", 12.0)))
+        assert not longer.is_overdue(switches("amp+cudnn-benchmark"), 0, 20.0), "others took long too, and ran"
         assert math.isinf(Costs(after(("baseline", 4.0))).overdue_s(switches("compile"), 0)), "nobody knows"
 
     def test_what_breaks_takes_as_long_as_what_broke_before(self) -> None:

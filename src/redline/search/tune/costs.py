@@ -50,7 +50,7 @@ ENDLESS = 0.1
 LONG_FIRST_USE = 1.5
 """Times what a plain trial takes."""
 OVERDUE = 2.0
-"""What preparing a recipe may take over what is expected by others like it, before something in it is suspected to hang."""
+"""What preparing a recipe may take over what others like it took, before something in it is suspected to hang."""
 FIRST_USE_S = 15.0
 """What the first use of a switch may take beyond that: a library that tries its kernels took 10 s on an H200."""
 LONGER = 2.0
@@ -138,7 +138,9 @@ class Costs:
             kind = self._kind(tuner.space.switches_of(late.recipe))
             self._not_within_s[kind] = max(late.seconds, self._not_within_s.get(kind, 0.0))
         self._met = met = set[str]()
-        unsure: set[Switches] = set()
+        # What a probe has compiled is in the cache: a trial that found it there says nothing of what compiling takes.
+        probed = [tuner.space.switches_of(probe.recipe) for probe in tuner.tune.probes if probe.runs]
+        unsure = {self._program(switches) for switches in probed if self._kind(switches)}
         for trial in tuner.tune.trials:
             switches = tuner.space.switches_of(trial.recipe)
             program, record = self._program(switches), tuner.records.get(trial.record_id)
@@ -189,8 +191,14 @@ class Costs:
         return self._due_s(switches, others) + (FIRST_USE_S if is_first_use else 0.0)
 
     def _due_s(self, switches: Switches, others: float) -> float:
-        is_known = bool(self._alike(switches))
-        return OVERDUE * self.expected_s(switches) * (1 + CONTENTION * others) if is_known else math.inf
+        """By the longest of those like it: what is expected of it may be wrong, and then all others like it would be given up."""
+        alike = self._alike(switches)
+        if not alike:
+            return math.inf
+        is_warm = self._program(switches) in self._compiled
+        same = [other for other in alike if not self._kind(switches) or (other not in self._cold) == is_warm]
+        longest_s = max((self._known[other] for other in same), default=0.0)
+        return OVERDUE * max(longest_s, self.expected_s(switches)) * (1 + CONTENTION * others)
 
     def beside_s(self, switches: Switches, others: int) -> float:
         """The same while others are prepared: they slow it down, and it stands still while they are timed."""
