@@ -18,6 +18,7 @@ from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
+from redline.conditions import counted
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import TrialLine, search_title
@@ -210,7 +211,7 @@ class LiveSweep(LiveObserver):
         parts += [f"batch {workload.batch}"] if workload.batch else []
         parts += [f"prompt {workload.prompt}"] if workload.prompt else []
         parts += [f"{workload.new_tokens} new tokens"] if workload.new_tokens else []
-        parts += [f"{threads} threads"] if threads else []
+        parts += [counted(threads, "thread")] if threads else []
         return " ".join(parts)
 
     def settled(self, cell: Cell, record: RunRecord) -> None:
