@@ -10,6 +10,8 @@ RedlineError
 ├── DoorError             the door itself broke: the worker is gone or spoke nonsense
 ├── StoreError            the history cannot be opened, read or written
 └── RecordError           a stored record cannot be understood
+
+Interrupted               a KeyboardInterrupt after records were stored
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from enum import IntEnum
 
 class RedlineError(Exception):
     """Everything Redline raises on purpose."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C after records were written into the history: what was measured until then is there."""
 
 
 class UsageError(RedlineError):

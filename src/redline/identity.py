@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from redline.conditions import condition_words, conditions_of, data_words, text_lengths
+from redline.conditions import condition_words, conditions_of, counted, data_words, text_lengths
 from redline.environment import Environment
 from redline.fields import Frozen
 from redline.note import Note, note
@@ -374,7 +374,7 @@ _SETTING_WORDS: dict[str, Callable[[Any], str]] = {
     "new_tokens": lambda value: f"{value} new tokens",
     "classes": lambda value: f"{value} classes",
     "optimizer": str,
-    "threads": lambda value: f"{value} threads",
+    "threads": lambda value: counted(value, "thread"),
     "ranks": lambda value: f"{value} ranks",
     "max_memory": lambda value: f"within {format_bytes(value)}",
 }

@@ -49,6 +49,21 @@ def test_the_first_of_a_group_is_what_the_others_are_set_against_whoever_else_ha
     assert "as fast as baseline" in found.headline
 
 
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.9, "fp16 may be faster than baseline for resnet50, but its interval allows for no gain at all"),
+        (1.1, "fp16 seems slower than baseline for resnet50, but its interval allows for a gain"),
+    ],
+)
+def test_what_is_not_decided_is_told_from_the_side_it_leans_to(factor: float, words: str) -> None:
+    door = fake_door(step_s=lambda spec: 0.01 * (factor if spec.recipe.switches else 1.0), offset_sigma=0.1)
+    records = [record for _ in range(3) for record in race_records(["baseline", "fp16"], door)]
+    found = one(records, "recipe")
+    assert found.headline.startswith(f"Not decided: {words}")
+    assert not found.decided
+
+
 def test_wrong_answers_are_never_recommended_however_fast() -> None:
     door = fake_door(step_s=lambda spec: 0.001 if str(spec.recipe) == "bf16" else 0.01)
     records = race_records(["baseline", "bf16"], door)

@@ -9,6 +9,8 @@ from reported import fake_door, race_records, sweep_records
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import summarize
 from redline.record import Failure, RunRecord
+from redline.report.run import RunReport
+from redline.report.terminal import as_text
 from redline.testing.fake import FakeDoor
 
 
@@ -49,6 +51,22 @@ def test_the_ratio_is_over_replicates() -> None:
     assert narrow.low is not None
     assert narrow.high is not None
     assert high - low > narrow.high - narrow.low, "one process knows nothing of the others"
+
+
+def test_what_was_measured_together_stands_in_one_group_and_one_table() -> None:
+    """The middle process of each recipe may be of another replicate."""
+    records = processes(4, fake_door(offset_sigma=0.05))
+    rows = replicate_rows(records)
+    middles = {record.group for record in records if record.id in {row.record_id for row in rows}}
+    assert len(middles) == 2, "these processes show what the test is about"
+    assert [row.group for row in rows] == [records[0].group] * 2
+    assert "all together" not in as_text(RunReport(rows))
+
+
+def test_an_interval_over_processes_is_not_said_to_be_of_one() -> None:
+    records = processes(2, fake_door())
+    assert all(row.verdict.noted("one-process") for row in summarize(records))
+    assert not any(row.verdict.noted("one-process") for row in replicate_rows(records))
 
 
 def test_what_fails_in_one_process_has_failed() -> None:

@@ -140,6 +140,34 @@ def test_a_call_that_is_several_operators_inside_is_timed_as_one(tmp_path: Path)
     assert json.loads(ops_json([], "a CPU", found.notes))["notes"][0]["code"] == "left-out"
 
 
+LOOKUPS = """
+import torch
+from torch import nn
+
+class Lookups(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.bag = nn.Embedding(1000, 8), nn.EmbeddingBag(500, 8, mode="sum")
+    def forward(self, places, bags):
+        return torch.cat([self.one(places), self.bag(bags)], -1)
+
+def build(batch=4):
+    return Lookups(), (torch.arange(batch), torch.arange(3 * batch).view(batch, 3))
+"""
+
+
+def test_lookups_are_timed_with_the_rows_that_they_read(tmp_path: Path) -> None:
+    (tmp_path / "lookups.py").write_text(LOOKUPS)
+    spec = RunSpec(workload=WorkloadSpec(model=f"{tmp_path / 'lookups.py'}:build", batch=4), device="cpu")
+    found = answer_operators(AskOperators(device="cpu", threads=1, cases=(), spec=spec))
+    timed = {row.operator: row for row in found.rows}
+    assert set(timed) == {"embedding", "embedding_bag"}
+    assert all(row.samples and row.number_format == "fp32" for row in found.rows)
+    # Four places, the rows that are read, the rows that are written.
+    assert timed["embedding"].bytes == 4 * 8 + 2 * 4 * 8 * 4
+    assert 12 * 8 + 12 * 8 * 4 < timed["embedding_bag"].bytes < 500 * 8 * 4
+
+
 def test_in_a_narrow_window_the_share_of_the_roofline_stays() -> None:
     text = io.StringIO()
     row = operator_row(timed(shape="1024×1024×1024"), CEILINGS)

@@ -11,7 +11,7 @@ import pytest
 
 import redline
 from redline.api.workspace import Workspace
-from redline.errors import RedlineError, StoreError
+from redline.errors import Interrupted, RedlineError, StoreError
 from redline.launch.door import Session
 from redline.protocol import OnProgress, Profile, Reply
 from redline.questions import AskCeilings, CeilingsAnswer
@@ -134,6 +134,20 @@ def test_an_interrupted_question_does_not_wait_for_its_answer() -> None:
     with pytest.raises(KeyboardInterrupt):
         capture(RunSpec(workload=WorkloadSpec(model="m")), Profile(path=""), captured, Told())
     assert captured.session.ended[0] == "killed"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_interrupt_says_whether_records_were_written(keep: bool) -> None:
+    class Enough(Observer):
+        def closed(self, record: RunRecord) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught, Workspace(door=fake_door(), keep=keep, observer=Enough()) as mine:
+        redline.run("m", workspace=mine, **FAKE)
+    assert isinstance(caught.value, Interrupted) == keep
+    with pytest.raises(KeyboardInterrupt) as caught, Workspace(door=BusyDoor()) as mine:
+        mine.ask(AskCeilings(device="cpu", threads=1), CeilingsAnswer)
+    assert not isinstance(caught.value, Interrupted)
 
 
 @pytest.mark.parametrize(("targets", "trials"), [({}, 8), ({"slo_p95": 1.0}, 16)])

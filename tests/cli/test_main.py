@@ -793,6 +793,17 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(
     assert "interrupted" in shown.stdout
 
 
+@pytest.mark.parametrize("words", [("ceilings",), ("ops",), ("memory", "simple_cnn"), ("flops", "simple_cnn")])
+def test_ctrl_c_promises_no_record_where_none_is_made(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Workspace, "ask", interrupted)
+    result = redline(*words)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "redline: interrupted"
+
+
 def test_ctrl_c_before_the_first_block_leaves_no_process_either(tiny: str, own_history: Path) -> None:
     marker = f"redline-interrupted-early-{os.getpid()}"
     running = start(marker, "run", f"{MISBEHAVING}:hangs", "-f", tiny)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import re
 
+import msgspec
 import pytest
 from reported import race_records
 from rich.console import Console, RenderableType
 
 from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.sweep import SweepCell, SweepSummary
 from redline.report.history import Listed, detail, listing
 from redline.report.run import RunReport
+from redline.report.sweep import sweep_report
 from redline.store.codec import row_of
 
 RECIPES = ("baseline", "fp16+channels-last+compile:reduce-overhead", "amp+channels-last")
@@ -75,3 +78,55 @@ def test_all_about_one_record_hides_the_same_columns(rows: list[RunSummary]) -> 
         assert name in header
     assert any(line.strip().startswith("not shown at this width:") for line in lines)
     assert not any("…" in line for line in lines[:6])
+
+
+@pytest.mark.parametrize("width", [110, 80, 70])
+def test_names_in_the_overview_are_broken_between_their_parts(width: int) -> None:
+    records = [
+        msgspec.structs.replace(
+            record,
+            spec=msgspec.structs.replace(
+                record.spec, workload=msgspec.structs.replace(record.spec.workload, model=f"models.py:{name}")
+            ),
+            group=name,
+        )
+        for name in ("prototypes", "recurrent")
+        for record in race_records(("baseline", "bf16"))
+    ]
+    lines = lines_of(RunReport(summarize(records)), width)
+    shown = lines[next(at for at, line in enumerate(lines) if line.startswith("all together")) :]
+    assert all(len(line) <= width for line in shown)
+    assert any(re.match(r"(models.py:)?prototypes ", line) for line in shown)
+    assert any(re.match(r"(models.py:)?recurrent ", line) for line in shown)
+    assert sum("✗" in line for line in shown) == 2, "outputs that are wrong are marked here too"
+
+
+def test_a_sweep_breaks_no_word_of_its_status_and_keeps_what_tells_rows_apart() -> None:
+    (measured,) = summarize(race_records(["baseline"]))
+    shared = msgspec.structs.replace(
+        measured,
+        sustained_per_s=409_356.0,
+        throughput_per_s=443_970.0,
+        verdict=msgspec.structs.replace(measured.verdict, labels=("shared-cpu",)),
+    )
+    rows = [msgspec.structs.replace(shared, record_id=f"{threads}") for threads in (1, 2)]
+
+    def header_of(threads: tuple[int, int]) -> str:
+        cells = tuple(
+            SweepCell(
+                model="m",
+                task="infer",
+                recipe="baseline",
+                batch=32,
+                threads=each,
+                status="done",
+                record_id=row.record_id,
+            )
+            for each, row in zip(threads, rows, strict=True)
+        )
+        lines = lines_of(sweep_report(SweepSummary(name="s", planned=2, done=2, failed=0, cells=cells), rows), 80)
+        assert sum(line.rstrip().endswith("shared-cpu") for line in lines) == len(set(threads))
+        return headers_of(lines)[0]
+
+    assert "threads" not in header_of((1, 1))
+    assert "threads" in header_of((1, 2))

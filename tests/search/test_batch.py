@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 from random import Random
@@ -10,9 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
-from redline.analyze.batch import BatchSummary, BatchTrial, Knee, supported_knee
+from redline.analyze.batch import BatchSummary, BatchTrial, Knee, batch_summary, supported_knee
 from redline.analyze.blocks import ThroughputInterval
 from redline.api.batch import find_batch
 from redline.api.workspace import Workspace
@@ -20,7 +22,7 @@ from redline.errors import SpecError, UsageError
 from redline.fields import MOST_ITEMS
 from redline.note import Note
 from redline.record import Failure, RunRecord
-from redline.report.batch import found_report, trial_header, trial_line
+from redline.report.batch import batch_report, found_report, trial_header, trial_line
 from redline.report.terminal import as_text
 from redline.search.batch import MAX_TRIALS, trial_spec
 from redline.search.observer import NoJournal
@@ -234,6 +236,42 @@ class TestKnee:
         assert "%" in str(trial_line(next(trial for trial in found.trials if trial.fits)))
         noisy = msgspec.structs.replace(found.trials[0], trust=("noisy",))
         assert str(trial_line(noisy)).endswith("noisy")
+
+    def test_what_to_know_of_a_trial_stands_in_its_line_at_80_columns(self) -> None:
+        shown = BatchTrial(
+            batch=1000, fits=True, throughput_per_s=1_234_567.0, latency_p50_s=0.0123, latency_p95_s=0.0124,
+            throughput_interval=ThroughputInterval(low=1.2e6, high=1.3e6, half_width=0.0412), needed_bytes=1000 * MIB,
+            memory_share=0.04, items_per_s_per_gib=1_264_196.0, trust=("noisy", "shared-cpu"),
+        )  # fmt: skip
+        for width in (80, 70, 160):
+            line = trial_line(shown, width).plain
+            assert line.endswith("  noisy, shared-cpu")
+            assert len(line) <= width
+            assert "\n" not in line
+            assert len(trial_header(width)) == line.index("  noisy")
+        assert "items/s/GiB" in trial_header()
+        bound = trial_line(msgspec.structs.replace(shown, bound="host"), 80).plain.split("\n")
+        assert [bound[0].index("noisy"), len(bound)] == [len(bound[1]) - len("host-bound"), 2]
+
+    def test_columns_that_are_hidden_are_named(self) -> None:
+        found = find(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch)))
+        text = io.StringIO()
+        Console(file=text, width=80, highlight=False).print(batch_report([found]))
+        assert "  not shown at this width: share\n" in text.getvalue()
+        assert "not shown" not in as_text(batch_report([found]))
+
+
+def test_the_title_names_the_limit_once_and_no_shape_of_a_single_trial() -> None:
+    landscape = Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch))
+    journal = Kept()
+    found = find(landscape, journal=journal)
+    assert as_text(found_report([found])).count("16.0 GiB") == 1
+    record = next(each for each in journal.records if each.prepared)
+    assert record.prepared is not None
+    info = msgspec.structs.replace(record.prepared.workload, input_shapes=("7×20×96 float32",), image_size=None)
+    shaped = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, workload=info))
+    summary = batch_summary([shaped], found.trials, upper=math.inf)
+    assert "7×20×96" not in as_text(found_report([summary]))
 
 
 class TestLatencyTarget:

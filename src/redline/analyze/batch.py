@@ -25,11 +25,11 @@ from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import DISQUALIFYING
-from redline.conditions import conditions_text
+from redline.conditions import condition_words, conditions_of
 from redline.errors import SpecError
 from redline.fields import Frozen
 from redline.note import Note, note
-from redline.record import Failure, RunRecord
+from redline.record import Failure, RunRecord, device_of
 from redline.spec import Task
 from redline.units import format_seconds
 
@@ -149,7 +149,7 @@ class BatchSummary(Frozen):
     device: str
     device_name: str | None = None
     setting: str = ""
-    """Sizes, threads, versions, in words."""
+    """Sizes, threads, versions, in words; what all trials have in common."""
     item: str | None = None
     limit_bytes: int | None = None
     max_batch: int | None = None
@@ -297,6 +297,12 @@ def _surely_reached(trial: BatchTrial) -> float:
     return trial.throughput_interval.low if trial.throughput_interval else 0.0
 
 
+def _setting(record: RunRecord) -> str:
+    """Without the shapes of the inputs, which are those of one trial, and without the limit, which has a field of its own."""
+    words = condition_words(conditions_of(record), device_of(record))
+    return " · ".join(text for name, text in words.items() if name not in ("inputs", "max_memory_bytes"))
+
+
 def _no_knee(why: str) -> Note:
     return note("no-knee", f"no knee: {why}")
 
@@ -335,7 +341,7 @@ def batch_summary(
         recipe=first.recipe,
         device=first.device,
         device_name=next((row.device_name for row in rows if row.device_name), None),
-        setting=next((conditions_text(record) for record in records if record.prepared is not None), ""),
+        setting=next((_setting(record) for record in records if record.prepared is not None), ""),
         item=next((row.item for row in rows if row.item), None),
         limit_bytes=next((trial.limit_bytes for trial in trials if trial.limit_bytes), None),
         max_batch=largest,

@@ -16,6 +16,7 @@ from typing import Literal
 from redline.analyze.attainable import attainable
 from redline.analyze.blocks import device_kind, median_step_s, timed_blocks
 from redline.analyze.generation import generation_of
+from redline.conditions import counted
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Block, RunRecord
@@ -289,7 +290,7 @@ def _no_ceilings(record: RunRecord | None) -> str:
         return "the device's ceilings are not measured yet: 'redline ceilings' measures them"
     threads = environment.threads
     return (
-        f"the ceilings of this CPU with {threads} threads are not measured yet: "
+        f"the ceilings of this CPU with {counted(threads, 'thread')} are not measured yet: "
         f"'redline ceilings --threads {threads}' measures them"
     )
 

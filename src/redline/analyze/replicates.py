@@ -152,9 +152,11 @@ def joined_row(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) ->
     if len(processes) == 1:
         return processes[0][1]
     ids = tuple(row.record_id for _, row in processes)
+    # That of the first, for all who were measured with it: whose middle process is in which group is chance.
+    group = processes[0][1].group
     broken = next((row for _, row in processes if row.failure is not None), None)
     if broken is not None:  # what works in some processes only does not work
-        return msgspec.structs.replace(broken, replicate_ids=ids)
+        return msgspec.structs.replace(broken, replicate_ids=ids, group=group)
     timed = [process for process in processes if process[1].throughput_per_s is not None]
     sound = [process for process in timed if process[1].verdict.trusted] or timed
     rows = [row for _, row in sound]
@@ -167,6 +169,7 @@ def joined_row(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) ->
         cold_start_s=processes[0][1].cold_start_s,
         verdict=_verdict(rows, len(timed) - len(rows), middle),
         replicate_ids=ids,
+        group=group,
     )
     if len(rows) == 1:
         return msgspec.structs.replace(joined, vs_first=_versus(timed, firsts))
@@ -188,10 +191,12 @@ def joined_row(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) ->
 
 def _verdict(rows: Sequence[RunSummary], left_out: int, middle: RunSummary) -> Verdict:
     found = next((row.verdict for row in rows if not row.verdict.trusted), middle.verdict)
-    if not left_out:
-        return found
-    told = note("left-out", f"{left_out} of {len(rows) + left_out} processes left out: their numbers are doubted")
-    return msgspec.structs.replace(found, notes=(*found.notes, told))
+    # An interval over several processes is not that of one.
+    notes = [each for each in found.notes if each.code != "one-process" or len(rows) == 1]
+    if left_out:
+        told = f"{left_out} of {len(rows) + left_out} processes left out: their numbers are doubted"
+        notes.append(note("left-out", told))
+    return msgspec.structs.replace(found, notes=tuple(notes))
 
 
 def _interval(values: Sequence[float]) -> ThroughputInterval:

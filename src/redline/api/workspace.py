@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from redline.api.live import held_artifact
 from redline.environment import Environment
-from redline.errors import BenchError, UsageError
+from redline.errors import BenchError, Interrupted, UsageError
 from redline.identity import device_key
 from redline.launch import Door, open_door
 from redline.locks import device_lock
@@ -72,6 +72,8 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if isinstance(error, KeyboardInterrupt) and self.keeps and self._history and self._history.has_written:
+            raise Interrupted().with_traceback(trace) from None
 
     def close(self) -> None:
         """Close what was opened here; a door or history that was handed in stays open."""

@@ -40,7 +40,7 @@ from redline.cli.train import loader, train
 from redline.cli.tune import tune
 from redline.cli.watch import watch
 from redline.cli.workshop import checklist, workshop
-from redline.errors import BenchError, DoorError, RedlineError
+from redline.errors import BenchError, DoorError, Interrupted, RedlineError
 from redline.units import printable
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (
@@ -107,8 +107,9 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             code = command(*args, **kwargs)
-        except KeyboardInterrupt:
-            _complain("interrupted; what was measured is kept: 'redline show' lists it")
+        except KeyboardInterrupt as error:
+            kept = "; what was measured is kept: 'redline show' lists it" if isinstance(error, Interrupted) else ""
+            _complain(f"interrupted{kept}")
             raise typer.Exit(Exit.INTERRUPTED) from None
         except RedlineError as error:
             is_broken = isinstance(error, BenchError | DoorError)

@@ -18,9 +18,10 @@ from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
+from redline.conditions import counted
 from redline.protocol import Progress
 from redline.record import RunRecord
-from redline.report.batch import search_title, trial_header, trial_line
+from redline.report.batch import TrialLine, search_title
 from redline.report.course import Course, ended_words, in_columns, shortened, stage_words
 from redline.report.race import pair_line
 from redline.report.sweep import estimate_text
@@ -210,7 +211,7 @@ class LiveSweep(LiveObserver):
         parts += [f"batch {workload.batch}"] if workload.batch else []
         parts += [f"prompt {workload.prompt}"] if workload.prompt else []
         parts += [f"{workload.new_tokens} new tokens"] if workload.new_tokens else []
-        parts += [f"{threads} threads"] if threads else []
+        parts += [counted(threads, "thread")] if threads else []
         return " ".join(parts)
 
     def settled(self, cell: Cell, record: RunRecord) -> None:
@@ -253,7 +254,7 @@ class LiveBatches(LiveObserver):
         if title != self._title:
             self._title, self._best = title, None
             self.say(Text(title, style="bold"), on_stdout=self._on_stdout)
-            self.say(Text(trial_header()), on_stdout=self._on_stdout)
+            self.say(TrialLine(), on_stdout=self._on_stdout)
         super().opened(record)
 
     def name_of(self, record: RunRecord) -> str:
@@ -266,7 +267,7 @@ class LiveBatches(LiveObserver):
 
     def tried(self, trial: BatchTrial) -> None:
         self._done += 1
-        self.say(trial_line(trial), on_stdout=self._on_stdout)
+        self.say(TrialLine(trial), on_stdout=self._on_stdout)
         best = self._best.throughput_per_s if self._best is not None else None
         if trial.throughput_per_s is not None and trial.throughput_per_s > (best or 0.0):
             self._best = trial

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from redline.analyze.batch import BatchSummary, BatchTrial, curve_of, items_of_one
 from redline.analyze.knee import SATURATED
 from redline.report.canvas import check_picture, save_figure
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import Fitted, make_table
+from redline.report.terminal import PIPE_WIDTH, Fitted, make_table
 from redline.units import format_bytes, format_seconds, format_share, significant
 
-_COLUMNS = (
-    ("batch", 7),
-    ("items/s", 10),
-    ("±", 7),
-    ("p50", 10),
-    ("p95", 10),
-    ("memory", 10),
-    ("share", 6),
-    ("items/s/GiB", 12),
-)
+_COLUMNS = {
+    "batch": 6,
+    "items/s": 9,
+    "±": 6,
+    "p50": 7,
+    "p95": 7,
+    "memory": 9,
+    "share": 5,
+    "items/s/GiB": 11,
+}
+_EXPENDABLE = ("share", "items/s/GiB", "p95")
+"""What is hidden first on a narrow terminal: two that follow from others, and one that short trials lack."""
+_REMARK = 19
+"""Characters that are left for what to know of a trial, such as its trust."""
 
 
 def batch_json(rows: Sequence[BatchSummary]) -> JsonDocument:
@@ -65,8 +70,8 @@ def batch_report(rows: Sequence[BatchSummary]) -> RenderableType:
     """Every trial, recipe by recipe, then what was found."""
     parts: list[RenderableType] = []
     for found in rows:
-        parts += [Text(search_title(found.model, found.task, found.recipe), style="bold"), Text(trial_header())]
-        parts += [trial_line(trial) for trial in sorted(found.trials, key=lambda trial: trial.batch)]
+        parts += [Text(search_title(found.model, found.task, found.recipe), style="bold"), TrialLine()]
+        parts += [TrialLine(trial) for trial in sorted(found.trials, key=lambda trial: trial.batch)]
     return Group(*parts, found_report(rows))
 
 
@@ -74,30 +79,69 @@ def search_title(model: str, task: str, recipe: str) -> str:
     return f"{model} · {task} · {recipe}"
 
 
-def trial_header() -> str:
-    return " ".join(name.rjust(width) for name, width in _COLUMNS)
+class TrialLine:
+    """One trial in as many columns as the terminal has room for, or without a trial their header."""
+
+    def __init__(self, trial: BatchTrial | None = None) -> None:
+        self._trial = trial
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        yield Text(trial_header(width)) if self._trial is None else trial_line(self._trial, width)
 
 
-def trial_line(trial: BatchTrial) -> Text:
-    """One trial, aligned with `trial_header`."""
-    batch = str(trial.batch).rjust(_COLUMNS[0][1])
+def _shown(width: int) -> list[str]:
+    shown = list(_COLUMNS)
+    for name in _EXPENDABLE:
+        if sum(_COLUMNS[each] + 1 for each in shown) - 1 + _REMARK > width:
+            shown.remove(name)
+    return shown
+
+
+def trial_header(width: int = PIPE_WIDTH) -> str:
+    return " ".join(name.rjust(_COLUMNS[name]) for name in _shown(width))
+
+
+def trial_line(trial: BatchTrial, width: int = PIPE_WIDTH) -> Text:
+    """One trial, aligned with `trial_header`; what there is to know of it goes on below itself."""
     if not trial.fits:
         assert trial.failure is not None
         why = "does not fit" if trial.is_oom else f"{trial.failure.kind}: {trial.failure.told}"
-        return Text(f"{batch}  {why}", style="yellow" if trial.is_oom else "red")
+        style = "yellow" if trial.is_oom else "red"
+        return Text(_remarked(str(trial.batch).rjust(_COLUMNS["batch"]), why, width), style=style)
+    cells = _cells(trial)
+    figures = " ".join(cells[name].rjust(_COLUMNS[name]) for name in _shown(width))
+    return Text(_remarked(figures, _remark(trial), width))
+
+
+def _remarked(figures: str, remark: str, width: int) -> str:
+    indent = " " * (len(figures) + 2)
+    lines = textwrap.wrap(remark, max(width - len(indent), _REMARK), break_on_hyphens=False)
+    return (figures + "  " + f"\n{indent}".join(lines)).rstrip()
+
+
+def _cells(trial: BatchTrial) -> dict[str, str]:
     assert trial.throughput_per_s is not None
     rate = trial.throughput_per_s
-    cells = (
-        significant(rate, max(3, len(str(round(rate))))),
-        format_share(trial.throughput_interval.half_width if trial.throughput_interval else None),
-        format_seconds(trial.latency_p50_s),
-        format_seconds(trial.latency_p95_s),
-        format_bytes(trial.needed_bytes),
-        "n/a" if trial.memory_share is None else f"{trial.memory_share:.0%}",
-        "n/a" if trial.items_per_s_per_gib is None else significant(trial.items_per_s_per_gib, 3),
-    )
-    told = " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, _COLUMNS[1:], strict=True))
-    return Text(f"{batch} {told}{_remark(trial)}")
+    return {
+        "batch": str(trial.batch),
+        "items/s": significant(rate, max(3, len(str(round(rate))))),
+        "±": format_share(trial.throughput_interval.half_width if trial.throughput_interval else None),
+        "p50": format_seconds(trial.latency_p50_s),
+        "p95": format_seconds(trial.latency_p95_s),
+        "memory": format_bytes(trial.needed_bytes),
+        "share": "n/a" if trial.memory_share is None else f"{trial.memory_share:.0%}",
+        "items/s/GiB": "n/a" if trial.items_per_s_per_gib is None else significant(trial.items_per_s_per_gib, 3),
+    }
+
+
+class _Hidden:
+    """Names the columns that the trials above lack at this width."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = _shown(options.max_width)
+        if hidden := [name for name in _COLUMNS if name not in shown]:
+            yield Text(f"  not shown at this width: {', '.join(hidden)}", style="dim italic")
 
 
 def found_report(rows: Sequence[BatchSummary]) -> RenderableType:
@@ -121,7 +165,7 @@ def found_report(rows: Sequence[BatchSummary]) -> RenderableType:
             str(found.ooms),
         )
     notes = [Text(f"  {found.recipe}: {note}", style="dim") for found in rows for note in found.notes]
-    return Group(Fitted(table), *notes, Text(_next_step(rows), style="bold"))
+    return Group(_Hidden(), Fitted(table), *notes, Text(_next_step(rows), style="bold"))
 
 
 def _title(found: BatchSummary) -> str:
@@ -151,7 +195,7 @@ def _remark(trial: BatchTrial) -> str:
         remarks.append("host-bound")
     if trial.allocator_retries:
         remarks.append("short of memory")
-    return f"  {', '.join(remarks)}" if remarks else ""
+    return ", ".join(remarks)
 
 
 def _next_step(rows: Sequence[BatchSummary]) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from redline.analyze.attainable import OperatorRow
 from redline.analyze.ceilings import CeilingsSummary, Figure
+from redline.conditions import counted
 from redline.note import Note
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
@@ -17,7 +18,7 @@ from redline.units import format_bytes, format_count, format_seconds, format_sha
 
 
 def ceilings_report(found: CeilingsSummary) -> RenderableType:
-    threads = f" · {found.threads} threads" if found.threads else ""
+    threads = f" · {counted(found.threads, 'thread')}" if found.threads else ""
     when = datetime.fromtimestamp(found.measured_at).strftime("%Y-%m-%d %H:%M")
     title = f"{found.name}{threads} · torch {found.torch} · driver {found.driver or 'n/a'} · measured {when}"
     table = make_table(Text(title, style="bold"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
-from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.recommend import interval_text
@@ -13,7 +12,7 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.conditions import condition_words
 from redline.record import Numerics
-from redline.report.terminal import GAP, make_table
+from redline.report.terminal import Fitted, make_table
 from redline.units import (
     format_bytes,
     format_count,
@@ -162,11 +161,9 @@ OVERVIEW: dict[str, Literal["left", "right"]] = {
 }
 """The columns of all workloads together, and how they stand."""
 OVERVIEW_EXPENDABLE = ("p50 ms", "vs first", "±", "device", "task")
-FOLDED = 14
-"""Columns of text go on in the next line, and keep at least this width."""
 
 
-def overview(groups: Sequence[Sequence[RunSummary]], width: int) -> Table:
+def overview(groups: Sequence[Sequence[RunSummary]]) -> Fitted:
     """All rows of several workloads in one table, with the conditions in which they differ."""
     words = [condition_words(group[0].conditions, group[0].device) for group in groups]
     names = list(dict.fromkeys(name for each in words for name in each))
@@ -177,20 +174,12 @@ def overview(groups: Sequence[Sequence[RunSummary]], width: int) -> Table:
     shown = [
         name for name in OVERVIEW if name not in ("task", "conditions", "device") or len({r[name] for r in rows}) > 1
     ]
-    for name in OVERVIEW_EXPENDABLE:
-        if sum(_overview_width(each, rows) + GAP for each in shown) > width + GAP and name in shown:
-            shown.remove(name)
     table = make_table(Text("all together", style="bold"))
     for name in shown:
         table.add_column(name, justify=OVERVIEW[name], overflow="fold", no_wrap=OVERVIEW[name] == "right")
     for row in rows:
         table.add_row(*(Text(row[name]) for name in shown))
-    return table
-
-
-def _overview_width(name: str, rows: Sequence[Mapping[str, str]]) -> int:
-    natural = max(len(name), *(len(row[name]) for row in rows))
-    return natural if OVERVIEW[name] == "right" else min(natural, FOLDED)
+    return Fitted(table, OVERVIEW_EXPENDABLE)
 
 
 def _overview_cells(row: RunSummary, words: Mapping[str, str], apart: Sequence[str]) -> dict[str, str]:
@@ -207,7 +196,7 @@ def _overview_cells(row: RunSummary, words: Mapping[str, str], apart: Sequence[s
         "p50 ms": "–" if failed else milliseconds(row.latency_s.p50 if row.latency_s else None, half_width),
         "±": format_share(half_width),
         "vs first": ratio_cell(row) or "–",
-        "trust": failed or str(trust_cell(row)),
+        "trust": failed or f"{trust_cell(row)}{', numerics ✗' if row.numerics and row.numerics.is_wrong else ''}",
     }
 
 

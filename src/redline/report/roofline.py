@@ -14,6 +14,7 @@ from rich.text import Text
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow
 from redline.analyze.replicates import Line
 from redline.analyze.summary import CeilingsOf, RunSummary
+from redline.conditions import counted
 from redline.fields import Frozen
 from redline.report.canvas import check_picture, save_figure
 from redline.report.terminal import Fitted, make_table
@@ -240,7 +241,7 @@ def _roofs(ceilings: Ceilings, formats: Sequence[str]) -> tuple[Roof, ...]:
 
 def _title(ceilings: Ceilings) -> str:
     """Everything ceilings are stored under, so that two devices never share a chart."""
-    threads = f"{ceilings.threads} threads" if ceilings.threads else ""
+    threads = counted(ceilings.threads, "thread") if ceilings.threads else ""
     driver = f"driver {ceilings.driver}" if ceilings.driver else ""
     torch = f"torch {ceilings.torch}" if ceilings.torch else ""
     return ", ".join(part for part in (ceilings.name or ceilings.kind, threads, driver, torch) if part)

@@ -84,7 +84,7 @@ class RunReport:
             yield from limit_remarks(group)
             yield from cheapest(group)
         if len(groups) > 1:
-            yield overview(groups, console.width)
+            yield overview(groups)
         yield Text(next_step(self._rows), style="bold")
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, UnderTargets
+from redline.conditions import counted
 from redline.report.cells import TRUST_STYLE, cheapest, energy_cells, energy_columns
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
@@ -119,7 +120,7 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
         ]
         table = make_table(Text(f"{model} · {task}", style="bold"))
         for axis in axes:
-            table.add_column(axis, justify="left" if axis == "recipe" else "right", overflow="fold", min_width=5)
+            table.add_column(axis, justify="left" if axis == "recipe" else "right", overflow="fold")
         told = [row for cell in cells if (row := by_record.get(cell.record_id or "")) is not None]
         energy = energy_columns(told, "item", on_gpu=any(row.device != "cpu" for row in told))
         last = ("TTFT", "TPOT") if task == "generate" else ("p50 ms", "p95 ms")
@@ -127,7 +128,7 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
         speed = "tok/s" if task == "generate" else "items/s"
         for header in (speed, "±", *stalled, *last, "memory MB", *energy.values()):
             table.add_column(header, justify="right", no_wrap=True)
-        table.add_column("status", overflow="fold", min_width=9)
+        table.add_column("status", overflow="fold", min_width=len("shared-cpu,"))
         for cell in _combinations(cells):
             row = by_record.get(cell.record_id or "")
             where = (Text(_axis_text(cell, axis, row)) for axis in axes)
@@ -135,7 +136,10 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
             measured = _measured(row)
             measured[2:2] = [_sustained(row) for _ in stalled]
             table.add_row(*where, *measured, *(metered.get(name, "–") for name in energy), _status(cell, row))
-        hideable = (*list(energy.values())[1:3], "memory MB", "p95 ms", "threads", "p50 ms", "±")
+        # Threads that differ tell rows apart, so they go last.
+        figures = ["memory MB", "p95 ms", "p50 ms", "±"]
+        figures.insert(2 if len({cell.threads for cell in cells}) == 1 else 4, "threads")
+        hideable = (*list(energy.values())[1:3], *figures)
         parts += [Fitted(table, hideable), *map(Text, _curves(told)), *cheapest(told)]
     return parts
 
@@ -247,7 +251,7 @@ def _name(cell: SweepCell) -> str:
     parts = [cell.model, cell.task, cell.recipe, f"batch {cell.batch}" if cell.batch else ""]
     parts += [f"prompt {cell.prompt}" if cell.prompt else ""]
     parts += [f"{cell.new_tokens} new tokens" if cell.new_tokens else ""]
-    parts.append(f"{cell.threads} threads" if cell.threads else "")
+    parts.append(counted(cell.threads, "thread") if cell.threads else "")
     parts.append(f"replicate {cell.replicate}" if cell.replicate > 1 else "")
     return " ".join(part for part in parts if part)
 

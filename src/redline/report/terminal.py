@@ -67,6 +67,8 @@ GAP = 3
 """Characters between two columns; behind the last there are none."""
 LEAST = 14
 """The width that a column of text keeps while others can be hidden instead."""
+INDENT = 4
+"""How much further to the right an indented cell goes on in its next line: more than its children are indented by."""
 _BREAKS = re.compile(r"(?<=[\s+:/·_,])")
 
 
@@ -145,15 +147,22 @@ def _shared(
 
 
 def _wrapped(cell: RenderableType, width: int) -> Text:
-    """The cell in lines of at most `width`, broken between words and switches; a longer word is broken anywhere."""
+    """The cell in lines of at most `width`, broken between words and switches; a longer word is broken anywhere.
+
+    What is indented, as in a tree, goes on further to the right than it began.
+    """
     text = _plain(cell)
     if len(text.plain) <= width:
         return text
-    lines = [""]
-    for piece in (piece for line in text.plain.split("\n") for piece in _BREAKS.split(line)):
-        if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1]:
-            lines.append("")
+    begins_at = len(text.plain) - len(text.plain.lstrip(" "))
+    indent = " " * min(begins_at + INDENT, width // 2) if begins_at else ""
+    lines = [text.plain[:begins_at]]
+    for piece in (piece for line in text.plain[begins_at:].split("\n") for piece in _BREAKS.split(line)):
+        if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
+            lines.append(indent)
         lines[-1] += piece
+        while indent and len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], indent + lines[-1][width:]]
     return Text("\n".join(line.rstrip() for line in lines), style=text.style)
 
 

@@ -58,6 +58,8 @@ class History:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.has_written = False
+        """Whether this process has written a record."""
 
     @classmethod
     def open(
@@ -124,6 +126,7 @@ class History:
 
     def _write(self, record: RunRecord, *, over: bool) -> None:
         self._database.write(WriteRecord(record=with_stored_trace(record, self.folder), over=over))
+        self.has_written = True
 
     def sweep(self, name: str) -> SweepLedger:
         """What is known of the cells of a sweep."""

@@ -148,6 +148,20 @@ class TestProducts:
         assert work.flops == 0
         assert work.other_flops() == 5 * 2 * 64 * 6
 
+    def test_many_euclidean_distances_are_one_product(self) -> None:
+        """With 30 vectors torch multiplies 30×(16+2) by (16+2)×40; backward is two products without the two columns."""
+        work = both(Does(torch.cdist), moving(3, 30, 16), moving(3, 40, 16))
+        assert work.flops == 2 * 3 * 30 * 40 * (16 + 2)
+        assert work.backward_flops == 2 * (2 * 3 * 30 * 40 * 16)
+        with torch.inference_mode():
+            work = forward(Does(torch.cdist), torch.randn(30, 16), torch.randn(40, 16))
+        assert work.flops == 2 * 30 * 40 * (16 + 2)
+        assert work.uncounted == ()
+
+    def test_few_distances_and_other_norms_are_taken_one_by_one(self) -> None:
+        work = forward(Does(lambda a, b: torch.cdist(a, b, p=1.0)), torch.randn(30, 16), torch.randn(40, 16))
+        assert (work.flops, work.other_flops()) == (0, 3 * 30 * 40 * 16)
+
 
 class TestTheRest:
     def test_norms_and_elementwise_work_stand_apart(self) -> None:

@@ -20,13 +20,14 @@ from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
 from redline.note import note
-from redline.questions import SwitchChoice, SwitchNeed
+from redline.protocol import Ask
+from redline.questions import AskMetric, SwitchChoice, SwitchNeed
 from redline.record import Capabilities, Failure
 from redline.search.observer import Observer
 from redline.search.tune.record import decode_tune, encode_tune
 from redline.spec import RunSpec
 from redline.store import History
-from redline.testing.fake import FakeDoor
+from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import EXACT, Landscape
 from redline.work import Facts
 
@@ -483,6 +484,22 @@ class TestCheck:
         assert len(asked) == len(set(asked)), "once each"
         assert result.summary.metrics == result.tune.metrics
         assert "your check: 1, 1 with the baseline" in str(result)
+
+    def test_an_interrupted_check_is_not_waited_for(self, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Closing would: a worker in the middle of a check hears of it when the check is over."""
+        ended: list[str] = []
+
+        def interrupted(self: FakeSession, request: Any, on_progress: Any = None) -> Any:
+            if isinstance(request, Ask) and isinstance(request.question, AskMetric):
+                monkeypatch.setattr(FakeSession, "close", lambda self: ended.append("closed"))
+                monkeypatch.setattr(FakeSession, "kill", lambda self: ended.append("killed"))
+                raise KeyboardInterrupt
+            return real(self, request, on_progress)
+
+        real = FakeSession.ask
+        monkeypatch.setattr(FakeSession, "ask", interrupted)
+        assert tuned(FakeDoor(landscape()), history, check="metrics:top1").tune.state == "interrupted"
+        assert ended == ["killed"]
 
     def test_what_falls_does_not_win_though_its_numerics_hold(self, tune: Callable[..., TuneResult]) -> None:
         falls = landscape(metric=lambda spec: 0.5 if "fp16" in switches_of(spec) else 0.76)

@@ -92,8 +92,9 @@ def _proven(evidence: Evidence, best: RunSummary) -> Advice:
 def _undecided(evidence: Evidence, best: RunSummary, first: RunSummary) -> Advice:
     """What may be faster, and what would decide it."""
     subject = evidence.subject
-    why = "its times are doubted" if not best.verdict.trusted else "its interval allows for no gain at all"
-    told = f"Not decided: {best.recipe} may be faster than {first.recipe} for {work(subject)}, but {why}"
+    seems, but = ("may be faster", "no gain at all") if ratio_of(best)[0] >= 1 else ("seems slower", "a gain")
+    why = "its times are doubted" if not best.verdict.trusted else f"its interval allows for {but}"
+    told = f"Not decided: {best.recipe} {seems} than {first.recipe} for {work(subject)}, but {why}"
     again = evidence.command("race", best, batch=evidence.asked_batch(best), recipes=(first.recipe, best.recipe))
     details = [
         f"{ratio_text(best)} at batch {best.batch}: {rate(best)} against {rate(first)}{noise_remark(best)}",

@@ -171,6 +171,11 @@ def distances(arguments: Arguments, out: Any) -> int:
     return 3 * out.numel() * int(arguments["x1"].shape[-1])
 
 
+def euclidean_distances(arguments: Arguments, out: Any) -> int:
+    """One product: two columns beside the data carry the squared lengths of the vectors of either side."""
+    return 2 * out.numel() * (int(arguments["x1"].shape[-1]) + 2)
+
+
 def trilinear(arguments: Arguments, out: Any) -> int:
     """Two multiplications and an addition for each combination; expanded dimensions count once."""
     sizes: list[int] = []
@@ -224,6 +229,7 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     "_trilinear": ("matmul", trilinear),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), ("other", fourier)),
     "_cdist_forward": ("other", distances),
+    "_euclidean_dist": ("matmul", euclidean_distances),
 }  # fmt: skip
 """By the name of an operator without its overload; those of aten without their namespace."""
 

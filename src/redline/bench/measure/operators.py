@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from redline.bench.count.counter import Tf32, WorkCounter
-from redline.bench.count.kinds import known
+from redline.bench.count.kinds import described, known
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from
 from redline.bench.recipe.compose import apply_recipe
@@ -165,8 +165,9 @@ class _Caught(WholeDispatchMode):
         with counter:
             out = func(*args, **kwargs)
         # One call may be several operators inside, as that of a recurrent layer is.
-        parts = [row for row in counter.rows.elements() if row[1] != "copy"]  # views and moves have no roof
-        name = known(func).name
+        name, layer, _ = described(func)
+        # Views and moves are not what a model is made of; lookups are.
+        parts = [row for row in counter.rows.elements() if row[1] != "copy" or layer == "embedding"]
         if not parts:
             return out
         if func._schema.is_mutable:

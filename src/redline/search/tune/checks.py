@@ -82,8 +82,10 @@ def _ask_metric(tuner: Tuner, switches: Switches) -> Metric:
     try:
         question = AskMetric(spec=spec, check=tuner.asked.check, baseline=known.value if known else None)
         reply = session.ask(Ask(question=question))
-    finally:
-        session.close()
+    except BaseException:
+        session.kill()  # closing would wait for a check that nobody wants any more
+        raise
+    session.close()
     if isinstance(reply, MetricAnswer):
         return Metric(recipe=recipe, value=reply.value, baseline=reply.baseline)
     why = reply.failure.told if isinstance(reply, FailureReply) else f"the bench answered {type(reply).__name__}"
