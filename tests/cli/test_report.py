@@ -6,12 +6,13 @@ import gzip
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from invoking import document
 from reported import fake_door, race_records, step_s, sweep_records
 from typer.testing import Result
 
-from redline.record import RunRecord
+from redline.record import Block, RunRecord
 from redline.report.export import export_json
 from redline.store import History
 from redline.testing.fake import FakeDoor
@@ -29,6 +30,19 @@ def keep(records: list[RunRecord]) -> list[RunRecord]:
     return records
 
 
+def placed(records: list[RunRecord], at: float) -> list[RunRecord]:
+    """As if they had been measured in no time, so many seconds after noon."""
+    noon = 1.75e9
+
+    def block_at(block: Block) -> Block:
+        return msgspec.structs.replace(block, started_at=noon + at - block.wall_s)
+
+    return [
+        msgspec.structs.replace(record, created_at=noon + at, blocks=tuple(block_at(block) for block in record.blocks))
+        for record in records
+    ]
+
+
 class TestReport:
     def test_writes_the_folder_and_says_where(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         keep(race_records())
@@ -42,6 +56,25 @@ class TestReport:
         told = document(redline("report", "--last", "--out", str(tmp_path / "out"), "--json"))
         assert told["records"] == 3
         assert Path(told["dashboard"]).exists()
+
+    @pytest.mark.parametrize(("pause_s", "before"), [(1.0, 3), (60.0, 0)])
+    @pytest.mark.parametrize("recipes", [("baseline", "fp16"), ("baseline",)])
+    def test_the_last_has_the_replicates_just_before_it(
+        self, redline: Callable[..., Result], tmp_path: Path, pause_s: float, before: int, recipes: tuple[str, ...]
+    ) -> None:
+        """A race goes on without those who fell behind; a minute-old one of the same recipes is another measurement."""
+        keep(placed(race_records(("baseline", "fp16", "fp16+compile")), 0.0))
+        keep(placed(race_records(recipes), pause_s))
+        told = document(redline("report", "--last", "--out", str(tmp_path / "out"), "--json"))
+        assert told["records"] == before + len(recipes)
+
+    def test_the_last_is_without_another_measurement_just_before_it(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        keep(placed(race_records(("baseline", "fp16")), 0.0))
+        keep(placed(race_records(("baseline", "bf16")), 1.0))
+        told = document(redline("report", "--last", "--out", str(tmp_path / "out"), "--json"))
+        assert told["records"] == 2
 
     def test_of_a_sweep_by_name(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         keep(race_records(model="another"))

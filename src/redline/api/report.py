@@ -151,7 +151,7 @@ def report_records(
 def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history: History) -> Chosen:
     chosen = Chosen()
     if last:
-        group = history.latest_group()
+        group = _last_measured(history)
         searched = _search_of(group, history)
         if searched is not None:
             return _tune(searched, workspace)
@@ -164,6 +164,44 @@ def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history
         chosen.add(history.find(newest_first=False, on_unreadable=chosen.left_out))
     _add_searches(chosen, workspace, history)
     return chosen
+
+
+NEXT_S = 5.0
+"""At most this much lies between the last step of one replicate and the start of the next: workers are closed meanwhile."""
+MOST_BEFORE = 200
+"""Records that are looked at for earlier replicates."""
+
+
+def _last_measured(history: History) -> list[RunRecord]:
+    """The newest group, after the replicates that the same command measured before it."""
+    found = newest = history.latest_group()
+    known = {record.id for record in newest}
+    for row in history.rows(limit=MOST_BEFORE):
+        if row.id in known:
+            continue
+        if row.group is None:
+            earlier = list(history.load_many([row.id]).values())
+        else:
+            earlier = history.find(group=row.group, newest_first=False)
+        if not _is_replicate(earlier, newest):
+            break
+        found, newest = [*earlier, *found], earlier
+        known |= {record.id for record in earlier}
+    return found
+
+
+def _is_replicate(earlier: Sequence[RunRecord], later: Sequence[RunRecord]) -> bool:
+    """Whether all of `later` was measured in `earlier` too, which ended just before. A race may go on with fewer."""
+    ends = [block.started_at + block.wall_s for record in earlier for block in record.blocks]
+    begins = [record.created_at for record in later]
+    measured = [_what(record) for record in earlier]
+    if not ends or not begins or any(_what(record) not in measured for record in later):
+        return False
+    return 0 <= min(begins) - max(ends) <= NEXT_S
+
+
+def _what(record: RunRecord) -> tuple[object, ...]:
+    return record.spec.workload, record.spec.recipe, record.spec.device
 
 
 def _tune(name: str, workspace: Workspace) -> Chosen:
