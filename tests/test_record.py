@@ -128,6 +128,7 @@ def whole_record(**changes: Any) -> RunRecord:
             compile_cache="mixed",
             graph_breaks=2,
             contended=True,
+            shared=True,
         ),
         numerics=Numerics(
             method="loss-path",
@@ -530,7 +531,7 @@ class TestSchema:
         prepared["work"]["notes"] = []
         prepared["numerics"]["reason"] = "near enough"
         prepared["warmup"]["reason"] = ""
-        cold = {"compile_cache": None, "contended": False, "graph_breaks": None}
+        cold = {"compile_cache": None, "contended": False, "shared": False, "graph_breaks": None}
         prepared["cold_start"] = {
             f"{name}_s": value for name, value in prepared["cold_start"].items() if name not in cold
         }
@@ -541,7 +542,7 @@ class TestSchema:
         assert found.blocks == today.blocks
         assert today.prepared is not None
         assert found.prepared.cold_start == msgspec.structs.replace(
-            today.prepared.cold_start, compile_cache=None, contended=False, graph_breaks=None
+            today.prepared.cold_start, compile_cache=None, contended=False, shared=False, graph_breaks=None
         )
         assert found.notes == (note("note", "measured alone"),)
         assert found.prepared.recipe_notes == (note("note", "no graphs", about="compile"),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -40,6 +40,10 @@ from redline.record import (
 from redline.spec import RunSpec
 from redline.training import Epoch, Fed, FedPart, TrainingProgress
 
+Sharing = Literal["alone", "shares", "helps"]
+"""How blocks that are compiled one by one are compiled. `shares`: other workers prepare the same recipe at the same time, and
+each compiles some. `helps`: the same, and nothing else is prepared."""
+
 
 class Prepare(Frozen, tag=True):
     """Build the workload, apply the recipe, check its numerics, reach the steady state."""
@@ -49,6 +53,7 @@ class Prepare(Frozen, tag=True):
     """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
     modules: bool = False
     """Count the work module by module."""
+    sharing: Sharing = "alone"
     checkpoint: str | None = None
     """Training on data: the file that keeps the state after each epoch. Where it is there, training goes on from it."""
 

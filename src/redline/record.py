@@ -120,6 +120,8 @@ class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in SECOND
     """Where the compiler had to stop and begin again; None where the recipe does not compile."""
     contended: bool = False
     """Others were prepared at the same time: alone, these seconds would have been fewer."""
+    shared: bool = False
+    """Other processes compiled some of its blocks at the same time: alone, compiling would have taken longer."""
 
 
 class Numerics(Frozen):

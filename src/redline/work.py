@@ -158,7 +158,8 @@ class RepeatedBlock(Frozen):
     share: float
     """Share of the time that the operators of the forward pass took."""
     kinds: int | None = None
-    """How many of them differ in the shapes of their weights: each kind is compiled by itself. None in old records."""
+    """How many of them differ in what they compute, by shapes or by constants such as the rate of a dropout: each kind is
+    compiled by itself. None in old records."""
 
 
 class Facts(Frozen):

@@ -27,6 +27,7 @@ from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differe
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, suspect_of
 from redline.bench.recipe.outputs import Answer, answer_of, sketch_of
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
+from redline.bench.recipe.sharing import compile_together
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
 from redline.bench.train.epochs import seed_everything
 from redline.bench.train.prepare import fitted
@@ -84,7 +85,8 @@ class Workbench:
         self._returned = Answer()
         """By a function, when it was called first."""
 
-    def prepare(self, spec: RunSpec, *, modules: bool = False) -> Prepared:
+    def prepare(self, spec: RunSpec, *, modules: bool = False, shares: bool = False) -> Prepared:
+        """`shares`: other processes prepare the same, and compile some of the blocks that are compiled one by one."""
         device = self._open_device(spec)
         with few_threads(device):
             workload = self._build(spec, device)
@@ -92,7 +94,7 @@ class Workbench:
         info = workload.info()
         applicable = () if spec.measure.sparing else applicable_recipes(workload.model, device, workload.task)
         setup = self._apply(spec, workload, device)
-        step = self._first_call(spec, setup)
+        step = self._first_call(spec, setup, shares=shares)
         info = msgspec.structs.replace(info, notes=tuple(workload.notes))
         numerics = self._numerics(spec, reference, step, setup)
         del reference
@@ -145,6 +147,20 @@ class Workbench:
         unchecked = note("unchecked", "not checked under an external profiler")
         numerics = Numerics(method="skipped", reason=unchecked)
         return self._prepared(setup, workload=info, numerics=numerics, warmup=warmup)
+
+    def prepare_blocks(self, spec: RunSpec) -> Prepared:
+        """For other processes: only what is compiled one by one, which they find in the cache."""
+        device = self._open_device(spec)
+        workload = self._build(spec, device, calibrate=False)
+        info = workload.info()
+        setup = self._apply(spec, workload, device)
+        self._enter("compile", str(spec.recipe))
+        with self._make_step(spec, setup).context():
+            compile_together(setup, setup.compiled_blocks, spec)
+        self._enter("ready")
+        unchecked = note("unchecked", "only its blocks were compiled")
+        numerics = Numerics(method="skipped", reason=unchecked)
+        return self._prepared(setup, workload=info, numerics=numerics, warmup=Warmup(reason=unchecked))
 
     def prepare_training(self, request: Prepare) -> PreparedReply:
         """For epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
@@ -270,7 +286,7 @@ class Workbench:
         device.reset_peaks()
         return setup
 
-    def _first_call(self, spec: RunSpec, setup: Setup) -> Timed:
+    def _first_call(self, spec: RunSpec, setup: Setup, *, shares: bool = False) -> Timed:
         stage = "compile" if setup.capabilities.compiles else "first-call"
         self._enter(stage, str(spec.recipe))
         step = self._make_step(spec, setup)
@@ -285,6 +301,8 @@ class Workbench:
             with step.context(), blaming(suspect_of(spec, setup), setup, stage):
                 if setup.task == "step":
                     torch.manual_seed(spec.seed)  # what it returns is compared with what it returned at other commits
+                if shares and setup.compiled_blocks:
+                    compile_together(setup, setup.compiled_blocks, spec)
                 result = step()
                 refuse_what_has_not_run(result, name_of(setup.workload.model))
                 for check in setup.after_first_call:
@@ -297,7 +315,7 @@ class Workbench:
             setup.device.synchronize()
             seconds = time.perf_counter() - started
         setup.note_changed_inputs()
-        self._note_first_call(setup, seconds)
+        self._note_first_call(setup, seconds, shared=shares and bool(setup.compiled_blocks))
         if spec.launch.folder:
             refuse_other_checkout(spec.launch.folder)
         if setup.task == "step" and (unseen := setup.device.unseen_work()) is not None:
@@ -308,8 +326,8 @@ class Workbench:
     def _make_step(self, spec: RunSpec, setup: Setup) -> Timed:
         return GenerateStep(setup) if setup.task == "generate" else make_step(setup, spec.workload.optimizer)
 
-    def _note_first_call(self, setup: Setup, seconds: float) -> None:
-        self._cold["first_call_s"] = seconds
+    def _note_first_call(self, setup: Setup, seconds: float, *, shared: bool = False) -> None:
+        self._cold["first_call_s"], self._cold["shared"] = seconds, shared
         if setup.capabilities.compiles:
             self._cold["compile_s"] = compile_seconds()
             self._cold["compile_cache"] = cache_state()

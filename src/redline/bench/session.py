@@ -135,7 +135,10 @@ class BenchSession:
             return self._bench.prepare_training(request)
         if request.bare:
             return PreparedReply(prepared=self._bench.prepare_bare(request.spec))
-        return PreparedReply(prepared=self._bench.prepare(request.spec, modules=request.modules))
+        if request.sharing == "helps":
+            return PreparedReply(prepared=self._bench.prepare_blocks(request.spec))
+        shares = request.sharing == "shares"
+        return PreparedReply(prepared=self._bench.prepare(request.spec, modules=request.modules, shares=shares))
 
     def _train(self, request: TrainEpoch | Feed) -> Reply:
         if self._bench.training is None:

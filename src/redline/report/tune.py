@@ -192,8 +192,9 @@ def _interval(low: float | None, high: float | None, mark: str = "") -> str:
 
 
 def compile_told(row: Ranked) -> str:
-    """`<`: others were prepared at the same time, so that alone it takes less."""
-    return "–" if row.compile_s is None else f"{'<' if row.compile_is_contended else ''}{row.compile_s:.1f}"
+    """`<`: others were prepared at the same time, so that alone it takes less. `~`: they compiled a part of it."""
+    mark = "~" if row.compile_is_shared else "<" if row.compile_is_contended else ""
+    return "–" if row.compile_s is None else f"{mark}{row.compile_s:.1f}"
 
 
 def _gains(found: TuneSummary) -> Fitted:

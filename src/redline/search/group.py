@@ -32,6 +32,7 @@ from redline.protocol import (
     PreparedReply,
     Progress,
     Reply,
+    Sharing,
     Squeeze,
     SqueezeReply,
 )
@@ -155,7 +156,7 @@ class Group:
         """Open a session and prepare it. None: it failed and is done, or there was no room beside the others."""
         return self.admit(self.start(spec, position, notes))
 
-    def start(self, spec: RunSpec, position: int, notes: tuple[Note, ...] = ()) -> Pending:
+    def start(self, spec: RunSpec, position: int, notes: tuple[Note, ...] = (), sharing: Sharing = "alone") -> Pending:
         """Open a session that prepares itself while others do."""
         record = RunRecord(
             id=new_id(), spec=spec, created_at=time.time(), group=self._id, position=position, notes=notes
@@ -165,7 +166,7 @@ class Group:
         for other in self.pending:
             other.contended = True
         self.pending.append(pending)
-        pending.session.begin(Prepare(spec=spec))
+        pending.session.begin(Prepare(spec=spec, sharing=sharing))
         return pending
 
     def is_ready(self, pending: Pending, timeout_s: float | None = None) -> bool:

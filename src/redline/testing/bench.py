@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import accumulate
 from typing import Any
 
@@ -47,6 +48,8 @@ class FakeWorld:
         self.clock_s = 0.0
         self.preparing_until_s: list[float] = []
         """When each of those that are being prepared will be ready."""
+        self.helping: Counter[str] = Counter()
+        """Workers that help to compile a recipe."""
         self.ran_last: object = None
         self.log_drift = 0.0
         self.checkpoints: dict[str, list[Epoch]] = {}
@@ -95,17 +98,23 @@ class FakeBench:
         self._blocks = 0
         self._is_contended = False
         self._checkpoint: str | None = None
+        self._helps = ""
+        """The recipe that it helps to compile."""
 
     def answer(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         if isinstance(request, protocol.Ask):
             return self._tell(request.question)
         if isinstance(request, protocol.Close):
+            self._world.helping[self._helps] -= 1
             return protocol.ClosedReply(closed=record.Closed(memory=self._memory()))
         if self._failure is not None:
             return protocol.FailureReply(failure=self._failure)
         if isinstance(request, protocol.Prepare):
             self._checkpoint = request.checkpoint
-            return self._prepare(request.spec, on_progress or (lambda progress: None))
+            if request.sharing == "helps":
+                self._helps = str(request.spec.recipe)
+                self._world.helping[self._helps] += 1
+            return self._prepare(request.spec, on_progress or (lambda progress: None), request.sharing)
         if self._spec is None:
             return self.fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
         if isinstance(request, protocol.Measure):
@@ -128,9 +137,12 @@ class FakeBench:
         nothing = Failure(stage="profile", kind="unsupported", message="a fake bench has nothing to trace")
         return protocol.FailureReply(failure=scripted or nothing)
 
-    def _prepare(self, spec: RunSpec, on_progress: OnProgress) -> Reply:
+    def _prepare(self, spec: RunSpec, on_progress: OnProgress, sharing: protocol.Sharing) -> Reply:
+        """Who helps leaves nothing behind; it takes its share of compiling from those that share it."""
         truth, step_s = self.truth, look_up(self.truth.step_s, spec)
-        compile_s = look_up(truth.compile_s, spec)
+        compile_s = look_up(truth.compile_s, spec) if sharing != "helps" else 0.0
+        if sharing == "shares":
+            compile_s /= 1 + self._world.helping[str(spec.recipe)]
         stages = {
             "build": truth.start_s + truth.build_s,
             "compile": compile_s + _FIRST_CALL_STEPS * step_s,
@@ -152,6 +164,7 @@ class FakeBench:
             first_call_s=stages["compile"],
             compile_s=compile_s or None,
             compile_cache="cold" if compile_s else None,
+            shared=sharing == "shares",
         )
         return protocol.PreparedReply(
             prepared=Prepared(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -38,6 +38,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.outer(F.gelu(self.inner(x)))
+
+
+class Dropping(Block):
+    def __init__(self, width: int, rate: float) -> None:
+        super().__init__(width)
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(super().forward(x))
 
 
 class Attends(nn.Module):
@@ -195,6 +204,23 @@ def test_blocks_that_repeat_are_the_layers_not_their_stages_or_their_parts() -> 
     assert (blocks.class_name, blocks.count) == ("Block", 4)
     assert 0.5 < blocks.share <= 1.0
     assert facts(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)).blocks is None
+
+
+@pytest.mark.parametrize(("rates", "infer", "train"), [((0.1, 0.1, 0.1), 1, 1), ((0.1, 0.2, 0.3), 1, 3)])
+def test_kinds_of_blocks_are_told_by_what_they_compute(rates: tuple[float, ...], infer: int, train: int) -> None:
+    """As stochastic depth with a rate that grows from block to block: the compiler writes each rate into a program of its own."""
+    network = nn.Sequential(*(nn.Sequential(Dropping(16, rate)) for rate in rates), nn.Linear(16, 3))
+    for task, kinds in (("infer", infer), ("train", train)):
+        blocks = facts(network, torch.randn(4, 16), task=cast(Task, task)).blocks
+        assert blocks is not None
+        assert (blocks.class_name, blocks.count, blocks.kinds) == ("Dropping", 3, kinds)
+
+
+def test_blocks_of_other_shapes_are_other_kinds() -> None:
+    network = nn.Sequential(Block(16), Block(16), nn.Linear(16, 32), Block(32), Block(32), nn.Linear(32, 3))
+    blocks = facts(network, torch.randn(4, 16)).blocks
+    assert blocks is not None
+    assert (blocks.count, blocks.kinds) == (4, 2)
 
 
 def test_the_times_of_a_cpu_are_its_own() -> None:

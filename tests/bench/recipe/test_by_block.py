@@ -102,7 +102,7 @@ class TestRegionalCompiling:
             (nn.Linear(8, 8), None, "no block of the model repeats"),
             (
                 nn.Sequential(*(Block(inner=16 + number) for number in range(3))),
-                Facts(),
+                Facts(blocks=RepeatedBlock(class_name="Block", count=3, share=0.9, kinds=3)),
                 "its 3 blocks are of 3 kinds, and each kind is compiled separately",
             ),
             (

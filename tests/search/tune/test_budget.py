@@ -21,13 +21,14 @@ from redline.search.group import Entry, Pending
 from redline.search.tune.beliefs import Beliefs, Estimate
 from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of
 from redline.search.tune.finals import _is_enough, _with_time_for_an_interval
+from redline.search.tune.flight import Flight, UntilPlaced
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.planner import kept_s, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Probe, Spent, Trial, TuneSpec, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, Space, Switches
-from redline.search.tune.trials import Flight, Trials, UntilPlaced
+from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.work import Facts, LayerShare, OperatorKind, RepeatedBlock
@@ -325,8 +326,7 @@ class TestOneMinute:
     def test_is_enough_for_a_compile_that_is_expected_to_take_half_of_it(self, compile_s: float) -> None:
         """As Swin-V2 on an H200: 737 operators, and no quick way around compiling all of it."""
         truth = convnext_on_an_h200(compile_s)
-        choices = tuple(each for each in truth.choices if each.switch != "compile:regional")
-        truth = replace(truth, choices=choices, first_use_s={"cudnn-benchmark": 3.0}, build_s=1.5)
+        truth = replace(without_blocks(truth), first_use_s={"cudnn-benchmark": 3.0}, build_s=1.5)
         tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth, launches=737), before_s=3.0)
         winner = summary_of(tuner.tune, tuner.records).winner
         assert winner is not None
@@ -485,8 +485,7 @@ class TestOneMinute:
     @pytest.mark.parametrize("seed", [1, 2])
     def test_what_compiles_long_is_raced_without_being_opened_again(self, seed: int) -> None:
         """Twenty-five seconds where fifteen were expected, and no blocks that repeat: its race is prepared beside its trial."""
-        truth = convnext_on_an_h200(25.0)
-        truth = replace(truth, choices=tuple(each for each in truth.choices if each.switch != "compile:regional"))
+        truth = without_blocks(convnext_on_an_h200(25.0))
         tuner = tune_simulated(truth, seed, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
         winner = summary_of(tuner.tune, tuner.records).winner
         assert winner is not None
@@ -546,6 +545,10 @@ def trained_on_an_h200(compile_s: float) -> RecipeTruth:
     return replace(truth, choices=tuple(choices), effects=effects, cold_compile_s=compile_s, warm_compile_s=warm_s)
 
 
+def without_blocks(truth: RecipeTruth) -> RecipeTruth:
+    return replace(truth, choices=tuple(each for each in truth.choices if each.switch != "compile:regional"))
+
+
 class TestWhatAMinuteConcludes:
     """The same costs; models on which what usually pays does not."""
 
@@ -555,8 +558,7 @@ class TestWhatAMinuteConcludes:
         return tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=7.0)
 
     def test_where_no_compile_fits_the_best_without_one_has_its_interval_and_the_rest_is_named(self) -> None:
-        many_kinds = RepeatedBlock(class_name="Block", count=16, share=0.9, kinds=7)
-        tuner = self.tuned(trained_on_an_h200(90.0), launches=1100, blocks=many_kinds)
+        tuner = self.tuned(without_blocks(trained_on_an_h200(90.0)), launches=1100)
         winner = summary_of(tuner.tune, tuner.records).winner
         assert winner is not None
         assert {"amp", "channels-last", "fused-optimizer", "graphs", "cudnn-benchmark"} <= switches(winner.recipe)
@@ -662,13 +664,25 @@ class TestAsTimedOnAnH200:
 
     def test_what_cannot_be_ready_is_not_begun(self) -> None:
         truth, facts = regnet_as_timed()
-        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=6.0)
+        tuner = tune_simulated(without_blocks(truth), 1, 60.0, jobs=8, facts=facts, before_s=6.0)
         winner = summary_of(tuner.tune, tuner.records).winner
         assert winner is not None
         assert winner.low is not None
         assert {"amp", "channels-last", "fused-optimizer", "graphs"} <= switches(winner.recipe)
         assert not any("compile" in trial.recipe for trial in tuner.tune.trials)
         assert not any("compile" in switch for recipe in tuner.given_up for switch in recipe)
+        assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
+
+    def test_its_blocks_are_compiled_by_several_workers_in_time_for_the_race(self) -> None:
+        truth, facts = regnet_as_timed()
+        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=6.0)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert "compile:regional" in switches(winner.recipe)
+        assert winner.compile_is_shared
+        assert winner.low is not None
+        assert len(tuner.tune.finals) >= 2
+        assert tuner.tune.seconds <= 60.0
         assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
 
     def test_the_process_on_trial_goes_on_into_the_race(self) -> None:

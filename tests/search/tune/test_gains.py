@@ -19,11 +19,11 @@ from redline.report.terminal import as_text
 from redline.report.tune import answer, ratio_told, reasons, tune_report
 from redline.search.tune.beliefs import Estimate
 from redline.search.tune.finals import _is_behind
+from redline.search.tune.flight import UntilPlaced
 from redline.search.tune.gains import _is_surely_better, gain_path_of, waterfall
 from redline.search.tune.record import Refused, TuneRecord, TuneSpec
 from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
-from redline.search.tune.trials import UntilPlaced
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import SwitchGain, Winner, against_baseline
 from redline.spec import Recipe

@@ -31,7 +31,7 @@ from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import page_faults
 from redline.bench.recipe.parts import WORTH_RECORDING
-from redline.bench.recipe.plain import BACKENDS, kinds_of_blocks, repeated_blocks
+from redline.bench.recipe.plain import BACKENDS, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.state import changed_tensors, held_tensors
@@ -209,10 +209,15 @@ def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
     names = repeated_blocks(model)
     if not names:
         return None
-    inside = tuple(f"{name}." for name in names)
-    share = forward.shares_by(lambda call: f"{call.path}.".startswith(inside)).get(True, 0.0)
+    block_of = {path: name for path in forward.entered for name in _around(path) if name in set(names)}
+    share = forward.shares_by(lambda call: call.path in block_of).get(True, 0.0)
+    computed: dict[str, list[tuple[object, ...]]] = {name: [] for name in block_of.values()}
+    for call in forward.calls:
+        if (name := block_of.get(call.path)) is not None:
+            computed[name].append((call.path[len(name) :], call.name, call.shapes, call.constants))
+    kinds = {tuple(calls) for calls in computed.values()}
     class_name = type(model.get_submodule(names[0])).__name__
-    return RepeatedBlock(class_name=class_name, count=len(names), share=share, kinds=kinds_of_blocks(model, names))
+    return RepeatedBlock(class_name=class_name, count=len(names), share=share, kinds=len(kinds))
 
 
 @contextmanager
@@ -253,6 +258,8 @@ class Call:
     path: str
     """Of the innermost module at work."""
     shapes: tuple[tuple[int, ...], ...]
+    constants: tuple[str, ...] = ()
+    """Numbers among its arguments, such as the rate of a dropout: a compiler writes them into the program."""
 
 
 class Watch(WholeDispatchMode):
@@ -317,7 +324,8 @@ class Watch(WholeDispatchMode):
         self._marks.append(self._device.mark())
         out = func(*args, **kwargs)
         self._marks.append(self._device.mark())
-        self.calls.append(Call(name, kind, layer, self._stack[-1] if self._stack else "", inputs))
+        constants = tuple(repr(value) for value in (*args, *kwargs.values()) if _is_constant(value))
+        self.calls.append(Call(name, kind, layer, self._stack[-1] if self._stack else "", inputs, constants))
         return out
 
     def _look_for_reads(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -369,6 +377,12 @@ class Watch(WholeDispatchMode):
         for call, taken in zip(self.calls, self.times, strict=True):
             shares[key(call)] = shares.get(key(call), 0.0) + taken / whole
         return shares
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_constant, value))
+    return isinstance(value, bool | int | float | str)
 
 
 def _is_masked(args: tuple[Any, ...]) -> bool:

@@ -58,16 +58,6 @@ def repeated_blocks(model: torch.nn.Module) -> list[str]:
     return names[max(near, key=lambda kind: (len(names[kind]), shares[kind]))] if near else []
 
 
-def kinds_of_blocks(model: torch.nn.Module, names: list[str]) -> int:
-    """How many of these blocks differ in the shapes of their weights."""
-    return len(
-        {
-            tuple((name, tuple(weight.shape)) for name, weight in model.get_submodule(block).named_parameters())
-            for block in names
-        }
-    )
-
-
 def compile_blocks(model: torch.nn.Module, **settings: Any) -> list[str]:
     """Compile every repeated block by itself, in place: blocks that are alike share one compiled program."""
     names = repeated_blocks(model)

@@ -60,6 +60,8 @@ class Setup:
     """What runs in place of the plain step of the task, where a switch brings a step of its own."""
     switches: dict[str, Capabilities] = field(default_factory=dict)
     """What each switch of the recipe does to the program."""
+    compiled_blocks: Sequence[str] = ()
+    """Modules that are compiled one by one, each when it is first called."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
     after_first_call: list[Callable[[], None]] = field(default_factory=list)
     """What switches look at once a step has run: each raises where it did not do what its name says."""

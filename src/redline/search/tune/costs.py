@@ -28,8 +28,12 @@ BY_BLOCK_SHARE = 0.4
 """Of that, where only one of the blocks that repeat is compiled, and nothing is known about them."""
 COMPILE_BLOCK_S = 3.0
 """For each kind of block, besides its operators: RegNet-Y's seven kinds took an H200 more than 39 s in training."""
+CACHED_BLOCK_S = 0.4
+"""To trace a kind of block that another process has compiled, and to load it: 0.15 to 0.3 s on a CPU of two cores."""
 BY_BLOCK_SAVES = 0.6
 """Of what compiling the whole model takes: with more than this, block by block is no way around it."""
+LONG_COMPILE_SHARE = 0.35
+"""Of the budget: a model that is expected to take more may not be compiled in time, as compiling often takes twice as long."""
 SLOW_PREPARE_S = 150.0
 FIRST_TRIAL_S = 4.0
 WARM_SHARE = 0.25
@@ -71,12 +75,28 @@ def compile_s(facts: Facts | None, *, on_cpu: bool, task: Task = "infer") -> flo
     return min(start_s + _operator_s(on_cpu, task) * facts.launches, LONGEST_COMPILE_S)
 
 
-def by_block_s(facts: Facts | None, *, on_cpu: bool, task: Task = "infer") -> float:
-    """What compiling its blocks may take: each kind by itself, and what is alike only once."""
+def by_block_s(facts: Facts | None, *, on_cpu: bool, task: Task = "infer", workers: int = 1) -> float:
+    """What compiling its blocks may take: each kind by itself, and what is alike only once; shared among so many workers."""
     whole_s, blocks = compile_s(facts, on_cpu=on_cpu, task=task), facts.blocks if facts is not None else None
     if on_cpu or facts is None or blocks is None or not blocks.kinds:
         return BY_BLOCK_SHARE * whole_s
-    return COMPILE_BLOCK_S * blocks.kinds + _operator_s(on_cpu, task) * facts.launches * blocks.kinds / blocks.count
+    own = math.ceil(blocks.kinds / workers)
+    each_s = COMPILE_BLOCK_S + _operator_s(on_cpu, task) * facts.launches / blocks.count
+    return own * each_s + (blocks.kinds - own) * CACHED_BLOCK_S
+
+
+def most_helpers(tuner: Tuner) -> int:
+    """How many workers may help to compile block by block: one for each further kind of block, on processors that would idle.
+
+    None where compiling the whole model leaves time enough: helpers would slow that down. Nor for a CPU, which a C++ compiler
+    keeps busy already.
+    """
+    facts = tuner.tune.facts
+    kinds = facts.blocks.kinds if facts is not None and facts.blocks is not None else None
+    whole_s = compile_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task)
+    if tuner.on_cpu or whole_s <= LONG_COMPILE_SHARE * tuner.budget_s:
+        return 0
+    return min(max((kinds or 1) - 1, 0), tuner.jobs // 2)
 
 
 def _operator_s(on_cpu: bool, task: Task) -> float:
@@ -117,7 +137,8 @@ class Costs:
         self.timed_s = TIMED_ON_CPU_S if tuner.on_cpu else TIMED_S
         facts = tuner.tune.facts
         self._compile_s = compile_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task)
-        self._by_block_s = by_block_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task)
+        workers = 1 + most_helpers(tuner)
+        self._by_block_s = by_block_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task, workers=workers)
         self._known: dict[Switches, float] = {}
         self._paid_first: set[Switches] = set()
         """Those that were the first with one of their switches."""

@@ -13,15 +13,8 @@ from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastes
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.earlier import forget_another_model
 from redline.search.tune.finals import ablate, decide, narrow, simplify, untold_switches
-from redline.search.tune.planner import (
-    kept_s,
-    next_recipe,
-    next_safe,
-    prepare_race_beside,
-    safe_to_race,
-    twins_for,
-    without_prospect,
-)
+from redline.search.tune.opening import next_safe, safe_to_race, twins_for
+from redline.search.tune.planner import kept_s, next_recipe, prepare_race_beside, without_prospect
 from redline.search.tune.record import Untried
 from redline.search.tune.reserve import fewest_race_s, race_s
 from redline.search.tune.space import BASELINE, Switches

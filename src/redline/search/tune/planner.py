@@ -11,9 +11,9 @@ import numpy as np
 
 from redline.search.tune.beliefs import Beliefs, Estimate, Floats
 from redline.search.tune.costs import Candidate, Costs, first_of
-from redline.search.tune.earlier import leading_then
 from redline.search.tune.finals import twin_specs
-from redline.search.tune.lessons import quantizing_of
+from redline.search.tune.flight import Flight
+from redline.search.tune.opening import PROMISING, is_done_with, next_safe, safe_now, safe_to_race
 from redline.search.tune.reserve import (
     RACE_MARGIN,
     ablation_s,
@@ -24,10 +24,9 @@ from redline.search.tune.reserve import (
     race_s,
 )
 from redline.search.tune.safe import is_slow_for_its_gain, safe_recipes
-from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
-from redline.search.tune.trials import Flight, Trials
+from redline.search.tune.space import BASELINE, Switches
+from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
-from redline.spec import RunSpec
 
 WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
@@ -35,8 +34,6 @@ USUAL_SHARE = 0.01
 """Of the budget: a trial that takes more of it must promise more."""
 LITTLE = 0.02
 """Of what is left of the budget: a compile that takes no more need not wait for the first of its kind."""
-PROMISING = 0.02
-"""Who promises this much may have the seconds that were meant for telling what each switch brings."""
 LARGE = 0.2
 """Who promises this much may have all but the seconds of its shortest race: a wider interval is the lesser loss."""
 SLOW_SHARE = 0.25
@@ -47,8 +44,6 @@ QUICK_SHARE, QUICK_RISK, NEXT_TO_NOTHING = 0.05, 0.01, 0.0025
 """Of the budget: what breaks sooner than the first may lose the second in any case, and anything else the third."""
 LIKELY = 0.25
 """The chance that a recipe will be ready in time for its race, down to which it is waited for."""
-LIKELY_TO_START = 0.4
-"""The same for one that is begun though it is not expected to fit."""
 LIKELY_ALONE = 0.6
 """The same for one that will only be timed, as nothing can be raced."""
 LIKELY_GAIN = 0.05
@@ -59,8 +54,6 @@ WORTH_A_DELAY = 2.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
 NOTICED_S = 0.2
 """That a wait is over is noticed so much late: on an H200 6.03 s were lost where 6 were allowed."""
-MAY_TAKE = 3.0
-"""What compiling may take over what is expected of it: where a race after that would not fit, it is prepared beside the trial."""
 SURE_TO_BE_READY = 0.95
 """A recipe that is this likely to be ready in time is counted on."""
 LOOKED_AT = 300
@@ -110,7 +103,7 @@ def _only_timed(tuner: Tuner, costs: Costs) -> Candidate | None:
     """Where there is no time for any race, a safe recipe to be timed beside the baseline: its ratio has no interval."""
     if tuner.tried() != {BASELINE} or safe_to_race(tuner) is not None:
         return None
-    for switches in _safe(tuner, costs, ()):
+    for switches in safe_now(tuner, costs, ()):
         cost_s, chance = costs.expected_s(switches), costs.ready_chance(switches, 0, 0.0, tuner.left_s)
         if cost_s <= tuner.left_s and (not costs.compiles(switches) or chance >= LIKELY_ALONE):
             return Candidate(switches, PROMISING, cost_s, tuner.left_s)
@@ -139,8 +132,8 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
     costs, others = Costs(tuner), len(trials.flights) - 1
     # With nothing else to race, a ratio without an interval is better than none.
     is_only_hope = tuner.tried() == {BASELINE}
-    seen = tuner.seen()
-    is_first, expected, fastest = not any(map(costs.compiles, seen)), beliefs.expected(seen), tuner.fastest_log_s()
+    seen, fastest = tuner.seen(), tuner.fastest_log_s()
+    is_first, expected = not any(map(costs.compiles, seen)), beliefs.expected(seen)
     last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
     race_s = max(RACE_MARGIN * leaders_last_race_s(tuner, costs), min(last_s, default=0.0)) if not is_only_hope else 0.0
 
@@ -211,44 +204,6 @@ def _awaited(tuner: Tuner, beliefs: Beliefs, trials: Trials, costs: Costs) -> li
     return [awaited(flight) for flight in compiling]
 
 
-def next_safe(tuner: Tuner, in_flight: Sequence[Switches]) -> Candidate | None:
-    """Of what is safe to try, the first that was not and fits. Where several are prepared at once, the slowest is first."""
-    costs = Costs(tuner)
-    recipes = _safe(tuner, costs, in_flight)
-    if tuner.jobs > 1:
-        recipes.sort(key=lambda each: -costs.expected_s(each))
-    for switches in recipes:
-        cost_s = costs.beside_s(switches, len(in_flight))
-        fits = cost_s + fewest_race_s(tuner, costs, switches) <= tuner.left_s
-        if fits or _may_be_ready(tuner, costs, switches, len(in_flight)):
-            return Candidate(switches, PROMISING, cost_s, tuner.left_s)
-    return None
-
-
-def _may_be_ready(tuner: Tuner, costs: Costs, switches: Switches, others: int) -> bool:
-    """Whether it is likely enough to be compiled in time for a short race: what compiling takes is not known exactly."""
-    has_twins = bool(twins_for(tuner, switches, others))
-    room_s = tuner.left_s - last_race_s(tuner, costs, switches, has_twins=has_twins)
-    return costs.compiles(switches) and costs.ready_chance(switches, others, 0.0, room_s) >= LIKELY_TO_START
-
-
-def twins_for(tuner: Tuner, switches: Switches, others: int) -> list[RunSpec]:
-    """What else to prepare beside the trial of a recipe that compiles, so that it can be raced as soon as it was timed.
-
-    Where there may be no time to open it again afterwards: what is compiled is in a cache then, and still takes a third or
-    half as long. Only on a GPU, as on a CPU they would compute where it compiles.
-    """
-    costs = Costs(tuner)
-    is_known = any(map(costs.compiles, tuner.seen()))
-    if tuner.on_cpu or is_known or tuner.twins or not costs.compiles(switches):
-        return []
-    needed_s = MAY_TAKE * costs.beside_s(switches, others) + fewest_race_s(tuner, costs, switches)
-    specs = twin_specs(tuner, switches, count=fewest_replicates(tuner) - 1)  # what is on trial is the first
-    workers = others + 1 + len(specs)
-    has_room = workers <= tuner.jobs and tuner.has_memory_for(workers)
-    return specs if needed_s > tuner.left_s and has_room else []
-
-
 def prepare_race_beside(tuner: Tuner, trials: Trials) -> None:
     """While a recipe with twins compiles, prepare all else that a race needs: of that one, or of the fastest so far.
 
@@ -263,33 +218,6 @@ def prepare_race_beside(tuner: Tuner, trials: Trials) -> None:
         missing = count - tuner.twins_of(switches)
         if missing > 0 and trials.has_room_for_twins(missing):
             trials.start_twins(twin_specs(tuner, switches, count=missing))
-
-
-def safe_to_race(tuner: Tuner) -> Switches | None:
-    """Where there was no time to try anything: what is safe and can be raced at once, without a trial before."""
-    costs = Costs(tuner)
-    if tuner.tried() != {BASELINE} or tuner.silent_reference() is not None:
-        return None
-    fitting = (each for each in _safe(tuner, costs, ()) if fewest_race_s(tuner, costs, each) <= tuner.left_s)
-    return next((each for each in fitting if not costs.compiles(each)), None)
-
-
-def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Switches]:
-    """What is safe to try and was not: what won in the search before this one, then the quickest to prepare first."""
-    tried, safe = {*tuner.tried(), *in_flight, *tuner.given_up}, safe_recipes(tuner)
-    led_before = leading_then(tuner)
-    # Block by block stands in for what takes too long.
-    is_needed_by_block = costs.is_quicker_by_block and not any(map(costs.compiles, tuner.seen()))
-    return [
-        each
-        for each in dict.fromkeys((*led_before, *safe.in_order()))
-        if each not in tried
-        and safe.may_run(each)
-        and not tuner.is_slow_without_compiler(each)
-        and not is_done_with(each, tried, tuner)
-        and (is_needed_by_block or BY_BLOCK not in each or each in led_before)
-        and not any(costs.is_same_program(each, other) for other in in_flight)  # it will be in the cache
-    ]
 
 
 def _candidates(
@@ -390,11 +318,3 @@ def _imagined(
         for switches in in_flight
         if switches in beliefs.index
     }
-
-
-def is_done_with(switches: Switches, tried: set[Switches], tuner: Tuner) -> bool:
-    """Tried, or only to be shown, and its quantizing switches were shown already."""
-    if switches in tried:
-        return True
-    quantizing = quantizing_of(switches, tuner.tune)
-    return tuner.is_only_shown(switches) and all(any(switch in other for other in tried) for switch in quantizing)

@@ -14,7 +14,7 @@ from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, su
 from redline.analyze.trust import farthest
 from redline.fields import Frozen
 from redline.note import Note, note
-from redline.record import FailureScope, Numerics, RunRecord
+from redline.record import ColdStart, FailureScope, Numerics, RunRecord
 from redline.search.tune.beliefs import Estimate, Records, estimates
 from redline.search.tune.lessons import metric_of, rejection, unproven
 from redline.search.tune.record import Metric, Refused, Spent, TuneRecord, TuneState, Untried
@@ -48,6 +48,7 @@ class Ranked(Frozen):
     """Without an interval: the ratio may be wrong by this factor, in either direction."""
     compile_s: float | None = None
     compile_is_contended: bool = False
+    compile_is_shared: bool = False
     bound: str = "unknown"
     throughput_per_s: float | None = None
     energy_per_item_j: float | None = None
@@ -145,7 +146,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         headroom=roofline.headroom if roofline is not None else None,
         snippet=tune.snippet,
         seconds=tune.seconds,
-        compile_seconds=sum(_compile_s(record) or 0.0 for record in made),
+        compile_seconds=sum(each.prepared.cold_start.compile_s or 0.0 for each in made if each.prepared is not None),
         trials=len({trial.recipe for trial in tune.trials} | _raced(tune, records)),
         batch=first.batch if first else None,
         notes=(
@@ -284,7 +285,7 @@ def _against(
     counted = next((each for each in own if each.prepared is not None and each.prepared.work is not None), None)
     record = counted or (own[0] if own else records[known[chosen].record_id])
     row = rows[record.id]
-    compile_s, is_contended = _first_compile_s(chosen, tune, records)
+    cold = _first_compiled(chosen, tune, records)
     return Winner(
         recipe=chosen,
         batch=row.batch,
@@ -298,8 +299,9 @@ def _against(
         ttft_s=row.ttft_s,
         tpot_s=row.tpot_s.p50 if row.tpot_s is not None else None,
         bandwidth_share=row.bandwidth_share,
-        compile_s=compile_s,
-        compile_is_contended=is_contended,
+        compile_s=cold.compile_s,
+        compile_is_contended=cold.contended,
+        compile_is_shared=cold.shared,
         record_id=record.id,
     )
 
@@ -324,7 +326,7 @@ def _ranking(
     ranked = []
     for recipe, record_id in shown.items():
         pair, row = against_baseline(recipe, replicates, tune, known), rows[record_id]
-        compile_s, is_contended = _first_compile_s(recipe, tune, records)
+        cold = _first_compiled(recipe, tune, records)
         late = known[recipe].too_late if recipe in known else None
         lost = note("rejected-in-final", "rejected in the final comparison") if recipe in broke_later else None
         ranked.append(
@@ -338,8 +340,9 @@ def _ranking(
                 else None,
                 verdict=pair.verdict,
                 numerics=farthest(checks[recipe]),
-                compile_s=compile_s,
-                compile_is_contended=is_contended,
+                compile_s=cold.compile_s,
+                compile_is_contended=cold.contended,
+                compile_is_shared=cold.shared,
                 bound=row.bound.label,
                 throughput_per_s=speeds.get((recipe, row.batch)),
                 energy_per_item_j=row.energy_per_item_j,
@@ -386,14 +389,8 @@ def _all(tune: TuneRecord, records: Records) -> list[RunRecord]:
     return [records[each] for each in dict.fromkeys(tune.record_ids) if each in records]
 
 
-def _first_compile_s(recipe: str, tune: TuneRecord, records: Records) -> tuple[float | None, bool]:
-    """And whether others were prepared at the same time, so that it took longer than alone."""
-    own = (record for record in _all(tune, records) if str(record.spec.recipe) == recipe and _compile_s(record))
-    record = next(own, None)
-    if record is None or record.prepared is None:
-        return None, False
-    return record.prepared.cold_start.compile_s, record.prepared.cold_start.contended
-
-
-def _compile_s(record: RunRecord) -> float | None:
-    return record.prepared.cold_start.compile_s if record.prepared is not None else None
+def _first_compiled(recipe: str, tune: TuneRecord, records: Records) -> ColdStart:
+    """The cold start in which it was first compiled; an empty one where it never was."""
+    own = (record.prepared for record in _all(tune, records) if str(record.spec.recipe) == recipe)
+    starts = (prepared.cold_start for prepared in own if prepared is not None)
+    return next((cold for cold in starts if cold.compile_s), ColdStart())

@@ -5,100 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
 
 from redline.analyze.race import log_ratio
 from redline.note import Note, note
-from redline.protocol import AFTER_COMPILING
-from redline.record import RunRecord, TimeKind
-from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
-from redline.search.tune.costs import CONTENTION, Costs
+from redline.protocol import Sharing
+from redline.record import RunRecord
+from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group
+from redline.search.tune.costs import Costs, most_helpers
+from redline.search.tune.flight import Flight, UntilPlaced
 from redline.search.tune.inquiry import learn_from
 from redline.search.tune.lessons import accepts, numerics_reason, rejection
 from redline.search.tune.record import GivenUp, Trial
-from redline.search.tune.space import BASELINE, Switches
+from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.tuner import Purpose, Tuner, final_measure
 from redline.spec import MeasureSpec, RunSpec
 
-FEWEST_TO_PAIR = 2
-"""Rounds, when the budget is over: with fewer there is no ratio."""
-FEWEST_ROUNDS = 3
-MOST_ROUNDS = 8
-CONTENT_ERROR = 0.004
-CLEARLY = 2.5
-"""Standard errors by which a recipe must be behind before it is given up early."""
-BEHIND = 0.02
-FAR_AHEAD = 0.2
-"""By so much faster, it is the one that others are set against: how much exactly the race will tell."""
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""
-
-
-@dataclass
-class UntilPlaced(StopRule):
-    """A candidate in turns with the fastest so far: more rounds for those who may win than for those clearly behind."""
-
-    candidate: Entry
-    kind: TimeKind
-    is_over: Callable[[], bool] = lambda: False
-    """Whether the budget has ended."""
-
-    def visited(self, entries: Sequence[Entry]) -> list[Entry]:
-        return super().visited(entries) if self.candidate.stopped is None else []
-
-    def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
-        if self.candidate.is_sound and self._has_seen_enough(entries):
-            self.candidate.stopped = "target"
-
-    def _has_seen_enough(self, entries: Sequence[Entry]) -> bool:
-        entry = self.candidate
-        rounds = max((len(blocks) for blocks in entry.blocks.values()), default=0)
-        if entry.timed_s >= entry.spec.measure.max_seconds or (rounds >= FEWEST_TO_PAIR and self.is_over()):
-            return True
-        if rounds < FEWEST_ROUNDS:
-            return False
-        anchor = next((each for each in entries if each is not entry and each.is_sound), None)
-        log = log_ratio(anchor.record, entry.record, self.kind) if anchor is not None else None
-        if log is None or rounds >= MOST_ROUNDS:
-            return rounds >= MOST_ROUNDS
-        doubt = CLEARLY * max(log.error, CONTENT_ERROR) + log.doubt
-        is_behind, is_far_ahead = log.centre + doubt < -BEHIND, log.centre - doubt > FAR_AHEAD
-        return is_behind or is_far_ahead or (log.error <= CONTENT_ERROR and rounds > FEWEST_ROUNDS)
-
-
-@dataclass
-class Flight:
-    """A recipe on its way: its worker prepares."""
-
-    switches: Switches
-    pending: Pending
-    started_s: float
-    still_s: float = 0.0
-    """While others were timed."""
-    waited_s: float = 0.0
-    """For how long the search waited until it was prepared and did nothing else."""
-    shared_s: float = 0.0
-    """Seconds of others that were prepared at the same time, added up."""
-
-    def taken_s(self, now_s: float) -> float:
-        """For how long it has been prepared."""
-        return now_s - self.started_s - self.still_s
-
-    def others(self, now_s: float) -> float:
-        """How many were prepared beside it, on average."""
-        return self.shared_s / max(self.taken_s(now_s), 1e-6)
-
-    @property
-    def is_compiled(self) -> bool:
-        """What is left takes no longer than with any other recipe."""
-        return self.pending.stage in AFTER_COMPILING
-
-    def cost_s(self, now_s: float) -> float:
-        """What it took, less what others slowed it down."""
-        return self.taken_s(now_s) / (1 + CONTENTION * self.others(now_s))
 
 
 class Trials:
@@ -155,20 +81,42 @@ class Trials:
         """Have a worker prepare this recipe; and others its twins, with which it will go on into the last race."""
         tuner, position = self._tuner, next(self._positions)
         tuner.observer.attempting(tuner.space.text(switches), position + 1, why)
-        pending = self._group.start(tuner.trial_spec(switches), position)
-        self._flights.append(Flight(switches, pending, tuner.clock()))
+        spec, company = tuner.trial_spec(switches), self._company_of(switches, len(twins))
+        sharing: Sharing = "shares" if company else "alone"
+        helpers = [self._group.start(spec, 0, sharing="helps") for _ in range(company - len(twins))]
+        pending = self._group.start(spec, position, sharing=sharing)
+        self._flights.append(Flight(switches, pending, tuner.clock(), helpers))
         if twins:
             tuner.lent = switches
-            self.start_twins(twins)
+            self.start_twins(twins, sharing)
+
+    def _company_of(self, switches: Switches, twins: int) -> int:
+        """With how many workers it can share the compiling of its blocks, its twins among them."""
+        tuner, most = self._tuner, most_helpers(self._tuner)
+        if BY_BLOCK not in switches or not most:
+            return 0
+        opened = 1 + len(self._flights) + len(tuner.twins) + self._helping + (self._anchor is not None)
+        wanted = range(most if not self._has_been_crowded else 0, twins, -1)
+        return next((count for count in wanted if tuner.has_memory_for(opened + count)), twins)
+
+    @property
+    def _helping(self) -> int:
+        return sum(len(flight.helpers) for flight in self._flights)
+
+    def _land(self, flight: Flight) -> None:
+        """It is no longer on its way: nobody need help it."""
+        self._flights.remove(flight)
+        for helper in flight.helpers:
+            self._group.cancel(helper)
 
     @property
     def _preparing(self) -> int:
         """Workers that prepare: twins are taken to be ready when the trial of their recipe is."""
         return len(self._flights) + sum(self._tuner.twins_of(flight.switches) for flight in self._flights)
 
-    def start_twins(self, specs: Sequence[RunSpec]) -> None:
+    def start_twins(self, specs: Sequence[RunSpec], sharing: Sharing = "alone") -> None:
         """Have workers prepare recipes once more, for the last race: they will not be opened again then."""
-        self._tuner.twins += [self._group.start(spec, 0) for spec in specs]
+        self._tuner.twins += [self._group.start(spec, 0, sharing=sharing) for spec in specs]
 
     def has_room_for_twins(self, count: int) -> bool:
         """Whether so many more processes may wait for the last race beside all others."""
@@ -239,7 +187,7 @@ class Trials:
         if flight is None:
             self._give_up()
             return
-        self._flights.remove(flight)
+        self._land(flight)
         tuner, position = self._tuner, flight.pending.record.position
         ready_s = tuner.clock()
         entry = self._group.admit(flight.pending)
@@ -277,7 +225,7 @@ class Trials:
         """Stop preparing it, for good."""
         self._tuner.given_up.add(flight.switches)
         self._group.cancel(flight.pending)
-        self._flights.remove(flight)
+        self._land(flight)
         self._cancel_twins(flight.switches)
         self._tuner.observer.attempted(self._tuner.space.text(flight.switches), why)
 
@@ -295,7 +243,7 @@ class Trials:
                 passed_s = tuner.clock() - before_s
                 self.idle_s += passed_s
                 for each in self._flights:
-                    each.shared_s += passed_s * (self._preparing - 1)
+                    each.shared_s += passed_s * (self._preparing + self._helping - len(each.helpers) - 1)
                 tuner.charge(purpose)
                 if is_ready:
                     # Without those that go on being prepared beside it, the search would have waited as long.
@@ -328,10 +276,10 @@ class Trials:
         self._crowded_out.clear()
 
     def _cancel_all(self) -> None:
-        for flight in self._flights:
+        for flight in list(self._flights):
             self._group.cancel(flight.pending)
             self._cancel_twins(flight.switches)
-        self._flights.clear()
+            self._land(flight)
 
     def _is_right(self, entry: Entry) -> bool:
         prepared = entry.record.prepared

@@ -55,6 +55,8 @@ class Winner(Frozen):
     """The first time it was compiled in this search."""
     compile_is_contended: bool = False
     """Others were prepared at the same time: alone it would have taken less."""
+    compile_is_shared: bool = False
+    """Other processes compiled some of its blocks: alone it would have taken longer."""
     record_id: str = ""
 
     @property

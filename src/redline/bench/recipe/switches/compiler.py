@@ -10,7 +10,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, literal
-from redline.bench.recipe.plain import compile_blocks, kinds_of_blocks, repeated_blocks, store_inputs
+from redline.bench.recipe.plain import compile_blocks, repeated_blocks, store_inputs
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError, SpecError
@@ -120,7 +120,7 @@ class Compile(RecipeSwitch):
             # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
             inductor_config().freezing = True
         if self.switch.argument == "regional":
-            names = compile_blocks(setup.workload.model, **self.settings)
+            setup.compiled_blocks = names = compile_blocks(setup.workload.model, **self.settings)
             kind = type(setup.workload.model.get_submodule(names[0])).__name__
             setup.notes[self.name] = f"compiled {len(names)} blocks of class {kind} one by one, and nothing around them"
         else:
@@ -189,14 +189,15 @@ class Compile(RecipeSwitch):
 
 def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
     """Why compiling block by block would save nothing, or leave most of the model as it was; None where it may pay."""
-    names = repeated_blocks(model)
-    if not names or facts is None:
-        return None if names else "no block of the model repeats"
-    kinds = kinds_of_blocks(model, names)
-    if len(names) < ALIKE * kinds:
-        return f"its {len(names)} blocks are of {kinds} kinds, and each kind is compiled separately"
-    share = facts.blocks.share if facts.blocks is not None else 0.0
-    return f"its blocks take only {share:.0%} of the forward's time" if share < SMALLEST_SHARE else None
+    if facts is None:
+        return None if repeated_blocks(model) else "no block of the model repeats"
+    blocks = facts.blocks
+    if blocks is None:
+        return "no block of the model repeats"
+    if blocks.kinds is not None and blocks.count < ALIKE * blocks.kinds:
+        return f"its {blocks.count} blocks are of {blocks.kinds} kinds, and each kind is compiled separately"
+    is_little = blocks.share < SMALLEST_SHARE
+    return f"its blocks take only {blocks.share:.0%} of the forward's time" if is_little else None
 
 
 def inductor_config() -> Any:
