@@ -19,7 +19,7 @@ from redline.questions import SwitchChoice
 from redline.record import Block, Capabilities, Failure, RunRecord
 from redline.search.group import Entry, Pending
 from redline.search.tune.beliefs import Beliefs, Estimate
-from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of
+from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of, most_helpers
 from redline.search.tune.finals import _is_enough, _with_time_for_an_interval
 from redline.search.tune.flight import Flight, UntilPlaced
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
@@ -90,7 +90,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
         leader=lambda: fastest,
         asked=TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m"))),
         budget_s=given.get("budget_s", 600.0),
-        on_cpu=False,
+        on_cpu=given.get("on_cpu", False),
         jobs=given.get("jobs", 1),
         has_memory_for=lambda workers: workers <= given.get("workers", 100),
         twins_of=lambda recipe: 0,
@@ -123,6 +123,36 @@ class TestReplicates:
             for tuner in [after(*self.TRIED, times_s={"amp": 0.5}, facts=facts, budget_s=60.0, jobs=8)]
         ]
         assert kept[1] > kept[0]
+
+
+class TestHelpers:
+    @staticmethod
+    def tuner(launches: int = 1000, kinds: int | None = 8, **given: Any) -> Tuner:
+        blocks = RepeatedBlock(class_name="Block", count=16, share=0.9, kinds=kinds) if kinds else None
+        return after(facts=Facts(launches=launches, blocks=blocks), **{"budget_s": 60.0, "jobs": 8, **given})
+
+    def test_one_for_each_further_kind_on_half_of_the_processors(self) -> None:
+        assert most_helpers(self.tuner()) == 4
+        assert most_helpers(self.tuner(kinds=3)) == 2
+        assert most_helpers(self.tuner(jobs=4)) == 2
+
+    @pytest.mark.parametrize(
+        "given", [{"kinds": 1}, {"kinds": None}, {"launches": 300}, {"budget_s": 300.0}, {"jobs": 1}, {"on_cpu": True}]
+    )
+    def test_none_where_there_is_nothing_to_share_or_time_to_compile_the_whole(self, given: dict[str, Any]) -> None:
+        assert most_helpers(self.tuner(**given)) == 0
+
+    def test_compiling_together_is_quicker_and_opening_it_again_takes_a_larger_share_of_that(self) -> None:
+        by_block = switches("amp+compile:regional")
+        helped, alone = Costs(self.tuner()), Costs(self.tuner(jobs=1))
+        assert helped.expected_s(by_block) < 0.5 * alone.expected_s(by_block)
+        assert helped.is_quicker_by_block
+        shares = [costs.again_s(by_block) / costs.expected_s(by_block) for costs in (helped, alone)]
+        assert shares[0] > shares[1]
+
+    def test_they_delay_what_is_prepared_beside_them(self) -> None:
+        candidate = Candidate(switches("amp+compile:regional"), 0.1, 10.0, 40.0)
+        assert Costs(self.tuner()).delay_s(candidate) > Costs(self.tuner(jobs=1)).delay_s(candidate)
 
 
 class TestCosts:

@@ -32,8 +32,8 @@ CACHED_BLOCK_S = 0.4
 """To trace a kind of block that another process has compiled, and to load it: 0.15 to 0.3 s on a CPU of two cores."""
 BY_BLOCK_SAVES = 0.6
 """Of what compiling the whole model takes: with more than this, block by block is no way around it."""
-LONG_COMPILE_SHARE = 0.35
-"""Of the budget: a model that is expected to take more may not be compiled in time, as compiling often takes twice as long."""
+LONG_COMPILE_SHARE = 0.5
+"""Of the budget: a model that is expected to take more will hardly be compiled in time for its race."""
 SLOW_PREPARE_S = 150.0
 FIRST_TRIAL_S = 4.0
 WARM_SHARE = 0.25
@@ -137,8 +137,8 @@ class Costs:
         self.timed_s = TIMED_ON_CPU_S if tuner.on_cpu else TIMED_S
         facts = tuner.tune.facts
         self._compile_s = compile_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task)
-        workers = 1 + most_helpers(tuner)
-        self._by_block_s = by_block_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task, workers=workers)
+        self._helpers = most_helpers(tuner)
+        self._by_block_s = by_block_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task, workers=1 + self._helpers)
         self._known: dict[Switches, float] = {}
         self._paid_first: set[Switches] = set()
         """Those that were the first with one of their switches."""
@@ -226,8 +226,9 @@ class Costs:
         return self.expected_s(switches) * (1 + CONTENTION * others) + 2 * self.timed_s * others
 
     def delay_s(self, candidate: Candidate) -> float:
-        """By how much trying one more delays what is being prepared beside it."""
-        return CONTENTION * candidate.cost_s + 2 * self.timed_s
+        """By how much trying one more, with those that help it, delays what is being prepared beside it."""
+        workers = 1 + (self._helpers if BY_BLOCK in candidate.switches else 0)
+        return workers * CONTENTION * candidate.cost_s + 2 * self.timed_s
 
     def compiles(self, switches: Switches) -> bool:
         return bool(self._kind(switches))
@@ -316,7 +317,9 @@ class Costs:
         if warm:
             return self._middle(switches, warm)
         plain_s = self._plain_s(switches)
-        return plain_s + WARM_SHARE * max(self._cold_s(switches) - plain_s, 0.0)
+        # What helpers compiled is read by every process that opens it again.
+        share = min(WARM_SHARE * (1 + self._helpers), 1.0) if BY_BLOCK in switches else WARM_SHARE
+        return plain_s + share * max(self._cold_s(switches) - plain_s, 0.0)
 
     def _cold_s(self, switches: Switches) -> float:
         """By others that had to compile; else a plain trial, and what experience says about compiling."""
