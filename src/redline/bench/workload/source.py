@@ -30,6 +30,10 @@ class ExampleCode:
     items: int
     classes: int = 0
     """What a target for training may be."""
+    needed: tuple[str, ...] = ()
+    """Imports of what stands in `definitions`."""
+    definitions: tuple[str, ...] = ()
+    """The model itself, where no package brings it."""
 
 
 class Source(ABC):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import redline
-from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import SpecError, UnknownName
 from redline.names import BUILTIN_MODELS
@@ -151,6 +154,34 @@ class BuiltinSource(Source):
             item=item,
             vocabulary=vocabulary,
             notes=notes,
+        )
+
+    def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
+        """With the model as it stands here: nobody else brings it."""
+        batch, size = choose_batch(spec.batch, spec.task, []), spec.image_size or IMAGE_SIZE
+        classes, length = spec.classes or CLASSES, spec.sequence_length or SEQUENCE_LENGTH
+        needed, inputs = ["from torch import Tensor, nn"], f"torch.randn({batch}, 3, {size}, {size})"
+        parts: list[object] = [_convolution, SimpleCNN]
+        constants, model = {"CLASSES": CLASSES}, f"SimpleCNN({classes})"
+        if _bare(spec.model) == "transformer":
+            needed.append("import torch.nn.functional as F")
+            parts = [TransformerBlock, Transformer if spec.image_size is None else ImageTransformer]
+            constants |= {"IMAGE_SIZE": IMAGE_SIZE, "PATCHES": PATCHES}
+            model = f"ImageTransformer({size}, {classes})"
+        if Transformer in parts:
+            if spec.task == "train":
+                return None  # its loss is more than one line
+            constants = {"VOCABULARY": VOCABULARY, "SEQUENCE_LENGTH": SEQUENCE_LENGTH}
+            model, inputs = f"Transformer({length})", f"torch.randint(0, {VOCABULARY}, ({batch}, {length}))"
+        values = "\n".join(f"{name} = {value}" for name, value in constants.items())
+        return ExampleCode(
+            imports=(),
+            model=model,
+            inputs=f"(({inputs},), {{}})",
+            items=batch,
+            classes=classes,
+            needed=tuple(needed),
+            definitions=(values, *(inspect.getsource(cast(type, part)).rstrip() for part in parts)),
         )
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
