@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from reported import fake_door, race_records, sweep_records
 
-from redline.analyze.replicates import replicate_rows
+from redline.analyze.replicates import lines_of, replicate_rows
 from redline.analyze.summary import summarize
 from redline.record import Failure, RunRecord
 from redline.report.run import RunReport
@@ -51,6 +51,15 @@ def test_the_ratio_is_over_replicates() -> None:
     assert narrow.low is not None
     assert narrow.high is not None
     assert high - low > narrow.high - narrow.low, "one process knows nothing of the others"
+
+
+def test_lines_of_a_group_are_in_the_order_in_which_they_were_asked_for() -> None:
+    """Groups stay as they came; a race opens its recipes in random order."""
+    one = race_records(["baseline", "fp16", "fp16+compile"])
+    other = race_records(["bf16", "channels-last"])
+    mixed = [*reversed(one), *reversed(other)]
+    told = [line.row.recipe for line in lines_of(mixed, summarize(mixed))]
+    assert told == ["baseline", "fp16", "fp16+compile", "bf16", "channels-last"]
 
 
 def test_what_was_measured_together_stands_in_one_group_and_one_table() -> None:

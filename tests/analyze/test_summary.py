@@ -82,6 +82,7 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
         "compile_cache",
         "graph_breaks",
         "contended",
+        "shared",
     }
     assert {"rel_l2", "cosine", "top1_agreement", "finite", "degenerate", "passed", "tolerance"} <= set(row["numerics"])
     assert set(row["verdict"]) == {"labels", "reasons", "notes"}

@@ -78,15 +78,21 @@ class Line:
 
 
 def lines_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[Line]:
-    """In the order in which things were first measured. What failed, and what ran beside a profile, stays apart.
+    """In the order in which things were first measured, those of a group as they were asked for: a race opens them in any order.
 
-    `rows`: one per record.
+    What failed, and what ran beside a profile, stays apart. `rows`: one per record.
     """
     together: dict[Hashable, list[Process]] = {}
     subjects = subjects_of(records)
     usual = _usual_firsts(subjects, rows)
     of_key: dict[Hashable, Subject] = {}
-    for subject, record, row in zip(subjects, records, rows, strict=True):
+    begun: dict[str, int] = {}
+    for index, record in enumerate(records):
+        begun.setdefault(record.group or record.id, index)
+    of_record = list(zip(subjects, records, rows, strict=True))
+    for subject, record, row in sorted(
+        of_record, key=lambda each: (begun[each[1].group or each[1].id], each[1].position)
+    ):
         if row.vs_first is not None and row.vs_first.recipe != usual[subject]:
             row = msgspec.structs.replace(row, vs_first=None)
         key = _same(subject, record, row)

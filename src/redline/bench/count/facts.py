@@ -209,7 +209,8 @@ def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
     names = repeated_blocks(model)
     if not names:
         return None
-    block_of = {path: name for path in forward.entered for name in _around(path) if name in set(names)}
+    blocks = set(names)
+    block_of = {path: name for path in forward.entered for name in _around(path) if name in blocks}
     share = forward.shares_by(lambda call: call.path in block_of).get(True, 0.0)
     computed: dict[str, list[tuple[object, ...]]] = {name: [] for name in block_of.values()}
     for call in forward.calls:
