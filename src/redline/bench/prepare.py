@@ -15,13 +15,12 @@ from typing import Any
 import msgspec
 import torch
 
-from redline.bench.count.ask import shown_model, work_of
-from redline.bench.count.count import has_no_values
+from redline.bench.count.ask import refuse_no_values, shown_model, work_of
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.environment import describe, few_threads, refuse_other_checkout, remember_flags
 from redline.bench.load import LoadRunner
-from redline.bench.measure.blocks import few_steps, operators_share, reach_steady_state
+from redline.bench.measure.blocks import few_steps, operators_share, reach_steady_state, told_each_second
 from redline.bench.measure.generation import generation_info
 from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of, sketched
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, suspect_of
@@ -50,12 +49,7 @@ from redline.spec import RunSpec
 from redline.training import TrainingProgress
 from redline.work import WorkCount
 
-WITHOUT_VALUES = (
-    "build it on a real device, or give it memory by to_empty() and initialise it ('redline flops' counts it as it is)"
-)
-ONE_STEP = (
-    "on data Redline needs a module with loss(output, target); 'redline run --task train' measures one step of it"
-)
+ONE_STEP = "epochs need a module with loss(output, target); 'redline run --task train' measures one step of it"
 
 
 class Workbench:
@@ -144,23 +138,18 @@ class Workbench:
         self.step = step
         self.step_estimate_s = warmup.samples[-1]
         self._enter("ready")
-        unchecked = note("unchecked", "not checked under an external profiler")
-        numerics = Numerics(method="skipped", reason=unchecked)
-        return self._prepared(setup, workload=info, numerics=numerics, warmup=warmup)
+        return self._unchecked(setup, info, warmup, "not checked under an external profiler")
 
     def prepare_blocks(self, spec: RunSpec) -> Prepared:
         """For other processes: only what is compiled one by one, which they find in the cache."""
         device = self._open_device(spec)
         workload = self._build(spec, device, calibrate=False)
-        info = workload.info()
         setup = self._apply(spec, workload, device)
         self._enter("compile", str(spec.recipe))
         with self._make_step(spec, setup).context():
             compile_together(setup, setup.compiled_blocks, spec)
         self._enter("ready")
-        unchecked = note("unchecked", "only its blocks were compiled")
-        numerics = Numerics(method="skipped", reason=unchecked)
-        return self._prepared(setup, workload=info, numerics=numerics, warmup=Warmup(reason=unchecked))
+        return self._unchecked(setup, workload.info(), Warmup(), "only its blocks were compiled")
 
     def prepare_training(self, request: Prepare) -> PreparedReply:
         """For epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
@@ -188,16 +177,20 @@ class Workbench:
         if request.checkpoint is not None:
             training.resume(request.checkpoint)
         self._enter("ready")
-        unchecked = note("unchecked", "a training is judged by its losses and its accuracy")
+        judged = note("unchecked", "a training is judged by its losses and its accuracy")
         prepared = self._prepared(
             setup,
             workload=info,
-            numerics=Numerics(method="unchecked", reason=unchecked),
+            numerics=Numerics(method="unchecked", reason=judged),
             warmup=Warmup(steady=True, reason=note("not-waited-for", "every step of a training counts")),
             work=work,
             data=training.info,
         )
         return PreparedReply(prepared=prepared, epochs=tuple(training.epochs))
+
+    def _unchecked(self, setup: Setup, info: WorkloadInfo, warmup: Warmup, why: str) -> Prepared:
+        numerics = Numerics(method="skipped", reason=note("unchecked", why))
+        return self._prepared(setup, workload=info, numerics=numerics, warmup=warmup)
 
     def _prepared(self, setup: Setup, **told: Any) -> Prepared:
         """What is said of every prepared step, and what is `told` of this one."""
@@ -238,9 +231,7 @@ class Workbench:
         torch.manual_seed(spec.seed)
         self._give_back_model = remember_live(spec.workload)
         workload = build_workload(spec.workload, spec.seed, inputs=inputs)
-        if has_no_values(workload.model):
-            name = name_of(workload.model)
-            raise BenchError("user", f"{name} has weights on the meta device, without values: {WITHOUT_VALUES}")
+        refuse_no_values(workload.model)
         self._own_step, self.notes = workload.step, workload.notes
         self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
         apart_s = 0.0
@@ -352,9 +343,8 @@ class Workbench:
     def _count(
         self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool
     ) -> tuple[WorkCount | None, WorkloadInfo]:
-        if setup.task == "generate":
-            return None, info  # what a token has to read says more; see `GenerationInfo`
-        if spec.measure.sparing:  # a trial near the edge of memory, about which nothing else is asked
+        # What a token has to read says more, see `GenerationInfo`; and of a trial near the edge of memory nothing else is asked.
+        if setup.task == "generate" or spec.measure.sparing:
             return None, info
         self._enter("count")
         work, why = work_of(setup, spec.workload.optimizer, modules=modules)
@@ -363,21 +353,13 @@ class Workbench:
     def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
         self._enter("warm-up")
         device.reset_peaks()
-        told = time.perf_counter()
-
-        def tell(steps: int, seconds: float) -> None:
-            nonlocal told
-            if time.perf_counter() - told > 1.0:
-                told = time.perf_counter()
-                self._enter("warm-up", f"{steps} steps, {seconds:.0f} s")
-
         with step.context():
             return reach_steady_state(
                 lambda: (step(), device.synchronize()),
                 spec.measure,
                 compilations=compilations,
                 is_accelerator=device.is_accelerator,
-                on_step=tell,
+                on_step=told_each_second(lambda text: self._enter("warm-up", text)),
                 agreed=self._ranks.agreed,
             )
 

@@ -17,8 +17,9 @@ from redline import protocol, record
 from redline.errors import DoorError
 from redline.protocol import OnProgress, Reply, Request
 from redline.spec import RunSpec
-from redline.testing.bench import FakeBench, FakeWorld
+from redline.testing.bench import FakeBench
 from redline.testing.landscape import Landscape
+from redline.testing.world import FakeWorld
 
 
 class FakeSession:

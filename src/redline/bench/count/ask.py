@@ -17,16 +17,24 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import COMPILER, PRECISION
 from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.workload.build import build_workload, settle_batch
-from redline.bench.workload.called import StepModule
+from redline.bench.workload.called import StepModule, name_of
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import map_tensors
 from redline.bench.workload.workload import Workload
-from redline.errors import UsageError
+from redline.errors import BenchError, UsageError
 from redline.note import Note, note
 from redline.questions import CountAnswer
 from redline.spec import OptimizerName, RunSpec
 from redline.work import ModuleWork, WorkCount
+
+
+def refuse_no_values(model: nn.Module) -> None:
+    """What can be counted but not run."""
+    if has_no_values(model):
+        mend = "build it on a real device, or give it memory by to_empty() and initialise it"
+        where = f"{name_of(model)} has weights on the meta device, without values"
+        raise BenchError("user", f"{where}: {mend} ('redline flops' counts it as it is)")
 
 
 def answer_count(spec: RunSpec) -> CountAnswer:

@@ -8,7 +8,6 @@ on two draws of the inputs, which shows whether the program depends on the data.
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
+from redline.bench.count.attention import attends, cast
 from redline.bench.count.count import plainly
 from redline.bench.count.counter import is_composite, watching
 from redline.bench.count.functions import FunctionCalls
@@ -354,8 +353,8 @@ class Watch(WholeDispatchMode):
         found: dict[str, set[str]] = {}
         for form, dtype in FORMATS.items():
             if self._device.refusal_of(dtype) is None:
-                given = _cast(args, dtype, trains), {name: _cast(value, dtype) for name, value in kwargs.items()}
-                found[form] = {name for name, backend in BACKENDS.items() if _attends(func, *given, backend, trains)}
+                given = cast(args, dtype, trains), {name: cast(value, dtype) for name, value in kwargs.items()}
+                found[form] = {name for name, backend in BACKENDS.items() if attends(func, *given, backend, trains)}
         self._backends[key] = found
 
     def backends_of_all(self) -> dict[str, tuple[str, ...]]:
@@ -388,23 +387,3 @@ def _is_constant(value: Any) -> bool:
 
 def _is_masked(args: tuple[Any, ...]) -> bool:
     return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(args[1:]))
-
-
-def _cast(value: Any, dtype: torch.dtype, trains: bool = False) -> Any:
-    """Of an attention's arguments, query, key and value come first: those take part in autograd when training."""
-    if isinstance(value, tuple):
-        return tuple(_cast(part, dtype, trains and index < 3) for index, part in enumerate(value))
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    with torch.inference_mode(False):
-        return value.detach().to(dtype, copy=True).requires_grad_(trains)
-
-
-def _attends(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backend: SDPBackend, trains: bool) -> bool:
-    with torch.inference_mode(False), torch.set_grad_enabled(trains), warnings.catch_warnings(), sdpa_kernel(backend):
-        warnings.simplefilter("ignore")  # torch tells why a backend will not do
-        try:
-            func(*args, **kwargs)
-        except RuntimeError:  # also out of memory: it cannot do this call here
-            return False
-    return True

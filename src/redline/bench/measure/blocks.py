@@ -246,6 +246,19 @@ GO_ON, SETTLED, LATE = 0, 1, 2
 AGREED = note("steady", "two windows of steps agree")
 
 
+def told_each_second(tell: Callable[[str], None]) -> Callable[[int, float], None]:
+    """For steps of warm-up: `tell` is called with how many there were, once a second."""
+    told = time.perf_counter()
+
+    def on_step(steps: int, seconds: float) -> None:
+        nonlocal told
+        if time.perf_counter() - told > 1.0:
+            told = time.perf_counter()
+            tell(f"{steps} steps, {seconds:.0f} s")
+
+    return on_step
+
+
 def reach_steady_state(
     step: Callable[[], object],
     spec: MeasureSpec,
