@@ -86,13 +86,8 @@ def lines_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[L
     subjects = subjects_of(records)
     usual = _usual_firsts(subjects, rows)
     of_key: dict[Hashable, Subject] = {}
-    begun: dict[str, int] = {}
-    for index, record in enumerate(records):
-        begun.setdefault(record.group or record.id, index)
-    of_record = list(zip(subjects, records, rows, strict=True))
-    for subject, record, row in sorted(
-        of_record, key=lambda each: (begun[each[1].group or each[1].id], each[1].position)
-    ):
+    for index in _as_asked(records):
+        subject, record, row = subjects[index], records[index], rows[index]
         if row.vs_first is not None and row.vs_first.recipe != usual[subject]:
             row = msgspec.structs.replace(row, vs_first=None)
         key = _same(subject, record, row)
@@ -101,6 +96,16 @@ def lines_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[L
     firsts = first_of_each_group(records)
     lines = [_line(of_key[key], processes, firsts) for key, processes in together.items()]
     return _with_failures(lines)
+
+
+def _as_asked(records: Sequence[RunRecord]) -> list[int]:
+    """Their numbers, with those of a group by position, where the first of the group stands."""
+    begun: dict[str, int] = {}
+    for index, record in enumerate(records):
+        begun.setdefault(record.group or record.id, index)
+    return sorted(
+        range(len(records)), key=lambda at: (begun[records[at].group or records[at].id], records[at].position)
+    )
 
 
 def _with_failures(lines: Sequence[Line]) -> list[Line]:

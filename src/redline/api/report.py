@@ -67,7 +67,7 @@ def choose(
     tune: str | None = None,
     workspace: Workspace | None = None,
 ) -> Chosen:
-    """By ids (or beginnings of them), files with records (exported, back-ups, other histories), the name of a sweep or a tune, or the latest group; else all."""
+    """By ids (or beginnings of them), files with records (exported, back-ups, other histories), the name of a sweep or a tune, or the last command with its replicates; else all."""
     if sum((bool(what), last, sweep is not None, tune is not None)) > 1:
         raise UsageError("choose records by their ids, by --last, by --sweep or by --tune: one of them")
     files = [Path(word) for word in what if is_file(word)]

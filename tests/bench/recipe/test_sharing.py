@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ class TestInTurns:
             if name == "c":
                 threading.Timer(0.05, held.close).start()
 
-        in_turns([(lock, lambda name=name: do(name)) for name, lock in locks.items()])  # type: ignore[misc]
+        in_turns([(lock, partial(do, name)) for name, lock in locks.items()])
         assert done == ["b", "c", "a"]
 
     def test_each_is_done_under_its_lock(self, tmp_path: Path) -> None:
