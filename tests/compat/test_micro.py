@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -302,6 +303,21 @@ def test_two_ranks_under_torchrun_split_the_batch(port: int) -> None:
     assert "[GPU 1] Local batch size: 2" in done.stdout
     assert "World size: 2" in done.stdout.splitlines()
     assert "Num devices: 2" in done.stdout.splitlines()
+
+
+def test_a_rank_of_gloo_ends_at_once_and_others_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profilers write their files as an interpreter ends; a thread of gloo may abort it then."""
+    joined, left = threading.Event(), []
+    monkeypatch.setattr(micro, "main", lambda: 3)
+    monkeypatch.setattr("redline.bench.workload.ranks.GLOO_JOINED", joined)
+    monkeypatch.setattr(micro.os, "_exit", left.append)
+    with pytest.raises(SystemExit) as ended:
+        micro.script()
+    assert (left, ended.value.code) == ([], 3)
+    joined.set()
+    with pytest.raises(SystemExit):
+        micro.script()
+    assert left == [3]
 
 
 @pytest.mark.slow
