@@ -12,7 +12,6 @@ from reported import fake_door, race_records, sweep_records
 from redline.analyze.compare import (
     Comparison,
     Comparisons,
-    _band,
     _interval,
     _metrics,
     _two_ratios,
@@ -22,17 +21,23 @@ from redline.analyze.compare import (
     compare_records,
     valid_step_s,
 )
+from redline.analyze.race import pairs_of
 from redline.analyze.statistics import Ratio
 from redline.errors import UsageError
 from redline.record import Failure, Numerics, RunRecord
 from redline.report.compare import compare_markdown, compare_page, compare_report
 from redline.report.terminal import as_text
+from redline.spec import RunSpec
 
 
 def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:
     """Processes of one benchmark, each with an offset of its own."""
     door = fake_door(**{"step_s": 0.010 / speed, "offset_sigma": 0.01, **truth})
     return [record for _ in range(count) for record in sweep_records(door, recipe="baseline", batches=[32])]
+
+
+def paced(speed: float) -> Callable[[RunSpec], float]:
+    return lambda spec: 0.010 / speed / (2.5 if spec.recipe.switches else 1.0)
 
 
 def only(found: Comparisons) -> Comparison:
@@ -66,6 +71,26 @@ class TestInTurns:
         assert found.high is not None
         assert found.low < 2.5 < found.high
         assert only(compare_records([other], [first])).verdict == "slower"
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_several_pairs_have_the_ratio_and_the_interval_of_the_race(self, count: int) -> None:
+        """A machine that slows down between the replicates moves both sides of each."""
+        speeds = [1.0, 0.5, 0.8][:count]
+        raced = [
+            race_records(["baseline", "fp16"], fake_door(step_s=paced(speed), offset_sigma=0.01)) for speed in speeds
+        ]
+        first, other = ([each[side] for each in raced] for side in (0, 1))
+        found = only(compare_records(first, other[::-1]))
+        (pair,) = pairs_of(raced)
+        assert (found.basis, found.verdict) == ("turns", pair.verdict) == ("turns", "faster")
+        assert (found.ratio, found.low, found.high) == (pair.ratio, pair.low, pair.high)
+
+    def test_replicates_of_which_not_all_met_are_taken_apart(self) -> None:
+        raced = [race_records(["baseline", "fp16"]) for _ in range(4)]
+        first, other = ([each[side] for each in raced] for side in (0, 1))
+        assert _interval(first[:3], other[1:])[0] == "replicates"
+        assert _interval(first[:3], other)[0] == "replicates"
+        assert _interval(first, [*other[:3], replicates(1)[0]])[0] == "replicates"
 
     def test_two_that_are_the_same_are_the_same(self) -> None:
         first, other = race_records(["baseline", "amp"])  # the simulated bench knows no speed of amp: the baseline's
@@ -298,21 +323,6 @@ def ratio(low: float, high: float) -> Ratio:
 
 
 class TestEdges:
-    @pytest.mark.parametrize(
-        ("low", "high", "told"),
-        [
-            (1.03, 1.5, "inconclusive"),  # exactly at the band is not beyond it
-            (1.0301, 1.5, "faster"),
-            (0.5, 1 / 1.03, "inconclusive"),
-            (0.5, 0.97, "slower"),
-            (1 / 1.03, 1.03, "same"),
-            (0.97, 1.03, "inconclusive"),
-            (1 / 1.03, 1.0301, "inconclusive"),
-        ],
-    )
-    def test_of_the_band(self, low: float, high: float, told: str) -> None:
-        assert _band(ratio(low, high)) == told
-
     @pytest.mark.parametrize(
         ("pooled", "noted"), [(1.0, False), (1.99, False), (2.03, True), (0.505, False), (0.5, True)]
     )

@@ -45,7 +45,9 @@ class TestVerdict:
             (0.99, 1.05, "inconclusive"),
             (1.02, 1.2, "inconclusive"),
             (1.03, 1.2, "inconclusive"),  # exactly at the band is not beyond it
+            (1.0301, 1.5, "faster"),
             (0.8, 1 / 1.03, "inconclusive"),
+            (0.5, 0.97, "slower"),
             (1 / 1.03, 1.03, "same"),
             (1 / 1.03, 1.0301, "inconclusive"),
             (0.97, 1.03, "inconclusive"),

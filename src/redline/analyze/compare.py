@@ -1,10 +1,11 @@
 """Is one set of records faster than another? A verdict per benchmark, or the reason why there is none.
 
-Records measured *in turns* (one group) are compared round by round. Else each record is one process, and at least three
-processes on each side give an interval of the means of their log-times: within one process samples share an offset, so
-pooling them would call noise a difference. With fewer processes that offset cannot be seen, so it is assumed: an allowance
-as wide as processes of one recipe have been seen apart. Only what lies clearly beyond it has a verdict, and it is never
-`same`. Of a generation the time to the first token and the time per further token are compared in the same way.
+Records measured *in turns* (one group) are compared round by round, and several such pairs as a race compares its
+replicates. Else each record is one process, and at least three processes on each side give an interval of the means of their
+log-times: within one process samples share an offset, so pooling them would call noise a difference. With fewer processes that
+offset cannot be seen, so it is assumed: an allowance as wide as processes of one recipe have been seen apart. Only what lies
+clearly beyond it has a verdict, and it is never `same`. Of a generation the time to the first token and the time per further
+token are compared in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from redline.analyze.blocks import device_kind, latency_blocks, median_step_s, ratio_in_turns, timed_blocks
+from redline.analyze.race import TIME_BAND, RaceVerdict, log_ratio, ratio_over, verdict_of
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
 from redline.analyze.trust import verdict
 from redline.errors import UsageError
@@ -36,7 +38,6 @@ from redline.record import RunRecord, TimeKind
 ComparisonVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "invalid"]
 Basis = Literal["turns", "replicates", "single runs", "none"]
 
-TIME_BAND = 0.03
 P95_BAND = 0.05
 MEMORY_BAND = 0.01
 FEWEST_REPLICATES = 3
@@ -161,7 +162,7 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
     reasons = list(_doubts(basis, first, other))
     told: ComparisonVerdict = "inconclusive"
     if interval is not None:
-        told = _band(interval)
+        told = verdict_of(interval.low, interval.high)
         if told == "inconclusive":
             text = f"the interval includes both a difference of more than {TIME_BAND:.0%} and none"
             reasons.append(note("across-band", text))
@@ -200,13 +201,24 @@ def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[Note]:
 def _interval(
     first: Sequence[RunRecord], other: Sequence[RunRecord], kind: TimeKind = "throughput"
 ) -> tuple[Basis, Ratio | None]:
-    if len(first) == 1 and len(other) == 1:
-        paired = ratio_in_turns(first[0], other[0], kind) if whether_in_turns(first[0], other[0]) else None
-        if paired:
-            return "turns", paired
+    if paired := _in_turns(first, other, kind):
+        return "turns", paired
     if min(len(first), len(other)) < FEWEST_REPLICATES:
         return "single runs", _allowed_for(first, other, kind)
     return "replicates", between_processes(_medians_s(first, kind), _medians_s(other, kind))
+
+
+def _in_turns(first: Sequence[RunRecord], other: Sequence[RunRecord], kind: TimeKind) -> Ratio | None:
+    """Of sides whose records met two by two, each two in a group of their own. Of several groups as a race computes it."""
+    by_group = {record.group: record for record in other}
+    met = [(record, by_group[record.group]) for record in first if record.group in by_group]
+    groups = {record.group for record, _ in met}
+    if not len(groups) == len(first) == len(other) or not all(whether_in_turns(*pair) for pair in met):
+        return None
+    if len(met) == 1:
+        return ratio_in_turns(*met[0], kind)
+    logs = [log for pair in met if (log := log_ratio(*pair, kind)) is not None]
+    return ratio_over(logs) if len(logs) == len(met) else None
 
 
 def _allowed_for(first: Sequence[RunRecord], other: Sequence[RunRecord], kind: TimeKind) -> Ratio:
@@ -244,15 +256,6 @@ def between_processes(first_s: Sequence[float], other_s: Sequence[float], confid
         high=math.exp(middle + half),
         rounds=min(len(ours), len(theirs)),
     )
-
-
-def _band(interval: Ratio) -> ComparisonVerdict:
-    if interval.low > 1 + TIME_BAND:
-        return "faster"
-    if interval.high < 1 / (1 + TIME_BAND):
-        return "slower"
-    inside = interval.low >= 1 / (1 + TIME_BAND) and interval.high <= 1 + TIME_BAND
-    return "same" if inside else "inconclusive"
 
 
 def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Note]:
@@ -298,12 +301,7 @@ def _metrics(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator
         told: Change = "inconclusive"
         if min(map(len, tails)) >= FEWEST_REPLICATES:
             interval = between_processes(tails[0], tails[1])
-            if interval.low > 1 + P95_BAND:
-                told = "less"
-            elif interval.high < 1 / (1 + P95_BAND):
-                told = "more"
-            elif interval.low >= 1 / (1 + P95_BAND) and interval.high <= 1 + P95_BAND:
-                told = "same"
+            told = _CHANGES[verdict_of(interval.low, interval.high, P95_BAND)]
         yield Metric(name="p95", first=ours, other=theirs, change=theirs / ours - 1, verdict=told)
     held = [[each for record in side if (each := _held_bytes(record))] for side in (first, other)]
     if all(held):
@@ -318,7 +316,12 @@ PARTS: dict[TimeKind, tuple[MetricName, MetricName]] = {
     "tpot": ("tpot_s", "decode_tokens_per_s"),
 }
 """The two times of a generation, each with the rate that follows from it."""
-_CHANGES: dict[ComparisonVerdict, Change] = {"faster": "less", "slower": "more", "same": "same"}
+_CHANGES: dict[RaceVerdict, Change] = {
+    "faster": "less",
+    "slower": "more",
+    "same": "same",
+    "inconclusive": "inconclusive",
+}
 
 
 def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Metric]:
@@ -329,7 +332,7 @@ def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[M
             continue  # another task, or a single token
         basis, found = _interval(first, other, kind)
         assert found is not None
-        told: Change = _CHANGES.get(_band(found), "inconclusive")
+        told = _CHANGES[verdict_of(found.low, found.high)]
         if _spoilt(basis, (*first, *other)) or (basis == "single runs" and told == "same"):
             told = "inconclusive"
         yield Metric(

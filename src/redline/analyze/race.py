@@ -15,7 +15,7 @@ from statistics import fmean, variance
 from typing import Literal
 
 from redline.analyze.blocks import blocks_as, has_solo_blocks, log_in_turns, round_medians_s
-from redline.analyze.statistics import PairedLog, student_t
+from redline.analyze.statistics import PairedLog, Ratio, student_t
 from redline.fields import Frozen
 from redline.record import RunRecord, TimeKind
 from redline.spec import RunSpec
@@ -101,13 +101,23 @@ def pair_of(
     logs = logs_of(replicates, a, b, kind)
     if not logs:
         return None
-    logs = undisturbed(logs)
-    half = half_width(logs, looks=looks)
-    if half is None:
+    met = ratio_over(logs, looks=looks)
+    if met is None:
         ratio = math.exp(logs[0].centre)
         return Pair(a=a, b=b, ratio=ratio, low=None, high=None, verdict="inconclusive", replicates=len(logs))
-    ratio, low, high = bounds(logs, half)
-    return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
+    return _pair(a, b, met)
+
+
+def ratio_over(logs: Sequence[PairedLog], *, looks: bool = True) -> Ratio | None:
+    """Over replicates, as everything that has several computes it; `rounds` are those that counted. None with a single one."""
+    logs = undisturbed(logs)
+    half = half_width(logs, looks=looks)
+    return bounds(logs, half) if half is not None else None
+
+
+def _pair(a: str, b: str, met: Ratio) -> Pair:
+    verdict = verdict_of(met.low, met.high)
+    return Pair(a=a, b=b, ratio=met.ratio, low=met.low, high=met.high, verdict=verdict, replicates=met.rounds)
 
 
 def undisturbed(logs: Sequence[PairedLog], enough: int = ENOUGH_QUIET) -> list[PairedLog]:
@@ -116,10 +126,11 @@ def undisturbed(logs: Sequence[PairedLog], enough: int = ENOUGH_QUIET) -> list[P
     return quiet if len(quiet) >= enough else list(logs)
 
 
-def bounds(logs: Sequence[PairedLog], half: float) -> tuple[float, float, float]:
+def bounds(logs: Sequence[PairedLog], half: float) -> Ratio:
     """The ratio and its interval: half its width from the replicates, and what each side may have lost to other processes."""
     centre, doubt = fmean(log.centre for log in logs), fmean(log.doubt for log in logs)
-    return math.exp(centre), math.exp(centre - half - doubt), math.exp(centre + half + doubt)
+    half += doubt
+    return Ratio(ratio=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half), rounds=len(logs))
 
 
 def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None:
@@ -168,8 +179,7 @@ def pair_with_spread(
     half = student_t(degrees) * math.sqrt(2 * variance_of_one / len(logs))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
     half = max(half, student_t(max(sum(log.rounds - 1 for log in logs), 1)) * error)
-    ratio, low, high = bounds(logs, half)
-    return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
+    return _pair(a, b, bounds(logs, half))
 
 
 def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:

@@ -16,7 +16,7 @@ from statistics import fmean, median, stdev
 import msgspec
 
 from redline.analyze.blocks import Latency, ThroughputInterval
-from redline.analyze.race import bounds, half_width, log_ratio, undisturbed
+from redline.analyze.race import log_ratio, ratio_over
 from redline.analyze.roofline import at_step
 from redline.analyze.statistics import student_t
 from redline.analyze.summary import CeilingsOf, RunSummary, VersusFirst, first_of_each_group, summarize
@@ -237,12 +237,9 @@ def _versus(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> Ve
     """
     compared = [(record, row.vs_first) for record, row in processes if row.vs_first is not None]
     logs = [log for record, _ in compared if (log := log_ratio(firsts[record.group or ""], record)) is not None]
-    if len(logs) < 2:
-        return next((versus for _, versus in compared if versus.low is not None), compared[0][1] if compared else None)
     # As a race computes it, which is looked at after each replicate: one recipe has one interval, whoever prints it.
-    logs = undisturbed(logs)
-    half = half_width(logs)
-    assert half is not None
-    ratio, low, high = bounds(logs, half)
+    met = ratio_over(logs)
+    if met is None:
+        return next((versus for _, versus in compared if versus.low is not None), compared[0][1] if compared else None)
     doubted = all(versus.first_doubted for _, versus in compared)
-    return msgspec.structs.replace(compared[0][1], ratio=ratio, low=low, high=high, first_doubted=doubted)
+    return msgspec.structs.replace(compared[0][1], ratio=met.ratio, low=met.low, high=met.high, first_doubted=doubted)

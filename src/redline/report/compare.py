@@ -30,7 +30,7 @@ STYLES = {
     "invalid": "red",
 }
 BASES = {
-    "turns": "interleaved, one process each",
+    "turns": "interleaved",
     "replicates": "over processes",
     "single runs": "fewer than three processes per side",
     "none": "",
