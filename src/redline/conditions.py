@@ -9,7 +9,7 @@ import msgspec
 from redline.fields import Frozen
 from redline.record import RunRecord, device_of
 from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec, WorkloadSpec
-from redline.units import format_bytes
+from redline.units import counted, format_bytes
 
 
 def text_lengths(workload: WorkloadSpec) -> dict[str, int]:
@@ -142,7 +142,3 @@ MOST_INPUTS = 2
 
 def _inputs_told(inputs: Sequence[str]) -> str:
     return ", ".join(inputs) if len(inputs) <= MOST_INPUTS else counted(len(inputs), "input")
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"

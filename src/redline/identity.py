@@ -23,13 +23,13 @@ from typing import Any
 
 import msgspec
 
-from redline.conditions import condition_words, conditions_of, counted, data_words, text_lengths
+from redline.conditions import condition_words, conditions_of, data_words, text_lengths
 from redline.environment import Environment
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import BENCHMARK_VERSION, Prepared, RunRecord, device_of
 from redline.spec import RunSpec
-from redline.units import format_bytes
+from redline.units import counted, format_bytes
 from redline.work import Ceilings
 
 KEY_LENGTH = 24

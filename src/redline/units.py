@@ -126,3 +126,8 @@ def printable(text: str) -> str:
         return text
     # Blanks that do not break a line, as between a number and its unit, count as unprintable too.
     return "".join(one if one.isprintable() or category(one) == "Zs" else "\ufffd" for one in text)
+
+
+def counted(number: int, what: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -16,12 +16,11 @@ from typing import Literal
 from redline.analyze.attainable import attainable
 from redline.analyze.blocks import device_kind, median_step_s, timed_blocks
 from redline.analyze.generation import generation_of
-from redline.conditions import counted
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Block, RunRecord
 from redline.training import steady_epochs, wait_share
-from redline.units import format_bytes
+from redline.units import counted, format_bytes
 from redline.work import Ceilings
 
 

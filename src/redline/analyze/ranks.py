@@ -9,7 +9,7 @@ from statistics import median
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import Block, RankBlock, RankInfo, RunRecord
-from redline.units import format_seconds
+from redline.units import counted, format_seconds
 
 STRAGGLER = 1.1
 """A rank this much slower than the middle one, in most blocks, is named."""
@@ -117,6 +117,6 @@ def oversubscription(record: RunRecord) -> Note | None:
     here = max(Counter(rank.host for rank in prepared.ranks).values())
     if here * threads <= cores:
         return None
-    each = f"{threads} thread{'s' if threads != 1 else ''}"
-    shared = f"{cores} processor{'s' if cores != 1 else ''}"
+    each = counted(threads, "thread")
+    shared = counted(cores, "processor")
     return note("oversubscribed", f"{here} ranks with {each} each share {shared}: this is not scaling")

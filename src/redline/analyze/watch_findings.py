@@ -14,8 +14,7 @@ import msgspec
 
 from redline.analyze.finding import LARGEST_GAIN
 from redline.analyze.watch import Drift, Rates
-from redline.conditions import counted
-from redline.units import format_bytes, format_seconds, format_share
+from redline.units import counted, format_bytes, format_seconds, format_share
 from redline.watching import WatchFinding
 
 WORTH_TELLING = 0.02

@@ -16,7 +16,6 @@ from redline.api.settings import one_spec, takes_settings
 from redline.api.train import DEFAULT_DATA, DataSettings, train_specs, training_table
 from redline.api.tune import tune
 from redline.api.workspace import Workspace, use
-from redline.conditions import counted
 from redline.errors import BenchError, TraceError, UsageError
 from redline.fields import Frozen
 from redline.protocol import Profile as ProfileRequest
@@ -27,6 +26,7 @@ from redline.report.notebook import Bars, Shown
 from redline.search.train import After
 from redline.spec import Recipe, RunSpec
 from redline.trace.decode import read_trace
+from redline.units import counted
 
 AMP = "amp"
 SWEEP_EPOCHS = 2

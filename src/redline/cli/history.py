@@ -11,6 +11,7 @@ import typer
 
 from redline.cli.options import OUTPUT, WAY, WHICH, Exit, Json, only_set, opt, print_json
 from redline.errors import SpecError, UsageError
+from redline.units import counted
 
 DryRun = Annotated[bool, opt("--dry-run", group=WAY, help="Say what would be deleted, and delete nothing.")]
 Ids = Annotated[list[str], typer.Argument(help="Records, by their ids or the start of them.")]
@@ -97,7 +98,6 @@ def tag(
     """
     from redline.api.history import marks
     from redline.api.history import tag as set_tag
-    from redline.conditions import counted
     from redline.report.export import json_document
     from redline.report.terminal import make_console
 

@@ -18,7 +18,6 @@ from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
-from redline.conditions import counted
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import TrialLine, search_title
@@ -30,7 +29,7 @@ from redline.report.train import epoch_line
 from redline.search.observer import Observer
 from redline.search.sweep import Cell, Plan
 from redline.training import Epoch, TrainingProgress
-from redline.units import format_seconds, format_share
+from redline.units import counted, format_seconds, format_share
 
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are printed this often."""

@@ -14,6 +14,7 @@ from redline.conditions import condition_words
 from redline.record import Numerics
 from redline.report.terminal import Fitted, make_table
 from redline.units import (
+    counted,
     format_bytes,
     format_count,
     format_rate,
@@ -70,7 +71,7 @@ def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
     measured = [row for row in rows if row.failure is None]
     if any(row.flops for row in measured) and not any(row.roofline for row in measured):
         threads = next((row.conditions.threads for row in measured if row.device == "cpu"), None)
-        of = f" with {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+        of = f" with {counted(threads, 'thread')}" if threads else ""
         option = f" --threads {threads}" if threads else ""
         line = f"  'redline ceilings{option}' measures this device's limits{of}; tables then show how close each row is"
         told.append(Text(line, style="dim"))

@@ -25,7 +25,7 @@ from redline.report.export import JsonDocument, json_document
 from redline.report.run import FittingTable
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.store import Row
-from redline.units import format_bytes, format_seconds, format_share
+from redline.units import counted, format_bytes, format_seconds, format_share
 
 RUNNING = (
     "running: still being measured, or killed on another machine or under an older Redline (these cannot be told apart)"
@@ -127,7 +127,10 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
         versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
         lines += [
             ("device", f"{environment.device.name} ({row.device}), driver {environment.device.driver or 'n/a'}"),
-            ("host", f"{environment.cpu}, {environment.logical_cores} cores, {environment.threads} threads"),
+            (
+                "host",
+                f"{environment.cpu}, {counted(environment.logical_cores, 'core')}, {counted(environment.threads, 'thread')}",
+            ),
             ("versions", f"python {environment.python}, {versions}"),
             ("model", f"{workload.class_name} from {workload.source}, {workload.parameters:,} parameters"),
             ("inputs", ", ".join(workload.input_shapes)),

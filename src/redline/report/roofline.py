@@ -14,11 +14,10 @@ from rich.text import Text
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow
 from redline.analyze.replicates import Line
 from redline.analyze.summary import CeilingsOf, RunSummary
-from redline.conditions import counted
 from redline.fields import Frozen
 from redline.report.canvas import check_picture, save_figure
 from redline.report.terminal import Fitted, make_table
-from redline.units import format_bytes, format_count, format_seconds, format_share, significant
+from redline.units import counted, format_bytes, format_count, format_seconds, format_share, significant
 from redline.work import Ceilings
 
 

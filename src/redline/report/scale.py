@@ -11,7 +11,7 @@ from rich.text import Text
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint
 from redline.report.canvas import COLOURS, check_picture, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.units import format_bytes, format_count, format_seconds, format_share
+from redline.units import counted, format_bytes, format_count, format_seconds, format_share
 
 HEADERS = (
     "ranks", "global batch", "per rank", "items/s", "ideal", "efficiency", "communication", "exposed", "hidden",
@@ -39,13 +39,13 @@ def scale_report(points: Sequence[ScalePoint], findings: Sequence[ScaleFinding],
 
 def _where(one: ScalePoint | ScaleFinding) -> str:
     each = f", {one.batch_per_rank} per rank" if one.batch_per_rank else ""
-    return f"{one_line(one.model)}, {one.ranks} rank{'s' if one.ranks > 1 else ''}{each}"
+    return f"{one_line(one.model)}, {counted(one.ranks, 'rank')}{each}"
 
 
 def _table(points: Sequence[ScalePoint], mode: Mode) -> RenderableType:
     first = points[0]
     how = "batch per rank kept" if mode == "weak" else "one batch split"
-    threads = f" · {first.threads} thread{'s' if first.threads > 1 else ''} per rank" if first.threads else ""
+    threads = f" · {counted(first.threads, 'thread')} per rank" if first.threads else ""
     title = f"{one_line(first.model)} · {first.task} · {first.recipe} · {mode} scaling ({how}){threads}"
     table = make_table(Text(title, style="bold"))
     for header in HEADERS:

@@ -20,7 +20,7 @@ from redline.search.tune.record import Spent
 from redline.search.tune.result import Ranked, TuneSummary
 from redline.search.tune.winner import Winner
 from redline.spec import BASELINE
-from redline.units import format_seconds, format_share, significant
+from redline.units import counted, format_seconds, format_share, significant
 from redline.work import Facts
 
 SHOWN = 12
@@ -251,7 +251,7 @@ def spent_told(found: TuneSummary) -> str:
     spent = found.spent
     parts = [f"{name} {getattr(spent, name):.0f} s" for name in SPENT if getattr(spent, name) >= 0.5]
     total_s = sum(getattr(spent, name) for name in SPENT)
-    tried = f"{found.trials} recipe{'s' if found.trials != 1 else ''} tried, {found.compile_seconds:.0f} s of compiling"
+    tried = f"{counted(found.trials, 'recipe')} tried, {found.compile_seconds:.0f} s of compiling"
     return f"spent {total_s:.0f} s ({', '.join(parts)}), {spent.left:.0f} s left; {tried}"
 
 

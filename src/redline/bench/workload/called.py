@@ -23,6 +23,7 @@ from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.structure import is_filled, reached_modules
 from redline.errors import BenchError, SpecError
+from redline.units import counted
 
 BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "b", "B", "n", "N")
 SEED_NAME, DEVICE_NAME = "seed", "device"
@@ -117,7 +118,7 @@ class OwnStep:
         missing = required_positional(function) - len(inputs[0]) - len(inputs[1])
         if missing > 1 or (missing == 1 and setup is None):
             raise SpecError(
-                f"{name} must be given {missing} more argument{'s' if missing > 1 else ''}: "
+                f"{name} must be given {counted(missing, 'more argument')}: "
                 "a step takes nothing, its inputs, or what setup returns"
             )
         self._takes_state = missing == 1

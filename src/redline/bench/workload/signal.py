@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import Inputs, copied, redraw, resize
 from redline.note import Note, note
+from redline.units import counted
 
 if TYPE_CHECKING:
     from redline.bench.workload.workload import Workload
@@ -116,7 +117,7 @@ def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> 
     count = len(waiting) - len(_untouched(model))
     if count:
         on = "random inputs" if workload.inputs_are_free else "the inputs given"
-        text = f"calibrated {count} BatchNorm layer{'s' if count > 1 else ''} on {on}"
+        text = f"calibrated {counted(count, 'BatchNorm layer')} on {on}"
         notes.append(note("calibrated", text))
     return notes
 

@@ -33,6 +33,7 @@ from redline.trace.vendors.tables import (
     text_of,
 )
 from redline.trace.vendors.tool import CounterName, Reading, VendorTable
+from redline.units import counted
 
 SQLITE = b"SQLite format 3\x00"
 KNOWN = "rocprof, rocprofv2 or rocprofv3 (CSV, JSON, rocpd), nsys (stats CSV, SQLite) or ncu (CSV)"
@@ -142,7 +143,7 @@ def _without(table: VendorTable, path: Path, lost: int) -> VendorTable:
     """The table with a note of the rows that are missing in it."""
     if not lost:
         return table
-    rows = f"{lost} row{'s' if lost > 1 else ''}"
+    rows = counted(lost, "row")
     told = f"{rows} of {path.name} could not be read and {'are' if lost > 1 else 'is'} left out: the file is cut off or damaged"
     return replace(table, notes=(*table.notes, note("profiler", told)))
 

@@ -22,6 +22,7 @@ from redline.bench.workload.step import Setup
 from redline.errors import BenchError
 from redline.questions import SwitchNeed
 from redline.spec import Task
+from redline.units import counted
 from redline.work import Facts
 
 SMALLEST_SHARE = 0.002
@@ -45,7 +46,7 @@ class PatchProducts(RecipeSwitch):
 
     def apply(self, setup: Setup) -> None:
         count = patches_as_products(setup.workload.model)
-        setup.notes[self.name] = f"{count} convolution{'s' if count > 1 else ''} as matrix products"
+        setup.notes[self.name] = f"{counted(count, 'convolution')} as matrix products"
 
     def write(self, code: RecipeCode) -> None:
         code.bring_in("from typing import Any")
