@@ -53,6 +53,18 @@ def test_the_ratio_is_over_replicates() -> None:
     assert high - low > narrow.high - narrow.low, "one process knows nothing of the others"
 
 
+def test_machines_that_stall_sustain_less_than_the_median_step_promises() -> None:
+    """Two of three processes stall for a fifth of their time, and the three are of unlike speed: a median of rates may lie above the mean."""
+    seen = []
+    for step_s, stall in ((0.010, 1.25), (0.006, 1.25), (0.020, 1.0)):
+        (record,) = sweep_records(fake_door(step_s=lambda spec, s=step_s: s), recipe="baseline", batches=[32])
+        blocks = tuple(msgspec.structs.replace(block, wall_s=stall * block.wall_s) for block in record.blocks)
+        seen.append(msgspec.structs.replace(record, blocks=blocks))
+    (row,) = replicate_rows(seen)
+    assert row.throughput_per_s is not None
+    assert row.sustained_per_s == pytest.approx(row.throughput_per_s / 1.25, rel=0.02)
+
+
 def test_lines_of_a_group_are_in_the_order_in_which_they_were_asked_for() -> None:
     """Groups stay as they came; a race opens its recipes in random order."""
     one = race_records(["baseline", "fp16", "fp16+compile"])

@@ -13,6 +13,7 @@ from redline.note import note
 from redline.record import Capabilities, Numerics
 from redline.report.run import RunReport
 from redline.report.terminal import as_text
+from redline.units import THIN_SPACE
 
 
 def row(recipe: str, ratio: float | None, *, passed: bool = True, quantizes: bool = False) -> RunSummary:
@@ -66,6 +67,14 @@ def with_interval(recipe: str, ratio: float, low: float | None, high: float | No
 def test_an_interval_on_both_sides_of_one_is_inconclusive(ratio: float, low: float | None, high: float | None) -> None:
     last = as_text(RunReport([row("baseline", None), with_interval("compile", ratio, low, high)])).splitlines()[-1]
     assert last.startswith("next: inconclusive: compile may be faster or slower than the first;")
+
+
+@pytest.mark.parametrize(("ratio", "low", "high", "told"), [(1.16, 1.01, 1.32, "faster"), (0.97, 0.95, 0.99, "slower")])
+def test_one_that_may_differ_by_too_little_is_said_to(ratio: float, low: float, high: float, told: str) -> None:
+    last = as_text(RunReport([row("baseline", None), with_interval("compile", ratio, low, high)])).splitlines()[-1]
+    assert last.startswith(
+        f"next: inconclusive: compile is {told} than the first, but maybe by less than 3{THIN_SPACE}%;"
+    )
 
 
 def test_only_what_is_clearly_not_faster_is_said_not_to_be() -> None:

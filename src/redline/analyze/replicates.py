@@ -186,12 +186,14 @@ def joined_row(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) ->
         return msgspec.structs.replace(joined, vs_first=_versus(timed, firsts))
     interval = _interval([row.throughput_per_s or 0.0 for row in rows])
     per_s = math.sqrt(interval.low * interval.high)
-    stalled = [row.sustained_per_s for row in rows if row.sustained_per_s is not None]
+    # Each process stalls for a share of its own time; the rates of processes differ for other reasons too.
+    shares = [(row.delivered_per_s or 0.0) / (row.throughput_per_s or 1.0) for row in rows]
+    have_stalled = 2 * sum(row.sustained_per_s is not None for row in rows) > len(rows)
     return msgspec.structs.replace(
         joined,
         throughput_per_s=per_s,
         throughput_interval=interval,
-        sustained_per_s=median(row.delivered_per_s or 0.0 for row in rows) if 2 * len(stalled) > len(rows) else None,
+        sustained_per_s=per_s * median(shares) if have_stalled else None,
         latency_s=_latency([row.latency_s for row in rows if row.latency_s is not None]),
         vs_first=_versus(timed, firsts),
         roofline=at_step(middle.roofline, middle.items_per_step / per_s)

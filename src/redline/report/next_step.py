@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from redline.analyze.race import TIME_BAND
 from redline.analyze.recommend import is_decided
-from redline.analyze.summary import RunSummary
+from redline.analyze.summary import RunSummary, VersusFirst
 from redline.report.cells import (
     ratio_cell,
     rounded,
 )
 from redline.spec import BASELINE
-from redline.units import format_ratio
+from redline.units import format_ratio, format_share
 
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
 
@@ -107,7 +108,7 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
             return f"{told}; it is host-bound: {_try(best)}"
         return f"{told}; 'redline show {best.record_id[:13]}' has the details"
     if (undecided := next((row for row in measured if _is_undecided(row)), None)) is not None:
-        return f"inconclusive: {undecided.recipe} may be faster or slower than the first; {LONGER}"
+        return f"inconclusive: {undecided.recipe} {_open_question(undecided.vs_first)}; {LONGER}"
     if first.bound.evidence.code == "outside-operators" and not any(row.vs_first for row in measured):
         return _look_closer(first, "profile", "shows what it does outside of operators, which is most of the step")
     if not any(row.vs_first for row in measured) and first.worth_trying:
@@ -155,6 +156,15 @@ def _look_closer(row: RunSummary, command: str, what: str) -> str:
         live = row.model.partition(":")[2] if row.task == "step" else "model, inputs"
         return f"redline.{command}({live}) {what}"
     return f"'{line}' {what}"
+
+
+def _open_question(versus: VersusFirst | None) -> str:
+    """What its interval leaves open."""
+    if versus is not None and versus.low is not None and versus.low > 1:
+        return f"is faster than the first, but maybe by less than {format_share(TIME_BAND)}"
+    if versus is not None and versus.high is not None and versus.high < 1:
+        return f"is slower than the first, but maybe by less than {format_share(TIME_BAND)}"
+    return "may be faster or slower than the first"
 
 
 def _is_undecided(row: RunSummary) -> bool:
