@@ -524,3 +524,30 @@ class TestShortSearches:
         assert told | untold == set(found.winner.recipe.split("+"))
         assert not told & untold
         assert not any(each.code == "gains-unknown" for each in long.tune.notes)
+
+
+class TestFiveMinutes:
+    """On a machine where compiling takes far longer than the model's size suggests."""
+
+    @pytest.mark.parametrize("warm_share", [0.27, 0.6])
+    def test_are_enough_to_wait_for_a_compile_of_seven_times_what_is_expected_and_to_race_it(
+        self, warm_share: float
+    ) -> None:
+        truth = replace(convnext_on_an_h200(80.0), warm_compile_s=warm_share * 80.0)
+        tuner = tune_simulated(truth, 1, 300.0, jobs=8, facts=simulated_facts(truth, launches=180), before_s=7.0)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None, "an interval over processes"
+        assert switches(winner.recipe) & set(COMPILED)
+        assert tuner.tune.spent.failed <= FAILED_SHARE * 300.0
+        assert tuner.tune.seconds <= 300.0
+
+    def test_one_that_hangs_is_given_up_and_the_rest_of_the_search_goes_on(self) -> None:
+        truth = replace(
+            convnext_on_an_h200(12.0),
+            failing=tuple(Fault(frozenset({each}), after_s=10_000.0) for each in COMPILED),
+        )
+        tuner = tune_simulated(truth, 1, 300.0, jobs=8, facts=simulated_facts(truth, launches=180), before_s=7.0)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert loss_of(tuner, truth) < 0.03
+        assert tuner.tune.seconds <= 300.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from tuner_stub import CHOICES, after, switches
@@ -16,10 +16,11 @@ from redline.record import Block, Capabilities, Failure, RunRecord
 from redline.search.group import Entry, Pending
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of, most_helpers
-from redline.search.tune.finals import _is_enough, _with_time_for_an_interval
+from redline.search.tune.final_runs import forget_what_the_budget_ended
+from redline.search.tune.finals import _is_enough, _quicker_to_race, _with_time_for_an_interval
 from redline.search.tune.flight import Flight, UntilPlaced
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
-from redline.search.tune.planner import without_prospect
+from redline.search.tune.planner import _most_promising, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Probe, Spent, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
 from redline.search.tune.space import BASELINE, Space, Switches
@@ -216,6 +217,15 @@ class TestWhatIsWaitedFor:
         assert not longer.is_overdue(switches("amp+cudnn-benchmark"), 0, 20.0), "others took long too, and ran"
         assert math.isinf(Costs(after(("baseline", 4.0))).overdue_s(switches("compile"), 0)), "nobody knows"
 
+    @pytest.mark.parametrize(("times", "is_waited_for"), [(2.0, True), (5.0, True), (15.0, False)])
+    def test_a_first_compile_may_take_some_times_what_is_expected_but_not_any(
+        self, times: float, is_waited_for: bool
+    ) -> None:
+        """In a simulated search of five minutes, one of 80 s was given up after 62 s with 220 s left."""
+        costs, compiled = Costs(after(("baseline", 4.0), ("amp", 4.0))), switches("amp+compile")
+        taken_s = times * costs.expected_s(compiled)
+        assert (costs.patience_s(compiled, 0, taken_s, 10 * taken_s, 0.1) > 1.0) is is_waited_for
+
     def test_what_breaks_takes_as_long_as_what_broke_before(self) -> None:
         tuner = after(("baseline", 4.0), ("amp", 4.0))
         assert Costs(tuner).failing_s(switches("amp+tf32")) == pytest.approx(4.0)
@@ -236,6 +246,29 @@ class TestWhatIsWaitedFor:
         )
         trials = cast(Trials, SimpleNamespace(flights=[late, hopeful]))
         assert without_prospect(tuner, Beliefs(tuner.space, on_cpu=False), trials) == [late]
+        cast(Any, tuner).budget_s = 3600.0
+        assert without_prospect(tuner, Beliefs(tuner.space, on_cpu=False), trials) == [], (
+            "an hour has time for a surprise"
+        )
+
+    def test_nor_is_it_begun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What would be cancelled at once took the places of others, again and again."""
+        times_s = {"baseline": 1.0, "channels-last+graphs": 0.6, "amp+channels-last+graphs": 0.15}
+        tuner = after(*((recipe, 4.0) for recipe in times_s), times_s=times_s, budget_s=60.0)
+        cast(Any, tuner).fastest_log_s = lambda: math.log(0.15)
+        cast(Any, tuner).lessons = lambda: SimpleNamespace(chance=lambda _: 1.0, rules_out=lambda _: False)
+        beliefs = Beliefs(tuner.space, on_cpu=False)
+        late = switches("tf32+channels-last+graphs+cudnn-benchmark")
+        monkeypatch.setattr("redline.search.tune.planner.is_done_with", lambda each, tried, _: each in tried)
+
+        def begun(budget_s: float) -> set[Switches]:
+            cast(Any, tuner).budget_s = budget_s
+            gains = beliefs.promises(tuner.seen(), tuner.fastest_log_s())
+            tried = set(tuner.seen())
+            return {each for each, _, _ in _most_promising(tuner, beliefs, tried, gains, lambda _: True)}
+
+        assert late not in begun(60.0)
+        assert late in begun(3600.0)
 
     @pytest.mark.parametrize(("synchronises", "is_slow"), [(True, False), (False, True)])
     def test_what_is_slow_without_a_compiler_may_be_so_for_the_hosts_sake(
@@ -305,6 +338,33 @@ class TestAnotherReplicate:
         assert not _is_enough(tuner, [], [BASELINE, switches("amp+compile"), switches("amp")]), (
             "two are to be told apart"
         )
+
+
+class TestARaceThatTakesLonger:
+    """Than the budget holds."""
+
+    TIMES_S: ClassVar = {"baseline": 1.0, "amp": 0.5, "tf32": 0.99, "amp+compile+graphs": 0.2}
+
+    @pytest.mark.parametrize(("left_s", "raced"), [(40.0, ["amp"]), (3.0, [])])
+    @pytest.mark.parametrize("finals", [0, 1, 2])
+    def test_is_left_to_another_that_can_still_have_an_interval(
+        self, left_s: float, raced: list[str], finals: int
+    ) -> None:
+        tuner: Any = after(*((recipe, 5.0) for recipe in self.TIMES_S), times_s=self.TIMES_S, jobs=8, budget_s=60.0)
+        tuner.left_s, tuner.tune.finals = left_s, [("a", "b")] * finals
+        found = _quicker_to_race(tuner, [BASELINE, switches("amp+compile+graphs")])
+        assert found == ([switches(each) for each in raced] if finals == 1 else [])
+
+    @pytest.mark.parametrize(("left_s", "kept"), [(0.0, 1), (30.0, 3)])
+    def test_says_nothing_about_what_was_not_ready_when_the_budget_ended(self, left_s: float, kept: int) -> None:
+        """A hang long before that does."""
+        late = SimpleNamespace(failure=SimpleNamespace(kind="timeout"))
+        tuner: Any = after()
+        tuner.left_s, tuner.records = left_s, {"sound": SimpleNamespace(failure=None), "late": late}
+        tuner.tune.finals = (("sound", "sound"), ("sound", "late"), ("late", "sound"))
+        tuner.keep = lambda finals: setattr(tuner.tune, "finals", finals)
+        assert forget_what_the_budget_ended(tuner) is (kept == 1)
+        assert len(tuner.tune.finals) == kept
 
 
 def test_the_baseline_alone_has_no_steps_to_tell() -> None:

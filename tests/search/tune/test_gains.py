@@ -25,7 +25,7 @@ from redline.search.tune.record import Refused, TuneRecord, TuneSpec
 from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
 from redline.search.tune.tuner import Tuner
-from redline.search.tune.winner import SwitchGain, Winner, against_baseline
+from redline.search.tune.winner import SwitchGain, Winner, against_baseline, simplest_of_the_fastest
 from redline.spec import Recipe
 
 RECORDS = race_records()
@@ -379,3 +379,13 @@ def test_a_ratio_of_one_process_says_what_it_is_worth(off: float | None, told: s
     assert ratio_told(row) == told
     found = with_leader(summary(), ratio=27.19, low=None, high=None, may_be_off=off)
     assert answered in answer(found)
+
+
+@pytest.mark.parametrize(("replicates", "chosen"), [(1, "fp16+channels-last"), (2, "fp16")])
+def test_a_simpler_recipe_wins_only_with_an_interval_of_its_own(replicates: int, chosen: str) -> None:
+    """On simulated searches of five minutes, one replicate of it cost the answer its interval."""
+    door = fake_door(step_s=lambda spec: 0.004 if spec.recipe.switches else 0.010)
+    raced = [race_records(["baseline", "fp16+channels-last"], door) for _ in range(3)]
+    raced += [race_records(["baseline", "fp16+channels-last", "fp16"], door) for _ in range(replicates)]
+    tune = TuneRecord(name="mine", tune=TuneSpec(spec=RECORDS[0].spec))
+    assert simplest_of_the_fastest(raced, ["baseline", "fp16+channels-last", "fp16"], tune) == chosen

@@ -10,7 +10,7 @@ from redline.record import RunRecord
 from redline.search.batch import search_batch
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
-from redline.search.tune.finals import final_spec, race_replicate_s
+from redline.search.tune.final_runs import final_spec, race_replicate_s
 from redline.search.tune.record import BatchChoice
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner

@@ -49,8 +49,12 @@ UNKNOWN_COMPILE = 2.0
 """What compiling may take over what is expected of it, before any was timed: nine in ten take less."""
 KNOWN_COMPILE = 1.5
 """The same once others like it were timed."""
-ENDLESS = 0.1
+FAR_OFF, FAR_OFF_FACTOR, FAR_OFF_SPREAD = 0.07, 3.0, 0.6
+"""The chance that what is expected of compiling is far too little for this model and this machine; what it takes then over what is
+expected, and how far the logarithm of that may lie off."""
+ENDLESS = 0.03
 """The chance that compiling takes longer than anybody waits for."""
+LOOKS_S = 0.1
 LONG_FIRST_USE = 1.5
 """Times what a plain trial takes."""
 OVERDUE = 2.0
@@ -263,25 +267,25 @@ class Costs:
     def patience_s(self, switches: Switches, others: float, taken_s: float, within_s: float, chance: float) -> float:
         """How many seconds more to wait for it: as long as it is at least so likely to be ready within those that are left."""
         by_then = (self._done_by(switches, others, taken_s + within_s) - chance) / (1 - chance)
-        if by_then <= 0:
+        low_s, high_s = taken_s, taken_s + max(within_s, 0.0)
+        if self._done_by(switches, others, low_s) >= by_then:
             return 0.0
-        return max(
-            math.exp(self._log_s(switches, others).inv_cdf(min(by_then / self._ends(switches), 0.999))) - taken_s, 0.0
-        )
+        while high_s - low_s > LOOKS_S:
+            middle_s = (low_s + high_s) / 2
+            is_before = self._done_by(switches, others, middle_s) < by_then
+            low_s, high_s = (middle_s, high_s) if is_before else (low_s, middle_s)
+        return low_s - taken_s
 
     def _done_by(self, switches: Switches, others: float, seconds: float) -> float:
-        """The chance that preparing takes no longer than this."""
-        return self._ends(switches) * self._log_s(switches, others).cdf(math.log(max(seconds, 1e-3)))
-
-    def _ends(self, switches: Switches) -> float:
-        """The chance that preparing it ends at all; certain where others were prepared in the same way."""
-        return 1.0 if self._alike(switches) else 1 - ENDLESS
-
-    def _log_s(self, switches: Switches, others: float) -> NormalDist:
-        """The logarithm of the seconds that preparing it takes beside so many others."""
-        most = KNOWN_COMPILE if self._alike(switches) else UNKNOWN_COMPILE
-        middle_s = self.expected_s(switches) * (1 + CONTENTION * others)
-        return NormalDist(math.log(middle_s), math.log(most) / NormalDist().inv_cdf(0.9))
+        """The chance that preparing takes no longer than this; where others were prepared in the same way, it ends for certain."""
+        is_known, log_s = bool(self._alike(switches)), math.log(max(seconds, 1e-3))
+        most = KNOWN_COMPILE if is_known else UNKNOWN_COMPILE
+        middle = math.log(self.expected_s(switches) * (1 + CONTENTION * others))
+        usual = NormalDist(middle, math.log(most) / NormalDist().inv_cdf(0.9)).cdf(log_s)
+        if is_known:
+            return usual
+        far_off = NormalDist(middle + math.log(FAR_OFF_FACTOR), FAR_OFF_SPREAD).cdf(log_s)
+        return (1 - FAR_OFF - ENDLESS) * usual + FAR_OFF * far_off
 
     def is_same_program(self, one: Switches, other: Switches) -> bool:
         """Both are compiled, and what one leaves in the cache the other finds there."""

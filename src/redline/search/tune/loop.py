@@ -7,12 +7,13 @@ import math
 import msgspec
 
 from redline.note import Note, note
+from redline.search.tune.ablation import ablate, simplify, untold_switches
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.earlier import forget_another_model
-from redline.search.tune.finals import ablate, decide, narrow, simplify, untold_switches
+from redline.search.tune.finals import decide, narrow
 from redline.search.tune.opening import next_safe, safe_to_race, twins_for
 from redline.search.tune.planner import kept_s, next_recipe, prepare_race_beside, without_prospect
 from redline.search.tune.record import Untried

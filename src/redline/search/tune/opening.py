@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.earlier import leading_then
-from redline.search.tune.finals import twin_specs
+from redline.search.tune.final_runs import twin_specs
 from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.reserve import fewest_race_s, fewest_replicates, last_race_s
 from redline.search.tune.safe import safe_recipes

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from redline.search.tune.beliefs import Beliefs, Estimate, Floats
 from redline.search.tune.costs import Candidate, Costs, first_of
-from redline.search.tune.finals import twin_specs
+from redline.search.tune.final_runs import twin_specs
 from redline.search.tune.flight import Flight
 from redline.search.tune.opening import PROMISING, is_done_with, next_safe, safe_now, safe_to_race
 from redline.search.tune.reserve import (
@@ -48,8 +49,12 @@ LIKELY_ALONE = 0.6
 """The same for one that will only be timed, as nothing can be raced."""
 LIKELY_GAIN = 0.05
 """While nothing that compiles was timed, one that promises more than this is waited for with as much less of a chance."""
+LEAST_LIKELY = 0.1
+"""Whatever it may bring: what is slower to compile than this is taken to hang."""
 FAR_BEHIND = 0.5
-"""Of the logarithm of the time: what is expected to be as much slower than the fastest is not waited for."""
+"""Of the logarithm of the time: what is expected to be as much slower than the fastest is neither begun nor waited for; unless it may
+all the same bring what a trial of so many seconds must."""
+UNLIKELY_S = 90.0
 WORTH_A_DELAY = 2.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
 NOTICED_S = 0.2
@@ -150,20 +155,32 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
         within_s = tuner.left_s - max(race_s, own_s)
         row = beliefs.index.get(flight.switches) if is_first else None
         gain = max(fastest - float(expected[row]), LIKELY_GAIN) if row is not None else LIKELY_GAIN
-        likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY * LIKELY_GAIN / gain)
+        chance = max(LIKELY * LIKELY_GAIN / gain, LEAST_LIKELY)
+        likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, chance)
         return max(min(likely_s, due_s), may_fail_s)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
 
 
 def without_prospect(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> list[Flight]:
-    """What is being prepared and is expected to be far slower than the fastest by now."""
+    """What is being prepared and would not be begun any more: it is expected to be far slower than the fastest by now."""
     if not trials.flights:
         return []
-    expected, most = beliefs.expected(tuner.seen()), tuner.fastest_log_s() + FAR_BEHIND
+    hopeless = _hopeless(tuner, beliefs, beliefs.promises(tuner.seen(), tuner.fastest_log_s()))
     rows = {flight.switches: beliefs.index.get(flight.switches) for flight in trials.flights}
-    hopeless = {switches for switches, row in rows.items() if row is not None and expected[row] > most}
-    return [each for each in trials.flights if each.switches in hopeless - {BASELINE}]
+    late = {switches for switches, row in rows.items() if row is not None and hopeless[row]}
+    return [each for each in trials.flights if each.switches in late - {BASELINE}]
+
+
+def _hopeless(tuner: Tuner, beliefs: Beliefs, gains: Floats) -> NDArray[np.bool_]:
+    """Recipes that are expected to be far behind, and could hardly surprise."""
+    far_behind = beliefs.expected(tuner.seen()) > tuner.fastest_log_s() + FAR_BEHIND
+    return far_behind & (gains < _least_gain(tuner, UNLIKELY_S))
+
+
+def _least_gain(tuner: Tuner, cost_s: float) -> float:
+    """What a trial must promise: more, the larger its part of the budget."""
+    return WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
 
 
 @dataclass(frozen=True)
@@ -243,7 +260,7 @@ def _candidates(
         own_s *= SLOW_SHARE if is_slow else 1.0
         caution = costs.caution(switches) if any(map(costs.compiles, (*tried, *in_flight))) else 1.0
         needed_s = caution * cost_s + max(fewest_race_s(tuner, costs, switches), leaders_race_s)
-        is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
+        is_worth_it = gain >= _least_gain(tuner, cost_s)
         fits = cost_s <= own_s and needed_s <= tuner.left_s
         if is_worth_it and fits and switches not in tuner.given_up:
             found.append(Candidate(switches, gain, cost_s, own_s))
@@ -260,11 +277,12 @@ def _most_promising(
     What is likely to break must not take the places of others, whatever it would bring if it ran.
     """
     lessons, found, least = tuner.lessons(), list[tuple[float, int, float]](), list[float]()
+    hopeless = _hopeless(tuner, beliefs, gains)
     for index in map(int, np.argsort(-gains, kind="stable")):
         if gains[index] < (least[0] if len(least) == LOOKED_AT else WORTH_A_TRIAL):
             break  # a chance makes none of the others better
         switches = beliefs.recipes[index]
-        chance = 0.0 if is_done_with(switches, tried, tuner) else lessons.chance(switches)
+        chance = 0.0 if hopeless[index] or is_done_with(switches, tried, tuner) else lessons.chance(switches)
         gain = float(gains[index]) * chance
         if gain < WORTH_A_TRIAL or not may_start(switches):
             continue

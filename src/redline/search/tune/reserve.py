@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from redline.search.race import FEWEST_REPLICATES
 from redline.search.tune.beliefs import PROCESS_SD
@@ -119,11 +120,18 @@ def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates:
 
 
 def at_once_s(
-    tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int, opened: Sequence[Switches] | None = None
+    tuner: Tuner,
+    costs: Costs,
+    racers: Sequence[Switches],
+    replicates: int,
+    opened: Sequence[Switches] | None = None,
+    *,
+    is_cautious: bool = False,
 ) -> float:
     """Seconds that this many replicates take when prepared at the same time; infinite where that is impossible.
 
-    `opened`: those that still have to be; None: those of which there are too few twins.
+    `opened`: those that still have to be; None: those of which there are too few twins. `is_cautious`: what was compiled may
+    take long to be opened again.
     """
     workers = len(racers) * replicates
     missing = [
@@ -132,14 +140,23 @@ def at_once_s(
     preparing = sum(max(count, 0) for count in missing)
     if preparing > tuner.jobs or not tuner.has_memory_for(workers):
         return math.inf
-    still = [costs.reopen_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
+    least = CACHED if is_cautious else 0.0
+    still = [
+        max(costs.reopen_s(each), least * costs.anew_s(each))
+        for each, count in zip(racers, missing, strict=True)
+        if count > 0
+    ]
     return max(still, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
+
+
+def at_most_s(costs: Costs, switches: Switches) -> float:
+    """To open it once more, should what was compiled take long to be found in the cache."""
+    return max(costs.expected_s(switches), CACHED * costs.anew_s(switches))
 
 
 def may_be_late(tuner: Tuner, racers: Sequence[Switches]) -> bool:
     """Whether one more replicate may end after the budget, if what was compiled takes long to be opened again."""
-    costs = Costs(tuner)
-    return sum(max(costs.expected_s(each), CACHED * costs.anew_s(each)) for each in racers) > tuner.left_s
+    return sum(map(partial(at_most_s, Costs(tuner)), racers)) > tuner.left_s
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from redline.analyze.race import Pair, pair_of, pair_with_spread, process_spread, verdict_of
@@ -11,6 +12,7 @@ from redline.analyze.replicates import lines_of
 from redline.analyze.summary import RunSummary
 from redline.fields import Frozen
 from redline.record import RunRecord
+from redline.search.race import FEWEST_REPLICATES
 from redline.search.tune.beliefs import Estimate, Records, estimates
 from redline.search.tune.lessons import rejection, unproven
 from redline.search.tune.record import TuneRecord
@@ -91,11 +93,22 @@ def winner_of(tune: TuneRecord, records: Records) -> str | None:
 def simplest_of_the_fastest(
     replicates: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord
 ) -> str:
+    survivors = _with_an_interval(replicates, survivors) or survivors
     times = {recipe: log_over(replicates, survivors[0], recipe, tune) for recipe in survivors}
     fastest = min(times.values())
     near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
     met = {record.id: record for replicate in replicates for record in replicate}
     return min(near, key=lambda recipe: (complexity(recipe, met), times[recipe]))
+
+
+def _with_an_interval(replicates: Sequence[Sequence[RunRecord]], survivors: Sequence[str]) -> list[str]:
+    """Those that raced often enough, and the baseline; none where only the baseline did.
+
+    What joined late, because it is simpler, must not cost the answer its interval.
+    """
+    raced = Counter(recipe for replicate in replicates for recipe in met_last([replicate]))
+    often = [recipe for recipe in survivors if raced[recipe] >= FEWEST_REPLICATES]
+    return often if set(often) - {BASELINE} else []
 
 
 def log_over(replicates: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
