@@ -14,7 +14,6 @@ fails or is given up. In a world where nothing is faster than the baseline, ther
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
