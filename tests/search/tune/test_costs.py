@@ -14,9 +14,11 @@ from redline.note import note
 from redline.questions import SwitchChoice
 from redline.record import Block, Capabilities, Failure, RunRecord
 from redline.search.group import Entry, Pending
+from redline.search.observer import Observer
+from redline.search.race import Race
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of, most_helpers
-from redline.search.tune.final_runs import forget_what_the_budget_ended
+from redline.search.tune.final_runs import _keep_finals
 from redline.search.tune.finals import _is_enough, _quicker_to_race, _with_time_for_an_interval
 from redline.search.tune.flight import Flight, UntilPlaced
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
@@ -358,12 +360,15 @@ class TestARaceThatTakesLonger:
     @pytest.mark.parametrize(("left_s", "kept"), [(0.0, 1), (30.0, 3)])
     def test_says_nothing_about_what_was_not_ready_when_the_budget_ended(self, left_s: float, kept: int) -> None:
         """A hang long before that does."""
-        late = SimpleNamespace(failure=SimpleNamespace(kind="timeout"))
+        sound, late = (
+            SimpleNamespace(id=name, failure=failure)
+            for name, failure in (("sound", None), ("late", SimpleNamespace(kind="timeout")))
+        )
         tuner: Any = after()
-        tuner.left_s, tuner.records = left_s, {"sound": SimpleNamespace(failure=None), "late": late}
-        tuner.tune.finals = (("sound", "sound"), ("sound", "late"), ("late", "sound"))
+        tuner.left_s, tuner.observer = left_s, Observer()
         tuner.keep = lambda finals: setattr(tuner.tune, "finals", finals)
-        assert forget_what_the_budget_ended(tuner) is (kept == 1)
+        replicates: Any = [[sound, sound], [sound, late], [late, sound]]
+        _keep_finals(tuner, cast(Race, SimpleNamespace(pairs=[])), replicates)
         assert len(tuner.tune.finals) == kept
 
 

@@ -10,7 +10,6 @@ from redline.search.tune.costs import Costs
 from redline.search.tune.reserve import RACE_MARGIN, affordable, at_most_s, at_once_s, planned_replicates
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import FULL_LOSS_PATH, Tuner, final_measure
-from redline.search.tune.winner import replicates_of
 from redline.spec import RunSpec
 
 LEAST_SCALE = 0.5
@@ -21,21 +20,6 @@ NOTICED_S = 1.0
 """By so much earlier than the budget ends a worker may be told that its time is over."""
 GRACE = 0.1
 """Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
-
-
-def forget_what_the_budget_ended(tuner: Tuner) -> bool:
-    """Replicates in which a recipe was not ready before the budget ended say nothing about it; whether there were any."""
-    if tuner.left_s > NOTICED_S:
-        return False
-    kept = tuple(
-        ids
-        for ids, replicate in zip(tuner.tune.finals, replicates_of(tuner.tune.finals, tuner.records), strict=True)
-        if not any(record.failure is not None and record.failure.kind == "timeout" for record in replicate)
-    )
-    has_ended = len(kept) < len(tuner.tune.finals)
-    if has_ended:
-        tuner.keep(finals=kept)
-    return has_ended
 
 
 def race_replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
@@ -73,8 +57,7 @@ def run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
     if len(affordable(tuner, racers, grace_s)) < len(racers):
         return False
     records = run_replicate(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
-    tuner.keep(finals=(*tuner.tune.finals, tuple(record.id for record in records)))
-    tuner.observer.standing(race.pairs)
+    _keep_finals(tuner, race, [records])
     return True
 
 
@@ -100,11 +83,21 @@ def run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> 
             tuner.twins = [each for each in tuner.twins if each not in begun]
             replicates = race.run_replicates_at_once([first, *[later] * (count - 1)], begun=begun)
             tuner.records.update((record.id, record) for replicate in replicates for record in replicate)
-            ids = tuple(tuple(record.id for record in replicate) for replicate in replicates)
-            tuner.keep(finals=(*tuner.tune.finals, *ids))
-            tuner.observer.standing(race.pairs)
+            _keep_finals(tuner, race, replicates)
             return True
     return False
+
+
+def _keep_finals(tuner: Tuner, race: Race, replicates: Sequence[Sequence[RunRecord]]) -> None:
+    """Those in which a recipe was not ready before the budget ended say nothing about it, and are not kept."""
+    is_over = tuner.left_s <= NOTICED_S
+    whole = [each for each in replicates if not (is_over and any(map(_was_late, each)))]
+    tuner.keep(finals=(*tuner.tune.finals, *(tuple(record.id for record in each) for each in whole)))
+    tuner.observer.standing(race.pairs)
+
+
+def _was_late(record: RunRecord) -> bool:
+    return record.failure is not None and record.failure.kind == "timeout"
 
 
 def _final_specs(tuner: Tuner, racers: Sequence[Switches], *, are_checked: bool = False) -> list[RunSpec]:

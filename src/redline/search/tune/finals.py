@@ -8,7 +8,6 @@ from redline.analyze.race import TIME_BAND, Replicate, log_ratio, pair_of, pair_
 from redline.search.race import FEWEST_REPLICATES
 from redline.search.tune.costs import Costs
 from redline.search.tune.final_runs import (
-    forget_what_the_budget_ended,
     race_of,
     race_replicate_s,
     run_final,
@@ -54,12 +53,11 @@ def decide(tuner: Tuner, untried: Switches | None = None) -> None:
         racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
         if len(racers) < 2 or _is_enough(tuner, replicates, racers):
             return
-        if run_finals_at_once(tuner, race, racers) or run_final(tuner, race, racers):
-            forget_what_the_budget_ended(tuner)
-        elif finalists := _quicker_to_race(tuner, racers):
+        if not (run_finals_at_once(tuner, race, racers) or run_final(tuner, race, racers)):
+            finalists = _quicker_to_race(tuner, racers)
+            if not finalists:
+                return
             tuner.keep(finals=())
-        else:
-            return
         replicates = replicates_of(tuner.tune.finals, tuner.records)
         if not replicates:
             continue
@@ -79,7 +77,7 @@ def narrow(tuner: Tuner) -> None:
         racers = [BASELINE, tuner.space.switches_of(chosen)]
         if gain is None or gain.low is None or is_narrow(gain) or may_be_late(tuner, racers):
             return
-        if not run_final(tuner, race, racers) or forget_what_the_budget_ended(tuner):
+        if not run_final(tuner, race, racers):
             return
         chosen = winner_of(tuner.tune, tuner.records)
 
