@@ -160,12 +160,25 @@ def test_bytes_of_joined_weights_count_once() -> None:
     assert reads.bytes() == 4 * sum(weight.numel() for weight in model.parameters())
 
 
+SEEN = torch.tensor([True, False, True, True, True, True, False])[None, None, None]
+
+
+def packed(query: Tensor) -> Tensor:
+    """Two heads that share a key's as two queries of one head."""
+    return query.reshape(2, 2, 2, 8)
+
+
 @pytest.mark.parametrize(
     ("call", "taken"),
     [
         (lambda q, k: scaled_dot_product_attention(q, k, k), True),
         (lambda q, k: scaled_dot_product_attention(q, k[:, :1], k[:, :1], enable_gqa=True), True),
         (lambda q, k: scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(1, 1, 1, 7, dtype=torch.bool)), True),
+        (lambda q, k: scaled_dot_product_attention(packed(q), k[:, :2], k[:, :2], attn_mask=SEEN), True),
+        (
+            lambda q, k: scaled_dot_product_attention(packed(q), k[:, :2], k[:, :2], attn_mask=SEEN.expand(1, 2, 1, 7)),
+            False,
+        ),
         (lambda q, k: scaled_dot_product_attention(k, k, k), False),
         (lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True), False),
         (lambda q, k: scaled_dot_product_attention(q[0], k[0], k[0]), False),

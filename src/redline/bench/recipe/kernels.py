@@ -345,13 +345,15 @@ def use_row_products(model: torch.nn.Module, step: Callable[[], Any], ahead: int
 
 
 def is_one_query(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """Whether the kernel above can do this attention."""
+    """Whether the kernel above can do this attention: of one query for each head, or of some with one mask for all."""
     tensors = (query, key, value)
     if any(each.ndim != 4 or each.dtype != query.dtype or each.stride(-1) != 1 for each in tensors):
         return False
-    if query.shape[0] * query.shape[1] > MOST_COUNTERS:
+    if query.shape[0] * query.shape[1] * query.shape[2] > MOST_COUNTERS:
         return False
-    if query.shape[2] != 1 or query.shape[3] > 256 or value.shape[3] > 256 or dropout_p or is_causal:
+    if query.shape[3] > 256 or value.shape[3] > 256 or dropout_p or is_causal:
+        return False
+    if query.shape[2] != 1 and (attn_mask is None or attn_mask.shape[1] != 1):
         return False
     if query.shape[1] % key.shape[1] or (query.shape[1] != key.shape[1] and not enable_gqa):
         return False
@@ -361,7 +363,11 @@ def is_one_query(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fal
 
 
 def attended(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    return attend(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)
+    """Queries of a head with one mask are further heads: so transformers packs the heads that share a key, from 5.23 on."""
+    batch, heads, queries, size = query.shape
+    query = query.reshape(batch, heads * queries, 1, size)
+    found = attend(query, key, value, attn_mask, size**-0.5 if scale is None else scale)
+    return found.reshape(batch, heads, queries, value.shape[-1])
 
 
 class OneQueryAttention(TorchFunctionMode):
