@@ -54,7 +54,8 @@ FAR_OFF, FAR_OFF_FACTOR, FAR_OFF_SPREAD = 0.07, 3.0, 0.6
 expected, and how far the logarithm of that may lie off."""
 ENDLESS = 0.03
 """The chance that compiling takes longer than anybody waits for."""
-LOOKS_S = 0.1
+EXACT_S = 0.1
+"""How exactly it is computed how long to wait for a compile."""
 LONG_FIRST_USE = 1.5
 """Times what a plain trial takes."""
 OVERDUE = 2.0
@@ -270,7 +271,7 @@ class Costs:
         low_s, high_s = taken_s, taken_s + max(within_s, 0.0)
         if self._done_by(switches, others, low_s) >= by_then:
             return 0.0
-        while high_s - low_s > LOOKS_S:
+        while high_s - low_s > EXACT_S:
             middle_s = (low_s + high_s) / 2
             is_before = self._done_by(switches, others, middle_s) < by_then
             low_s, high_s = (middle_s, high_s) if is_before else (low_s, middle_s)

@@ -50,11 +50,11 @@ LIKELY_ALONE = 0.6
 LIKELY_GAIN = 0.05
 """While nothing that compiles was timed, one that promises more than this is waited for with as much less of a chance."""
 LEAST_LIKELY = 0.1
-"""Whatever it may bring: what is slower to compile than this is taken to hang."""
+"""The same, whatever it may bring: a compile that is less likely to end than this is taken to hang."""
 FAR_BEHIND = 0.5
-"""Of the logarithm of the time: what is expected to be as much slower than the fastest is neither begun nor waited for; unless it may
-all the same bring what a trial of so many seconds must."""
+"""Of the logarithm of the time: what is expected to be this much slower than the fastest is neither begun nor waited for."""
 UNLIKELY_S = 90.0
+"""Unless it promises as much as a trial of so many seconds must: beliefs about what was never tried may be wrong."""
 WORTH_A_DELAY = 2.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
 NOTICED_S = 0.2
