@@ -50,6 +50,20 @@ def test_a_recorded_training_step_keeps_its_loss_path(measured, recipe: str, opt
     assert row.numerics.passed, row.numerics
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "amp-bf16+overlap-gradients+compile+graphs",
+        "amp-bf16+channels-last+overlap-gradients+compile:regional",
+        "channels-last+overlap-gradients+compile:reduce-overhead",
+    ],
+)
+def test_gradients_on_other_streams_keep_the_loss_path(measured, recipe: str) -> None:
+    row = measured(recipe, task="train", image_size=64)
+    assert row.failure is None, row.failure
+    assert row.numerics.passed, row.numerics
+
+
 def test_scaling_without_the_fused_optimizer_is_refused(measured) -> None:
     row = measured("amp+graphs", task="train")
     assert row.failure is not None

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.device_count(),
 )
 def test_a_helper_compiles_some_of_it(task: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    table = {"model": "resnet50", "task": task, "batch": 8, "image_size": 64, "recipe": recipe, "device": "cuda:0"}
+    table = {"model": "resnet50", "task": task, "batch": 32, "recipe": recipe, "device": "cuda:0"}
     (spec,) = specs_from_table({**table, "effort": "quick"})
     door = open_door(LaunchSpec())
     try:

@@ -161,8 +161,14 @@ def remember_flags() -> Callable[[], None]:
     inductor = _inductor()
     dynamo: Any = sys.modules.get("torch._dynamo.config")
     versions_of_code = dynamo.recompile_limit if dynamo is not None else None
-    freezing = inductor.freezing if inductor else os.environ.get("TORCHINDUCTOR_FREEZING") == "1"
-    rewriting = inductor.pre_grad_custom_pass if inductor else None
+    compiling = {
+        "freezing": os.environ.get("TORCHINDUCTOR_FREEZING") == "1",
+        "pre_grad_custom_pass": None,
+        "post_grad_custom_post_pass": None,
+        "reorder_for_peak_memory": os.environ.get("TORCHINDUCTOR_REORDER_FOR_PEAK_MEMORY", "1") == "1",
+    }
+    if inductor is not None:
+        compiling = {name: getattr(inductor, name) for name in compiling}
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     threads, grad, random = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
 
@@ -173,7 +179,8 @@ def remember_flags() -> Callable[[], None]:
         torch.set_grad_enabled(grad)
         torch.set_rng_state(random)
         if (now := _inductor()) is not None:
-            now.freezing, now.pre_grad_custom_pass = freezing, rewriting
+            for name, value in compiling.items():
+                setattr(now, name, value)
         if dynamo is not None and versions_of_code is not None:
             dynamo.recompile_limit = versions_of_code
 

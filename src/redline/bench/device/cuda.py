@@ -55,8 +55,9 @@ def record_graph(work: Callable[[], Any], warmups: int) -> tuple[Callable[[], No
 
     Snippets contain it as it stands here.
     """
-    # A stream of its own: what libraries and autograd set up at their first calls must not end up in the graph.
-    stream = torch.cuda.Stream()
+    # A stream of its own: what libraries and autograd set up at their first calls must not end up in the graph. What a program puts
+    # on further streams stands back behind it.
+    stream = torch.cuda.Stream(priority=-1)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(warmups):

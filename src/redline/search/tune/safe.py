@@ -67,8 +67,8 @@ class SafeRecipes:
 
     def _compiled(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:
         """With what a compiler can do beyond its own, where that goes with the rest."""
-        fused = self._best("fused-linear")
-        for each in dict.fromkeys((plain | fused, plain)):
+        more = self._best("fused-linear") | self._best("overlap-gradients")
+        for each in dict.fromkeys((plain | more, plain)):
             yield from self._through_a_compiler(each, compilers)
 
     def _through_a_compiler(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:

@@ -13,13 +13,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import DISTRIBUTE, FLAGS, RECOMPUTE, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.overlap import OverlappedGradients, SideStreams, overlap_gradients
 from redline.bench.recipe.plain import recompute_blocks, repeated_blocks
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
-from redline.errors import SpecError
+from redline.errors import BenchError, SpecError
+from redline.questions import SwitchNeed
 from redline.spec import OptionValue, Task
 from redline.work import Facts
 
+FEWEST_CONVOLUTIONS = 3
+"""The first of a model has no gradient to pass on, and nothing runs beside the second."""
 FEW_PAGE_FAULTS = 64
 """In a step: each takes about two microseconds, with the clearing of its page."""
 
@@ -44,6 +48,44 @@ class FusedOptimizer(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.optimizer_options["fused"] = "True"
+
+
+@SWITCHES.register("overlap-gradients")
+class OverlapGradients(RecipeSwitch):
+    name = "overlap-gradients"
+    summary = (
+        "weight gradients of convolutions on other streams, beside the rest of the backward (training, with compile)"
+    )
+    stage = FLAGS
+    tasks = ("train",)
+    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {
+        "train": (SwitchNeed(wants=("compile",), reason="it changes the program of torch.compile; add compile"),)
+    }
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return None if device.is_accelerator else "a CPU runs one operator after the other"
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        convolutions = facts.layers.get("convolution") if facts is not None else None
+        if facts is None or (convolutions is not None and convolutions.calls >= FEWEST_CONVOLUTIONS):
+            return None
+        return "no convolution runs in this model" if convolutions is None else "it has too few convolutions"
+
+    def apply(self, setup: Setup) -> None:
+        overlapped = overlap_gradients()
+
+        def look() -> None:
+            """Else the program would be timed under the name of another."""
+            if overlapped.graphs and not overlapped.moved:
+                told = "torch.compile saw no convolution with a weight gradient that can be computed apart"
+                raise BenchError("unsupported", f"{self.name}: {told}", switches=(self.name,), scope="switch")
+
+        setup.after_first_call.append(look)
+
+    def write(self, code: RecipeCode) -> None:
+        code.bring_in("from typing import Any", "import itertools", "import operator", "import torch.fx")
+        code.carry(SideStreams, OverlappedGradients, overlap_gradients)
+        code.model_lines.append("overlap_gradients()")
 
 
 @SWITCHES.register("checkpointing")
