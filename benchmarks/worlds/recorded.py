@@ -38,6 +38,8 @@ WARM_SHARE = 0.25
 """Of what compiling takes, where nothing was recorded that found it in the cache."""
 OBSERVED_SD = 0.02
 LEAST_SPREAD, MOST_SPREAD = 0.002, 0.08
+SMALLEST_VARIANCE = 1e-9
+"""Beside rounding, which may make a variance negative."""
 GRAPHED_BY_COMPILER = ("compile:reduce-overhead", "compile:max-autotune")
 FORMATS = ("fp16", "fp16-bn-fp32", "bf16", "amp", "amp-bf16")
 CHOICES: tuple[SwitchChoice, ...] = (
@@ -248,6 +250,6 @@ def _posterior(
         covariance = covariance - gain @ design @ covariance
     if chance is None:
         return [float(each) for each in mean]
-    values, vectors = np.linalg.eigh(covariance)
-    drawn = np.array([chance.gauss(0.0, 1.0) for _ in values]) * np.sqrt(np.clip(values, 0.0, None))
-    return [float(each) for each in mean + vectors @ drawn]
+    # Not by eigenvectors: of equal eigenvalues these are arbitrary, and every run would draw others.
+    triangle = np.linalg.cholesky(covariance + SMALLEST_VARIANCE * np.eye(len(mean)))
+    return [float(each) for each in mean + triangle @ np.array([chance.gauss(0.0, 1.0) for _ in mean])]

@@ -22,6 +22,7 @@ from redline.search.tune.final_runs import _keep_finals
 from redline.search.tune.finals import _is_enough, _quicker_to_race, _with_time_for_an_interval
 from redline.search.tune.flight import Flight, UntilPlaced
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
+from redline.search.tune.opening import twins_for
 from redline.search.tune.planner import _most_promising, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Probe, Spent, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
@@ -87,6 +88,17 @@ class TestHelpers:
     def test_they_delay_what_is_prepared_beside_them(self) -> None:
         candidate = Candidate(switches("amp+compile:regional"), 0.1, 10.0, 40.0)
         assert Costs(self.tuner()).delay_s(candidate) > Costs(self.tuner(jobs=1)).delay_s(candidate)
+
+    @pytest.mark.parametrize(
+        ("given", "count"), [({}, 2), ({"jobs": 4}, 2), ({"workers": 2}, 1), ({"kinds": 2}, 1), ({"workers": 1}, 0)]
+    )
+    def test_two_of_them_stay_for_the_race(self, given: dict[str, Any], count: int) -> None:
+        tuner: Any = self.tuner(**given)
+        tuner.twins, tuner.left_s = [], 40.0
+        tuner.spec_of = lambda recipe, *_: recipe
+        by_block = switches("amp+compile:regional")
+        assert twins_for(tuner, by_block, 0) == [by_block] * count
+        assert len(twins_for(tuner, switches("amp+compile"), 0)) == min(count, 1), "nobody helps with the whole"
 
 
 class TestCosts:

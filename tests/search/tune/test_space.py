@@ -261,6 +261,21 @@ class TestSafeRecipes:
         safe = SafeRecipes(Space((amp, fused, *self.COMPILERS)), on_cpu=False, host_share=0.1)
         assert safe.in_order() == [switches("amp"), switches("amp+compile:freeze")]
 
+    @pytest.mark.parametrize(
+        ("host_share", "compiled"),
+        [(0.1, "amp-bf16+compile:freeze"), (0.9, "amp-bf16+overlap-gradients+compile:freeze+graphs")],
+    )
+    def test_what_takes_further_streams_comes_with_a_recorded_step_only(self, host_share: float, compiled: str) -> None:
+        choices = (
+            SwitchChoice(switch="amp-bf16", family="precision"),
+            SwitchChoice(switch="overlap-gradients", family="overlap-gradients"),
+            SwitchChoice(
+                switch="graphs", family="graphs", relieves="host", capabilities=Capabilities(records_graph=True)
+            ),
+        )
+        space = Space((*choices, *self.COMPILERS), task="train")
+        assert SafeRecipes(space, on_cpu=False, host_share=host_share).in_order()[-1] == switches(compiled)
+
     def test_parts_of_a_step_that_waits_for_the_device_are_recorded_without_a_compiler(self) -> None:
         half = SwitchChoice(switch="fp16", family="precision")
         parts = SwitchChoice(switch="graphs:parts", family="graphs", relieves="host", excludes=("compile",))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.search.tune.costs import Candidate, Costs
+from redline.search.tune.costs import Candidate, Costs, most_helpers
 from redline.search.tune.earlier import leading_then
 from redline.search.tune.final_runs import twin_specs
 from redline.search.tune.lessons import quantizing_of
-from redline.search.tune.reserve import fewest_race_s, fewest_replicates, last_race_s
+from redline.search.tune.reserve import ENOUGH_REPLICATES, fewest_race_s, fewest_replicates, last_race_s
 from redline.search.tune.safe import safe_recipes
 from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.tuner import Tuner
@@ -54,10 +54,16 @@ def twins_for(tuner: Tuner, switches: Switches, others: int) -> list[RunSpec]:
     if tuner.on_cpu or is_known or tuner.twins or not costs.compiles(switches):
         return []
     needed_s = MAY_TAKE * costs.beside_s(switches, others) + fewest_race_s(tuner, costs, switches)
-    specs = twin_specs(tuner, switches, count=fewest_replicates(tuner) - 1)  # what is on trial is the first
-    workers = others + 1 + len(specs)
-    has_room = workers <= tuner.jobs and tuner.has_memory_for(workers)
-    return specs if needed_s > tuner.left_s and has_room else []
+    if needed_s <= tuner.left_s:
+        return []
+    # Workers that would help to compile its blocks may as well stay for the race.
+    is_helped = BY_BLOCK in switches and most_helpers(tuner) >= ENOUGH_REPLICATES - 1
+    counts = [min(ENOUGH_REPLICATES, tuner.asked.replicates)] * is_helped + [fewest_replicates(tuner)]
+    for count in counts:
+        workers = others + count  # what is on trial is the first of them
+        if workers <= tuner.jobs and tuner.has_memory_for(workers):
+            return twin_specs(tuner, switches, count=count - 1)
+    return []
 
 
 def safe_to_race(tuner: Tuner) -> Switches | None:

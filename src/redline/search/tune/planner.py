@@ -226,12 +226,13 @@ def prepare_race_beside(tuner: Tuner, trials: Trials) -> None:
 
     Then it can be waited for nearly to the end: whichever is raced, its processes are only to be timed.
     """
-    leader, count, costs = tuner.leader(), fewest_replicates(tuner), Costs(tuner)
+    leader, costs = tuner.leader(), Costs(tuner)
     if tuner.lent is None or tuner.lent not in trials.in_flight or leader is None:
         return
     leading = tuner.space.switches_of(leader.recipe)
     is_settled = all(map(costs.compiles, trials.in_flight))  # no quick one may overtake it soon
-    for switches in dict.fromkeys((BASELINE, leading if is_settled else BASELINE)):
+    counts = {BASELINE: tuner.twins_of(tuner.lent)} | ({leading: fewest_replicates(tuner)} if is_settled else {})
+    for switches, count in counts.items():
         missing = count - tuner.twins_of(switches)
         if missing > 0 and trials.has_room_for_twins(missing):
             trials.start_twins(twin_specs(tuner, switches, count=missing))

@@ -66,10 +66,16 @@ class SafeRecipes:
         return [each for each in dict.fromkeys(completed) if each and self.space.is_valid(each)]
 
     def _compiled(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:
-        """With what a compiler can do beyond its own, where that goes with the rest."""
-        more = self._best("fused-linear") | self._best("overlap-gradients")
-        for each in dict.fromkeys((plain | more, plain)):
-            yield from self._through_a_compiler(each, compilers)
+        """With what a compiler can do beyond its own, where that goes with the rest.
+
+        What launches on further streams costs the host more than it saves the device, unless the launches are recorded.
+        """
+        fused, beside = self._best("fused-linear"), self._best("overlap-gradients")
+        for each in dict.fromkeys((plain | fused, plain)):
+            for recipe in self._through_a_compiler(each, compilers):
+                if any(self.space.by_switch[switch].capabilities.records_graph for switch in recipe):
+                    yield recipe | beside
+                yield recipe
 
     def _through_a_compiler(self, plain: Switches, compilers: Sequence[SwitchChoice]) -> Iterator[Switches]:
         """With a graph where the host may be in the way, in one or the other form; and without, the best of them first."""

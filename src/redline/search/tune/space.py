@@ -59,8 +59,8 @@ ON_GPU: dict[str, Expectation] = {
     "fold-bn": Expectation(0.0, 0.08, -0.2, 0.3),
     "patch-products": Expectation(-0.04, 0.06),
     "fused-linear": Expectation(-0.06, 0.06),
-    # Of an H200's training steps: 12 % of ResNet-18's at 32 pixels, 6 % of RegNet-Y's, 3 % of ResNet-50's.
-    "overlap-gradients": Expectation(-0.05, 0.06),
+    # Of an H200's training steps: 12 % of ResNet-18's at 32 pixels, 6 % of RegNet-Y's, 3 % of ResNet-50's. RegNet-Y's host took 30 % longer.
+    "overlap-gradients": Expectation(-0.05, 0.06, 0.25, 0.2),
     "tensorrt": Expectation(-0.5, 0.4, -0.5, 0.5),
     "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
     # Without a compiler the scales are kernels of their own, which cost more than the shorter products save.
