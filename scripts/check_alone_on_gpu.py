@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def step_ms(replay: Callable[[], None]) -> float:
             replay()
         events[-1].record()
         torch.cuda.synchronize()
-        times += [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)]
+        times += [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
     return statistics.median(times)
 
 
