@@ -13,6 +13,8 @@ from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import NEAR_ENOUGH, gains_of, is_settled, replicates_of, winner_of
 
 ABLATION_REPLICATES = 2
+KEPT_BACK = 0.25
+"""Of the time left: recipes that nobody has tried may take longer than expected, and what they tell is worth no exceeded budget."""
 
 
 def simplify(tuner: Tuner) -> None:
@@ -50,7 +52,8 @@ def ablate(tuner: Tuner) -> None:
         return
     race = race_of(tuner)
     while True:
-        racers = affordable(tuner, [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)])
+        planned = [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)]
+        racers = affordable(tuner, planned, grace_s=-KEPT_BACK * tuner.left_s)
         if len(racers) < 2:
             return
         number = min(len(tuner.tune.ablations), ABLATION_REPLICATES - 1)
