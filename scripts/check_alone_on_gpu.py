@@ -10,6 +10,7 @@ median of two thirds of a second. Takes a minute and a half, most of it compilin
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import itertools
 import statistics
@@ -25,7 +26,7 @@ from tune_workloads import WORKLOADS, step_by_hand
 WATCHED_S = 0.67
 NEIGHBOUR = """
 import sys, torch
-torch.cuda.init(); torch.cuda.current_stream(); print("open", flush=True)
+torch.cuda.synchronize(); print("open", flush=True)
 sys.stdin.readline(); torch.ones(1, device="cuda"); torch.cuda.synchronize(); print("ran", flush=True)
 sys.stdin.readline()
 """
@@ -51,6 +52,21 @@ class Neighbour:
     def end(self) -> None:
         self.go_on()
         self._process.wait()
+
+
+def use_a_second_context() -> None:
+    """In this process: open it, clear some memory in it, close it."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, memory = ctypes.c_void_p(), ctypes.c_void_p()
+    for name, *arguments in (
+        ("cuCtxCreate_v2", ctypes.byref(context), 0, torch.cuda.current_device()),
+        ("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(2**20)),
+        ("cuMemsetD8_v2", memory, ctypes.c_ubyte(1), ctypes.c_size_t(2**20)),
+        ("cuCtxSynchronize",),
+        ("cuCtxDestroy_v2", context),
+    ):
+        code = getattr(cuda, name)(*arguments)
+        assert code == 0, f"{name}: error {code}"
 
 
 def step_ms(replay: Callable[[], None]) -> float:
@@ -88,6 +104,7 @@ def main() -> None:
         ("after two seconds of rest", lambda: time.sleep(2.0)),
         ("after a product of large matrices", lambda: product(8192)),
         ("after its cached memory was given back", lambda: (gc.collect(), torch.cuda.empty_cache())),
+        ("after a second context of the same process", use_a_second_context),
     ):
         work()
         tell(what)

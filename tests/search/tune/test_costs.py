@@ -17,12 +17,11 @@ from redline.search.group import Entry, Pending
 from redline.search.observer import Observer
 from redline.search.race import Race
 from redline.search.tune.beliefs import Beliefs
-from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of, most_helpers
+from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of
 from redline.search.tune.final_runs import _keep_finals
 from redline.search.tune.finals import _is_enough, _quicker_to_race, _with_time_for_an_interval
 from redline.search.tune.flight import Flight, UntilPlaced
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
-from redline.search.tune.opening import twins_for
 from redline.search.tune.planner import _most_promising, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Probe, Spent, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
@@ -30,7 +29,7 @@ from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
 from redline.spec import RunSpec, WorkloadSpec
-from redline.work import Facts, RepeatedBlock
+from redline.work import Facts
 
 
 class TestReplicates:
@@ -58,47 +57,6 @@ class TestReplicates:
             for tuner in [after(*self.TRIED, times_s={"amp": 0.5}, facts=facts, budget_s=60.0, jobs=8)]
         ]
         assert kept[1] > kept[0]
-
-
-class TestHelpers:
-    @staticmethod
-    def tuner(launches: int = 1000, kinds: int | None = 8, **given: Any) -> Tuner:
-        blocks = RepeatedBlock(class_name="Block", count=16, share=0.9, kinds=kinds) if kinds else None
-        return after(facts=Facts(launches=launches, blocks=blocks), **{"budget_s": 60.0, "jobs": 8, **given})
-
-    def test_one_for_each_further_kind_on_half_of_the_processors(self) -> None:
-        assert most_helpers(self.tuner()) == 4
-        assert most_helpers(self.tuner(kinds=3)) == 2
-        assert most_helpers(self.tuner(jobs=4)) == 2
-
-    @pytest.mark.parametrize(
-        "given", [{"kinds": 1}, {"kinds": None}, {"launches": 300}, {"budget_s": 300.0}, {"jobs": 1}, {"on_cpu": True}]
-    )
-    def test_none_where_there_is_nothing_to_share_or_time_to_compile_the_whole(self, given: dict[str, Any]) -> None:
-        assert most_helpers(self.tuner(**given)) == 0
-
-    def test_compiling_together_is_quicker_and_opening_it_again_takes_a_larger_share_of_that(self) -> None:
-        by_block = switches("amp+compile:regional")
-        helped, alone = Costs(self.tuner()), Costs(self.tuner(jobs=1))
-        assert helped.expected_s(by_block) < 0.5 * alone.expected_s(by_block)
-        assert helped.is_quicker_by_block
-        shares = [costs.again_s(by_block) / costs.expected_s(by_block) for costs in (helped, alone)]
-        assert shares[0] > shares[1]
-
-    def test_they_delay_what_is_prepared_beside_them(self) -> None:
-        candidate = Candidate(switches("amp+compile:regional"), 0.1, 10.0, 40.0)
-        assert Costs(self.tuner()).delay_s(candidate) > Costs(self.tuner(jobs=1)).delay_s(candidate)
-
-    @pytest.mark.parametrize(
-        ("given", "count"), [({}, 2), ({"jobs": 4}, 2), ({"workers": 2}, 1), ({"kinds": 2}, 1), ({"workers": 1}, 0)]
-    )
-    def test_two_of_them_stay_for_the_race(self, given: dict[str, Any], count: int) -> None:
-        tuner: Any = self.tuner(**given)
-        tuner.twins, tuner.left_s = [], 40.0
-        tuner.spec_of = lambda recipe, *_: recipe
-        by_block = switches("amp+compile:regional")
-        assert twins_for(tuner, by_block, 0) == [by_block] * count
-        assert len(twins_for(tuner, switches("amp+compile"), 0)) == min(count, 1), "nobody helps with the whole"
 
 
 class TestCosts:
