@@ -2,9 +2,9 @@
 
     python scripts/check_alone_on_gpu.py [--name cifar-train] [--out FILE]
 
-One process records the compiled step of a workload of `tune_workloads.py` and replays it all the time. Meanwhile it, and a
-second process, do one thing after the other that may end what holds it up. Printed is the time of a step after each: the
-median of two thirds of a second. Takes a minute and a half, most of it compiling.
+One process records the compiled step of a workload of `tune_workloads.py` and times its replays again and again. In between,
+this process or a second one does something that may make them faster. Printed is the time of a step after each: the median of
+two thirds of a second. It takes about a minute and a half, most of it compiling.
 """
 
 from __future__ import annotations

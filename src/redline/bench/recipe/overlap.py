@@ -76,7 +76,7 @@ class OverlappedGradients:
     """
 
     HELD = 2**30
-    """Bytes. What is read on other streams stays in memory until so much of it has been begun once more."""
+    """Bytes that the weight gradients of one group read. They stay in memory until the next group has begun."""
     NAMESPACE = "overlapped_gradients"
 
     moved = graphs = 0
