@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from tuner_stub import after, switches
 
 from redline.search.tune.costs import Candidate, Costs, most_helpers
 from redline.search.tune.opening import twins_for
+from redline.search.tune.planner import prepare_race_beside
+from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.work import Facts, RepeatedBlock
 
@@ -55,3 +58,17 @@ def test_two_of_them_stay_for_the_race(given: dict[str, Any], count: int) -> Non
     by_block = switches("amp+compile:regional")
     assert twins_for(tuner, by_block, 0) == [by_block] * count
     assert len(twins_for(tuner, switches("amp+compile"), 0)) == min(count, 1), "nobody helps with the whole"
+
+
+@pytest.mark.parametrize("leading", ["baseline", "amp"])
+def test_the_baseline_has_as_many_processes_as_the_recipe_it_will_race(leading: str) -> None:
+    by_block = switches("amp+compile:regional")
+    tuner: Any = after(("baseline", 4.0), ("amp", 5.0), times_s={leading: 0.5}, jobs=8, budget_s=60.0)
+    tuner.lent, tuner.twins_of = by_block, lambda recipe: 3 * (recipe == by_block)
+    tuner.spec_of = lambda recipe, *_: recipe
+    started: list[Switches] = []
+    trials: Any = SimpleNamespace(
+        in_flight=[by_block], has_room_for_twins=lambda count: True, start_twins=started.extend
+    )
+    prepare_race_beside(tuner, trials)
+    assert started == [BASELINE] * 3 + [switches("amp")] * 2 * (leading == "amp")

@@ -231,7 +231,9 @@ def prepare_race_beside(tuner: Tuner, trials: Trials) -> None:
         return
     leading = tuner.space.switches_of(leader.recipe)
     is_settled = all(map(costs.compiles, trials.in_flight))  # no quick one may overtake it soon
-    counts = {BASELINE: tuner.twins_of(tuner.lent)} | ({leading: fewest_replicates(tuner)} if is_settled else {})
+    counts = {BASELINE: tuner.twins_of(tuner.lent)}
+    if is_settled:
+        counts.setdefault(leading, fewest_replicates(tuner))
     for switches, count in counts.items():
         missing = count - tuner.twins_of(switches)
         if missing > 0 and trials.has_room_for_twins(missing):
