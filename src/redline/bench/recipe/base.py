@@ -14,7 +14,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.workload.step import Setup
-from redline.errors import MissingExtra, SpecError
+from redline.errors import BenchError, MissingExtra, SpecError
 from redline.questions import Relief, SwitchNeed
 from redline.record import Capabilities
 from redline.registry import Registry
@@ -198,6 +198,11 @@ def data_dependence(facts: Facts) -> str | None:
     if facts.branches:
         return "runs other operators on other inputs"
     return "gives its operators other shapes on other inputs" if facts.varies_shapes else None
+
+
+def changed_nothing(name: str, seen: str) -> BenchError:
+    """For a switch that changes the program of torch.compile, and found nothing to change in this one."""
+    return BenchError("unsupported", f"{name}: torch.compile saw {seen}", switches=(name,), scope="switch")
 
 
 def missing_extra(package: str, extra: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import FLAGS, REWRITE, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.base import FLAGS, REWRITE, SWITCHES, RecipeCode, RecipeSwitch, changed_nothing
 from redline.bench.recipe.products import (
     FusedActivations,
     PatchConv1d,
@@ -19,7 +19,6 @@ from redline.bench.recipe.products import (
     patches_as_products,
 )
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError
 from redline.questions import SwitchNeed
 from redline.spec import Task
 from redline.units import counted
@@ -84,8 +83,8 @@ class FusedLinear(RecipeSwitch):
         def look() -> None:
             """Else the program would be timed under the name of another."""
             if fused.graphs and not fused.fused:
-                told = "torch.compile saw no ReLU or GELU right behind a linear layer with a bias in one number format"
-                raise BenchError("unsupported", f"{self.name}: {told}", switches=(self.name,), scope="switch")
+                seen = "no ReLU or GELU right behind a linear layer with a bias in one number format"
+                raise changed_nothing(self.name, seen)
             if fused.fused:
                 setup.notes[self.name] = f"{fused.fused} linear layers compute the activation behind them"
 

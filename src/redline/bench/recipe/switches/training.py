@@ -12,18 +12,26 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import DISTRIBUTE, FLAGS, RECOMPUTE, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.base import (
+    DISTRIBUTE,
+    FLAGS,
+    RECOMPUTE,
+    SWITCHES,
+    RecipeCode,
+    RecipeSwitch,
+    changed_nothing,
+)
 from redline.bench.recipe.overlap import OverlappedGradients, SideStreams, overlap_gradients
 from redline.bench.recipe.plain import recompute_blocks, repeated_blocks
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError, SpecError
+from redline.errors import SpecError
 from redline.questions import SwitchNeed
 from redline.spec import OptionValue, Task
 from redline.work import Facts
 
 FEWEST_CONVOLUTIONS = 3
-"""The first of a model has no gradient to pass on, and nothing runs beside the second."""
+"""The first of a model is not moved, and with one more there is little that could run at the same time."""
 FEW_PAGE_FAULTS = 64
 """In a step: each takes about two microseconds, with the clearing of its page."""
 
@@ -77,8 +85,7 @@ class OverlapGradients(RecipeSwitch):
         def look() -> None:
             """Else the program would be timed under the name of another."""
             if overlapped.graphs and not overlapped.moved:
-                told = "torch.compile saw no convolution with a weight gradient that can be computed apart"
-                raise BenchError("unsupported", f"{self.name}: {told}", switches=(self.name,), scope="switch")
+                raise changed_nothing(self.name, "no convolution with a weight gradient that can be computed apart")
 
         setup.after_first_call.append(look)
 
