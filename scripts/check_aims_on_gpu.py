@@ -50,12 +50,12 @@ AIMS = {
     ),
     "resnet50-train": Aim(
         {"model": "resnet50", "batch": 32, "task": "train"},
-        "amp+channels-last+overlap-gradients+compile:coordinate-descent+fused-optimizer+graphs+cudnn-benchmark",
+        "amp+channels-last+overlap-gradients+pool-gradients+compile:combine+fused-optimizer+graphs+cudnn-benchmark",
         7.0,
     ),
     "cifar-train": Aim(
         {"model": "resnet18", "batch": 256, "task": "train", "image_size": 32, "classes": 10},
-        "amp-bf16+channels-last+overlap-gradients+compile:coordinate-descent+fused-optimizer+graphs+cudnn-benchmark",
+        "amp-bf16+channels-last+overlap-gradients+pool-gradients+compile:combine+fused-optimizer+graphs+cudnn-benchmark",
         11.0,
     ),
 }

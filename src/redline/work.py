@@ -130,7 +130,7 @@ class WorkCount(Frozen):
         return sum(one.flops * one.calls for one in self.operators if one.phase == phase and one.kind in PRODUCTS)
 
 
-LayerKind = Literal["convolution", "linear", "attention", "batch-norm", "norm", "recurrent", "embedding"]
+LayerKind = Literal["convolution", "linear", "attention", "batch-norm", "norm", "recurrent", "embedding", "max-pooling"]
 """`attention` is a call of scaled_dot_product_attention; attention written out in products and softmax is not one."""
 
 

@@ -21,6 +21,7 @@ import torch
 
 from redline import __version__
 from redline.bench.device.base import Device
+from redline.bench.recipe.pooling import take_pooling_apart
 from redline.environment import DeviceInfo, Environment
 from redline.errors import BenchError
 from redline.telemetry import cpu_name
@@ -181,6 +182,7 @@ def remember_flags() -> Callable[[], None]:
         if (now := _inductor()) is not None:
             for name, value in compiling.items():
                 setattr(now, name, value)
+            take_pooling_apart()
         if dynamo is not None and versions_of_code is not None:
             dynamo.recompile_limit = versions_of_code
 

@@ -36,7 +36,7 @@ from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 HOUSE = (
     "amp", "amp-bf16", "bf16", "bucket-size", "cache-dtype", "channels-last", "checkpointing", "compile",
     "cudnn-benchmark", "decode-kernels", "expandable-segments", "fold-bn", "fp16", "fp16-bn-fp32", "fp8", "fsdp", "fused-linear", "fused-optimizer",
-    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "overlap-gradients", "patch-products", "prefill-chunk", "sdpa", "static-cache",
+    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "overlap-gradients", "patch-products", "pool-gradients", "prefill-chunk", "sdpa", "static-cache",
     "static-graph", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
 FOR_RANKS = ("bucket-size", "fsdp", "gradient-as-bucket-view", "static-graph")
@@ -44,7 +44,7 @@ FOR_TOKENS = ("cache-dtype", "decode-kernels", "prefill-chunk", "static-cache")
 FOR_INFERENCE = tuple(
     name
     for name in HOUSE
-    if name not in ("fused-optimizer", "checkpointing", "overlap-gradients", *FOR_RANKS, *FOR_TOKENS)
+    if name not in ("fused-optimizer", "checkpointing", "overlap-gradients", "pool-gradients", *FOR_RANKS, *FOR_TOKENS)
 )
 FOR_TRAINING = tuple(
     name

@@ -240,6 +240,50 @@ def recording_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "task", "calls_until"),
+    [("compile", "infer", 0), ("compile+graphs", "infer", 0), ("compile", "train", 4), ("compile+graphs", "train", 0)],
+)
+def test_a_compiled_program_shortens_its_launches_once_all_has_run(
+    recipe: str,
+    task: str,
+    calls_until: int,
+    anything_goes: None,
+    recording_nowhere: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redline.bench.recipe.snippet.resolve_device", lambda text: "cuda:0")
+    monkeypatch.setattr("redline.bench.recipe.snippet.open_device", lambda resolved: None)
+    monkeypatch.setattr(torch, "compile", lambda model, **settings: model)
+    code = snippet(recipe, task)
+    assert code.count("def shorten_launches()") == 1
+    namespace: dict[str, Any] = {"__name__": "snippet"}
+    exec(code.replace('"cuda"', '"cpu"'), namespace)
+    seen: list[int] = []
+    calls = 0
+    namespace["shorten_launches"] = lambda: seen.append(calls)
+    inputs, targets = torch.randn(2, 4), torch.tensor([0, 1])
+    if task == "infer":
+        fast = namespace["optimise"](torch.nn.Linear(4, 3), inputs)
+    else:
+        step = namespace["make_training_step"](
+            torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, (inputs,), {}, targets
+        )
+        fast = lambda given: step((given,), {}, targets)  # noqa: E731
+    for calls in range(1, 7):  # noqa: B007  (read by what stands in for it)
+        fast(inputs)
+    assert seen == [calls_until]
+
+
+def test_what_loads_no_kernels_of_its_own_leaves_launches_alone(
+    anything_goes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.bench.recipe.snippet.open_device", lambda resolved: None)
+    for device, recipe in (("cuda:0", "fp16+graphs"), ("rocm:0", "compile+graphs"), ("cpu", "compile")):
+        monkeypatch.setattr("redline.bench.recipe.snippet.resolve_device", lambda text, device=device: device)
+        assert "shorten_launches" not in snippet(recipe)
+
+
 @pytest.mark.parametrize("task", ["infer", "train"])
 def test_a_recorded_graph_takes_keywords_by_name(task: str, anything_goes: None, recording_nowhere: None) -> None:
     namespace: dict[str, Any] = {"__name__": "snippet"}

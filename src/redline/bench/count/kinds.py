@@ -162,6 +162,7 @@ LAYERS: tuple[tuple[LayerKind, re.Pattern[str], OperatorKind], ...] = (
     ("norm", re.compile(r"(layer|group|instance|rms)_norm$"), "norm"),
     ("recurrent", re.compile(r"(lstm|gru|rnn_tanh|rnn_relu)(_cell)?$"), "matmul"),
     ("embedding", re.compile(r"embedding(_bag)?$"), "copy"),
+    ("max-pooling", re.compile(r"max_pool2d(_with_indices)?$"), "reduction"),
 )
 """Operators by which layers of a kind are known; each is timed as a whole."""
 

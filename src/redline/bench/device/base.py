@@ -175,6 +175,10 @@ class Device(ABC):
         """Why this device cannot record work into a graph and replay it, or None."""
         return f"{self.kind} has no graphs to record work into; a GPU has"
 
+    def shorten_launches(self) -> str | None:
+        """To be called when all kernels are loaded, where that makes them start sooner; says why it could not be done."""
+        return None
+
     def record_graph(self, work: Callable[[], T], warmups: int) -> tuple[Callable[[], None], T]:
         """Run `work` some times, then record it: what replays it, and what it returned, which every replay rewrites."""
         raise NotImplementedError(self.graph_refusal())

@@ -24,6 +24,9 @@ class RocmDevice(CudaDevice):
     def _open_card(self) -> None:
         return None  # NVML is NVIDIA's
 
+    def shorten_launches(self) -> None:
+        return None  # nothing of the kind is known of AMD
+
     def _pci_address(self) -> str | None:
         """How amdsmi knows the card: its index is not HIP's."""
         properties = self._properties()

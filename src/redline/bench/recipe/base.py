@@ -76,6 +76,8 @@ class RecipeCode:
     """Keyword arguments of the optimizer, as text."""
     is_graphed: bool = False
     """The whole step goes into one CUDA graph."""
+    loads_kernels: bool = False
+    """Kernels are made for this program, and loaded when they are first called."""
     cache: CacheCode = field(default_factory=CacheCode)
     decode_lines: list[str] = field(default_factory=list)
     """Generation: statements that turn `step`, the forward of one token, into a faster one."""
@@ -83,8 +85,9 @@ class RecipeCode:
     """Remarks for the reader, each printed as a comment."""
 
     def carry(self, *things: Callable[..., Any]) -> None:
-        """Functions or classes of `plain/`, as they stand there: the snippet then does what was measured."""
-        self.helpers += [inspect.getsource(thing).rstrip() for thing in things]
+        """Functions or classes of `plain.py` and its kin, as they stand there, each once: the snippet does what was measured."""
+        sources = [inspect.getsource(thing).rstrip() for thing in things]
+        self.helpers += [source for source in sources if source not in self.helpers]
 
     def bring_in(self, *lines: str) -> None:
         """Imports, each once."""

@@ -1,7 +1,7 @@
 """Weight gradients of convolutions beside the rest of the backward, as plain PyTorch that a switch applies and snippets contain,
 unchanged.
 
-As in `plain.py`, nothing here knows of Redline.
+As in `plain.py`, nothing here knows of Redline but for other such code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.fx
+
+from redline.bench.recipe.passes import add_pass
 
 
 class SideStreams:
@@ -163,12 +165,9 @@ class OverlappedGradients:
 def overlap_gradients() -> OverlappedGradients:
     """Have torch.compile do so in all that it compiles from now on."""
     import torch._inductor.config as settings
-    from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    class Pass(OverlappedGradients, CustomGraphPass):
-        pass
-
-    settings.post_grad_custom_post_pass = overlapped = Pass()
+    overlapped = OverlappedGradients()
     _ = overlapped.operators  # also for programs that are found in a cache
+    add_pass(overlapped)
     settings.reorder_for_peak_memory = False  # else it may move the waiting to where it has just begun
     return overlapped

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import nn
 
 from redline.bench.device import open_device, resolve_device
+from redline.bench.device.cuda import shorten_launches
 from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import refuse_impossible, switches_of
 from redline.bench.workload.build import example_code, source_of
@@ -100,6 +101,10 @@ def code_of(spec: RunSpec) -> RecipeCode:
         code.flags.append("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False")
     for switch in switches:
         switch.write(code)
+    code.loads_kernels = code.loads_kernels and kind == "cuda"
+    if code.loads_kernels:
+        code.bring_in("import ctypes", *(["import itertools"] if task == "train" and not code.is_graphed else []))
+        code.carry(shorten_launches)
     if code.is_graphed and spec.workload.optimizer in COUNTS_STEPS and task == "train":
         code.optimizer_options["capturable"] = "True"
     return code

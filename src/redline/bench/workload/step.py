@@ -65,6 +65,8 @@ class Setup:
     before_step: list[Callable[[], None]] = field(default_factory=list)
     after_first_call: list[Callable[[], None]] = field(default_factory=list)
     """What switches look at once a step has run: each raises where it did not do what its name says."""
+    loads_kernels: bool = False
+    """A switch brings kernels that are made for this program, and loaded when they are first called."""
     ddp_options: dict[str, Any] = field(default_factory=dict)
     """Of DistributedDataParallel, where several ranks train."""
     distributed: torch.nn.parallel.DistributedDataParallel | None = None
@@ -88,6 +90,11 @@ class Setup:
         """Whether the operators of the model run one by one: nothing is compiled, traced or recorded."""
         merged = self.capabilities.compiles or self.capabilities.dissolves_modules or self.step_class is not None
         return self.task in ("infer", "train") and not merged
+
+    def shorten_launches(self) -> None:
+        """To be called once everything has run."""
+        if self.loads_kernels and (why := self.device.shorten_launches()) is not None:
+            self.notes["launches"] = why
 
     def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Change every input tensor, now and whenever other inputs are put in their place."""

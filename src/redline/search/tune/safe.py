@@ -71,7 +71,8 @@ class SafeRecipes:
         What launches on further streams costs the host more than it saves the device, unless the launches are recorded.
         """
         fused, beside = self._best("fused-linear"), self._best("overlap-gradients")
-        for each in dict.fromkeys((plain | fused, plain)):
+        by_places = self._best("pool-gradients")
+        for each in dict.fromkeys((plain | fused | by_places, plain | by_places, plain | fused, plain)):
             for recipe in self._through_a_compiler(each, compilers):
                 if any(self.space.by_switch[switch].capabilities.records_graph for switch in recipe):
                     yield recipe | beside

@@ -22,7 +22,9 @@ from redline.bench.recipe.base import (
     changed_nothing,
 )
 from redline.bench.recipe.overlap import OverlappedGradients, SideStreams, overlap_gradients
+from redline.bench.recipe.passes import add_pass
 from redline.bench.recipe.plain import recompute_blocks, repeated_blocks
+from redline.bench.recipe.pooling import PooledGradients, pool_by_places
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
@@ -30,6 +32,7 @@ from redline.questions import SwitchNeed
 from redline.spec import OptionValue, Task
 from redline.work import Facts
 
+NEEDS_COMPILER = SwitchNeed(wants=("compile",), reason="it changes the program of torch.compile; add compile")
 FEWEST_CONVOLUTIONS = 3
 """The first of a model is not moved, and with one more there is little that could run at the same time."""
 FEW_PAGE_FAULTS = 64
@@ -66,9 +69,7 @@ class OverlapGradients(RecipeSwitch):
     )
     stage = FLAGS
     tasks = ("train",)
-    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {
-        "train": (SwitchNeed(wants=("compile",), reason="it changes the program of torch.compile; add compile"),)
-    }
+    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {"train": (NEEDS_COMPILER,)}
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return None if device.is_accelerator else "a CPU runs one operator after the other"
@@ -91,8 +92,39 @@ class OverlapGradients(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.bring_in("from typing import Any", "import itertools", "import operator", "import torch.fx")
-        code.carry(SideStreams, OverlappedGradients, overlap_gradients)
+        code.carry(add_pass, SideStreams, OverlappedGradients, overlap_gradients)
         code.model_lines.append("overlap_gradients()")
+
+
+@SWITCHES.register("pool-gradients")
+class PoolGradients(RecipeSwitch):
+    name = "pool-gradients"
+    summary = "the backward of max pooling by places in its windows, without divisions (training, with compile)"
+    stage = FLAGS
+    tasks = ("train",)
+    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {"train": (NEEDS_COMPILER,)}
+    # Pooling stands between the blocks of a network, as a rule, and is not compiled then.
+    excludes = frozenset({"compile:regional"})
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        has_none = facts is not None and "max-pooling" not in facts.layers
+        return "no max pooling over images runs in this model" if has_none else None
+
+    def apply(self, setup: Setup) -> None:
+        pooled = pool_by_places()
+
+        def look() -> None:
+            """Else the program would be timed under the name of another."""
+            if pooled.graphs and not pooled.changed:
+                raise changed_nothing(self.name, "no backward of max pooling that can be done so")
+
+        setup.after_first_call.append(look)
+
+    def write(self, code: RecipeCode) -> None:
+        code.bring_in("from collections.abc import Iterator", "from typing import Any")
+        code.bring_in("import functools", "import itertools", "import torch.fx")
+        code.carry(add_pass, PooledGradients, pool_by_places)
+        code.model_lines.append("pool_by_places()")
 
 
 @SWITCHES.register("checkpointing")
