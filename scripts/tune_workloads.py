@@ -273,7 +273,7 @@ def _classes_loss(output: Tensor) -> Tensor:
 def step_by_hand(workload: Workload, variant: str) -> Callable[[], Any]:
     """`plain`: half precision and the layout. `graph`: recorded as well. `compile`: compiled with graphs of its own.
 
-    `compiled-graph`: compiled, and the whole step recorded.
+    `compiled`, `compiled-graph`: compiled, and the whole step recorded as well.
     """
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
@@ -289,14 +289,14 @@ def _inference(model: nn.Module, inputs: Any, variant: str) -> Callable[[], Any]
     model = model.half().eval()
     inputs = _moved(inputs, lambda leaf: leaf.half() if leaf.is_floating_point() else leaf)
     called = torch.compile(model, mode="reduce-overhead", dynamic=False) if variant == "compile" else model
-    if variant == "compiled-graph":
+    if variant.startswith("compiled"):
         called = torch.compile(model, dynamic=False)
 
     def step() -> Any:
         with torch.inference_mode():
             return called(**inputs) if isinstance(inputs, dict) else called(*inputs)
 
-    return _graphed(step) if "graph" in variant else step
+    return recorded(step) if "graph" in variant else step
 
 
 def _training(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], variant: str) -> Callable[[], Any]:
@@ -305,7 +305,7 @@ def _training(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], vari
     called: Any = model
     if variant == "compile":
         called = torch.compile(model, mode="reduce-overhead", dynamic=False)
-    elif variant == "compiled-graph":
+    elif variant.startswith("compiled"):
         called = torch.compile(model, dynamic=False)
 
     def step() -> None:
@@ -315,7 +315,7 @@ def _training(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], vari
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return _graphed(step) if "graph" in variant else step
+    return recorded(step) if "graph" in variant else step
 
 
 def _moved(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -324,7 +324,7 @@ def _moved(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tuple(change(leaf) for leaf in inputs)
 
 
-def _graphed(step: Callable[[], Any]) -> Callable[[], Any]:
+def recorded(step: Callable[[], Any]) -> Callable[[], Any]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -138,6 +138,9 @@ def test_products_in_other_forms_keep_the_numbers(measured, recipe: str) -> None
         ("fp16+channels-last+graphs", "infer"),
         ("amp-bf16+fused-optimizer+graphs", "train"),
         ("fp16+graphs:parts", "infer"),
+        ("fp16+compile", "infer"),
+        ("amp-bf16+compile", "train"),
+        ("amp-bf16+channels-last+overlap-gradients+pool-gradients+compile+graphs", "train"),
     ],
 )
 def test_the_snippet_of_a_graph_runs_alone(recipe: str, task: str, tmp_path: Path) -> None:

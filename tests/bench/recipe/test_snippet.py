@@ -242,9 +242,15 @@ def recording_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "task", "calls_until"),
-    [("compile", "infer", 0), ("compile+graphs", "infer", 0), ("compile", "train", 4), ("compile+graphs", "train", 0)],
+    [
+        ("graphs", "train", 0),
+        ("compile", "infer", 0),
+        ("compile+graphs", "infer", 0),
+        ("compile", "train", 4),
+        ("compile+graphs", "train", 0),
+    ],
 )
-def test_a_compiled_program_shortens_its_launches_once_all_has_run(
+def test_what_is_compiled_or_recorded_shortens_its_launches_once_all_has_run(
     recipe: str,
     task: str,
     calls_until: int,
@@ -275,11 +281,9 @@ def test_a_compiled_program_shortens_its_launches_once_all_has_run(
     assert seen == [calls_until]
 
 
-def test_what_loads_no_kernels_of_its_own_leaves_launches_alone(
-    anything_goes: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_programs_and_devices_leave_launches_alone(anything_goes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.bench.recipe.snippet.open_device", lambda resolved: None)
-    for device, recipe in (("cuda:0", "fp16+graphs"), ("rocm:0", "compile+graphs"), ("cpu", "compile")):
+    for device, recipe in (("cuda:0", "fp16"), ("rocm:0", "compile+graphs"), ("cpu", "compile")):
         monkeypatch.setattr("redline.bench.recipe.snippet.resolve_device", lambda text, device=device: device)
         assert "shorten_launches" not in snippet(recipe)
 

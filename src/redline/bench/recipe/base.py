@@ -76,8 +76,8 @@ class RecipeCode:
     """Keyword arguments of the optimizer, as text."""
     is_graphed: bool = False
     """The whole step goes into one CUDA graph."""
-    loads_kernels: bool = False
-    """Kernels are made for this program, and loaded when they are first called."""
+    shortens_launches: bool = False
+    """It is compiled or recorded: when it has run, all its kernels are loaded, and how soon they start may be what counts."""
     cache: CacheCode = field(default_factory=CacheCode)
     decode_lines: list[str] = field(default_factory=list)
     """Generation: statements that turn `step`, the forward of one token, into a faster one."""

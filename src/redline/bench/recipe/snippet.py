@@ -101,8 +101,8 @@ def code_of(spec: RunSpec) -> RecipeCode:
         code.flags.append("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False")
     for switch in switches:
         switch.write(code)
-    code.loads_kernels = code.loads_kernels and kind == "cuda"
-    if code.loads_kernels:
+    code.shortens_launches = code.shortens_launches and kind == "cuda"
+    if code.shortens_launches:
         code.bring_in("import ctypes", *(["import itertools"] if task == "train" and not code.is_graphed else []))
         code.carry(shorten_launches)
     if code.is_graphed and spec.workload.optimizer in COUNTS_STEPS and task == "train":

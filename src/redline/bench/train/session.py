@@ -129,7 +129,7 @@ class Checkpoint:
     def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> str:
         """Why it could not be kept, such as a full disk: that is no reason to end a training. Empty where it is kept."""
         state = {
-            "identity": self._identity,
+            "identity": self._identity + step.order,
             "epochs": [msgspec.to_builtins(epoch) for epoch in epochs],
             "model": model.state_dict(),
             "step": step.state(),
@@ -160,8 +160,9 @@ class Checkpoint:
             raise BenchError(
                 "user", f"the checkpoint {self._path} cannot be read: {one_line(error)}; delete it to start over"
             ) from error
-        if state["identity"] != self._identity:
-            raise BenchError("user", f"the checkpoint {self._path} is of another training: model, data or spec differ")
+        if state["identity"] != self._identity + step.order:
+            differ = "model, data, spec or version of Redline differ"
+            raise BenchError("user", f"the checkpoint {self._path} is of another training: {differ}")
         model.load_state_dict(state["model"])
         step.restore(state["step"])
         return [msgspec.convert(epoch, Epoch) for epoch in state["epochs"]]

@@ -65,8 +65,8 @@ class Setup:
     before_step: list[Callable[[], None]] = field(default_factory=list)
     after_first_call: list[Callable[[], None]] = field(default_factory=list)
     """What switches look at once a step has run: each raises where it did not do what its name says."""
-    loads_kernels: bool = False
-    """A switch brings kernels that are made for this program, and loaded when they are first called."""
+    shortens_launches: bool = False
+    """It is compiled or recorded: when it has run, all its kernels are loaded, and how soon they start may be what counts."""
     ddp_options: dict[str, Any] = field(default_factory=dict)
     """Of DistributedDataParallel, where several ranks train."""
     distributed: torch.nn.parallel.DistributedDataParallel | None = None
@@ -93,7 +93,7 @@ class Setup:
 
     def shorten_launches(self) -> None:
         """To be called once everything has run."""
-        if self.loads_kernels and (why := self.device.shorten_launches()) is not None:
+        if self.shortens_launches and (why := self.device.shorten_launches()) is not None:
             self.notes["launches"] = why
 
     def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -287,6 +287,13 @@ class TrainingStep:
         """What the next step depends on, apart from the model."""
         return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
 
+    @property
+    def order(self) -> str:
+        """In which its optimizer's state is; empty where that is the model's own."""
+        own = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        listed = [parameter for parameter in self._setup.workload.model.parameters() if parameter.requires_grad]
+        return "" if list(map(id, own)) == list(map(id, listed)) else ", parameters in another order"
+
     def restore(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
@@ -314,5 +321,8 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, **options: Any) 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise BenchError("user", f"{name_of(model)} has no parameter with a gradient: there is nothing to train")
+    if options.get("fused") and parameters[0].is_cuda:
+        # A launch takes a few dozen of them. Small ones among the large leave most of the device idle in each.
+        parameters.sort(key=torch.Tensor.numel, reverse=True)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return kinds[name](parameters, **{**OPTIMIZER_SETTINGS[name], **options})

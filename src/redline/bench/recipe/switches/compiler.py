@@ -131,7 +131,7 @@ class Compile(RecipeSwitch):
                 setup.decode = torch.compile(NextToken(setup.model), **self.settings)
             else:
                 setup.model = torch.compile(setup.model, **self.settings)
-        setup.loads_kernels = True
+        setup.shortens_launches = True
         # Tells graph trees that the outputs of the step before may be overwritten.
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
         setup.after_first_call.append(self._refuse_to_have_compiled_nothing)
@@ -139,7 +139,7 @@ class Compile(RecipeSwitch):
             setup.notes[self.name] = "reduce-overhead makes no graphs on a CPU"
 
     def write(self, code: RecipeCode) -> None:
-        code.loads_kernels = True
+        code.shortens_launches = True
         settings = ", ".join(f"{name}={literal(value)}" for name, value in self.settings.items())
         if self.settings.get("options", {}).get("freezing"):
             code.imports.append("import torch._inductor.config")

@@ -200,12 +200,12 @@ class DecodeKernels(_ForDecoders):
                         "unsupported", "decode-kernels: no attention of this model's decode step is one they can do"
                     )
         setup.notes[self.name] = ", ".join(notes)
-        setup.loads_kernels = True
+        setup.shortens_launches = True
 
     def write(self, code: RecipeCode) -> None:
         from redline.bench.recipe import kernels
 
-        code.loads_kernels = True
+        code.shortens_launches = True
         code.bring_in("import functools", "from collections.abc import Callable", "from typing import Any")
         code.bring_in("import triton", "import triton.language as tl", "from torch.overrides import TorchFunctionMode")
         code.bring_in("from torch.nn.functional import linear, scaled_dot_product_attention")

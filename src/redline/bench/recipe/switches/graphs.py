@@ -208,6 +208,7 @@ class Graphs(RecipeSwitch):
         return f"a recorded step repeats what it did, and this one {dependence}" if dependence else None
 
     def apply(self, setup: Setup) -> None:
+        setup.shortens_launches = True
         if setup.task == "generate":
             setup.records_decode = True
             return
@@ -226,6 +227,7 @@ class Graphs(RecipeSwitch):
         setup.notes[self.name] = f"recorded {many}: {', '.join(recorded[:PARTS_TOLD])}"
 
     def write(self, code: RecipeCode) -> None:
+        code.shortens_launches = True
         if self.is_by_part:
             code.bring_in("from collections.abc import Callable", "from typing import Any")
             code.bring_in("from torch.utils._python_dispatch import TorchDispatchMode")

@@ -59,6 +59,9 @@ class FusedOptimizer(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.optimizer_options["fused"] = "True"
+        if code.device == "cuda":
+            # So that small tensors do not share launches with large ones, which would leave most of the device idle.
+            code.model_lines.append("parameters.sort(key=torch.Tensor.numel, reverse=True)")
 
 
 @SWITCHES.register("overlap-gradients")

@@ -1,0 +1,86 @@
+"""When launches are shortened: once everything has run, and where that is what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.session import BenchSession
+from redline.bench.workload import step
+from redline.bench.workload.step import make_optimizer
+from redline.protocol import Close, Prepare, PreparedReply
+from redline.spec_table import specs_from_table
+
+
+@pytest.fixture
+def stages() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def bench(stages: list[str]) -> Iterator[BenchSession]:
+    session = BenchSession(lambda progress: stages.append(progress.stage))
+    yield session
+    session.handle(Close())
+
+
+def prepared(bench: BenchSession, recipe: str) -> PreparedReply:
+    table = {"model": "simple_cnn", "batch": 2, "device": "cpu", "effort": "quick", "threads": 1, "recipe": recipe}
+    reply = bench.handle(Prepare(spec=specs_from_table(table)[0]))
+    assert isinstance(reply, PreparedReply), reply
+    return reply
+
+
+def test_they_are_when_all_has_run_and_nothing_is_timed_yet(
+    bench: BenchSession, stages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "shorten_launches", lambda self: stages.append("launches"))
+    prepared(bench, "compile:backend=eager")
+    assert stages.count("launches") == 1
+    at = stages.index("launches")
+    assert {"compile", "numerics"} <= set(stages[:at])
+    assert "warm-up" not in stages[:at]
+
+
+def test_a_program_of_separate_operators_is_left_alone(
+    bench: BenchSession, stages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "shorten_launches", lambda self: stages.append("launches"))
+    prepared(bench, "channels-last")
+    assert "launches" not in stages
+
+
+def test_a_note_says_where_it_could_not_be_done(bench: BenchSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "shorten_launches", lambda self: "no second context could be opened")
+    notes = prepared(bench, "compile:backend=eager").prepared.recipe_notes
+    assert [str(each) for each in notes if each.about == "launches"] == ["no second context could be opened"]
+
+
+@pytest.mark.parametrize(("fused", "on_gpu", "sizes"), [(True, True, [40, 8, 5, 5]), (True, False, [40, 5, 5, 8])])
+def test_a_fused_optimizer_takes_large_parameters_first_on_a_gpu(
+    fused: bool, on_gpu: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(step.torch.optim, "SGD", lambda parameters, **options: taken.extend(parameters))
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", on_gpu, raising=False)
+    model = nn.ModuleList([nn.Linear(8, 5), nn.BatchNorm1d(5), nn.PReLU(8)])
+    model[1].bias = None
+    make_optimizer("sgd", model, fused=fused)
+    assert [each.numel() for each in taken] == sizes
+
+
+def test_the_order_of_parameters_is_part_of_what_a_checkpoint_is_of() -> None:
+    class Step(step.TrainingStep):
+        def __init__(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+            self._optimizer = torch.optim.SGD(parameters, lr=0.1)
+            self._setup: Any = type("Setup", (), {"workload": type("Workload", (), {"model": model})})
+
+    model = nn.Linear(3, 2)
+    listed = list(model.parameters())
+    assert Step(model, listed).order == ""
+    assert Step(model, listed[::-1]).order == ", parameters in another order"
