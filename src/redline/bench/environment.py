@@ -182,7 +182,7 @@ def remember_flags() -> Callable[[], None]:
         if (now := _inductor()) is not None:
             for name, value in compiling.items():
                 setattr(now, name, value)
-            take_pooling_apart()
+        take_pooling_apart()
         if dynamo is not None and versions_of_code is not None:
             dynamo.recompile_limit = versions_of_code
 

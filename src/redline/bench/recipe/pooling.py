@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,10 +146,9 @@ def pool_by_places() -> PooledGradients:
 
 
 def take_pooling_apart() -> None:
-    """As torch does by itself, where it does."""
-    from torch._inductor import decomposition
-
+    """As torch does by itself, where it does. Loads nothing: what is not loaded yet is as it was."""
+    loaded: Any = sys.modules.get("torch._inductor.decomposition")
     name = torch.ops.aten.max_pool2d_with_indices_backward.default
-    if name in decomposition.inductor_decompositions and name not in decomposition.decompositions:
-        decomposition.decompositions[name] = decomposition.inductor_decompositions[name]
-        decomposition.fast_random_decomps.cache_clear()
+    if loaded is not None and name in loaded.inductor_decompositions and name not in loaded.decompositions:
+        loaded.decompositions[name] = loaded.inductor_decompositions[name]
+        loaded.fast_random_decomps.cache_clear()
