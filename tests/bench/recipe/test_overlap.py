@@ -55,7 +55,7 @@ def test_all_but_the_first_convolution_are_moved_and_every_gradient_is_the_same(
     model, images, overlapped = small(bias=False), torch.randn(2, 4, 8, 8), OverlappedGradients()
     expected = trained(model, None, images)
     torch.testing.assert_close(trained(model, overlapped, images), expected, rtol=0, atol=0)
-    assert overlapped.moved == 3, "nothing runs beside the last weight gradient of a backward"
+    assert overlapped.changed == 3, "nothing runs beside the last weight gradient of a backward"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_of_any_kind_of_convolution_and_layout(layer: Callable[[], nn.Module], i
         model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
     expected = trained(model, None, images)
     torch.testing.assert_close(trained(model, overlapped, images), expected, rtol=0, atol=0)
-    assert overlapped.moved == 2
+    assert overlapped.changed == 2
 
 
 def test_what_is_held_in_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_gradient_that_the_backward_waits_for_stays_where_it_is() -> None:
     model, images, overlapped = Shared(), torch.randn(2, 4, 8, 8), OverlappedGradients()
     expected = trained(model, None, images)
     torch.testing.assert_close(trained(model, overlapped, images), expected, rtol=0, atol=0)
-    assert overlapped.moved == 4, "both of the shared weight and of the maker, and not the one that they make"
+    assert overlapped.changed == 4, "both of the shared weight and of the maker, and not the one that they make"
 
 
 def test_frozen_weights_are_left_alone() -> None:
@@ -119,7 +119,7 @@ def test_frozen_weights_are_left_alone() -> None:
     model.requires_grad_(False)[-2].requires_grad_(True)
     expected = trained(model, None, images)
     torch.testing.assert_close(trained(model, overlapped, images), expected)
-    assert overlapped.moved == 0
+    assert overlapped.changed == 0
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_inductor_runs_it_and_finds_it_in_its_cache(tmp_path: Path, monkeypatch:
 
     expected, overlapped = gradients(), overlap_gradients()
     torch.testing.assert_close(gradients(), expected)
-    assert overlapped.moved == 3
+    assert overlapped.changed == 3
     overlapped = overlap_gradients()
     torch.testing.assert_close(gradients(), expected)
     assert not overlapped.graphs, "it was found"
@@ -170,7 +170,7 @@ def test_the_written_code_moves_them_too() -> None:
     model, images = small(), torch.randn(2, 4, 8, 8)
     expected = trained(model, None, images)
     torch.testing.assert_close(trained(model, names["overlapped"], images), expected, rtol=0, atol=0)
-    assert names["overlapped"].moved == 3
+    assert names["overlapped"].changed == 3
 
 
 @pytest.mark.parametrize(

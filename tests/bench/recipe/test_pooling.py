@@ -20,7 +20,7 @@ from redline.bench.environment import remember_flags
 from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import switches_of
 from redline.bench.recipe.overlap import overlap_gradients
-from redline.bench.recipe.passes import add_pass
+from redline.bench.recipe.plain import add_pass
 from redline.bench.recipe.pooling import pool_by_places
 from redline.bench.workload.workload import assemble
 from redline.errors import BenchError, SpecError

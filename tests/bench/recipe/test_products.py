@@ -140,14 +140,14 @@ class TestFusedLinear:
         fused, model, x = FusedActivations(), Activated().eval(), torch.randn(2, 3, 8)
         with torch.inference_mode():
             torch.testing.assert_close(compiled(model, fused)(x), model(x), atol=1e-3, rtol=1e-3)
-        assert fused.fused == 2
+        assert fused.changed == 2
 
     @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.GELU(), nn.GELU("tanh")], ids=str)
     def test_knows_both_activations_in_any_form(self, activation: nn.Module) -> None:
         fused, model, x = FusedActivations(), nn.Sequential(nn.Linear(8, 4), activation).eval(), torch.randn(5, 8)
         with torch.inference_mode():
             torch.testing.assert_close(compiled(model, fused)(x), model(x), atol=1e-3, rtol=1e-3)
-        assert fused.fused == 1
+        assert fused.changed == 1
 
     def test_leaves_alone_what_autocast_casts_and_what_has_no_rows(self) -> None:
         fused, model = FusedActivations(), nn.Sequential(nn.Linear(8, 4), nn.ReLU()).eval()
@@ -155,7 +155,7 @@ class TestFusedLinear:
             compiled(model, fused)(torch.randn(5, 8))
         with torch.inference_mode():
             compiled(model, fused)(torch.randn(8))
-        assert fused.fused == 0
+        assert fused.changed == 0
 
     @pytest.mark.slow
     def test_inductor_runs_it_once_it_is_told_to(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ class TestFusedLinear:
         fused, model, x = fuse_activations(), nn.Sequential(nn.Linear(8, 4), nn.GELU()).eval(), torch.randn(5, 8)
         with torch.inference_mode():
             torch.testing.assert_close(torch.compile(model, dynamic=False)(x), model(x), atol=1e-3, rtol=1e-3)
-        assert fused.fused == 1
+        assert fused.changed == 1
 
     def test_is_refused_without_a_compiler_and_on_a_cpu(self) -> None:
         with pytest.raises(BenchError, match="a CPU have no such kernel"):
@@ -189,7 +189,7 @@ class TestFusedLinear:
         model, x = Activated().eval(), torch.randn(2, 3, 8)
         with torch.inference_mode():
             torch.testing.assert_close(compiled(model, names["fused"])(x), model(x), atol=1e-3, rtol=1e-3)
-        assert names["fused"].fused == 2
+        assert names["fused"].changed == 2
 
 
 class Accelerator(CpuDevice):

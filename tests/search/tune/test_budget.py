@@ -9,7 +9,15 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from tuner_stub import CHOICES, GRAPHED, switches
+from h200_worlds import (
+    COMPILED,
+    convnext_as_timed,
+    convnext_on_an_h200,
+    regnet_as_timed,
+    trained_on_an_h200,
+    without_blocks,
+)
+from tuner_stub import GRAPHED, switches
 from worlds.recipes import Fault, RecipeTruth
 from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
@@ -24,75 +32,6 @@ from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
 from redline.work import Facts, LayerShare, OperatorKind, RepeatedBlock
-
-
-def like_an_h200() -> RecipeTruth:
-    """ResNet-50's training step as it was seen: seconds of trials, a costly first use, compile on top worth a seventh."""
-    return RecipeTruth(
-        choices=CHOICES[:-1],
-        device_s=0.05,
-        host_s=0.02,
-        on_cpu=False,
-        effects={
-            "amp": -1.2,
-            "amp-bf16": -1.05,
-            "tf32": 0.0,
-            "channels-last": -0.3,
-            "graphs": -0.02,
-            "compile": -0.13,
-            "compile:reduce-overhead": -0.1,
-            "compile:max-autotune": -0.15,
-            "fused-optimizer": -0.1,
-            "cudnn-benchmark": -0.08,
-        },
-        host_effects={"amp": 0.3, "amp-bf16": 0.3, "graphs": -3.0, "compile": -0.3, "compile:reduce-overhead": -2.5},
-        pairs={},
-        quirk=lambda _: 0.0,
-        failing=(),
-        wrong=(),
-        cold_compile_s=21.0,
-        warm_compile_s=6.0,
-        build_s=2.0,
-        first_use_s={"cudnn-benchmark": 10.0},
-    )
-
-
-def convnext_on_an_h200(compile_s: float) -> RecipeTruth:
-    """ConvNeXt-Tiny at batch 32 as it was seen: 2 600 images/s, 10 000 in half precision, 14 500 of it compiled."""
-    compiled = dict.fromkeys(("compile", "compile:reduce-overhead", "compile:max-autotune"), -0.37)
-    choices = [
-        SwitchChoice(switch="fp16", family="precision"),
-        SwitchChoice(switch="bf16", family="precision"),
-        *(
-            msgspec.structs.replace(each, capabilities=Capabilities(compiles=each.family == "compiler"))
-            for each in (*CHOICES[2:8], *CHOICES[9:])
-        ),
-    ]
-    return RecipeTruth(
-        choices=tuple(choices),
-        device_s=0.01225,
-        host_s=0.003,
-        on_cpu=False,
-        effects={
-            "fp16": -1.2,
-            "bf16": -1.15,
-            "tf32": -0.7,
-            "channels-last": -0.15,
-            "graphs": -0.02,
-            **compiled,
-            "compile:regional": -0.25,
-            "cudnn-benchmark": -0.02,
-        },
-        host_effects={"graphs": -3.0, **dict.fromkeys(compiled, -1.0), "compile:regional": -0.3},
-        pairs={frozenset({form, "tf32"}): 0.7 for form in ("fp16", "bf16")},
-        quirk=lambda _: 0.0,
-        failing=(),
-        wrong=(),
-        cold_compile_s=compile_s,
-        warm_compile_s=0.27 * compile_s,
-        build_s=2.5,
-        first_use_s={"cudnn-benchmark": 8.0},
-    )
 
 
 class TestOneMinute:
@@ -268,24 +207,6 @@ class TestOneMinute:
         assert not first.prepared.cold_start.contended
 
 
-COMPILED = ("compile", "compile:reduce-overhead", "compile:max-autotune", "compile:regional")
-
-
-def trained_on_an_h200(compile_s: float) -> RecipeTruth:
-    compiles = Capabilities(compiles=True)
-    choices = [
-        msgspec.structs.replace(each, capabilities=compiles) if each.family == "compiler" else each for each in CHOICES
-    ]
-    truth = like_an_h200()
-    effects = {**truth.effects, "compile:regional": -0.08}
-    warm_s = 0.27 * compile_s
-    return replace(truth, choices=tuple(choices), effects=effects, cold_compile_s=compile_s, warm_compile_s=warm_s)
-
-
-def without_blocks(truth: RecipeTruth) -> RecipeTruth:
-    return replace(truth, choices=tuple(each for each in truth.choices if each.switch != "compile:regional"))
-
-
 class TestWhatAMinuteConcludes:
     """The same costs; models on which what usually pays does not."""
 
@@ -341,46 +262,6 @@ class TestWhatAMinuteConcludes:
         assert found.winner is None
         assert found.leader is not None
         assert found.leader.recipe == "baseline"
-
-
-def convnext_as_timed() -> tuple[RecipeTruth, Facts]:
-    """ConvNeXt-Tiny at batch 32 with the times and costs of a search on an H200.
-
-    Half precision 3.9 times as fast as the baseline as a graph and 3.6 times without, compiled 5.8 times after 19 s.
-    """
-    truth = convnext_on_an_h200(17.0)
-    truth = replace(
-        truth,
-        device_s=0.0122,
-        host_s=0.0034,
-        effects={**truth.effects, "fp16": -1.21, "bf16": -1.18, "graphs": 0.0, "cudnn-benchmark": -0.005},
-        host_effects={"graphs": -3.0, **dict.fromkeys(COMPILED[:3], -0.5), "compile:regional": -0.3},
-        warm_compile_s=6.4,
-        build_s=2.8,
-        first_use_s={"cudnn-benchmark": 2.0},
-    )
-    blocks = RepeatedBlock(class_name="CNBlock", count=18, share=0.9, kinds=4)
-    return truth, msgspec.structs.replace(simulated_facts(truth, launches=137), blocks=blocks)
-
-
-def regnet_as_timed() -> tuple[RecipeTruth, Facts]:
-    """The training step of RegNet-Y-400MF at batch 64 likewise: no compile is ready within a minute, nor is it by hand.
-
-    What cudnn-benchmark compares, every process compares anew.
-    """
-    truth = trained_on_an_h200(62.0)
-    truth = replace(
-        truth,
-        device_s=0.0355,
-        host_s=0.047,
-        effects={**truth.effects, "amp": -1.1, "amp-bf16": -0.95, "compile": -0.25, "cudnn-benchmark": -0.06},
-        build_s=3.5,
-        first_use_s={},
-        each_use_s={"cudnn-benchmark": 5.0},
-        task="train",
-    )
-    blocks = RepeatedBlock(class_name="ResBottleneckBlock", count=16, share=0.93, kinds=7)
-    return truth, msgspec.structs.replace(simulated_facts(truth, launches=874), blocks=blocks)
 
 
 class TestAsTimedOnAnH200:
@@ -502,52 +383,3 @@ def test_so_is_one_that_compiles_where_that_is_likely_to_end(compile_s: float, t
     assert [trial.recipe for trial in tuner.tune.trials] == tried
     assert not tuner.given_up
     assert tuner.tune.seconds <= 60.0
-
-
-class TestShortSearches:
-    @pytest.mark.parametrize("budget_s", [120.0, 150.0, 300.0])
-    def test_two_minutes_are_enough_to_try_the_compiler(self, budget_s: float) -> None:
-        truth = like_an_h200()
-        tuner = tune_simulated(truth, 1, budget_s)
-        assert loss_of(tuner, truth) < 0.03
-        assert len(tuner.tune.finals) >= 3, "and the last race had its replicates"
-        assert tuner.tune.seconds <= budget_s
-
-    def test_what_there_was_no_time_to_tell_is_named(self) -> None:
-        short, long = (tune_simulated(like_an_h200(), 1, budget_s) for budget_s in (150.0, 1800.0))
-        (noted,) = (each for each in short.tune.notes if each.code == "gains-unknown")
-        found = summary_of(short.tune, short.records)
-        assert found.winner is not None
-        told = {gain.switch for gain in found.switches}
-        untold = set(str(noted).partition(": ")[2].partition(";")[0].split(", "))
-        assert untold
-        assert told | untold == set(found.winner.recipe.split("+"))
-        assert not told & untold
-        assert not any(each.code == "gains-unknown" for each in long.tune.notes)
-
-
-class TestFiveMinutes:
-    """On a machine where compiling takes far longer than the model's size suggests."""
-
-    @pytest.mark.parametrize("warm_share", [0.27, 0.6])
-    def test_are_enough_to_wait_for_a_compile_of_seven_times_what_is_expected_and_to_race_it(
-        self, warm_share: float
-    ) -> None:
-        truth = replace(convnext_on_an_h200(80.0), warm_compile_s=warm_share * 80.0)
-        tuner = tune_simulated(truth, 1, 300.0, jobs=8, facts=simulated_facts(truth, launches=180), before_s=7.0)
-        winner = summary_of(tuner.tune, tuner.records).winner
-        assert winner is not None, "an interval over processes"
-        assert switches(winner.recipe) & set(COMPILED)
-        assert tuner.tune.spent.failed <= FAILED_SHARE * 300.0
-        assert tuner.tune.seconds <= 300.0
-
-    def test_one_that_hangs_is_given_up_and_the_rest_of_the_search_goes_on(self) -> None:
-        truth = replace(
-            convnext_on_an_h200(12.0),
-            failing=tuple(Fault(frozenset({each}), after_s=10_000.0) for each in COMPILED),
-        )
-        tuner = tune_simulated(truth, 1, 300.0, jobs=8, facts=simulated_facts(truth, launches=180), before_s=7.0)
-        winner = summary_of(tuner.tune, tuner.records).winner
-        assert winner is not None
-        assert loss_of(tuner, truth) < 0.03
-        assert tuner.tune.seconds <= 300.0

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -203,9 +203,21 @@ def data_dependence(facts: Facts) -> str | None:
     return "gives its operators other shapes on other inputs" if facts.varies_shapes else None
 
 
-def changed_nothing(name: str, seen: str) -> BenchError:
-    """For a switch that changes the program of torch.compile, and found nothing to change in this one."""
-    return BenchError("unsupported", f"{name}: torch.compile saw {seen}", switches=(name,), scope="switch")
+class CountsChanges(Protocol):
+    """A pass over programs of torch.compile."""
+
+    graphs: int
+    changed: int
+
+
+def must_change(setup: Setup, name: str, done: CountsChanges, missing: str) -> None:
+    """Else a program in which a switch found nothing to change would be timed under its name."""
+
+    def look() -> None:
+        if done.graphs and not done.changed:
+            raise BenchError("unsupported", f"{name}: torch.compile saw {missing}", switches=(name,), scope="switch")
+
+    setup.after_first_call.append(look)
 
 
 def missing_extra(package: str, extra: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from redline.bench.recipe.passes import add_pass
+from redline.bench.recipe.plain import add_pass
 
 
 class SideStreams:
@@ -81,7 +81,7 @@ class OverlappedGradients:
     """Bytes that the weight gradients of one group read. They stay in memory until the next group has begun."""
     NAMESPACE = "overlapped_gradients"
 
-    moved = graphs = 0
+    changed = graphs = 0
     """So far; no graph is looked at where the compiled program is found in a cache."""
 
     @property
@@ -103,7 +103,7 @@ class OverlappedGradients:
             from torch._inductor.pattern_matcher import stable_topological_sort
 
             stable_topological_sort(graph)  # what takes a weight's gradient now stands behind the end of its group
-        self.moved += len(nodes)
+        self.changed += len(nodes)
 
     @staticmethod
     def _is_suited(node: Any) -> bool:

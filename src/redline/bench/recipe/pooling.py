@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from redline.bench.recipe.passes import add_pass
+from redline.bench.recipe.plain import add_pass
 
 
 class PooledGradients:

@@ -81,7 +81,7 @@ class FusedActivations:
     largest tensor of a transformer once more. GELU becomes its tanh form, which is what libraries have.
     """
 
-    fused = graphs = 0
+    changed = graphs = 0
     """So far; no graph is looked at where the compiled program is found in a cache."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -95,7 +95,7 @@ class FusedActivations:
             linear = node.args[0] if node.args else node.kwargs.get("input")
             if isinstance(linear, torch.fx.Node) and self._is_suited(linear):
                 self._fuse(graph, node, linear, uses_gelu[target])
-                self.fused += 1
+                self.changed += 1
 
     @staticmethod
     def _operands(linear: torch.fx.Node) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import FLAGS, REWRITE, SWITCHES, RecipeCode, RecipeSwitch, changed_nothing
+from redline.bench.recipe.base import FLAGS, REWRITE, SWITCHES, RecipeCode, RecipeSwitch, must_change
 from redline.bench.recipe.products import (
     FusedActivations,
     PatchConv1d,
@@ -79,16 +79,14 @@ class FusedLinear(RecipeSwitch):
 
     def apply(self, setup: Setup) -> None:
         fused = fuse_activations()
+        missing = "no ReLU or GELU right behind a linear layer with a bias in one number format"
+        must_change(setup, self.name, fused, missing)
 
-        def look() -> None:
-            """Else the program would be timed under the name of another."""
-            if fused.graphs and not fused.fused:
-                seen = "no ReLU or GELU right behind a linear layer with a bias in one number format"
-                raise changed_nothing(self.name, seen)
-            if fused.fused:
-                setup.notes[self.name] = f"{fused.fused} linear layers compute the activation behind them"
+        def tell() -> None:
+            if fused.changed:
+                setup.notes[self.name] = f"{fused.changed} linear layers compute the activation behind them"
 
-        setup.after_first_call.append(look)
+        setup.after_first_call.append(tell)
 
     def write(self, code: RecipeCode) -> None:
         code.bring_in("from typing import Any", "import torch.fx")

@@ -19,11 +19,10 @@ from redline.bench.recipe.base import (
     SWITCHES,
     RecipeCode,
     RecipeSwitch,
-    changed_nothing,
+    must_change,
 )
 from redline.bench.recipe.overlap import OverlappedGradients, SideStreams, overlap_gradients
-from redline.bench.recipe.passes import add_pass
-from redline.bench.recipe.plain import recompute_blocks, repeated_blocks
+from redline.bench.recipe.plain import add_pass, recompute_blocks, repeated_blocks
 from redline.bench.recipe.pooling import PooledGradients, pool_by_places
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
@@ -84,14 +83,8 @@ class OverlapGradients(RecipeSwitch):
         return "no convolution runs in this model" if convolutions is None else "it has too few convolutions"
 
     def apply(self, setup: Setup) -> None:
-        overlapped = overlap_gradients()
-
-        def look() -> None:
-            """Else the program would be timed under the name of another."""
-            if overlapped.graphs and not overlapped.moved:
-                raise changed_nothing(self.name, "no convolution with a weight gradient that can be computed apart")
-
-        setup.after_first_call.append(look)
+        missing = "no convolution with a weight gradient that can be computed apart"
+        must_change(setup, self.name, overlap_gradients(), missing)
 
     def write(self, code: RecipeCode) -> None:
         code.bring_in("from typing import Any", "import itertools", "import operator", "import torch.fx")
@@ -114,14 +107,7 @@ class PoolGradients(RecipeSwitch):
         return "no max pooling over images runs in this model" if has_none else None
 
     def apply(self, setup: Setup) -> None:
-        pooled = pool_by_places()
-
-        def look() -> None:
-            """Else the program would be timed under the name of another."""
-            if pooled.graphs and not pooled.changed:
-                raise changed_nothing(self.name, "no backward of max pooling that can be done so")
-
-        setup.after_first_call.append(look)
+        must_change(setup, self.name, pool_by_places(), "no backward of max pooling that can be done so")
 
     def write(self, code: RecipeCode) -> None:
         code.bring_in("from collections.abc import Iterator", "from typing import Any")
