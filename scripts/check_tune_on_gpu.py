@@ -300,10 +300,11 @@ def table_of(rows: Iterable[Row]) -> str:
     rows = sorted(rows, key=lambda row: (parse_seconds(row["budget"]), order.index(row["name"])))
     budgets = dict.fromkeys(row["budget"] for row in rows)
     counts = [
-        f"Budget {budget}: {sum(row['fine'] for row in of)} of {len(of)} reach every aim; "
-        f"at least as fast as by hand: {sum((row['of_hand'] or 0) >= 1 for row in of)}."
+        f"Budget {budget}: {sum(row['fine'] for row in of)} of {len(of)} reach every aim, "
+        f"{fast} {'is' if fast == 1 else 'are'} at least as fast as by hand."
         for budget in budgets
         for of in [[row for row in rows if row["budget"] == budget]]
+        for fast in [sum((row["of_hand"] or 0) >= 1 for row in of)]
     ]
     head = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     return "\n".join([*head, *map(line_of, rows), "", *counts])
