@@ -53,6 +53,19 @@ class Pools(nn.Module):
         return torch.stack([each.sin().square().sum() for each in pooled]).sum()
 
 
+class Unpools(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pool = nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2, return_indices=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled, indices = self.pool(self.layer(images))
+        return F.max_unpool2d(pooled, indices, 2)
+
+
+UNSUITED = "the max pooling of this model hands out indices, or its windows are large or have gaps"
+
+
 @pytest.fixture(autouse=True)
 def nothing_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else no pass would look at what another run of these tests has compiled."""
@@ -156,8 +169,12 @@ def test_needs_a_compiler_that_sees_the_whole_model() -> None:
     [
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)), None),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2)), "no max pooling over images runs in this model"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, dilation=2)), UNSUITED),
+        (nn.Sequential(nn.Conv2d(3, 4, 3, padding=3), nn.MaxPool2d(6)), UNSUITED),
+        (nn.Sequential(nn.MaxPool2d(2, dilation=2), nn.Conv2d(3, 4, 1), nn.MaxPool2d(2)), None),
+        (Unpools(), UNSUITED),
     ],
-    ids=["max", "mean"],
+    ids=["max", "mean", "gaps", "large", "one of two", "indices"],
 )
 def test_relevance_follows_from_what_ran(model: nn.Module, told: str | None) -> None:
     images = torch.randn(2, 3, 8, 8)
