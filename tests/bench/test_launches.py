@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from redline.bench.device import cuda
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.session import BenchSession
 from redline.bench.workload import step
@@ -84,3 +85,51 @@ def test_the_order_of_parameters_is_part_of_what_a_checkpoint_is_of() -> None:
     listed = list(model.parameters())
     assert Step(model, listed).order == ""
     assert Step(model, listed[::-1]).order == ", parameters in another order"
+
+
+class Driver:
+    """CUDA's, as far as contexts go."""
+
+    def __init__(self, **errors: int) -> None:
+        self.errors, self.called = errors, list[str]()
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            self.called.append(name)
+            return self.errors.get(name, 0)
+
+        return call
+
+
+@pytest.fixture
+def driver_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Driver], None]:
+    def be(driver: Driver) -> None:
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: driver.called.append("synchronize"))
+        monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+
+    return be
+
+
+def test_a_second_context_is_closed_again(driver_of: Callable[[Driver], None]) -> None:
+    driver = Driver()
+    driver_of(driver)
+    assert cuda.shorten_launches() is None
+    assert driver.called == ["synchronize", "cuCtxGetDevice", "cuCtxCreate_v2", "cuCtxDestroy_v2"]
+
+
+def test_a_context_that_cannot_be_opened_is_told_and_nothing_else_happens(
+    driver_of: Callable[[Driver], None],
+) -> None:
+    driver = Driver(cuCtxCreate_v2=2)
+    driver_of(driver)
+    assert cuda.shorten_launches() == "cuCtxCreate: error 2"
+    assert driver.called[-1] == "cuCtxCreate_v2"
+
+
+def test_no_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert cuda.shorten_launches() == "libcuda.so.1: cannot open shared object file"
