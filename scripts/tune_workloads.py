@@ -335,9 +335,8 @@ def recorded(step: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(graph):
         step()
 
-    def replay(
-        _reads: Callable[[], Any] = step,
-    ) -> None:  # else model and inputs would go, which the graph does not hold
+    # The step stays with it: the graph reads model and inputs, and does not hold them.
+    def replay(_reads: Callable[[], Any] = step) -> None:
         graph.replay()
 
     return replay

@@ -62,7 +62,10 @@ def test_a_note_says_where_it_could_not_be_done(bench: BenchSession, monkeypatch
     assert [str(each) for each in notes if each.about == "launches"] == ["no second context could be opened"]
 
 
-@pytest.mark.parametrize(("fused", "on_gpu", "sizes"), [(True, True, [40, 8, 5, 5]), (True, False, [40, 5, 5, 8])])
+@pytest.mark.parametrize(
+    ("fused", "on_gpu", "sizes"),
+    [(True, True, [40, 8, 5, 5]), (True, False, [40, 5, 5, 8]), (False, True, [40, 5, 5, 8])],
+)
 def test_a_fused_optimizer_takes_large_parameters_first_on_a_gpu(
     fused: bool, on_gpu: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +118,11 @@ def test_a_second_context_is_closed_again(driver_of: Callable[[Driver], None]) -
     driver_of(driver)
     assert cuda.shorten_launches() is None
     assert driver.called == ["synchronize", "cuCtxGetDevice", "cuCtxCreate_v2", "cuCtxDestroy_v2"]
+
+
+def test_a_context_that_stays_open_is_told(driver_of: Callable[[Driver], None]) -> None:
+    driver_of(Driver(cuCtxDestroy_v2=201))
+    assert cuda.shorten_launches() == "cuCtxDestroy: error 201"
 
 
 def test_a_context_that_cannot_be_opened_is_told_and_nothing_else_happens(
