@@ -1,4 +1,4 @@
-"""When launches are shortened: once everything has run, and where that is what counts."""
+"""When launches are shortened, and what compiles kernels is ended: once everything has run."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ def test_they_are_when_all_has_run_and_nothing_is_timed_yet(
     bench: BenchSession, stages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDevice, "shorten_launches", lambda self: stages.append("launches"))
+    monkeypatch.setattr(step, "end_compile_pool", lambda: stages.append("pool"))
     prepared(bench, "compile:backend=eager")
-    assert stages.count("launches") == 1
-    at = stages.index("launches")
+    assert stages.count("launches") == stages.count("pool") == 1
+    at = stages.index("pool")
+    assert stages[at + 1] == "launches"
     assert {"compile", "numerics"} <= set(stages[:at])
     assert "warm-up" not in stages[:at]
 

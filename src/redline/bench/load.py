@@ -67,7 +67,7 @@ class LoadRunner:
         self._sizes = tuple(sorted(self._steps))
         self._context = step.context
         self._warm_up()
-        setup.shorten_launches()  # other batch sizes had kernels of their own
+        setup.settle()  # other batch sizes had kernels of their own
 
     def _warm_up(self) -> None:
         with self._context():

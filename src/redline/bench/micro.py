@@ -100,7 +100,7 @@ class MicroBench:
                 seconds = time.perf_counter() - started
                 self._estimate_s = seconds
                 yield Iteration(number, float(loss), seconds)
-        self.setup.shorten_launches()
+        self.setup.settle()
         self.device.reset_peaks()
 
     def timed(self, iterations: int) -> Iterator[Iteration]:

@@ -95,7 +95,7 @@ class Workbench:
         setup.let_originals_go()
         self._release(spec, device)
         work, info = self._count(spec, setup, info, modules)
-        setup.shorten_launches()
+        setup.settle()
         warmup = self._warm_up(spec, step, device)
         self.step = step
         if spec.load is not None:
@@ -174,7 +174,7 @@ class Workbench:
         self._note_first_call(setup, training.start(setup))
         info = msgspec.structs.replace(info, notes=tuple(workload.notes))
         work, info = self._count(spec, setup, info, modules=False)
-        setup.shorten_launches()
+        setup.settle()
         self.training, self.step = training, training.step
         if request.checkpoint is not None:
             training.resume(request.checkpoint)

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
+from redline.bench.device.compile_pool import end_compile_pool
 from redline.bench.workload.called import TrainsItself, name_of
 from redline.bench.workload.inputs import input_tensors
 from redline.bench.workload.state import Untouched, inputs_changed
@@ -91,8 +92,9 @@ class Setup:
         merged = self.capabilities.compiles or self.capabilities.dissolves_modules or self.step_class is not None
         return self.task in ("infer", "train") and not merged
 
-    def shorten_launches(self) -> None:
-        """To be called once everything has run."""
+    def settle(self) -> None:
+        """To be called once everything has run: nothing is left to compile, and no kernel to load."""
+        end_compile_pool()
         if self.shortens_launches and (why := self.device.shorten_launches()) is not None:
             self.notes["launches"] = why
 
