@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from redline.analyze.race import TIME_BAND, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
@@ -14,13 +15,14 @@ from redline.search.tune.final_runs import (
     run_finals_at_once,
 )
 from redline.search.tune.lessons import rejection
-from redline.search.tune.reserve import NEAR, RACE_MARGIN, choose_finalists, last_race_s, may_be_late
+from redline.search.tune.reserve import FINALISTS, NEAR, RACE_MARGIN, choose_finalists, last_race_s, may_be_late
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import (
     is_narrow,
     is_settled,
-    log_over,
+    least_log_by_trial,
+    log_times,
     rejected_in_finals,
     replicates_of,
     winner_of,
@@ -46,7 +48,12 @@ def decide(tuner: Tuner, untried: Switches | None = None) -> None:
     if untried is not None and finalists == [BASELINE]:
         finalists = [untried]
     race = race_of(tuner)
-    while finalists and not _is_decided(tuner, replicates, finalists):
+    while finalists:
+        if _is_decided(tuner, replicates, finalists):
+            late = _that_may_still_win(tuner, replicates, finalists)
+            if not late:
+                return
+            finalists = [*finalists, *late]
         finalists = _with_time_for_all_replicates(tuner, finalists, len(replicates))
         if not replicates:
             finalists = _with_time_for_an_interval(tuner, finalists)
@@ -80,6 +87,27 @@ def narrow(tuner: Tuner) -> None:
         if not run_final(tuner, race, racers):
             return
         chosen = winner_of(tuner.tune, tuner.records)
+
+
+def _that_may_still_win(tuner: Tuner, replicates: Sequence[Replicate], finalists: Sequence[Switches]) -> list[Switches]:
+    """Those that did not race and may well be faster than the first, as processes were seen to lie apart; if there is time.
+
+    A trial is one process. Where the host sets the pace, two of one recipe may lie a third apart, and the fastest in its trial
+    may be the luckiest.
+    """
+    gain = pair_of(replicates, "baseline", tuner.space.text(finalists[0]), tuner.asked.kind)
+    if gain is None or gain.verdict != "faster":
+        return []  # the best of many that are no faster would sooner or later seem to be
+    met = {str(record.spec.recipe) for replicate in replicates for record in replicate}
+    known = {each.recipe: each for each in tuner.seen().values()}
+    unraced = [recipe for recipe, each in known.items() if tuner.may_win(each) and recipe not in met]
+    least = {recipe: least_log_by_trial(recipe, replicates, tuner.tune, known) for recipe in unraced}
+    able = [recipe for recipe in sorted(least, key=least.__getitem__) if least[recipe] < -math.log(gain.ratio) - NEAR]
+    found = [tuner.space.switches_of(recipe) for recipe in able[:FINALISTS]]
+    racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
+    while found and race_replicate_s(tuner, [*racers, *found]) * FEWEST_REPLICATES > RACE_SHARE * tuner.left_s:
+        found.pop()
+    return found
 
 
 def _is_enough(tuner: Tuner, replicates: Sequence[Replicate], racers: Sequence[Switches]) -> bool:
@@ -147,9 +175,10 @@ def _still_in(tuner: Tuner, replicates: Sequence[Replicate]) -> list[Switches]:
     names = [str(record.spec.recipe) for record in sound]
     if not names:
         return []
-    fastest = min(names, key=lambda name: log_over(replicates, names[0], name, tuner.tune))
+    times = log_times(replicates, names, tuner.tune)
+    fastest = min(names, key=times.__getitem__)
     kept = [name for name in names if name == fastest or not _is_behind(tuner, replicates, fastest, name)]
-    kept.sort(key=lambda name: log_over(replicates, fastest, name, tuner.tune))
+    kept.sort(key=times.__getitem__)
     return [tuner.space.switches_of(name) for name in kept]
 
 
@@ -169,7 +198,8 @@ def _is_behind(tuner: Tuner, replicates: Sequence[Replicate], fastest: str, name
     is_surely_behind = found.high is not None and found.high < 1 - BEHIND
     if fastest == tuner.space.text(BASELINE) and found.high is not None:
         return is_surely_behind  # that nothing beats the baseline is an answer, and needs an interval like any other
-    return is_surely_behind or found.ratio < 1 - BEHIND_AFTER_ONE
+    error = math.sqrt(2 * spread[0] / pair.replicates) if spread is not None else 0.0
+    return is_surely_behind or math.log(found.ratio) < -(BEHIND_AFTER_ONE + error / 2)
 
 
 def _moved(tuner: Tuner, one: str, other: str, log: float) -> float:
@@ -191,6 +221,7 @@ def _is_decided(tuner: Tuner, replicates: Sequence[Replicate], finalists: Sequen
     gain = pair_of(replicates, "baseline", first, tuner.asked.kind)
     if gain is not None and gain.verdict == "inconclusive" and gain.ratio > 1 + TIME_BAND:
         return count >= max(MOST_TO_WIN, tuner.asked.replicates)
-    if count >= max(MOST_REPLICATES, tuner.asked.replicates):
-        return True
-    return all(is_settled(pair_of(replicates, first, other, tuner.asked.kind)) for other in others)
+    open_others = [other for other in others if not is_settled(pair_of(replicates, first, other, tuner.asked.kind))]
+    if any(len(with_both(replicates, other)) < tuner.asked.replicates for other in open_others):
+        return False  # it joined late
+    return not open_others or count >= max(MOST_REPLICATES, tuner.asked.replicates)

@@ -94,7 +94,7 @@ def simplest_of_the_fastest(
     replicates: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord
 ) -> str:
     survivors = _with_an_interval(replicates, survivors) or survivors
-    times = {recipe: log_over(replicates, survivors[0], recipe, tune) for recipe in survivors}
+    times = log_times(replicates, survivors, tune)
     fastest = min(times.values())
     near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
     met = {record.id: record for replicate in replicates for record in replicate}
@@ -104,11 +104,25 @@ def simplest_of_the_fastest(
 def _with_an_interval(replicates: Sequence[Sequence[RunRecord]], survivors: Sequence[str]) -> list[str]:
     """Those that raced often enough, and the baseline; none where only the baseline did.
 
-    What joined late, because it is simpler, must not cost the answer its interval.
+    What joined late must not cost the answer its interval.
     """
-    raced = Counter(recipe for replicate in replicates for recipe in met_last([replicate]))
+    raced = _times_raced(replicates)
     often = [recipe for recipe in survivors if raced[recipe] >= FEWEST_REPLICATES]
     return often if set(often) - {BASELINE} else []
+
+
+def _times_raced(replicates: Sequence[Sequence[RunRecord]]) -> Counter[str]:
+    return Counter(recipe for replicate in replicates for recipe in met_last([replicate]))
+
+
+def log_times(replicates: Sequence[Sequence[RunRecord]], recipes: Sequence[str], tune: TuneRecord) -> dict[str, float]:
+    """The logarithm of each one's time over that of the one that raced most often, from the replicates in which the two met.
+
+    Not over the baseline: processes of that differ too, and one that joined late has met others of them.
+    """
+    raced = _times_raced(replicates)
+    most = max(recipes, key=lambda recipe: (raced[recipe], recipe != BASELINE))
+    return {recipe: log_over(replicates, most, recipe, tune) for recipe in recipes}
 
 
 def log_over(replicates: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
@@ -209,36 +223,60 @@ def against_baseline(
     )
 
 
+def least_log_by_trial(
+    recipe: str, replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: Mapping[str, Estimate]
+) -> float:
+    """The logarithm of the time over the baseline's that one which did not race may have at best, going by its trial.
+
+    The race may have moved it as it moved the others, or not at all where it moved a single one: that was lucky in its trial then.
+    """
+    moves = _moves_by_the_race(replicates, tune, known)
+    moved = max(moves) if len(moves) > 1 else max([*moves, 0.0])
+    apart = _processes_apart(replicates, tune)
+    return known[recipe].log_s - known[BASELINE].log_s - moved - 2 * math.hypot(apart, known[recipe].error)
+
+
 def one_process_doubt(
-    recipe: str, replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+    recipe: str, replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: Mapping[str, Estimate]
 ) -> float:
     """By which factor the ratio of a recipe that met no other process may be off.
 
     By two standard deviations of a ratio of two processes: as they lay apart in the race, or as far as that moved those it
     met; and by the noise inside its own, and what other processes may have done to it.
     """
-    moved, spread = _moved_by_the_race(replicates, tune, known), process_spread(replicates, tune.tune.kind)
-    apart = math.sqrt(2 * spread[0]) if spread is not None else 0.0
+    moved, apart = _moved_by_the_race(replicates, tune, known), _processes_apart(replicates, tune)
     return math.exp(math.hypot(max(ONE_PROCESS_DOUBT, 2 * abs(moved), 2 * apart), 2 * known[recipe].error))
 
 
+def _processes_apart(replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> float:
+    """The standard deviation of a ratio of two processes, as a logarithm; 0 where the race does not tell it."""
+    spread = process_spread(replicates, tune.tune.kind)
+    return math.sqrt(2 * spread[0]) if spread is not None else 0.0
+
+
 def _moved_by_the_race(
-    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: Mapping[str, Estimate]
 ) -> float:
     """How far the last race moved its recipes, as a logarithm, from where the search saw them against the baseline.
 
     The search met the baseline in one process at its beginning. What was off about that one is off about all, so that
     those that did not race move with those that did: else they would stand above a winner that is faster.
     """
+    moves = _moves_by_the_race(replicates, tune, known)
+    return statistics.fmean(moves) if moves else 0.0
+
+
+def _moves_by_the_race(
+    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: Mapping[str, Estimate]
+) -> list[float]:
     base = known.get(BASELINE)
     raced = {str(record.spec.recipe) for replicate in replicates for record in replicate} & known.keys() - {BASELINE}
     pairs = {recipe: pair_of(replicates, BASELINE, recipe, tune.tune.kind) for recipe in raced}
-    moves = [
+    return [
         math.log(pair.ratio) - (base.log_s - known[recipe].log_s)
         for recipe, pair in pairs.items()
         if base is not None and pair is not None
     ]
-    return statistics.fmean(moves) if moves else 0.0
 
 
 def is_narrow(gain: Pair) -> bool:
