@@ -55,6 +55,16 @@ class TestFiveMinutes:
         assert tuner.tune.spent.failed <= FAILED_SHARE * 300.0
         assert tuner.tune.seconds <= 300.0
 
+    def test_what_each_switch_brings_is_asked_of_processes_that_are_prepared_at_the_same_time(self) -> None:
+        """One after the other, there was time for four of the six switches."""
+        truth = like_an_h200()
+        tuner = tune_simulated(truth, 1, 300.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
+        found = summary_of(tuner.tune, tuner.records)
+        assert found.winner is not None
+        assert {gain.switch for gain in found.switches} == switches(found.winner.recipe)
+        assert not tuner.tune.notes
+        assert tuner.tune.seconds <= 300.0
+
     def test_one_that_hangs_is_given_up_and_the_rest_of_the_search_goes_on(self) -> None:
         truth = replace(
             convnext_on_an_h200(12.0),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from redline.analyze.race import pair_with_spread, process_spread
 from redline.search.race import FEWEST_REPLICATES
 from redline.search.tune.costs import Costs
-from redline.search.tune.final_runs import race_of, run_final, run_replicate
+from redline.search.tune.final_runs import race_of, run_final, run_replicate, run_replicate_at_once
 from redline.search.tune.finals import with_both
-from redline.search.tune.reserve import affordable
+from redline.search.tune.reserve import affordable, together_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import NEAR_ENOUGH, gains_of, is_settled, replicates_of, winner_of
@@ -45,7 +47,8 @@ def simplify(tuner: Tuner) -> None:
 def ablate(tuner: Tuner) -> None:
     """What each switch of the winner brings: the winner raced against itself without it.
 
-    Where there is no time for all, for as many as can be had: those first that take least.
+    On a GPU with processors to spare, all of them are prepared at the same time: most have to be compiled first. Where there is
+    no time for all, as many as can be had: those first that take least.
     """
     chosen = winner_of(tuner.tune, tuner.records)
     if chosen is None or chosen == tuner.space.text(BASELINE):
@@ -53,12 +56,23 @@ def ablate(tuner: Tuner) -> None:
     race = race_of(tuner)
     while True:
         planned = [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)]
-        racers = affordable(tuner, planned, grace_s=-KEPT_BACK * tuner.left_s)
+        one_by_one = affordable(tuner, planned, grace_s=-KEPT_BACK * tuner.left_s)
+        at_once = _affordable_at_once(tuner, planned)
+        racers = max(one_by_one, at_once, key=len)
         if len(racers) < 2:
             return
         number = min(len(tuner.tune.ablations), ABLATION_REPLICATES - 1)
-        records = run_replicate(tuner, race, racers, number, ABLATION_REPLICATES)
+        run = run_replicate_at_once if racers == at_once else run_replicate
+        records = run(tuner, race, racers, number, ABLATION_REPLICATES)
         tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
+
+
+def _affordable_at_once(tuner: Tuner, racers: Sequence[Switches]) -> list[Switches]:
+    """As many of them, from the first on, as can be prepared at the same time and raced while the budget lasts."""
+    costs, found = Costs(tuner), list(racers)
+    while found and together_s(tuner, costs, found) > (1 - KEPT_BACK) * tuner.left_s:
+        found.pop()
+    return found
 
 
 def _to_leave_out(tuner: Tuner, chosen: str) -> list[Switches]:

@@ -125,6 +125,16 @@ def run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number: 
     return records
 
 
+def run_replicate_at_once(
+    tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int
+) -> list[RunRecord]:
+    """The same, all of it prepared at the same time."""
+    tuner.observer.replicate(number + 1, planned, [tuner.space.text(each) for each in racers])
+    (records,) = race.run_replicates_at_once([_final_specs(tuner, racers)])
+    tuner.records.update((record.id, record) for record in records)
+    return records
+
+
 def _is_checked(record: RunRecord, by_trial: bool) -> bool:
     """Its numbers were looked at over the full path, or as a trial looks at them."""
     measure = record.spec.measure

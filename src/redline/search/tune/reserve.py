@@ -146,7 +146,20 @@ def at_once_s(
         for each, count in zip(racers, missing, strict=True)
         if count > 0
     ]
-    return max(still, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
+    return _beside_each_other_s(costs, still, preparing, workers)
+
+
+def together_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches]) -> float:
+    """Seconds that one replicate takes when all of it is prepared at the same time, some of it for the first time; infinite
+    where that is impossible."""
+    count = len(racers)
+    if tuner.on_cpu or count > tuner.jobs or not tuner.has_memory_for(count):
+        return math.inf
+    return _beside_each_other_s(costs, [costs.expected_s(each) for each in racers], count, count)
+
+
+def _beside_each_other_s(costs: Costs, each_s: Sequence[float], preparing: int, workers: int) -> float:
+    return max(each_s, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
 
 
 def at_most_s(costs: Costs, switches: Switches) -> float:
