@@ -24,8 +24,10 @@ def _several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_they_are_ended_while_they_still_begin(caplog: pytest.LogCaptureFixture) -> None:
     first = async_compile.AsyncCompile.process_pool()
+    waiting = first.submit(len, "three")
     assert children()
     end_compile_pool()
+    assert waiting.done()
     first.shutdown()  # as torch does when a program ends
     assert not children()
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

@@ -389,13 +389,10 @@ class Workbench:
 
     def forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
-        self.step = self.eager_model = self.load_runner = None
-        if self.training is not None:
-            self.training.close()
-            self.training = None
-        if self._own_step is not None:
-            self._own_step.close()
-            self._own_step = None
+        for held in (self.training, self._own_step):
+            if held is not None:
+                held.close()
+        self.step = self.eager_model = self.load_runner = self.training = self._own_step = None
         self._give_back_model()
         gc.unfreeze()
         if self.device is not None:

@@ -40,3 +40,4 @@ def _end(pool: Any) -> None:
                 child.kill()
     pool.process.kill()
     pool.process.wait()
+    pool.shutdown()  # nothing is left of it but what waits for its answers, which is told so
