@@ -53,7 +53,7 @@ class Fault:
         return Failure(stage=self.stage, kind="compile", message=message, switches=told, scope=scope)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RecipeTruth:
     """What every recipe of one space takes, and which of them must not be used."""
 
@@ -63,10 +63,10 @@ class RecipeTruth:
     on_cpu: bool
     effects: dict[str, float]
     host_effects: dict[str, float]
-    pairs: dict[Switches, float]
-    quirk: Callable[[Switches], float]
-    failing: tuple[Fault, ...]
-    wrong: tuple[Switches, ...]
+    pairs: dict[Switches, float] = field(default_factory=dict)
+    quirk: Callable[[Switches], float] = lambda _: 0.0
+    failing: tuple[Fault, ...] = ()
+    wrong: tuple[Switches, ...] = ()
     cold_compile_s: float
     warm_compile_s: float
     build_s: float

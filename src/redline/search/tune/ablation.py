@@ -56,13 +56,13 @@ def ablate(tuner: Tuner) -> None:
     race = race_of(tuner)
     while True:
         planned = [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)]
-        one_by_one = affordable(tuner, planned, grace_s=-KEPT_BACK * tuner.left_s)
+        racers, run = affordable(tuner, planned, grace_s=-KEPT_BACK * tuner.left_s), run_replicate
         at_once = _affordable_at_once(tuner, planned)
-        racers = max(one_by_one, at_once, key=len)
+        if len(at_once) >= len(racers):
+            racers, run = at_once, run_replicate_at_once
         if len(racers) < 2:
             return
         number = min(len(tuner.tune.ablations), ABLATION_REPLICATES - 1)
-        run = run_replicate_at_once if racers == at_once else run_replicate
         records = run(tuner, race, racers, number, ABLATION_REPLICATES)
         tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
 

@@ -128,7 +128,7 @@ def run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number: 
 def run_replicate_at_once(
     tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int
 ) -> list[RunRecord]:
-    """The same, all of it prepared at the same time."""
+    """A replicate whose processes are prepared at the same time. How long it takes says nothing of one after the other."""
     tuner.observer.replicate(number + 1, planned, [tuner.space.text(each) for each in racers])
     (records,) = race.run_replicates_at_once([_final_specs(tuner, racers)])
     tuner.records.update((record.id, record) for record in records)

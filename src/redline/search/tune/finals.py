@@ -198,6 +198,7 @@ def _is_behind(tuner: Tuner, replicates: Sequence[Replicate], fastest: str, name
     is_surely_behind = found.high is not None and found.high < 1 - BEHIND
     if fastest == tuner.space.text(BASELINE) and found.high is not None:
         return is_surely_behind  # that nothing beats the baseline is an answer, and needs an interval like any other
+    # Not for so little that more replicates may well turn it round.
     error = math.sqrt(2 * spread[0] / pair.replicates) if spread is not None else 0.0
     return is_surely_behind or math.log(found.ratio) < -(BEHIND_AFTER_ONE + error / 2)
 

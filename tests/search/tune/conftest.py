@@ -1,0 +1,28 @@
+"""A history in memory, and a search on a simulated bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tune_bench import landscape, tuned
+
+from redline.api.tune import TuneResult
+from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+
+@pytest.fixture
+def history() -> Any:
+    with History.open("sqlite://") as opened:
+        yield opened
+
+
+@pytest.fixture
+def tune(history: History) -> Callable[..., TuneResult]:
+    def run(truth: Landscape | None = None, **settings: Any) -> TuneResult:
+        return tuned(FakeDoor(truth or landscape()), history, **settings)
+
+    return run
