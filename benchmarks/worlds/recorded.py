@@ -17,10 +17,13 @@ from statistics import fmean, median, stdev
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from redline.api.history import import_records
 from redline.api.workspace import Workspace
+from redline.bench.device import open_device
+from redline.bench.recipe.compose import switch_choices
 from redline.questions import SwitchChoice
 from redline.record import RunRecord
 from redline.search.tune.costs import LONGER
@@ -28,7 +31,7 @@ from redline.search.tune.record import KeptSearches, TuneRecord
 from redline.search.tune.space import BY_BLOCK, expectation
 from redline.testing.landscape import Landscape
 from redline.work import Facts
-from worlds.recipes import RecipeTruth, Switches, choice_of, switches_of
+from worlds.recipes import RecipeTruth, Switches, switches_of
 
 BESIDE = 1.3
 """What a process took to compile beside the others of a search, over what it takes alone."""
@@ -40,25 +43,13 @@ OBSERVED_SD = 0.02
 LEAST_SPREAD, MOST_SPREAD = 0.002, 0.08
 SMALLEST_VARIANCE = 1e-9
 """Beside rounding, which may make a variance negative."""
-GRAPHED_BY_COMPILER = ("compile:reduce-overhead", "compile:max-autotune")
-FORMATS = ("fp16", "fp16-bn-fp32", "bf16", "amp", "amp-bf16")
-CHOICES: tuple[SwitchChoice, ...] = (
-    *(choice_of(each, "precision") for each in FORMATS),
-    choice_of("tf32", "tf32", excludes=FORMATS[:3]),
-    choice_of("channels-last", "layout"),
-    choice_of("fold-bn", "fold-bn", "both"),
-    *(
-        choice_of(each, "compiler", "both")
-        for each in ("compile", "compile:reduce-overhead", "compile:freeze", BY_BLOCK)
-    ),
-    choice_of("compile:max-autotune", "compiler", "both", is_slow=True),
-    msgspec.structs.replace(choice_of("torchscript", "compiler", "both", excludes=("graphs",)), prepare_s=3.0),
-    choice_of("fused-optimizer", "optimizer", "both"),
-    choice_of("graphs", "graphs", "host", excludes=GRAPHED_BY_COMPILER),
-    choice_of("cudnn-benchmark", "autotune"),
-    *(choice_of(f"sdpa:{each}", "attention") for each in ("flash", "efficient", "cudnn", "math")),
+OLDER = (
+    *("fp16", "fp16-bn-fp32", "bf16", "amp", "amp-bf16", "tf32", "channels-last", "fold-bn"),
+    *("compile", "compile:reduce-overhead", "compile:freeze", BY_BLOCK, "compile:max-autotune", "torchscript"),
+    *("fused-optimizer", "graphs", "cudnn-benchmark"),
+    *("sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"),
 )
-ONLY_IN = {"fused-optimizer": "train", "torchscript": "infer", "compile:freeze": "infer", "fold-bn": "infer"}
+"""Every recorded search could choose these, where it did not refuse them."""
 
 
 @dataclass
@@ -104,17 +95,13 @@ class Recorded:
 
     @property
     def before_s(self) -> float:
-        """Until the search began: starting up and the facts."""
-        return self.tune.spent.other
+        """Until the search began: starting up and the facts, which take about what the baseline's trial takes."""
+        return min(self.tune.spent.other, self.tune.trials[0].cost_s)  # planning is in the former too
 
     def truth(self, chance: Random | None = None) -> RecordedTruth:
         """`chance`: draw what the records leave open, instead of taking the middle of it."""
         task, facts = self.tune.tune.spec.workload.task, self.facts
-        refused = {each.switch for each in self.tune.refused}
-        choices = tuple(
-            each for each in CHOICES if each.switch not in refused and ONLY_IN.get(each.switch, task) == task
-        )
-        times = self._times()
+        choices, times = self._choices(), self._times()
         device, host = _fitted(choices, self._observed(), task, chance)
         baseline_s = times[frozenset()]
         host_s = facts.host_s or baseline_s
@@ -141,6 +128,13 @@ class Recorded:
             synchronises=bool(facts.synchronises),
             offset_sigma=self._spread(),
         )
+
+    def _choices(self) -> tuple[SwitchChoice, ...]:
+        """Today's switches as a bench offers them; those that are newer than some records, where the search tried them."""
+        refused = {each.switch for each in self.tune.refused}
+        known = {*OLDER, *(switch for recipe in self._times() for switch in recipe)} - refused
+        offered = switch_choices(torch.nn.Identity(), open_device("cpu"), self.tune.tune.spec.workload.task)
+        return tuple(msgspec.structs.replace(each, refusal=None) for each in offered if each.switch in known)
 
     def _records_of(self, switches: Switches) -> list[RunRecord]:
         return [each for each in self.records.values() if switches_of(each.spec) == switches and each.blocks]

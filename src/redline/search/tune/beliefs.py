@@ -13,8 +13,9 @@ to be shorter, and switches that relieve the device cannot show what they are wo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from statistics import NormalDist, fmean
 
@@ -134,20 +135,57 @@ def _estimate(
 
 
 @dataclass(frozen=True)
-class Gaussian:
-    """One process: what switches and families may do, and what was seen."""
+class Prior:
+    """Of one process over every recipe: what is expected, how it varies, and how it varies together with what was seen."""
 
-    switch_variances: Floats
-    family_variances: Floats
-    pair_variance: float
-    prior: Floats
-    """The expected logarithm for every recipe."""
+    mean: Floats
+    own: Floats
+    """The variance of each recipe."""
+    shared: Floats
+    """Of each recipe (rows) with each that was seen (columns)."""
+    rows: NDArray[np.intp]
+    """Of the recipes that were seen."""
 
-    def kernel(self, one: Floats, other: Floats, one_families: Floats, other_families: Floats) -> Floats:
-        common = one @ other.T
-        added = (one * self.switch_variances) @ other.T + (one_families * self.family_variances) @ other_families.T
-        product: Floats = START_SD**2 + added + self.pair_variance * common * (common - 1) / 2
-        return product
+    def given(self, columns: NDArray[np.intp], values: Floats, noises: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of every recipe, given values for some of those that were seen."""
+        return self._given(slice(None), columns, values, noises)
+
+    def given_for_seen(self, columns: NDArray[np.intp], values: Floats, noises: Floats) -> tuple[Floats, Floats]:
+        """The same for the recipes that were seen only, which takes next to no time."""
+        return self._given(self.rows, columns, values, noises)
+
+    def log_likelihood(self, columns: NDArray[np.intp], values: Floats, noises: Floats) -> float:
+        if not len(values):
+            return 0.0
+        factor = np.linalg.cholesky(self._among(columns) + np.diag(noises))
+        scaled = np.linalg.solve(factor, values - self.mean[self.rows[columns]])
+        return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
+
+    def _given(
+        self, which: slice | NDArray[np.intp], columns: NDArray[np.intp], values: Floats, noises: Floats
+    ) -> tuple[Floats, Floats]:
+        mean, own = self.mean[which], self.own[which]
+        if not len(values):
+            return mean, np.sqrt(own)
+        across = self.shared[which][:, columns]
+        inverse = np.linalg.inv(self._among(columns) + np.diag(noises))
+        variance = own - np.einsum("ij,ij->i", across @ inverse, across)
+        believed = mean + across @ (inverse @ (values - self.mean[self.rows[columns]]))
+        return believed, np.sqrt(np.maximum(variance, RESIDUAL_SD**2))
+
+    def _among(self, columns: NDArray[np.intp]) -> Floats:
+        among: Floats = self.shared[np.ix_(self.rows[columns], columns)]
+        return among
+
+
+@dataclass(frozen=True)
+class Believed:
+    """Over every recipe, in logarithms of seconds."""
+
+    device: list[tuple[float, Floats, Floats]]
+    """Weight, mean and standard deviation under each amount of meddling."""
+    host: tuple[Floats, Floats] | None
+    """Mean and standard deviation of the time to issue a step; None where nobody can tell."""
 
 
 class Beliefs:
@@ -176,6 +214,7 @@ class Beliefs:
         self._family_variances = np.square(shared)
         self._pairs = self._pair_means()
         self._z = _normal_quantiles(_QUANTILES)
+        self._believe = lru_cache(maxsize=4)(self._believe_anew)  # one decision asks several times
 
     def _device_sd(self, device_sd: float, host_sd: float) -> float:
         # Where nobody can tell host from device, a switch that relieves the host shows as one that relieves the device.
@@ -195,32 +234,38 @@ class Beliefs:
         Averaged over how much switches may meddle with each other, each weighed by how well it explains what was seen.
         """
         z, others = self._z
-        hosts: Floats | None = None
-        seen_hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
-        if self.host_is_seen and seen_hosts:
-            host_mean, host_sd = self._believe_host(seen_hosts)
-            hosts = host_mean[:, None] + host_sd[:, None] * others
-        surprise = self._surprises(seen)
+        believed, surprise = self._believe(tuple(seen.items())), self._surprises(seen)
+        may_gain = np.full(len(self.recipes), True)
+        if believed.host is not None:
+            host_mean, host_sd = believed.host
+            may_gain = host_mean + host_sd * others.min() < fastest
         gains = np.zeros(len(self.recipes))
-        for weight, mean, sd in self._believe_device(seen):
+        for weight, mean, sd in believed.device:
             misled = DOUBT_SHARE * (1 - surprise)
             likely = ((1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD)))
             for share, width in likely:
-                times = mean[:, None] + width[:, None] * z
-                times = times if hosts is None else np.maximum(times, hosts)
-                gains += weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
+                rows = np.flatnonzero(may_gain & (mean + width * z.min() < fastest))  # nothing is added to the others
+                times = mean[rows, None] + width[rows, None] * z
+                if believed.host is not None:
+                    times = np.maximum(times, host_mean[rows, None] + host_sd[rows, None] * others)
+                gains[rows] += weight * share[rows] * np.maximum(fastest - times, 0.0).mean(axis=1)
         return gains
 
     def expected(self, seen: Mapping[Switches, Estimate]) -> Floats:
         """The logarithm of every recipe's time as it is believed now: what stands in for those being prepared."""
+        believed = self._believe(tuple(seen.items()))
         device = np.zeros(len(self.recipes))
-        for weight, mean, _ in self._believe_device(seen):
+        for weight, mean, _ in believed.device:
             device += weight * mean
-        hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
-        if not self.host_is_seen or not hosts:
-            return device
-        times: Floats = np.maximum(device, self._believe_host(hosts)[0])
+        times: Floats = device if believed.host is None else np.maximum(device, believed.host[0])
         return times
+
+    def _believe_anew(self, seen: tuple[tuple[Switches, Estimate], ...]) -> Believed:
+        hosts = {self.index[recipe]: each.host_log_s for recipe, each in seen if each.host_log_s is not None}
+        return Believed(
+            self._believe_device([(self.index[recipe], each) for recipe, each in seen]),
+            self._believe_host(hosts) if self.host_is_seen and hosts else None,
+        )
 
     def _surprises(self, seen: Mapping[Switches, Estimate]) -> Floats:
         """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
@@ -231,98 +276,74 @@ class Beliefs:
         chances: Floats = 1 - (1 - SURPRISE_RATE) ** counts
         return chances
 
-    def _believe_device(self, seen: Mapping[Switches, Estimate]) -> list[tuple[float, Floats, Floats]]:
+    def _believe_device(self, seen: list[tuple[int, Estimate]]) -> list[tuple[float, Floats, Floats]]:
         """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
-        free = [(self.index[recipe], each) for recipe, each in seen.items() if not each.is_host_bound]
-        bound = [(self.index[recipe], each) for recipe, each in seen.items() if each.is_host_bound]
-        rows = np.array([at for at, _ in free], dtype=np.intp)
-        values = np.array([each.log_s for _, each in free])
-        noises = np.array([each.error**2 + PROCESS_SD**2 + RESIDUAL_SD**2 for _, each in free])
-        prior = self._switches @ self._device + self._pairs
-        prior = prior + (values.mean() - prior[rows].mean() if free else min(each.log_s for _, each in bound))
-        processes = [Gaussian(self._device_variances, self._family_variances, sd**2, prior) for sd in PAIR_SDS]
-        weights = self._weights(processes, rows, values, noises)
+        free = [each for _, each in seen if not each.is_host_bound]
+        bound = [each for _, each in seen if each.is_host_bound]
+        rows = np.array([at for of in (False, True) for at, each in seen if each.is_host_bound is of], dtype=np.intp)
+        columns = np.arange(len(free))
+        values = np.array([each.log_s for each in free])
+        noises = np.array([each.error**2 + PROCESS_SD**2 + RESIDUAL_SD**2 for each in free])
+        mean = self._switches @ self._device + self._pairs
+        mean = mean + (values.mean() - mean[rows[columns]].mean() if free else min(each.log_s for each in bound))
+        priors = self._priors(mean, rows, (self._device_variances, self._family_variances), PAIR_SDS)
         believed = []
-        for weight, process in zip(weights, processes, strict=True):
+        for weight, prior in zip(_weights(priors, columns, values, noises), priors, strict=True):
             if weight < NEGLIGIBLE:
                 continue
-            sites = self._censored(process, rows, values, noises, bound)
-            together = [np.concatenate([old, new]) for old, new in zip((rows, values, noises), sites, strict=True)]
-            mean, sd = self._posterior(process, together[0].astype(np.intp), together[1], together[2])
-            believed.append((float(weight), mean, sd))
+            sites = _censored(prior, columns, values, noises, bound)
+            together = [np.concatenate([old, new]) for old, new in zip((columns, values, noises), sites, strict=True)]
+            believed.append((float(weight), *prior.given(together[0].astype(np.intp), together[1], together[2])))
         return believed
 
-    def _weights(self, processes: list[Gaussian], rows: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
-        fits = np.array([self._log_likelihood(process, rows, values, noises) for process in processes])
-        scores = fits - np.array(PAIR_SD_DOUBTS)
-        weights: Floats = np.exp(scores - scores.max())
-        normed: Floats = weights / weights.sum()
-        return normed
+    def _believe_host(self, seen: Mapping[int, float]) -> tuple[Floats, Floats]:
+        rows, values = np.array(list(seen), dtype=np.intp), np.array(list(seen.values()))
+        mean = self._switches @ self._host
+        mean = mean - mean[rows].mean() + values.mean()
+        variances = (self._host_variances, self._family_variances * 0.1)
+        (prior,) = self._priors(mean, rows, variances, [HOST_PAIR_SD])
+        return prior.given(np.arange(len(rows)), values, np.full(len(values), HOST_ERROR**2))
 
-    def _believe_host(self, seen: Mapping[Switches, Estimate]) -> tuple[Floats, Floats]:
-        rows = np.array([self.index[recipe] for recipe in seen], dtype=np.intp)
-        values = np.array([each.host_log_s for each in seen.values()], dtype=np.float64)
-        prior = self._switches @ self._host
-        prior = prior - prior[rows].mean() + values.mean()
-        process = Gaussian(self._host_variances, self._family_variances * 0.1, HOST_PAIR_SD**2, prior)
-        return self._posterior(process, rows, values, np.full(len(values), HOST_ERROR**2))
+    def _priors(
+        self, mean: Floats, rows: NDArray[np.intp], variances: tuple[Floats, Floats], pair_sds: Sequence[float]
+    ) -> list[Prior]:
+        """One for each amount of meddling, from the variances of switches and families; they differ in nothing else."""
+        switches, families = self._switches, self._families
+        count, common = switches.sum(axis=1), switches @ switches[rows].T
+        own = START_SD**2 + switches @ variances[0] + families @ variances[1]
+        alone = START_SD**2 + (switches * variances[0]) @ switches[rows].T
+        alone += (families * variances[1]) @ families[rows].T
+        own_pairs, pairs = count * (count - 1) / 2, common * (common - 1) / 2
+        return [Prior(mean, own + sd**2 * own_pairs, alone + sd**2 * pairs, rows) for sd in pair_sds]
 
-    def _log_likelihood(self, process: Gaussian, rows: NDArray[np.intp], values: Floats, noises: Floats) -> float:
-        if not len(values):
-            return 0.0
-        factor = np.linalg.cholesky(self._among(process, rows) + np.diag(noises))
-        scaled = np.linalg.solve(factor, values - process.prior[rows])
-        return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
 
-    def _among(self, process: Gaussian, rows: NDArray[np.intp]) -> Floats:
-        switches, families = self._switches[rows], self._families[rows]
-        return process.kernel(switches, switches, families, families)
+def _weights(priors: Sequence[Prior], columns: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
+    """How well each explains what was seen."""
+    fits = np.array([prior.log_likelihood(columns, values, noises) for prior in priors])
+    scores = fits - np.array(PAIR_SD_DOUBTS)
+    weights: Floats = np.exp(scores - scores.max())
+    normed: Floats = weights / weights.sum()
+    return normed
 
-    def _posterior(
-        self, process: Gaussian, rows: NDArray[np.intp], values: Floats, noises: Floats
-    ) -> tuple[Floats, Floats]:
-        own = self._own_variances(process)
-        if not len(values):
-            return process.prior, np.sqrt(own)
-        across = process.kernel(self._switches, self._switches[rows], self._families, self._families[rows])
-        inverse = np.linalg.inv(self._among(process, rows) + np.diag(noises))
-        mean = process.prior + across @ (inverse @ (values - process.prior[rows]))
-        variance = own - np.einsum("ij,jk,ik->i", across, inverse, across)
-        return mean, np.sqrt(np.maximum(variance, RESIDUAL_SD**2))
 
-    def _own_variances(self, process: Gaussian) -> Floats:
-        count = self._switches.sum(axis=1)
-        own: Floats = (
-            START_SD**2
-            + self._switches @ process.switch_variances
-            + self._families @ process.family_variances
-            + process.pair_variance * count * (count - 1) / 2
-        )
-        return own
+def _censored(
+    prior: Prior, columns: NDArray[np.intp], values: Floats, noises: Floats, bound: Sequence[Estimate]
+) -> tuple[Floats, Floats, Floats]:
+    """A device time known to be shorter than the step: the Gaussian observation that says as much, for those seen last.
 
-    def _censored(
-        self,
-        process: Gaussian,
-        rows: NDArray[np.intp],
-        values: Floats,
-        noises: Floats,
-        bound: list[tuple[int, Estimate]],
-    ) -> tuple[Floats, Floats, Floats]:
-        """A device time known to be shorter than the step: the Gaussian observation that says as much.
-
-        From what the others predict for it, the part below the bound, by its mean and variance.
-        """
-        found: list[tuple[float, float, float]] = []
-        if bound:  # what the others predict takes most of a search's own time
-            mean, sd = self._posterior(process, rows, values, noises)
-        for row, estimate in bound:
-            below, width = _truncated(mean[row], sd[row], estimate.log_s)
-            precision = 1 / width**2 - 1 / sd[row] ** 2
-            if precision > 1e-3:
-                value = (below / width**2 - mean[row] / sd[row] ** 2) / precision
-                found.append((float(row), value, 1 / precision))
-        columns = np.array(found, dtype=np.float64).reshape(len(found), 3)
-        return columns[:, 0], columns[:, 1], columns[:, 2]
+    From what the others predict for it, the part below the bound, by its mean and variance.
+    """
+    found: list[tuple[float, float, float]] = []
+    means, sds = prior.given_for_seen(columns, values, noises)
+    for column, estimate in enumerate(bound, len(columns)):
+        mean, sd = means[column], sds[column]
+        below, width = _truncated(mean, sd, estimate.log_s)
+        precision = 1 / width**2 - 1 / sd**2
+        if precision > 1e-3:
+            value = (below / width**2 - mean / sd**2) / precision
+            found.append((float(column), value, 1 / precision))
+    sites = np.array(found, dtype=np.float64).reshape(len(found), 3)
+    return sites[:, 0], sites[:, 1], sites[:, 2]
 
 
 def _truncated(mean: float, sd: float, above: float) -> tuple[float, float]:

@@ -156,7 +156,9 @@ class Costs:
         """By how it is prepared: what was given up had taken so many seconds."""
         # A search asks for hundreds of recipes after every trial; none of these answers changes once this is made.
         self._kinds: dict[Switches, Kind] = {}
+        self._programs: dict[Switches, Switches] = {}
         self._warm: dict[Switches, float] = {}
+        self._cold_seconds: dict[Switches, float] = {}
         self._plain: dict[Switches, float] = {}
         earlier = tuner.tune.earlier
         self._earlier_s = earlier.prepare_s if earlier is not None else {}
@@ -327,6 +329,11 @@ class Costs:
         return plain_s + share * max(self._cold_s(switches) - plain_s, 0.0)
 
     def _cold_s(self, switches: Switches) -> float:
+        if switches not in self._cold_seconds:
+            self._cold_seconds[switches] = self._found_cold_s(switches)
+        return self._cold_seconds[switches]
+
+    def _found_cold_s(self, switches: Switches) -> float:
         """By others that had to compile; else a plain trial, and what experience says about compiling."""
         cold = [other for other in self._alike(switches) if other in self._cold]
         own = [other for other in cold if self._program(other) == self._program(switches)]
@@ -365,7 +372,10 @@ class Costs:
         return self._kinds[switches]
 
     def _program(self, switches: Switches) -> Switches:
-        return frozenset(switch for switch in switches if not self._choices[switch].leaves_program)
+        if switches not in self._programs:
+            left = (switch for switch in switches if not self._choices[switch].leaves_program)
+            self._programs[switches] = frozenset(left)
+        return self._programs[switches]
 
 
 FAR_BETTER = 2.0

@@ -86,6 +86,8 @@ def too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
 
 def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
     """Those that change the weights themselves: a switch is what its name says, whatever its options."""
+    if not tune.quantizing:  # as in most searches, which ask thousands of times
+        return set()
     names = {switch.partition(":")[0] for switch in tune.quantizing}
     return {switch for switch in switches if switch.partition(":")[0] in names}
 

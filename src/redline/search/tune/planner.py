@@ -86,12 +86,13 @@ def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candida
             return False
         if not awaited or not costs.compiles(switches):
             return True
+        if len(awaited) >= max(tuner.jobs // 2, 1):
+            return False
         is_dear = costs.expected_s(switches) > LITTLE * tuner.left_s
-        is_early = any(
+        return not any(
             costs.is_same_program(switches, other) or (is_dear and costs.is_first_of_kind(other, switches))
             for other in in_flight
         )
-        return not is_early and len(awaited) < max(tuner.jobs // 2, 1)
 
     found, too_dear = _candidates(tuner, beliefs, in_flight, _promises(tuner, beliefs, in_flight, awaited), may_start)
     found = [
@@ -285,9 +286,11 @@ def _most_promising(
         if gains[index] < (least[0] if len(least) == LOOKED_AT else WORTH_A_TRIAL):
             break  # a chance makes none of the others better
         switches = beliefs.recipes[index]
-        chance = 0.0 if hopeless[index] or is_done_with(switches, tried, tuner) else lessons.chance(switches)
+        if hopeless[index] or not may_start(switches) or is_done_with(switches, tried, tuner):
+            continue
+        chance = lessons.chance(switches)
         gain = float(gains[index]) * chance
-        if gain < WORTH_A_TRIAL or not may_start(switches):
+        if gain < WORTH_A_TRIAL:
             continue
         found.append((-gain, index, chance))
         (heapq.heappush if len(least) < LOOKED_AT else heapq.heappushpop)(least, gain)

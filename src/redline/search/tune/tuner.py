@@ -21,7 +21,7 @@ from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
 from redline.search.tune.beliefs import Estimate, estimates
 from redline.search.tune.lessons import Lessons, quantizing_of, unproven
-from redline.search.tune.record import Lesson, Trial, TuneRecord, TuneSpec
+from redline.search.tune.record import Lesson, Metric, Trial, TuneRecord, TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches
 from redline.spec import MeasureSpec, Recipe, RunSpec
 
@@ -89,6 +89,8 @@ class Tuner:
     _charged_s: float = 0.0
     """Of the clock, up to where all seconds are charged to a purpose."""
     _seen: tuple[tuple[Trial, ...], dict[Switches, Estimate]] | None = None
+    _leader: tuple[dict[Switches, Estimate], tuple[Metric, ...], Estimate | None] | None = None
+    """As of what was seen and checked then."""
     _lessons: tuple[tuple[object, ...], Lessons] | None = None
 
     def __post_init__(self) -> None:
@@ -256,8 +258,11 @@ class Tuner:
 
     def leader(self) -> Estimate | None:
         """The fastest that may be recommended so far."""
-        known = [each for each in self.seen().values() if self.may_win(each)]
-        return min(known, key=lambda each: each.log_s, default=None)
+        seen, metrics = self.seen(), self.tune.metrics
+        if self._leader is None or self._leader[0] is not seen or self._leader[1] is not metrics:
+            known = [each for each in seen.values() if self.may_win(each)]
+            self._leader = (seen, metrics, min(known, key=lambda each: each.log_s, default=None))
+        return self._leader[2]
 
     def is_slow_without_compiler(self, switches: Switches) -> bool:
         """Whether a recipe that compiles was slower than the baseline without its compiler, and not for the host's sake.
