@@ -8,7 +8,7 @@ from reported import race_records, sweep_records
 from redline.analyze.statistics import Interval
 from redline.cli.progress import LiveBatches, LiveObserver
 from redline.protocol import Progress
-from redline.report.course import Course, in_columns, stage_words
+from redline.report.course import Course, in_columns, replicate_words, stage_words
 
 FIRST, SECOND, _ = race_records()
 
@@ -25,6 +25,14 @@ def interval(seconds: float, half_width: float = 0.01) -> Interval:
     return Interval(
         low=seconds * (1 - half_width), high=seconds * (1 + half_width), median=seconds, n=30, n_effective=30
     )
+
+
+def test_a_replicate_more_than_was_planned_is_not_one_of_fewer() -> None:
+    assert [replicate_words(number, 3) for number in (1, 3, 4)] == [
+        "replicate 1 of 3",
+        "replicate 3 of 3",
+        "replicate 4",
+    ]
 
 
 def test_the_rest_is_told_from_what_has_passed() -> None:

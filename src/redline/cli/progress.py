@@ -21,7 +21,7 @@ from redline.analyze.sweep import Estimate
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import TrialLine, search_title
-from redline.report.course import Course, ended_words, in_columns, shortened, stage_words
+from redline.report.course import Course, ended_words, in_columns, replicate_words, shortened, stage_words
 from redline.report.race import pair_line
 from redline.report.sweep import estimate_text
 from redline.report.terminal import make_console, one_line
@@ -109,7 +109,7 @@ class LiveObserver(Observer):
             self._tell(record, words)
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
-        self.say(Text(f"replicate {number} of {planned}", style="dim"), on_stdout=False)
+        self.say(Text(replicate_words(number, planned), style="dim"), on_stdout=False)
 
     def closed(self, record: RunRecord) -> None:
         """Its line stops moving and stays, with the result."""
@@ -282,7 +282,7 @@ class LiveRace(LiveObserver):
         self._replicate = ""
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
-        self._replicate = f"replicate {number} of {planned}"
+        self._replicate = replicate_words(number, planned)
 
     def name_of(self, record: RunRecord) -> str:
         # A gate measures one recipe at two commits: the other one lies in a folder of its own.

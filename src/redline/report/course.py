@@ -65,6 +65,11 @@ def stage_words(progress: Progress) -> str:
     return f"{words} ({progress.detail})" if shows_detail else words
 
 
+def replicate_words(number: int, planned: int) -> str:
+    """Where processes lie apart, there are more of them than were planned."""
+    return f"replicate {number} of {planned}" if number <= planned else f"replicate {number}"
+
+
 def ended_words(record: RunRecord) -> str:
     """How a closed record ended, in words."""
     if record.failure is not None:

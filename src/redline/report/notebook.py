@@ -24,7 +24,7 @@ from redline.errors import UsageError
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
-from redline.report.course import Course, ended_words, stage_words
+from redline.report.course import Course, ended_words, replicate_words, stage_words
 from redline.report.terminal import Fitted, as_text
 from redline.search.observer import Observer
 from redline.training import Epoch
@@ -229,7 +229,7 @@ class NotebookProgress(Observer):
         self._set_head(f"waiting for the GPU: {holder} is using it")
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
-        self._set_head(f"replicate {number} of {planned}")
+        self._set_head(replicate_words(number, planned))
 
     def standing(self, pairs: Sequence[Pair]) -> None:
         decided = sum(pair.verdict != "inconclusive" for pair in pairs)

@@ -109,7 +109,7 @@ class GateRun:
                 self.out_of_time = True
                 return
             count = fewest if at_once and number == 0 else 1
-            self._observer.replicate(number + 1, max(fewest, number + 1), names)
+            self._observer.replicate(number + 1, fewest, names)
             measure(count)
             number += count
             longest_s = max(longest_s, (self._clock() - begun) / count)
