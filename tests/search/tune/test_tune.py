@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from tune_bench import BEST, DEVICE, device_s, host_s, landscape, tuned
+from tune_bench import BEST, CHOICES, DEVICE, device_s, host_s, landscape, tuned
 from worlds.recipes import FAILURES, SPACES, WRONG, switches_of
 from worlds.tuning import loss_of, tune_simulated
 
@@ -19,6 +20,7 @@ from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.errors import UsageError
 from redline.note import note
+from redline.questions import SwitchChoice, SwitchNeed
 from redline.record import Failure
 from redline.search.observer import Observer
 from redline.search.tune.record import decode_tune, encode_tune
@@ -266,6 +268,18 @@ class TestFailuresTeach:
         assert len(self.failed(result)) == 1
         assert result.tune.spent.failed < 0.1 * 1800
         assert not set(part.split("+")) <= set(result.recipe.split("+"))
+
+    def test_a_switch_that_needs_a_compiler_does_not_make_the_search_for_the_cause_compile(
+        self, tune: Callable[..., TuneResult]
+    ) -> None:
+        """Nothing could be asked about with it, so that the compiler itself was asked about first."""
+        need = SwitchNeed(wants=("compile",), reason="add compile")
+        choices = (*CHOICES, SwitchChoice(switch="a-rewrite", family="rewrite", needs=(need,)))
+        broken = replace(self.breaking("channels-last"), choices=choices)
+        result = tune(broken, recipes=["a-rewrite+fp16+channels-last+compile+graphs"])
+        assert [probe.recipe for probe in result.tune.probes if "compile" in probe.recipe] == []
+        (lesson,) = result.tune.lessons
+        assert lesson.switches == ("channels-last",)
 
     def test_one_that_ran_out_of_memory_may_do_with_another_switch(self, tune: Callable[..., TuneResult]) -> None:
         oom = Failure(stage="build", kind="oom", message="no room")

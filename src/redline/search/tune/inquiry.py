@@ -37,10 +37,19 @@ def learn_from(tuner: Tuner, switches: Switches, record: RunRecord) -> None:
 
 
 def _in_order(tuner: Tuner, switches: Switches, named: Switches) -> list[str]:
-    """What is known to run first, then what is quick to prepare; what the bench suspects comes last."""
+    """What is known to run first, then what is quick to prepare; what the bench suspects comes last.
+
+    What needs another switch stands behind it, so that what stands before any switch is a recipe, and can be asked for.
+    """
     known = {switch for recipe in tuner.seen() for switch in recipe}
     compiles = {choice.switch for choice in tuner.space.choices if choice.capabilities.compiles}
-    return sorted(switches, key=lambda switch: (switch in named, switch in compiles, switch not in known, switch))
+    left = sorted(switches, key=lambda switch: (switch in named, switch in compiles, switch not in known, switch))
+    order: list[str] = []
+    while left:
+        possible = (switch for switch in left if tuner.space.is_valid(frozenset([*order, switch])))
+        order.append(next(possible, left[0]))
+        left.remove(order[-1])
+    return order
 
 
 class _Inquiry:
