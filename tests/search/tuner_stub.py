@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from redline.questions import SwitchChoice
-from redline.search.tune.beliefs import Estimate
+from redline.search.tune.estimates import Estimate
 from redline.search.tune.record import Trial, TuneSpec
 from redline.search.tune.space import Space, Switches
 from redline.search.tune.tuner import Tuner

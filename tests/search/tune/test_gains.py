@@ -17,7 +17,7 @@ from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.terminal import as_text
 from redline.report.tune import answer, ratio_told, reasons, tune_report
-from redline.search.tune.beliefs import Estimate
+from redline.search.tune.estimates import Estimate
 from redline.search.tune.finals import _is_behind
 from redline.search.tune.flight import UntilPlaced
 from redline.search.tune.gains import _is_surely_better, gain_path_of, waterfall

@@ -13,7 +13,8 @@ from redline.questions import SwitchChoice, SwitchNeed
 from redline.record import Capabilities
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
-from redline.search.tune.beliefs import Beliefs, Estimate
+from redline.search.tune.beliefs import Beliefs
+from redline.search.tune.estimates import Estimate
 from redline.search.tune.record import TuneSpec
 from redline.search.tune.safe import SafeRecipes
 from redline.search.tune.space import BASELINE, Space, Switches, space_for

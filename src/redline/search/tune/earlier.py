@@ -13,8 +13,8 @@ import msgspec
 from redline.identity import device_key
 from redline.note import Note, note
 from redline.record import Prepared
-from redline.search.tune.beliefs import Records
 from redline.search.tune.costs import prepare_s
+from redline.search.tune.estimates import Records
 from redline.search.tune.lessons import EXACTLY
 from redline.search.tune.record import Earlier, Trial, TuneRecord, TuneSpec, differences
 from redline.search.tune.space import BASELINE, Space, Switches

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.search.tune.beliefs import Beliefs, Estimate, Floats
+from redline.search.tune.beliefs import Beliefs, Floats
 from redline.search.tune.costs import Candidate, Costs, first_of
+from redline.search.tune.estimates import Estimate
 from redline.search.tune.final_runs import twin_specs
 from redline.search.tune.flight import Flight
 from redline.search.tune.opening import PROMISING, is_done_with, next_safe, safe_now, safe_to_race

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from redline.search.race import FEWEST_REPLICATES
-from redline.search.tune.beliefs import PROCESS_SD
 from redline.search.tune.costs import CONTENTION, Costs
+from redline.search.tune.estimates import PROCESS_SD
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import rejected_in_finals

@@ -15,7 +15,7 @@ from redline.analyze.trust import farthest
 from redline.fields import Frozen
 from redline.note import Note, note
 from redline.record import ColdStart, FailureScope, Numerics, RunRecord
-from redline.search.tune.beliefs import Estimate, Records, estimates
+from redline.search.tune.estimates import Estimate, Records, estimates
 from redline.search.tune.lessons import metric_of, rejection, unproven
 from redline.search.tune.record import Metric, Refused, Spent, TuneRecord, TuneState, Untried
 from redline.search.tune.winner import (

@@ -19,7 +19,7 @@ from redline.note import Note
 from redline.record import Failure, Numerics, RunRecord, TimeKind
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
-from redline.search.tune.beliefs import Estimate, estimates
+from redline.search.tune.estimates import Estimate, estimates
 from redline.search.tune.lessons import Lessons, quantizing_of, unproven
 from redline.search.tune.record import Lesson, Metric, Trial, TuneRecord, TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches

@@ -13,7 +13,7 @@ from redline.analyze.summary import RunSummary
 from redline.fields import Frozen
 from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES
-from redline.search.tune.beliefs import Estimate, Records, estimates
+from redline.search.tune.estimates import Estimate, Records, estimates
 from redline.search.tune.lessons import rejection, unproven
 from redline.search.tune.record import TuneRecord
 from redline.spec import BASELINE, Recipe
