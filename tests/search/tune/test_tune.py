@@ -93,6 +93,24 @@ class TestFindings:
             assert high is not None
             assert low - 0.01 <= truth <= high + 0.01, switch
 
+    def test_what_needs_a_switch_is_left_out_together_with_it(self, tune: Callable[..., TuneResult]) -> None:
+        """Else nobody would learn what the compiler brings to a recipe with a switch that changes its program."""
+        need = SwitchNeed(wants=("compile",), reason="add compile")
+        rewrite = SwitchChoice(switch="rewrite", family="rewrite", needs=(need,))
+        with_rewrite = landscape(
+            choices=(*CHOICES, rewrite),
+            step_s=lambda spec: device_s(spec) * (0.8 if "rewrite" in switches_of(spec) else 1.0),
+            issue_share=0.05,
+        )
+        result = tune(with_rewrite)
+        assert {"compile", "rewrite"} <= set(result.recipe.split("+"))
+        gains = {frozenset(each.switch.split("+")): each for each in result.summary.switches}
+        assert frozenset({"compile"}) not in gains
+        assert gains[frozenset({"rewrite"})].gain == pytest.approx(1 / 0.8, rel=0.05)
+        both = gains[frozenset({"compile", "rewrite"})]
+        assert both.gain == pytest.approx(math.exp(-DEVICE["compile"]) / 0.8, rel=0.05)
+        assert both.low is not None
+
     def test_the_ranking_and_what_was_never_tried(self, tune: Callable[..., TuneResult]) -> None:
         found = tune().summary
         assert found.ranking[0].recipe == BEST

@@ -22,7 +22,8 @@ KEPT_BACK = 0.25
 def simplify(tuner: Tuner) -> None:
     """Switches that bring nothing go, where the recipe without all of them is as fast in replicates of its own."""
     chosen = winner_of(tuner.tune, tuner.records)
-    useless = {gain.switch for gain in gains_of(chosen, tuner.tune, tuner.records) if gain.gain <= 1 + NEAR_ENOUGH}
+    gains = gains_of(chosen, tuner.tune, tuner.records)
+    useless = {switch for gain in gains if gain.gain <= 1 + NEAR_ENOUGH for switch in gain.switch.split("+")}
     if chosen is None or not useless:
         return
     switches = tuner.space.switches_of(chosen)
@@ -90,7 +91,7 @@ def _to_leave_out(tuner: Tuner, chosen: str) -> list[Switches]:
 
 
 def untold_switches(tuner: Tuner) -> list[str]:
-    """Switches of the winner that there was no time to leave out once."""
+    """Switches of the winner that there was no time to leave out once; several where they go together."""
     chosen = winner_of(tuner.tune, tuner.records)
     if chosen is None:
         return []

@@ -222,7 +222,7 @@ class Space:
         switches = self.switches_of(text)
         lacking = self._lacking(switches)
         if lacking is not None:
-            raise SpecError(f"recipe {text}: {lacking}")
+            raise SpecError(f"recipe {text}: {': '.join(lacking)}")
         return switches
 
     def switches_of(self, text: str) -> Switches:
@@ -260,12 +260,19 @@ class Space:
         return all(self._fits(chosen[:index], choice) for index, choice in enumerate(chosen))
 
     def less_one(self, switches: Switches) -> list[tuple[str, Switches]]:
-        """Each switch, and the recipe without it, where that is one."""
-        return [
-            (switch, switches - {switch})
-            for switch in sorted(switches, key=self.index_of)
-            if self.is_valid(switches - {switch})
-        ]
+        """Each switch, and the recipe without it. What cannot do without it goes as well, and is named too."""
+        found: dict[Switches, str] = {}
+        for switch in sorted(switches, key=self.index_of):
+            rest = self._without(switches, switch)
+            if rest or switches == {switch}:
+                found.setdefault(rest, self.text(switches - rest))
+        return [(left_out, rest) for rest, left_out in found.items()]
+
+    def _without(self, switches: Switches, switch: str) -> Switches:
+        rest = switches - {switch}
+        while (lacking := self._lacking(rest)) is not None:
+            rest -= {lacking[0]}
+        return rest
 
     def index_of(self, switch: str) -> int:
         return [choice.switch for choice in _in_reading_order(self.families)].index(switch)
@@ -286,13 +293,13 @@ class Space:
                 if self._fits(chosen, choice):
                     yield from self._grown([*chosen, choice], families[index + 1 :], more - 1)
 
-    def _lacking(self, switches: Switches) -> str | None:
-        """Why some switch cannot do without one that is not there; None where all have what they need."""
+    def _lacking(self, switches: Switches) -> tuple[str, str] | None:
+        """A switch that cannot do without one that is not there, and why; None where all have what they need."""
         if not self._needs.keys() & switches:
             return None
         names = {name for switch in switches for name in _names(self.by_switch[switch])}
         needs = ((switch, need) for switch in sorted(switches) for need in self._needs.get(switch, ()))
-        return next((f"{switch}: {need.reason}" for switch, need in needs if not need.is_met(names)), None)
+        return next(((switch, need.reason) for switch, need in needs if not need.is_met(names)), None)
 
     def _fits(self, chosen: Iterable[SwitchChoice], new: SwitchChoice) -> bool:
         return all(

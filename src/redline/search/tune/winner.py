@@ -71,6 +71,7 @@ class SwitchGain(Frozen):
     """Time without the switch over time with it: above 1 it helps."""
 
     switch: str
+    """Several, as in a recipe, where some cannot do without another: they were left out together."""
     gain: float
     low: float | None
     high: float | None
@@ -184,14 +185,22 @@ def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[Swi
         return []
     finals, ablations = replicates_of(tune.finals, records), replicates_of(tune.ablations, records)
     spread = process_spread([replicate for replicate in finals if _has_survivors(replicate, finals)], tune.tune.kind)
-    words = chosen.split("+") if chosen != BASELINE else []
+    words = _words(chosen)
+    taken_apart = {str(record.spec.recipe) for replicate in ablations for record in replicate}
     gains = []
-    for switch in words:
-        without = "+".join(word for word in words if word != switch) or BASELINE
+    for without in dict.fromkeys(str(record.spec.recipe) for each in (*finals, *ablations) for record in each):
+        left_out, rest = [word for word in words if word not in _words(without)], set(_words(without))
+        # That a smaller recipe was raced too does not mean that its other switches go together.
+        if not left_out or not rest <= set(words) or (len(left_out) > 1 and without not in taken_apart):
+            continue
         pair = pair_with_spread([*finals, *ablations], without, chosen, spread, tune.tune.kind)
         if pair is not None:
-            gains.append(SwitchGain(switch=switch, gain=pair.ratio, low=pair.low, high=pair.high))
+            gains.append(SwitchGain(switch="+".join(left_out), gain=pair.ratio, low=pair.low, high=pair.high))
     return sorted(gains, key=lambda each: -each.gain)
+
+
+def _words(recipe: str) -> list[str]:
+    return recipe.split("+") if recipe != BASELINE else []
 
 
 def _has_survivors(replicate: Sequence[RunRecord], replicates: Sequence[Sequence[RunRecord]]) -> bool:
