@@ -65,6 +65,16 @@ class TestFiveMinutes:
         assert not tuner.tune.notes
         assert tuner.tune.seconds <= 300.0
 
+    def test_a_replicate_of_the_last_race_is_prepared_at_the_same_time(self) -> None:
+        """A replicate of several compiled recipes takes what opening the slowest takes, not all of them."""
+        truth = replace(like_an_h200(), warm_compile_s=6.0)
+        alone, beside = (
+            tune_simulated(truth, 1, 600.0, jobs=jobs, facts=simulated_facts(truth), before_s=7.0) for jobs in (1, 8)
+        )
+        assert len(beside.tune.finals) >= 3
+        each_s = [tuner.tune.spent.race / len(tuner.tune.finals) for tuner in (alone, beside)]
+        assert each_s[1] < 0.6 * each_s[0]
+
     def test_one_that_hangs_is_given_up_and_the_rest_of_the_search_goes_on(self) -> None:
         truth = replace(
             convnext_on_an_h200(12.0),

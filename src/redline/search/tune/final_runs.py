@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
-from redline.search.tune.reserve import RACE_MARGIN, affordable, at_most_s, at_once_s, planned_replicates
+from redline.search.tune.reserve import RACE_MARGIN, affordable, at_most_s, at_once_s, planned_replicates, together_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import FULL_LOSS_PATH, Tuner, final_measure
 from redline.spec import RunSpec
@@ -26,7 +26,8 @@ def race_replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
     """What a replicate of these takes: opening them again, and timing each for its share at most."""
     timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
     costs = Costs(tuner)
-    return sum(costs.expected_s(each) + timed_s for each in racers)
+    one_by_one_s = sum(costs.expected_s(each) + timed_s for each in racers)
+    return min(one_by_one_s, together_s(tuner, costs, racers) + timed_s * len(racers))
 
 
 def final_spec(
@@ -54,9 +55,12 @@ def run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
     """Run and keep one more replicate; False where the budget is too short. The one that gives an interval may exceed it a little."""
     gives_interval = len(tuner.tune.finals) == FEWEST_REPLICATES - 1 and len(racers) == 2
     grace_s = GRACE * tuner.budget_s if gives_interval else 0.0
-    if len(affordable(tuner, racers, grace_s)) < len(racers):
+    # Where processors and memory allow, its processes are prepared at the same time: they stand beside each other in any case.
+    is_at_once = together_s(tuner, Costs(tuner), racers) <= tuner.left_s + grace_s
+    if not is_at_once and len(affordable(tuner, racers, grace_s)) < len(racers):
         return False
-    records = run_replicate(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
+    run = run_replicate_at_once if is_at_once else run_replicate
+    records = run(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
     _keep_finals(tuner, race, [records])
     return True
 

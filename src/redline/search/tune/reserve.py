@@ -53,7 +53,8 @@ def choose_finalists(tuner: Tuner) -> list[Switches]:
 
 def race_s(tuner: Tuner, costs: Costs) -> float:
     """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
-    replicate_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
+    racers = list({BASELINE, *choose_finalists(tuner)})
+    replicate_s = min(sum(map(costs.expected_s, racers)), together_s(tuner, costs, racers))
     quick_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), QUICK_RACE_SHARE * tuner.budget_s)
     most = UNSTEADY_REPLICATES if _waits_for_the_host(tuner) else tuner.asked.replicates
     return min(max(most, tuner.asked.replicates) * replicate_s, quick_s, FINALISTS_RACE_SHARE * tuner.budget_s)
