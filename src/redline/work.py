@@ -191,6 +191,9 @@ class Facts(Frozen):
     """Other inputs of the same shapes gave the same operators other shapes."""
     mutates: tuple[str, ...] = ()
     """Buffers, and other tensors the model holds, that the forward pass writes to."""
+    accumulates: tuple[str, ...] = ()
+    """Of these, buffers of floating-point numbers to which it adds call by call, such as counters and moving averages: with
+    few bits they stop moving. Only looked at in inference."""
     draws_random_numbers: bool = False
     sparse_gradients: tuple[str, ...] = ()
     """Parameters whose gradients are sparse tensors in training: few optimizers and compilers take those."""

@@ -70,26 +70,33 @@ def tune_report(found: TuneSummary, snippet_file: Path | None = None) -> Rendera
 def answer(found: TuneSummary) -> str:
     """The result of the search in one sentence."""
     leader = found.leader
+    codes = {each.code for each in found.notes}
     if leader is None:
-        late = any(each.code == "baseline-too-slow" for each in found.notes)
-        return f"no answer: the baseline {'was not ready within the budget' if late else 'itself does not run here'}"
+        late, wild = "baseline-too-slow" in codes, "not-finite" in codes
+        does = "was not ready within the budget" if late else "itself does not run here"
+        return f"no answer: the baseline {'gives numbers that are not finite' if wild else does}"
     if found.winner is not None:
         told = f"{'winner' if found.has_answer else 'best so far'}: {_told(found, found.winner)}"
         return told + (f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else "")
     if leader.recipe == BASELINE:
+        if "not-repeatable" in codes:
+            return "no answer: the baseline itself does not give the same twice; nothing can be compared with it"
         if found.trials > 1:
             ended = "" if found.has_answer else "; the search ended before all that may be faster was tried"
             undecided = _undecided(found)
             if undecided is not None:
                 told = f"{undecided.recipe} was measured at {ratio_told(undecided)}, which decides nothing"
                 return f"no winner: nothing that was tried surely {_beats(found)} the baseline; {told}{ended}"
-            return f"no winner: nothing that was tried {_beats(found)} the baseline{ended}"
-        if any(each.code == "no-signal" for each in found.notes):
+            wrong = {each.recipe for each in found.rejected}
+            faster = [row for row in found.ranking if row.recipe != BASELINE and row.ratio > 1 + TIME_BAND]
+            sound = " and kept its numbers" if any(row.recipe in wrong for row in faster) else ""
+            unraced = [row.recipe for row in faster if row.recipe not in wrong and row.verdict == "faster"]
+            ended += f"; {unraced[0]} was faster in one process and was not raced" if unraced else ""
+            return f"no winner: nothing that was tried{sound} {_beats(found)} the baseline{ended}"
+        if "no-signal" in codes:
             return "no answer: only the baseline was tried; nothing can be compared with it"
         why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
-        why = (
-            "what else was begun was not ready in time" if any(each.code == "given-up" for each in found.notes) else why
-        )
+        why = "what else was begun was not ready in time" if "given-up" in codes else why
         return f"no answer: only the baseline was tried; {why}"
     so_far = "" if found.has_answer else "best so far, but not certain: "
     return (
@@ -264,6 +271,10 @@ def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
         return "next: the same command with --resume continues"
     if any(each.code == "baseline-too-slow" for each in found.notes):
         return "next: the same command with a larger --budget, or on a quieter machine"
+    if any(each.code == "not-finite" for each in found.notes) and found.leader is None:
+        return "next: give inputs, weights or a loss with which the baseline's own numbers are finite"
+    if any(each.code == "not-repeatable" for each in found.notes):
+        return "next: make the model give the same twice: no state between calls, and random numbers from torch alone"
     if found.leader is None:
         return "next: make the baseline run; 'redline run' shows where it breaks"
     if not found.has_answer:

@@ -488,6 +488,19 @@ def test_a_loss_of_ones_own_is_told_in_the_models_bits_and_that_is_allowed_for(s
     assert not judge_training("bf16", workload, never_steps, steps=5).passed
 
 
+def test_a_loss_told_in_too_few_bits_is_what_hides_the_signal_and_not_the_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 128))
+    workload = workload_of(model, torch.randn(32, 256), task="train")
+    workload.loss = lambda output: output.pow(2).mean()
+    verdict = judge_training("amp-bf16", workload, steps=5)
+    assert not verdict.passed
+    assert "the loss comes in 16 bits" in str(verdict.reason)
+    assert "loss(output.float())" in str(verdict.reason)
+    workload.loss = lambda output: output.float().pow(2).mean()
+    assert judge_training("amp-bf16", workload, steps=5).passed
+
+
 def test_the_reference_leaves_the_model_as_it_was() -> None:
     workload = trains()
     before = {name: value.clone() for name, value in workload.model.state_dict().items()}

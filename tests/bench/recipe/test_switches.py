@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.device.failure import failure_from
 from redline.bench.environment import remember_flags
+from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
 from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError
 from redline.spec import Recipe, Task
+from redline.work import Facts
 
 
 @pytest.fixture(autouse=True)
@@ -371,3 +373,27 @@ def test_training_is_compiled_forward_and_backward() -> None:
             losses[recipe] = torch.stack([step() for _ in range(3)])
     torch.testing.assert_close(losses["compile"], losses["baseline"])
     assert losses["compile"][2] < losses["compile"][0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "added_to", "is_left_alone"),
+    [
+        ("bf16", "seen", True),
+        ("fp16", "seen", True),
+        ("bf16", "", False),
+        ("amp-bf16", "seen", False),
+        ("fp16-bn-fp32", "seen", True),
+        ("fp16-bn-fp32", "norm.running_mean", False),
+        ("fp16", "norm.running_mean", True),
+    ],
+)
+def test_a_tuner_does_not_put_into_16_bits_what_a_model_counts_in(
+    recipe: str, added_to: str, is_left_alone: bool
+) -> None:
+    """In bf16, 256 and 1 are 256: the outputs are right until then, which no check of a few calls can see."""
+    facts = Facts(mutates=(added_to,), accumulates=(added_to,)) if added_to else Facts(mutates=("cache",))
+    model = Normed()
+    model.register_buffer("seen", torch.zeros(()))
+    told = SWITCHES.get(recipe)(Recipe.parse(recipe).switches[0]).irrelevance(model, "infer", facts)
+    assert (told is not None) is is_left_alone
+    assert told is None or f"adds to {added_to} call by call" in told

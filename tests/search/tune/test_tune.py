@@ -217,6 +217,27 @@ class TestNumbers:
         assert Listening.said["baseline"] == "error 0 is within the tolerance 0.001 that was asked for"
         assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {r.text for r in found.rejected}
 
+    def test_a_baseline_whose_numbers_are_not_finite_is_not_said_not_to_run(
+        self, tune: Callable[..., TuneResult]
+    ) -> None:
+        wild = msgspec.structs.replace(
+            EXACT, rel_l2=None, finite=False, passed=False, reason=note("not-finite", "the fp32 output is not finite")
+        )
+        result = tune(landscape(numerics=wild))
+        assert [each.code for each in result.summary.notes] == ["not-finite"]
+        assert "no answer: the baseline gives numbers that are not finite" in str(result)
+
+    def test_nothing_more_is_tried_where_the_model_does_not_give_the_same_twice(
+        self, tune: Callable[..., TuneResult]
+    ) -> None:
+        reason = note("not-repeatable", "the same inputs twice give outputs 0.9 apart")
+        unlike = msgspec.structs.replace(EXACT, method="outputs", rel_l2=0.9, floor=0.9, passed=False, reason=reason)
+        truth = landscape(numerics=lambda spec: unlike if switches_of(spec) else EXACT)
+        result = tune(truth)
+        assert len(result.tune.trials) == 2
+        assert [each.code for each in result.summary.notes] == ["not-repeatable"]
+        assert "no answer: the baseline itself does not give the same twice" in str(result)
+
     def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="compile", message="no compiler here")
         result = tune(landscape(failure=lambda spec: broken if "compile" in switches_of(spec) else None))

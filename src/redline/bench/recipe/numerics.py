@@ -56,6 +56,7 @@ UNRESOLVED_FLOOR = 0.5
 ANSWER_SEED = 0
 ASKING_TWICE = "asking twice"
 ANOTHER_SEED = "another seed"
+FEW_BITS = "the format of the loss"
 LONGER_PATH = 4
 """Times the steps that were asked for: where the loss stands still over those."""
 REFERENCE = note("reference", "the strict fp32 reference itself")
@@ -259,7 +260,8 @@ class LossReference:
 
     def judge(self, step: TrainingStep, setup: Setup) -> Numerics:
         path = self.run(step)
-        losses, floor = _values(path), max(self.floor, self._told_in(path.dtype))
+        losses, told_in = _values(path), self._told_in(path.dtype)
+        floor, mover = (told_in, FEW_BITS) if told_in > self.floor else (self.floor, "rounding")
         finite = all(map(math.isfinite, losses))
         found = Difference(
             rel_l2=path_difference(losses, self.losses),
@@ -268,7 +270,7 @@ class LossReference:
             finite=finite,
             degenerate=stands_still(self.losses),
         )
-        verdict = judged(found, floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path")
+        verdict = judged(found, floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path", mover)
         if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > floor:
             # A compiler draws dropout masks in another order: as far apart as two seeds is still sound.
             verdict = judged(
@@ -347,6 +349,12 @@ def _reason(
         text = (
             f"the model draws random numbers, and this recipe draws others than strict fp32: another seed alone moves it by "
             f"{floor:.2g}, so nothing can be compared"
+        )
+        return note("unresolved", text)
+    if hidden_by == FEW_BITS:
+        text = (
+            f"the loss comes in 16 bits, which alone moves it by {floor:.2g}, so nothing can be compared: compute it in fp32, as in "
+            "loss(output.float())"
         )
         return note("unresolved", text)
     if hidden_by:

@@ -154,13 +154,19 @@ def unchanged_buffers(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _restored(model: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """What happens inside to these tensors, and to random generators of the model's own, is undone."""
+    """What happens inside to these tensors, and to random generators of the model's own, is undone.
+
+    A buffer that a call replaced is the one it was: another one, made in inference mode, could not be written to again.
+    """
     held = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     rewind = _rewinding(model)
     try:
         yield
     finally:
         rewind()
+        for now, then in buffers:
+            now.update(then)
         with torch.no_grad():
             for tensor, value in held:
                 tensor.copy_(value)

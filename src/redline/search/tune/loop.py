@@ -14,6 +14,7 @@ from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastes
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.earlier import forget_another_model
 from redline.search.tune.finals import decide, narrow
+from redline.search.tune.lessons import rejection
 from redline.search.tune.opening import next_safe, safe_to_race, twins_for
 from redline.search.tune.planner import kept_s, next_recipe, prepare_race_beside, without_prospect
 from redline.search.tune.record import Untried
@@ -72,6 +73,12 @@ def _why_nothing(tuner: Tuner) -> Note:
     if failures and all(each.kind == "timeout" for each in failures):
         told = f"the baseline was not ready within the budget of {tuner.budget_s:.0f} s: raise --budget"
         return note("baseline-too-slow", told)
+    reasons = [rejection(record, tuner.tune) for record in tuner.records.values()]
+    if any(why is not None and why.code == "not-finite" for why in reasons):
+        what = "loss" if tuner.asked.spec.workload.task == "train" else "output"
+        return note(
+            "not-finite", f"the {what} of the baseline itself is not finite, so nothing can be compared with it"
+        )
     return NOTHING_RUNS
 
 
@@ -128,6 +135,8 @@ def explore(tuner: Tuner) -> None:
             prepare_race_beside(tuner, trials)
             trials.finish_one(keep_s=lambda: kept_s(tuner, beliefs, trials))
             prove_fastest(tuner)
+            if _cannot_compare(tuner):
+                return
             for flight in without_prospect(tuner, beliefs, trials):
                 trials.cancel(flight, "given up: others turned out far faster")
     if tuner.baseline() is not None:
@@ -136,6 +145,13 @@ def explore(tuner: Tuner) -> None:
 
 def _cannot_compare(tuner: Tuner) -> bool:
     """Whether every recipe would be rejected because the baseline's own outputs or losses say nothing; a note says why."""
+    prepared = (record.prepared for record in tuner.records.values() if record.prepared is not None)
+    reasons = (each.numerics.reason for each in prepared if each.numerics.reason is not None)
+    unlike_itself = next((reason for reason in reasons if reason.code == "not-repeatable"), None)
+    if unlike_itself is not None:
+        text = f"no recipe can be compared with strict fp32 on this model: {unlike_itself}"
+        tuner.keep(notes=(*tuner.tune.notes, note("not-repeatable", text)))
+        return True
     numerics = tuner.silent_reference()
     if numerics is None:
         return False

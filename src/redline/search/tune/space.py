@@ -222,7 +222,7 @@ class Space:
         switches = self.switches_of(text)
         lacking = self._lacking(switches)
         if lacking is not None:
-            raise SpecError(f"recipe {text}: {': '.join(lacking)}")
+            raise SpecError(f"recipe {text}: {lacking[0]}: {lacking[1].reason}")
         return switches
 
     def switches_of(self, text: str) -> Switches:
@@ -293,13 +293,13 @@ class Space:
                 if self._fits(chosen, choice):
                     yield from self._grown([*chosen, choice], families[index + 1 :], more - 1)
 
-    def _lacking(self, switches: Switches) -> tuple[str, str] | None:
-        """A switch that cannot do without one that is not there, and why; None where all have what they need."""
+    def _lacking(self, switches: Switches) -> tuple[str, SwitchNeed] | None:
+        """A switch that cannot do without one that is not there, and what it needs; None where all have that."""
         if not self._needs.keys() & switches:
             return None
         names = {name for switch in switches for name in _names(self.by_switch[switch])}
         needs = ((switch, need) for switch in sorted(switches) for need in self._needs.get(switch, ()))
-        return next(((switch, need.reason) for switch, need in needs if not need.is_met(names)), None)
+        return next(((switch, need) for switch, need in needs if not need.is_met(names)), None)
 
     def _fits(self, chosen: Iterable[SwitchChoice], new: SwitchChoice) -> bool:
         return all(
