@@ -25,15 +25,14 @@ from redline.analyze.trust import error_text
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.environment import remember_flags
 from redline.bench.recipe.compose import apply_recipe, number_format_of
-from redline.bench.recipe.numerics import (
+from redline.bench.recipe.judging import (
     LARGEST_TOLERANCE,
     SMALLEST_LOSS_TOLERANCE,
     SMALLEST_TOLERANCE,
     TOLERANCE_OVER_FLOOR,
-    LossReference,
-    OutputReference,
     judged,
 )
+from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.outputs import Difference, path_difference
 from redline.bench.recipe.rounding import (
     FP32_PERTURBATION,

@@ -16,7 +16,7 @@ import planted_faults  # noqa: F401  (registers its switches)
 from applying import judged as judged_recipe
 from torch import Tensor, nn
 
-from redline.bench.recipe.numerics import judged
+from redline.bench.recipe.judging import judged
 from redline.bench.recipe.outputs import Difference, answer_of, difference
 
 

@@ -22,7 +22,8 @@ from redline.bench.device import open_device, resolve_device
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.compose import apply_recipe, number_format_of
-from redline.bench.recipe.numerics import REFERENCE, LossReference, OutputReference, forward, judged
+from redline.bench.recipe.judging import REFERENCE, judged
+from redline.bench.recipe.numerics import LossReference, OutputReference, forward
 from redline.bench.recipe.outputs import Answer, Difference, answer_of, difference, sketch_of
 from redline.bench.recipe.rounding import rounded_weights
 from redline.bench.workload.build import build_workload

@@ -19,6 +19,15 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.recipe.judging import (
+    ANOTHER_SEED,
+    ASKING_TWICE,
+    FEW_BITS,
+    SMALLEST_LOSS_TOLERANCE,
+    as_reference,
+    judged,
+    not_finite,
+)
 from redline.bench.recipe.outputs import (
     Answer,
     Difference,
@@ -39,27 +48,14 @@ from redline.bench.recipe.rounding import (
 from redline.bench.workload.inputs import Inputs, copied, input_tensors
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Second, Workload
-from redline.note import Note, note
+from redline.note import note
 from redline.record import Numerics, SecondInputs
 from redline.spec import OptimizerName
 
-TOLERANCE_OVER_FLOOR = 4.0
-SMALLEST_TOLERANCE = 1e-5
-SMALLEST_LOSS_TOLERANCE = 0.02
-SMALLEST_UNEQUAL = 1e-3
-"""Of integers: among thousands of classes some hang on the last bit of a score."""
 DRAWS_FOR_EQUALITY = 3
-LARGEST_TOLERANCE = 0.8
-"""Beyond this a recipe that ignores its input (error 1 and more) would come close to passing."""
-UNRESOLVED_FLOOR = 0.5
-"""Above this the number format cannot resolve the signal of this model, and nothing can be judged."""
 ANSWER_SEED = 0
-ASKING_TWICE = "asking twice"
-ANOTHER_SEED = "another seed"
-FEW_BITS = "the format of the loss"
 LONGER_PATH = 4
 """Times the steps that were asked for: where the loss stands still over those."""
-REFERENCE = note("reference", "the strict fp32 reference itself")
 NOTHING_TO_COMPARE = Numerics(
     method="unchecked",
     reason=note("unchecked", "not checked: the model returns neither tensors nor numbers that could be compared"),
@@ -140,7 +136,7 @@ class OutputReference:
             method="reference",
             number_format=self.own_format,
             passed=own.finite,
-            reason=_as_reference(self.own_format) if own.finite else _not_finite(self.own_format, "output"),
+            reason=as_reference(self.own_format) if own.finite else not_finite(self.own_format, "output"),
             second_inputs=self.second,
         )
 
@@ -285,7 +281,7 @@ class LossReference:
 
     def as_numerics(self) -> Numerics:
         finite = all(map(math.isfinite, self.losses))
-        reason = _as_reference(self.own_format) if finite else _not_finite(self.own_format, "loss")
+        reason = as_reference(self.own_format) if finite else not_finite(self.own_format, "loss")
         reference = Numerics(
             method="reference",
             number_format=self.own_format,
@@ -304,75 +300,6 @@ class LossReference:
             losses=tuple(map(finite_or_none, losses)),
             reference_losses=tuple(map(finite_or_none, self.losses)),
         )
-
-
-def judged(
-    found: Difference,
-    floor: float,
-    number_format: str,
-    smallest: float | None = None,
-    method: Any = "outputs",
-    mover: str = "rounding",
-) -> Numerics:
-    """The verdict on a difference, given what `mover` alone would do."""
-    if smallest is None:
-        smallest = SMALLEST_UNEQUAL if found.by_equality else SMALLEST_TOLERANCE
-    unresolved = not math.isfinite(floor) or floor > UNRESOLVED_FLOOR
-    tolerance = LARGEST_TOLERANCE if unresolved else min(max(TOLERANCE_OVER_FLOOR * floor, smallest), LARGEST_TOLERANCE)
-    passed = found.finite and not found.degenerate and not unresolved and found.rel_l2 <= tolerance
-    return Numerics(
-        **{**found.told(), "degenerate": found.degenerate or unresolved},
-        method=method,
-        number_format=number_format,
-        floor=finite_or_none(floor),
-        tolerance=tolerance,
-        passed=passed,
-        reason=_reason(found, floor, tolerance, number_format, method, mover if unresolved else None),
-    )
-
-
-def _reason(
-    found: Difference, floor: float, tolerance: float, number_format: str, method: str, hidden_by: str | None
-) -> Note:
-    if not found.finite:
-        return note("not-finite", "the output is not finite")
-    if found.degenerate:
-        what = "its loss stands still" if method == "loss-path" else "its output does not depend on the input"
-        return note("no-signal", f"the reference carries no signal: {what}")
-    if hidden_by == ASKING_TWICE:
-        text = (
-            f"the same inputs twice give outputs {floor:.2g} apart, so nothing can be compared: the model keeps state between "
-            "calls, or draws random numbers that torch.manual_seed does not reach"
-        )
-        return note("not-repeatable", text)
-    if hidden_by == ANOTHER_SEED:
-        text = (
-            f"the model draws random numbers, and this recipe draws others than strict fp32: another seed alone moves it by "
-            f"{floor:.2g}, so nothing can be compared"
-        )
-        return note("unresolved", text)
-    if hidden_by == FEW_BITS:
-        text = (
-            f"the loss comes in 16 bits, which alone moves it by {floor:.2g}, so nothing can be compared: compute it in fp32, as in "
-            "loss(output.float())"
-        )
-        return note("unresolved", text)
-    if hidden_by:
-        text = f"{number_format} cannot resolve this model's signal: {hidden_by} alone moves it by {floor:.2g}"
-        return note("unresolved", text)
-    over = f" ({found.rel_l2 / floor:.1f}× the floor)" if floor > 0 else ""
-    equal = f"; {found.equal_share:.2%} of the integers are equal" if found.equal_share is not None else ""
-    where = "within" if found.rel_l2 <= tolerance else "above"
-    text = f"error {found.rel_l2:.2g} is {where} the tolerance {tolerance:.2g}{over}{equal}"
-    return note("within-tolerance" if where == "within" else "above-tolerance", text)
-
-
-def _as_reference(own: str) -> Note:
-    return REFERENCE if own == "fp32" else note("reference", f"the reference itself: the model as it came, in {own}")
-
-
-def _not_finite(own: str, what: str) -> Note:
-    return note("not-finite", f"the {own} {what} is not finite")
 
 
 def _values(path: torch.Tensor) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist, median
 
 from redline.questions import SwitchChoice
@@ -139,6 +140,11 @@ class Costs:
             if prepare_s(choice) > 0
         }
         """Switches that take time to prepare."""
+        # A search asks for hundreds of recipes after every trial; none of these answers changes once this is made.
+        self._kind, self._program = cache(self._found_kind), cache(self._found_program)
+        self._plain_s, self._warm_s, self._cold_s = (
+            cache(each) for each in (self._found_plain_s, self._found_warm_s, self._found_cold_s)
+        )
         self.timed_s = TIMED_ON_CPU_S if tuner.on_cpu else TIMED_S
         facts = tuner.tune.facts
         self._compile_s = compile_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task)
@@ -154,12 +160,6 @@ class Costs:
         """By how it is prepared: the most that a recipe took which then broke, or was given up."""
         self._not_within_s: dict[Kind, float] = {}
         """By how it is prepared: what was given up had taken so many seconds."""
-        # A search asks for hundreds of recipes after every trial; none of these answers changes once this is made.
-        self._kinds: dict[Switches, Kind] = {}
-        self._programs: dict[Switches, Switches] = {}
-        self._warm: dict[Switches, float] = {}
-        self._cold_seconds: dict[Switches, float] = {}
-        self._plain: dict[Switches, float] = {}
         earlier = tuner.tune.earlier
         self._earlier_s = earlier.prepare_s if earlier is not None else {}
         for late in (*tuner.tune.given_up, *(earlier.given_up if earlier is not None else ())):
@@ -311,13 +311,8 @@ class Costs:
         """At a batch it was never opened at: whatever it compiles is compiled again."""
         return self._cold_s(switches) if self._kind(switches) else self._plain_s(switches)
 
-    def _warm_s(self, switches: Switches) -> float:
-        """The same once its program has been compiled."""
-        if switches not in self._warm:
-            self._warm[switches] = self._found_warm_s(switches)
-        return self._warm[switches]
-
     def _found_warm_s(self, switches: Switches) -> float:
+        """To open it once its program has been compiled."""
         warm = [other for other in self._alike(switches) if other not in self._cold]
         if not self._kind(switches):
             return self._plain_s(switches)
@@ -327,11 +322,6 @@ class Costs:
         # What helpers compiled is read by every process that opens it again.
         share = min(WARM_SHARE * (1 + self._helpers), 1.0) if BY_BLOCK in switches else WARM_SHARE
         return plain_s + share * max(self._cold_s(switches) - plain_s, 0.0)
-
-    def _cold_s(self, switches: Switches) -> float:
-        if switches not in self._cold_seconds:
-            self._cold_seconds[switches] = self._found_cold_s(switches)
-        return self._cold_seconds[switches]
 
     def _found_cold_s(self, switches: Switches) -> float:
         """By others that had to compile; else a plain trial, and what experience says about compiling."""
@@ -348,12 +338,10 @@ class Costs:
             return self._earlier_s[switch]
         return prepare_s(self._choices[switch], self._compile_s, self._by_block_s)
 
-    def _plain_s(self, switches: Switches) -> float:
+    def _found_plain_s(self, switches: Switches) -> float:
         """With nothing to compile."""
-        if switches not in self._plain:
-            plain = self._known_by_kind.get(frozenset())
-            self._plain[switches] = self._middle(switches, plain) if plain else FIRST_TRIAL_S
-        return self._plain[switches]
+        plain = self._known_by_kind.get(frozenset())
+        return self._middle(switches, plain) if plain else FIRST_TRIAL_S
 
     def _alike(self, switches: Switches) -> list[Switches]:
         return self._known_by_kind.get(self._kind(switches), [])
@@ -366,16 +354,11 @@ class Costs:
         nearest = sorted(settled, key=lambda other: len(switches ^ other))[:ALIKE]
         return median(self._known[other] for other in nearest)
 
-    def _kind(self, switches: Switches) -> Kind:
-        if switches not in self._kinds:
-            self._kinds[switches] = frozenset(self._slow[switch] for switch in switches if switch in self._slow)
-        return self._kinds[switches]
+    def _found_kind(self, switches: Switches) -> Kind:
+        return frozenset(self._slow[switch] for switch in switches if switch in self._slow)
 
-    def _program(self, switches: Switches) -> Switches:
-        if switches not in self._programs:
-            left = (switch for switch in switches if not self._choices[switch].leaves_program)
-            self._programs[switches] = frozenset(left)
-        return self._programs[switches]
+    def _found_program(self, switches: Switches) -> Switches:
+        return frozenset(switch for switch in switches if not self._choices[switch].leaves_program)
 
 
 FAR_BETTER = 2.0
