@@ -82,17 +82,7 @@ def answer(found: TuneSummary) -> str:
         if "not-repeatable" in codes:
             return "no answer: the baseline itself does not give the same twice; nothing can be compared with it"
         if found.trials > 1:
-            ended = "" if found.has_answer else "; the search ended before all that may be faster was tried"
-            undecided = _undecided(found)
-            if undecided is not None:
-                told = f"{undecided.recipe} was measured at {ratio_told(undecided)}, which decides nothing"
-                return f"no winner: nothing that was tried surely {_beats(found)} the baseline; {told}{ended}"
-            wrong = {each.recipe for each in found.rejected}
-            faster = [row for row in found.ranking if row.recipe != BASELINE and row.ratio > 1 + TIME_BAND]
-            sound = " and kept its numbers" if any(row.recipe in wrong for row in faster) else ""
-            unraced = [row.recipe for row in faster if row.recipe not in wrong and row.verdict == "faster"]
-            ended += f"; {unraced[0]} was faster in one process and was not raced" if unraced else ""
-            return f"no winner: nothing that was tried{sound} {_beats(found)} the baseline{ended}"
+            return f"no winner: {_nothing_faster(found)}"
         if "no-signal" in codes:
             return "no answer: only the baseline was tried; nothing can be compared with it"
         why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
@@ -102,6 +92,24 @@ def answer(found: TuneSummary) -> str:
     return (
         f"{so_far or 'no winner: '}nothing surely {_beats(found)} the baseline; the best seen is {_told(found, leader)}"
     )
+
+
+WRONG_NUMBERS = ("above-tolerance", "unresolved", "not-finite", "no-signal")
+"""Codes of recipes that may not be recommended for what they compute."""
+
+
+def _nothing_faster(found: TuneSummary) -> str:
+    ended = "" if found.has_answer else "; the search ended before all that may be faster was tried"
+    undecided = _undecided(found)
+    if undecided is not None:
+        told = f"{undecided.recipe} was measured at {ratio_told(undecided)}, which decides nothing"
+        return f"nothing that was tried surely {_beats(found)} the baseline; {told}{ended}"
+    rejected = {each.recipe: each.code for each in found.rejected}
+    faster = [row for row in found.ranking if row.recipe != BASELINE and row.ratio > 1 + TIME_BAND]
+    sound = " and kept its numbers" if any(rejected.get(row.recipe) in WRONG_NUMBERS for row in faster) else ""
+    unraced = [row.recipe for row in faster if row.recipe not in rejected and row.verdict == "faster"]
+    ended += f"; {unraced[0]} was faster in one process and was not raced" if unraced else ""
+    return f"nothing that was tried{sound} {_beats(found)} the baseline{ended}"
 
 
 def _undecided(found: TuneSummary) -> Ranked | None:

@@ -168,26 +168,19 @@ class TestWishes:
 
 
 WITH_CACHE = SwitchNeed(wants=("static-cache",), reason="add static-cache")
+COMPILED = SwitchChoice(
+    switch="compile",
+    family="compiler",
+    relieves="both",
+    needs=(WITH_CACHE,),
+    capabilities=Capabilities(compiles=True),
+)
 DECODING = (
     SwitchChoice(switch="bf16", family="precision"),
     SwitchChoice(switch="fp16", family="precision"),
     SwitchChoice(switch="static-cache", family="cache", relieves="both"),
-    SwitchChoice(
-        switch="compile",
-        family="compiler",
-        relieves="both",
-        needs=(WITH_CACHE,),
-        capabilities=Capabilities(compiles=True),
-    ),
-    SwitchChoice(
-        switch="compile:coordinate-descent",
-        family="compiler",
-        relieves="both",
-        needs=(WITH_CACHE,),
-        capabilities=Capabilities(compiles=True),
-        is_slow_to_prepare=True,
-        prepare_s=70.0,
-    ),
+    COMPILED,
+    msgspec.structs.replace(COMPILED, switch="compile:coordinate-descent", is_slow_to_prepare=True, prepare_s=70.0),
     SwitchChoice(switch="graphs", family="graphs", relieves="host", needs=(WITH_CACHE,), leaves_program=True),
 )
 

@@ -13,6 +13,8 @@ from redline.bench.workload.step import Setup
 
 MOST_BUFFERS = 8
 """That are asked about one by one: each takes two more calls."""
+A_LITTLE = 1e-3
+"""Of its value: a model that looks something up by it still finds the same."""
 NEARLY_ALL = 0.2
 """Of what is added to a buffer before a call, the part that may be gone afterwards, or be there twice, in one that accumulates."""
 
@@ -37,7 +39,7 @@ def accumulating(setup: Setup, written: Sequence[str], seed: int) -> tuple[str, 
     for name, buffer in buffers[:MOST_BUFFERS]:
         start = buffer.detach().clone()
         # Each element by another amount: what is only moved to another place does not match.
-        other = start + (torch.rand_like(start) + 0.5) * torch.randn_like(start).sign()
+        other = start + A_LITTLE * (1 + start.abs()) * (torch.rand_like(start) + 0.5) * torch.randn_like(start).sign()
         try:
             plain, moved = after_a_call(name, start), after_a_call(name, other)
         except Exception as error:  # it may not take any start
