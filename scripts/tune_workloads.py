@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from tune_models import denoiser, digits, experts, graph, rotary, scan, sequences, upscaler, video, waves
 
 
 class Block(nn.Module):
@@ -240,7 +241,8 @@ class Workload:
 OWN: dict[str, Callable[[int], Any]] = {
     function.__name__: function
     for function in (
-        decoder, decoder_training, encoder, speech, unet, detector, recommender, branching
+        decoder, decoder_training, encoder, speech, unet, detector, recommender, branching,
+        rotary, denoiser, upscaler, waves, video, experts, scan, graph, sequences, digits,
     )
 }  # fmt: skip
 
@@ -262,6 +264,18 @@ WORKLOADS = {
     "cifar-train": Workload("resnet18", 256, "train", image_size=32, classes=10, by_hand=("compiled-graph",)),
     "decoder-train": Workload("decoder_training", 8, "train"),
     "recommender-train": Workload("recommender", 4096, "train", by_hand=("plain",)),
+    "rotary": Workload("rotary", 4),
+    "denoiser": Workload("denoiser", 8),
+    "upscaler": Workload("upscaler", 4),
+    "waves": Workload("waves", 8, by_hand=("compile", "plain")),
+    "video": Workload("video", 4),
+    "experts": Workload("experts", 2048, by_hand=("plain",)),
+    "scan": Workload("scan", 32, by_hand=("compile", "graph")),
+    "vit-train": Workload("vit_b_16", 32, "train"),
+    "efficientnet-train": Workload("efficientnet_v2_s", 32, "train"),
+    "graph-train": Workload("graph", 20000, "train", by_hand=("compile", "graph")),
+    "sequences-train": Workload("sequences", 64, "train", by_hand=("plain", "graph")),
+    "digits-train": Workload("digits", 256, "train", by_hand=("graph",)),
 }
 
 
