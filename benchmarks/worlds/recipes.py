@@ -29,6 +29,8 @@ WRONG = Numerics(
     tolerance=4e-3,
     reason=note("above-tolerance", "error 0.7 is above the tolerance 0.004"),
 )
+SHORT_LOSS_PATH = 5
+"""Steps over which a trial follows the losses."""
 _GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
 _LEAVE_PROGRAM = frozenset({"graphs", "cudnn-benchmark", "fused-optimizer"})
 
@@ -67,6 +69,8 @@ class RecipeTruth:
     quirk: Callable[[Switches], float] = lambda _: 0.0
     failing: tuple[Fault, ...] = ()
     wrong: tuple[Switches, ...] = ()
+    wrong_in_race: tuple[Switches, ...] = ()
+    """Wrong as well, which only a check over a longer path of losses shows."""
     cold_compile_s: float
     warm_compile_s: float
     build_s: float
@@ -108,8 +112,15 @@ class RecipeTruth:
         fault = self.fault_of(switches)
         return fault.failure if fault is not None else None
 
+    def is_wrong_in_race(self, switches: Switches) -> bool:
+        return any(part <= switches for part in self.wrong_in_race)
+
     def is_usable(self, switches: Switches) -> bool:
-        return self.fault_of(switches) is None and not self.is_wrong(switches)
+        return self.fault_of(switches) is None and not self.is_wrong(switches) and not self.is_wrong_in_race(switches)
+
+    def numerics_of(self, spec: RunSpec) -> Numerics:
+        switches, is_long = switches_of(spec), spec.measure.loss_path_steps > SHORT_LOSS_PATH
+        return WRONG if self.is_wrong(switches) or (is_long and self.is_wrong_in_race(switches)) else EXACT
 
     def first_call_s(self, switches: Switches) -> float:
         """Every call is a process that calls it first: some of what it waits for is there from the second on."""
@@ -143,7 +154,7 @@ class RecipeTruth:
             issue_share=lambda spec: min(self.host_time_s(switches_of(spec)) / self.step_s(switches_of(spec)), 0.98),
             compile_s=lambda spec: self.first_call_s(switches_of(spec)),
             failure=lambda spec: self.failure_of(switches_of(spec)),
-            numerics=lambda spec: WRONG if self.is_wrong(switches_of(spec)) else EXACT,
+            numerics=self.numerics_of,
             build_s=self.build_s,
             slowdown_per_sibling=0.1,
             choices=self.choices,
@@ -256,11 +267,23 @@ def failing_slowly(chance: Random) -> RecipeTruth:
     return _with_faults(truth, [Fault(part, "compile", after_s=chance.uniform(15.0, 30.0))])
 
 
+def wrong_in_race(chance: Random) -> RecipeTruth:
+    """Training whose number formats lose their numbers slowly: trials do not show it, the longer check of the race does."""
+    truth = gpu_training(chance)
+    formats = [choice.switch for choice in truth.choices if choice.family == "precision"]
+    parts = chance.choice(([*formats], [formats[0]], [formats[-1], "channels-last"], [*formats, "tf32"]))
+    # A switch that made it slower would never have led.
+    effects = {**truth.effects, **{switch: min(truth.effects[switch], -0.3) for switch in parts}}
+    faulty = replace(truth, task="train", effects=effects, wrong_in_race=tuple(frozenset({switch}) for switch in parts))
+    return _with_faults(faulty, [])
+
+
 FAILURES: dict[str, Callable[[Random], RecipeTruth]] = {
     "always failing": always_failing,
     "failing pairs": failing_pairs,
     "failing with compile": failing_with_compile,
     "failing slowly": failing_slowly,
+    "wrong in the race": wrong_in_race,
 }
 
 

@@ -148,6 +148,7 @@ Code = Literal[
     "check-error",
     "slower",
     "rejected-in-final",
+    "ruled-out",
     "nothing-runs",
     "baseline-too-slow",
     "no-energy",

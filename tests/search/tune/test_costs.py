@@ -12,7 +12,7 @@ from tuner_stub import CHOICES, after, switches
 from redline.analyze.race import Pair
 from redline.note import note
 from redline.questions import SwitchChoice
-from redline.record import Block, Capabilities, Failure, RunRecord
+from redline.record import Block, Capabilities, RunRecord
 from redline.search.group import Entry, Pending
 from redline.search.observer import Observer
 from redline.search.race import Race
@@ -21,15 +21,18 @@ from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate,
 from redline.search.tune.final_runs import _keep_finals
 from redline.search.tune.finals import _is_enough, _quicker_to_race, _with_time_for_an_interval
 from redline.search.tune.flight import Flight, UntilPlaced
+from redline.search.tune.lessons import Lessons
 from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.planner import _most_promising, without_prospect
-from redline.search.tune.record import Earlier, GivenUp, Probe, Spent, Untried
+from redline.search.tune.record import Earlier, GivenUp, Lesson, Probe, Spent, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
 from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
-from redline.spec import RunSpec, WorkloadSpec
+from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.work import Facts
+
+BLOCK = Block(kind="throughput", clock="host", samples=(1.0,))
 
 
 class TestReplicates:
@@ -323,6 +326,8 @@ class TestARaceThatTakesLonger:
         self, left_s: float, raced: list[str], finals: int
     ) -> None:
         tuner: Any = after(*((recipe, 5.0) for recipe in self.TIMES_S), times_s=self.TIMES_S, jobs=8, budget_s=60.0)
+        spec = RunSpec(workload=WorkloadSpec(model="m"), recipe=Recipe.parse("amp+compile+graphs"))
+        tuner.records["a"] = RunRecord(id="a", spec=spec, blocks=(BLOCK,))
         tuner.left_s, tuner.tune.finals = left_s, [("a", "b")] * finals
         found = _quicker_to_race(tuner, [BASELINE, switches("amp+compile+graphs")])
         assert found == ([switches(each) for each in raced] if finals == 1 else [])
@@ -351,12 +356,13 @@ def test_the_baseline_alone_has_no_steps_to_tell() -> None:
 def test_what_fails_in_the_race_is_no_longer_named_as_untried() -> None:
     """A larger budget would not make it run."""
     tuner: Any = after(("baseline", 4.0))
-    failure = Failure(stage="build", kind="unsupported", message="", switches=("amp",), scope="switch")
-    tuner.records["raced"] = SimpleNamespace(failure=failure, prepared=None)
+    why = note("failed", "unsupported", about="unsupported")
+    lesson = Lesson(switches=("amp",), scope="switch", reason=why, recipe="amp+tf32", overrules_trials=True)
+    tuner.lessons = lambda: Lessons([lesson], [])
     rest = {"gain": 0.1, "cost_s": 20.0, "budget_s": 90.0}
     tuner.tune.untried = tuple(Untried(recipe=recipe, **rest) for recipe in ("amp+compile", "compile"))
     tuner.tune.notes = (note("untried", "no time to try amp+compile"), note("note", "another"))
-    tuner.tune.finals, tuner.tune.spent, tuner.left_s = (("raced",),), Spent(reserved=7.0), 11.0
+    tuner.tune.spent, tuner.left_s = Spent(reserved=7.0), 11.0
     tuner.keep = lambda **changes: vars(tuner.tune).update(changes)
     tuner.ran_short = lambda told: tuner.keep(notes=(*tuner.tune.notes, told))
     _drop_what_the_race_ruled_out(tuner)
@@ -369,8 +375,7 @@ def test_what_fails_in_the_race_is_no_longer_named_as_untried() -> None:
 
 @pytest.mark.parametrize(("rounds", "is_over", "stopped"), [(2, True, "target"), (2, False, None), (1, True, None)])
 def test_a_trial_ends_with_the_budget(rounds: int, is_over: bool, stopped: str | None) -> None:
-    block = Block(kind="throughput", clock="host", samples=(1.0,))
     record = RunRecord(id="a", spec=RunSpec(workload=WorkloadSpec(model="m")))
-    entry = Entry(record, cast(Any, None), blocks={"throughput": [block] * rounds})
+    entry = Entry(record, cast(Any, None), blocks={"throughput": [BLOCK] * rounds})
     UntilPlaced(entry, "throughput", lambda: is_over).after_round([entry], rounds)
     assert entry.stopped == stopped

@@ -172,12 +172,12 @@ class Costs:
         for trial in tuner.tune.trials:
             switches = tuner.space.switches_of(trial.recipe)
             program, record = self._program(switches), tuner.records.get(trial.record_id)
-            if switches in tuner.seen() and switches not in self._known and program not in unsure:
+            if switches in tuner.timed() and switches not in self._known and program not in unsure:
                 self._known[switches] = trial.cost_s
                 self._paid_first |= {switches} if switches - met else set()
                 self._cold |= {switches} if program not in self._compiled else set()
                 met |= switches
-            if switches not in tuner.seen():
+            if switches not in tuner.timed():
                 self._note_failed(switches, trial.cost_s)
             if record is not None and record.prepared is not None:
                 self._compiled.add(program)

@@ -51,6 +51,9 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
     found: dict[str, Estimate] = {}
     for trial in tune.trials:
         record = records.get(trial.record_id)
+        why = rejection(record, tune) if record is not None else None
+        if why is not None and why.about == "numerics":
+            found.pop(trial.recipe, None)  # this look was closer than the first
         if record is None or record.failure is not None or not record.blocks:
             continue
         if kind == "energy" and not round_medians_s(record, kind):
@@ -60,7 +63,6 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
         if known is not None and trial.anchor_id is None:
             time = (known.log_s, known.error)  # opened again to go on from: the scale is the one it gave
         on_scale[record.id] = time
-        why = rejection(record, tune)
         if why is None or why.code == "too-late":
             share = None if kind == "energy" else _issue_share(record)
             found[trial.recipe] = _estimate(trial.recipe, record, time, trial.cost_s, why, share)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
+from redline.search.tune.lessons import rejection
 from redline.search.tune.reserve import RACE_MARGIN, affordable, at_most_s, at_once_s, planned_replicates, together_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import FULL_LOSS_PATH, Tuner, final_measure
+from redline.search.tune.winner import met_last, replicates_of
 from redline.spec import RunSpec
 
 LEAST_SCALE = 0.5
@@ -51,9 +53,15 @@ def race_of(tuner: Tuner) -> Race:
     return Race(tuner.door, tuner.journal, tuner.observer, tuner.order, only=tuner.only, planned=planned)
 
 
+def times_raced(tuner: Tuner, racers: Sequence[Switches]) -> int:
+    """In how many replicates the first of them, beside the baseline, was timed; those before it fell do not count."""
+    first = next((tuner.space.text(each) for each in racers if each != BASELINE), None)
+    return sum(first in met_last([replicate]) for replicate in replicates_of(tuner.tune.finals, tuner.records))
+
+
 def run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
     """Run and keep one more replicate; False where the budget is too short. The one that gives an interval may exceed it a little."""
-    gives_interval = len(tuner.tune.finals) == FEWEST_REPLICATES - 1 and len(racers) == 2
+    gives_interval = times_raced(tuner, racers) == FEWEST_REPLICATES - 1 and len(racers) == 2
     grace_s = GRACE * tuner.budget_s if gives_interval else 0.0
     # Where processors and memory allow, its processes are prepared at the same time: they stand beside each other in any case.
     is_at_once = together_s(tuner, Costs(tuner), racers) <= tuner.left_s + grace_s
@@ -70,7 +78,7 @@ def run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> 
 
     As many as can be had, and not fewer than give an interval; False where they cannot be had, or need not be.
     """
-    done, costs = len(tuner.tune.finals), Costs(tuner)
+    done, costs = times_raced(tuner, racers), Costs(tuner)
     planned = max(tuner.asked.replicates, planned_replicates(tuner, costs, racers))
     missing, fewest = planned - done, max(FEWEST_REPLICATES - done, 1)
     one_by_one_s = missing * tuner.replicate_scale * sum(at_most_s(costs, each) for each in racers)
@@ -111,7 +119,8 @@ def _final_specs(tuner: Tuner, racers: Sequence[Switches], *, are_checked: bool 
     """
     is_hurried = tuner.asked.replicates * sum(map(Costs(tuner).expected_s, racers)) > tuner.left_s
     is_enough = is_hurried and tuner.asked.spec.workload.task == "infer"
-    known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record, is_enough)}
+    checked = (record for record in tuner.records.values() if is_checked(record, by_trial=is_enough))
+    known = {str(record.spec.recipe) for record in checked if rejection(record, tuner.tune) is None}
 
     def is_first(switches: Switches) -> bool:
         return not are_checked and switches != BASELINE and tuner.space.text(switches) not in known
@@ -139,7 +148,7 @@ def run_replicate_at_once(
     return records
 
 
-def _is_checked(record: RunRecord, by_trial: bool) -> bool:
+def is_checked(record: RunRecord, *, by_trial: bool) -> bool:
     """Its numbers were looked at over the full path, or as a trial looks at them."""
     measure = record.spec.measure
     is_full = by_trial or measure.loss_path_steps >= FULL_LOSS_PATH

@@ -13,7 +13,9 @@ from redline.search.tune.final_runs import (
     race_replicate_s,
     run_final,
     run_finals_at_once,
+    times_raced,
 )
+from redline.search.tune.inquiry import learn_from_race
 from redline.search.tune.lessons import rejection
 from redline.search.tune.reserve import FINALISTS, NEAR, RACE_MARGIN, choose_finalists, last_race_s, may_be_late
 from redline.search.tune.space import BASELINE, Switches
@@ -23,7 +25,6 @@ from redline.search.tune.winner import (
     is_settled,
     least_log_by_trial,
     log_times,
-    rejected_in_finals,
     replicates_of,
     winner_of,
 )
@@ -38,12 +39,11 @@ RACE_SHARE = 0.75
 
 
 def decide(tuner: Tuner, untried: Switches | None = None) -> None:
-    """Replicates of the finalists with the baseline; who falls behind is out, and the budget may end it.
+    """Replicates of the finalists with the baseline; who falls behind or breaks is out, and the budget may end it.
 
     `untried`: raced without a trial where nothing but the baseline was tried.
     """
-    _begin_anew_for_a_newcomer(tuner)
-    replicates = replicates_of(tuner.tune.finals, tuner.records)
+    replicates = [] if _has_newcomer(tuner) else replicates_of(tuner.tune.finals, tuner.records)
     finalists = _still_in(tuner, replicates) if replicates else choose_finalists(tuner)
     if untried is not None and finalists == [BASELINE]:
         finalists = [untried]
@@ -65,13 +65,13 @@ def decide(tuner: Tuner, untried: Switches | None = None) -> None:
             if not finalists:
                 return
             tuner.keep(finals=())
+        learn_from_race(tuner)
         replicates = replicates_of(tuner.tune.finals, tuner.records)
         if not replicates:
             continue
         finalists = _still_in(tuner, replicates)
-        if set(finalists) <= {BASELINE} and rejected_in_finals(tuner.tune, tuner.records):
-            finalists = choose_finalists(tuner)  # all that raced went wrong: those behind them have their turn
-            replicates = []
+        if set(finalists) <= {BASELINE} and tuner.fallen():
+            return  # all that raced went wrong: others may be tried before those behind them have their turn
 
 
 def narrow(tuner: Tuner) -> None:
@@ -118,13 +118,17 @@ def _is_enough(tuner: Tuner, replicates: Sequence[Replicate], racers: Sequence[S
     return gain is not None and gain.verdict == "faster" and is_narrow(gain)
 
 
-def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
-    """Whether an earlier session raced without the recipe that is fastest now: a recipe cannot win a race it was not in."""
-    met = {
-        str(record.spec.recipe) for replicate in replicates_of(tuner.tune.finals, tuner.records) for record in replicate
-    }
-    if met and any(tuner.space.text(first) not in met for first in choose_finalists(tuner)[:1]):
+def begin_anew_for_a_newcomer(tuner: Tuner) -> None:
+    """Where an earlier session raced without the recipe that is fastest now, that race says nothing of this one."""
+    if _has_newcomer(tuner):
         tuner.keep(finals=(), ablations=(), batch_replicates=())
+
+
+def _has_newcomer(tuner: Tuner) -> bool:
+    """Whether the recipe that is fastest now was in no replicate so far: a recipe cannot win a race it was not in."""
+    replicates = replicates_of(tuner.tune.finals, tuner.records)
+    met = {str(record.spec.recipe) for replicate in replicates for record in replicate}
+    return bool(met) and any(tuner.space.text(first) not in met for first in choose_finalists(tuner)[:1])
 
 
 def _with_time_for_all_replicates(tuner: Tuner, finalists: list[Switches], done: int) -> list[Switches]:
@@ -163,16 +167,16 @@ def _with_time_to_be_raced(tuner: Tuner, costs: Costs) -> list[Switches]:
 
 def _quicker_to_race(tuner: Tuner, racers: Sequence[Switches]) -> list[Switches]:
     """Where opening the fastest took so long that it will have no interval: another that can have one, if it beats the baseline."""
-    if len(tuner.tune.finals) >= FEWEST_REPLICATES or not tuner.tune.finals:
+    if times_raced(tuner, racers) >= FEWEST_REPLICATES or not tuner.tune.finals:
         return []
     found, seen = _with_time_to_be_raced(tuner, Costs(tuner)), tuner.seen()
     return [each for each in found if each not in racers and seen[each].log_s < seen[BASELINE].log_s - NEAR][:1]
 
 
 def _still_in(tuner: Tuner, replicates: Sequence[Replicate]) -> list[Switches]:
-    """Of the last replicate, those that are not clearly behind the fastest of it."""
+    """Of the last replicate, those that are not clearly behind the fastest of it, and that no earlier one rejected."""
     sound = [record for record in replicates[-1] if record.blocks and rejection(record, tuner.tune) is None]
-    names = [str(record.spec.recipe) for record in sound]
+    names = [str(record.spec.recipe) for record in sound if str(record.spec.recipe) not in tuner.fallen()]
     if not names:
         return []
     times = log_times(replicates, names, tuner.tune)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations, product
 from statistics import median
 
@@ -23,6 +23,8 @@ from redline.units import format_seconds
 
 CHECK_LOSS = 0.01
 """Share of the baseline's metric that a recipe may lose."""
+EXACTLY = ("oom", "timeout")
+"""Kinds of failure that another switch may cure: only the recipe itself is ruled out."""
 
 
 def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
@@ -33,6 +35,20 @@ def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
         found = numerics_reason(record.prepared.numerics, tune.tune.tolerance)
         return note(found.code, f"numerics: {found}", about="numerics")
     return too_late(record, tune.tune.slo_p95_s)
+
+
+def overruled_by(switches: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
+    """What speaks against a recipe though its trial went well."""
+    return next((each for each in lessons if each.overrules_trials and rules_out(each, switches)), None)
+
+
+def rules_out(lesson: Lesson, switches: Collection[str]) -> bool:
+    """After running out of memory or time, only the very recipe is ruled out: another switch may cure that."""
+    return set(lesson.switches) == set(switches) if is_exact(lesson) else set(lesson.switches) <= set(switches)
+
+
+def is_exact(lesson: Lesson) -> bool:
+    return lesson.reason.about in EXACTLY
 
 
 def accepts(numerics: Numerics, tolerance: Tolerance) -> bool:
@@ -133,9 +149,6 @@ DOUBT = 0.5
 """The chance that a switch breaks of which the facts about the model make that likely."""
 MOST_TOLD = 12
 """More breakages than this say nothing new."""
-EXACTLY = ("oom", "timeout")
-"""Kinds of failure that another switch may cure: only the recipe itself is ruled out."""
-
 Probe = Callable[[Switches], bool | None]
 """Whether a recipe runs and keeps its numerics; None: not known, and too dear to find out."""
 
@@ -163,7 +176,7 @@ class Lessons:
         plain = {shared: switch for switch, shared in self._variants.items() if shared == f"{switch}:*"}
         self._weights = dict.fromkeys(set(self._variants.values()) - plain.keys(), SIBLING_WEIGHT)
         self._weights |= dict.fromkeys(plain.values(), PLAIN_WEIGHT)
-        self._ruled_out = [(frozenset(each.switches), each.reason.about in EXACTLY) for each in lessons]
+        self._ruled_out = [(frozenset(each.switches), is_exact(each)) for each in lessons]
         cleared = {part for recipe in sound for part in self._parts(recipe)}
         broken = dict.fromkeys((self._smallest_broken(recipe), named) for recipe, named in suspects)
         accused = [

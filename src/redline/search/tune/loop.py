@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -13,7 +14,7 @@ from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.earlier import forget_another_model
-from redline.search.tune.finals import decide, narrow
+from redline.search.tune.finals import begin_anew_for_a_newcomer, decide, narrow
 from redline.search.tune.lessons import rejection
 from redline.search.tune.opening import next_safe, safe_to_race, twins_for
 from redline.search.tune.planner import kept_s, next_recipe, prepare_race_beside, without_prospect
@@ -22,7 +23,7 @@ from redline.search.tune.reserve import fewest_race_s, race_s
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
-from redline.search.tune.winner import replicates_of, winner_of
+from redline.search.tune.winner import winner_of
 
 HOST_SEEN = ("throughput", "tpot")
 """Objectives for which the time to issue a step is known."""
@@ -44,14 +45,7 @@ def search(tuner: Tuner) -> None:
         if tuner.baseline() is None:
             tuner.keep(state="done", notes=(*tuner.tune.notes, _why_nothing(tuner)))
             return
-        tuner.kept_back_s = batch_share_s(tuner)
-        with tuner.spending("other"):
-            prove(tuner)
-        tuner.observer.stage("racing the last few")
-        with tuner.spending("race"):
-            decide(tuner, safe_to_race(tuner))
-            tuner.drop_twins()
-            narrow(tuner)
+        race(tuner)
         _drop_what_the_race_ruled_out(tuner)
         _note_a_short_race(tuner)
         _take_apart(tuner)
@@ -108,13 +102,34 @@ def _note_a_short_race(tuner: Tuner) -> None:
         tuner.ran_short(note("short-race", f"the budget ended before the final comparison had {had}: raise --budget"))
 
 
+def race(tuner: Tuner) -> None:
+    """The last race. Where the recipe falls in it that led before, others are tried with what that taught, and raced too."""
+    begin_anew_for_a_newcomer(tuner)
+    while True:
+        tuner.kept_back_s = batch_share_s(tuner)
+        with tuner.spending("other"):
+            prove(tuner)
+        tuner.observer.stage("racing the last few")
+        leader = tuner.leader()
+        with tuner.spending("race"):
+            decide(tuner, safe_to_race(tuner))
+            tuner.drop_twins()
+        if leader is None or leader.recipe not in tuner.fallen():
+            break
+        tuner.observer.stage("trying other recipes")
+        explore(tuner)
+    with tuner.spending("race"):
+        narrow(tuner)
+
+
 def explore(tuner: Tuner) -> None:
     """Try the baseline, the person's own recipes, what is safe to try, then whatever promises most."""
     with tuner.spending("other"):
         beliefs = Beliefs(tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective in HOST_SEEN)
     tuner.observer.tune_planned(tuner.tune.name, len(beliefs.recipes), tuner.budget_s, tuner.elapsed_s)
+    _forget_untried(tuner)
     with Trials(tuner) as trials:
-        for switches, why in _firsts(tuner):
+        for switches, why in _firsts(tuner, beliefs, trials):
             trials.start(switches, why)
             if switches == BASELINE:
                 _start_beside(tuner, trials)
@@ -203,18 +218,23 @@ def _tell_untried(tuner: Tuner, first: Untried, what: str) -> None:
     tuner.ran_short(note("untried", f"no time to try {what}: {told}; {left}; {enough}"))
 
 
+def _forget_untried(tuner: Tuner) -> None:
+    """What an earlier look around left untried; this one tells it anew."""
+    if tuner.tune.untried:
+        tuner.is_short = False
+        tuner.keep(untried=(), notes=_without_untried(tuner.tune.notes))
+
+
+def _without_untried(notes: Iterable[Note]) -> tuple[Note, ...]:
+    return tuple(each for each in notes if each.code != "untried")
+
+
 def _drop_what_the_race_ruled_out(tuner: Tuner) -> None:
     """Untried recipes that hold what failed in the race: a larger budget would not make them run."""
-    replicates = replicates_of(tuner.tune.finals, tuner.records)
-    failures = (record.failure for replicate in replicates for record in replicate)
-    parts = [frozenset(each.switches) for each in failures if each is not None and each.scope != "recipe"]
-    kept = tuple(
-        each
-        for each in tuner.tune.untried
-        if not any(part and part <= tuner.space.switches_of(each.recipe) for part in parts)
-    )
+    lessons = tuner.lessons()
+    kept = tuple(each for each in tuner.tune.untried if not lessons.rules_out(tuner.space.switches_of(each.recipe)))
     if kept != tuner.tune.untried:
-        tuner.keep(untried=kept, notes=tuple(each for each in tuner.tune.notes if each.code != "untried"))
+        tuner.keep(untried=kept, notes=_without_untried(tuner.tune.notes))
         if kept:
             _tell_untried(tuner, kept[0], "all recipes that may be faster")
 
@@ -227,11 +247,18 @@ def _untried(tuner: Tuner, candidate: Candidate) -> Untried:
     return Untried(recipe=text, gain=candidate.gain, cost_s=candidate.cost_s, budget_s=budget_s)
 
 
-def _firsts(tuner: Tuner) -> list[tuple[Switches, str]]:
-    """After a resume the fastest so far is opened again, to be measured against."""
-    tried, leader = tuner.tried(), tuner.leader()
-    firsts = [(BASELINE, "what all are set against")] if BASELINE not in tried else []
-    if leader is not None:
-        firsts.append((tuner.space.switches_of(leader.recipe), "the fastest so far, opened again"))
-    seeds = [tuner.space.checked(seed) for seed in tuner.asked.seeds]
-    return firsts + [(seed, "asked for") for seed in dict.fromkeys(seeds) if seed not in tried and seed != BASELINE]
+def _firsts(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> Iterator[tuple[Switches, str]]:
+    """After a resume or a race the fastest so far is opened again to be measured against, if there is anything to try.
+
+    One that breaks now leaves that to the next fastest.
+    """
+    tried, opened = tuner.tried(), set[str]()
+    seeds = dict.fromkeys(tuner.space.checked(seed) for seed in tuner.asked.seeds)
+    asked_for = [(seed, "asked for") for seed in seeds if seed not in tried and seed != BASELINE]
+    if BASELINE not in tried:
+        yield BASELINE, "what all are set against"
+    elif asked_for or next_recipe(tuner, beliefs, trials)[0] is not None:
+        while not trials.is_open and (leader := tuner.leader()) is not None and leader.recipe not in opened:
+            opened.add(leader.recipe)
+            yield tuner.space.switches_of(leader.recipe), "the fastest so far, opened again"
+    yield from asked_for

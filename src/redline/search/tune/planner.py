@@ -139,8 +139,8 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
     costs, others = Costs(tuner), len(trials.flights) - 1
     # With nothing else to race, a ratio without an interval is better than none.
     is_only_hope = tuner.tried() == {BASELINE}
-    seen, fastest = tuner.seen(), tuner.fastest_log_s()
-    is_first, expected = not any(map(costs.compiles, seen)), beliefs.expected(seen)
+    fastest, expected = tuner.fastest_log_s(), beliefs.expected(tuner.timed())
+    is_first = not any(map(costs.compiles, tuner.seen()))
     last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
     race_s = max(RACE_MARGIN * leaders_last_race_s(tuner, costs), min(last_s, default=0.0)) if not is_only_hope else 0.0
 
@@ -168,7 +168,7 @@ def without_prospect(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> list[Fli
     """What is being prepared and would not be begun any more: it is expected to be far slower than the fastest by now."""
     if not trials.flights:
         return []
-    hopeless = _hopeless(tuner, beliefs, beliefs.promises(tuner.seen(), tuner.fastest_log_s()))
+    hopeless = _hopeless(tuner, beliefs, beliefs.promises(tuner.timed(), tuner.fastest_log_s()))
     rows = {flight.switches: beliefs.index.get(flight.switches) for flight in trials.flights}
     late = {switches for switches, row in rows.items() if row is not None and hopeless[row]}
     return [each for each in trials.flights if each.switches in late - {BASELINE}]
@@ -176,7 +176,7 @@ def without_prospect(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> list[Fli
 
 def _hopeless(tuner: Tuner, beliefs: Beliefs, gains: Floats) -> NDArray[np.bool_]:
     """Recipes that are expected to be far behind, and could hardly surprise."""
-    far_behind = beliefs.expected(tuner.seen()) > tuner.fastest_log_s() + FAR_BEHIND
+    far_behind = beliefs.expected(tuner.timed()) > tuner.fastest_log_s() + FAR_BEHIND
     return far_behind & (gains < _least_gain(tuner, UNLIKELY_S))
 
 
@@ -206,7 +206,7 @@ def _awaited(tuner: Tuner, beliefs: Beliefs, trials: Trials, costs: Costs) -> li
     if not compiling:
         return []
     others = len(trials.in_flight) - 1
-    expected, fastest = beliefs.expected(tuner.seen()), tuner.fastest_log_s()
+    expected, fastest = beliefs.expected(tuner.timed()), tuner.fastest_log_s()
     timing_s = 2 * costs.timed_s * others
 
     def awaited(flight: Flight) -> Awaited:
@@ -305,11 +305,11 @@ def _promises(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches], awaited
     """
 
     def beyond(there: Sequence[Switches]) -> Floats:
-        seen, fastest = tuner.seen(), tuner.fastest_log_s()
+        timed, fastest = tuner.timed(), tuner.fastest_log_s()
         if there:
-            seen = {**_imagined(beliefs, seen, there), **seen}
-            fastest = min([fastest, *(seen[each].log_s for each in there if each in seen)])
-        return beliefs.promises(seen, fastest)
+            timed = {**_imagined(beliefs, timed, there), **timed}
+            fastest = min([fastest, *(timed[each].log_s for each in there if each in timed)])
+        return beliefs.promises(timed, fastest)
 
     chance = max((each.ready(0.0) for each in awaited), default=1.0)
     with_all = beyond(in_flight)
@@ -326,10 +326,10 @@ def _may_risk(tuner: Tuner, chance: float, failing_s: float) -> bool:
 
 
 def _imagined(
-    beliefs: Beliefs, seen: dict[Switches, Estimate], in_flight: Sequence[Switches]
+    beliefs: Beliefs, timed: dict[Switches, Estimate], in_flight: Sequence[Switches]
 ) -> dict[Switches, Estimate]:
     """What is being prepared, as if it had been timed and had taken what is expected of it."""
-    expected = beliefs.expected(seen)
+    expected = beliefs.expected(timed)
     return {
         switches: Estimate(
             recipe="",

@@ -120,6 +120,8 @@ class Lesson(Frozen):
     reason: Note
     recipe: str
     """In which it was seen."""
+    overrules_trials: bool = False
+    """It speaks against recipes whose trial went well, too: it was seen in the last race, or by a check as long as there."""
 
 
 class Probe(Frozen):
@@ -128,6 +130,8 @@ class Probe(Frozen):
     recipe: str
     runs: bool
     """And keeps its numerics."""
+    checked_long: bool = False
+    """Its numerics were checked as in the last race."""
 
 
 class Untried(Frozen):

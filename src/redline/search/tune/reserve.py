@@ -11,7 +11,6 @@ from redline.search.tune.costs import CONTENTION, Costs
 from redline.search.tune.estimates import PROCESS_SD
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
-from redline.search.tune.winner import rejected_in_finals
 
 RACE_MARGIN = 1.25
 """What a replicate may take over what trials of its recipes took: it is timed for longer."""
@@ -37,9 +36,7 @@ ABLATION_SHARE = 0.25
 
 def choose_finalists(tuner: Tuner) -> list[Switches]:
     """Those that could be the fastest for all that is known, the fastest first."""
-    wrong = rejected_in_finals(tuner.tune, tuner.records)
-    able = (each for each in tuner.seen().values() if tuner.may_win(each) and each.recipe not in wrong)
-    known = sorted(able, key=lambda each: each.log_s)
+    known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
     if not known:
         return []
     best = known[0]

@@ -23,9 +23,9 @@ from redline.search.tune.winner import (
     SwitchGain,
     Winner,
     against_baseline,
+    fallen_in_race,
     gains_of,
     one_process_doubt,
-    rejected_in_finals,
     replicates_of,
     speeds_of,
     winner_and_its_replicates,
@@ -316,7 +316,7 @@ def _ranking(
 ) -> list[Ranked]:
     """Fastest first."""
     replicates = replicates_of(tune.finals, records)
-    broke_later = rejected_in_finals(tune, records)
+    fallen = fallen_in_race(tune, records)
     shown = {recipe: each.record_id for recipe, each in known.items()}
     for record in (record for replicate in replicates for record in replicate if record.blocks):
         shown.setdefault(str(record.spec.recipe), record.id)
@@ -328,7 +328,6 @@ def _ranking(
         pair, row = against_baseline(recipe, replicates, tune, known), rows[record_id]
         cold = _first_compiled(recipe, tune, records)
         late = known[recipe].too_late if recipe in known else None
-        lost = note("rejected-in-final", "rejected in the final comparison") if recipe in broke_later else None
         ranked.append(
             Ranked(
                 recipe=recipe,
@@ -349,7 +348,7 @@ def _ranking(
                 energy_too_short=row.energy_too_short,
                 power_w=row.power_w,
                 utilisation=row.utilisation,
-                note=late or _why_not_recommended(recipe, pair.ratio, tune, winner) or lost,
+                note=late or _why_not_recommended(recipe, pair.ratio, tune, winner) or fallen.get(recipe),
             )
         )
     return sorted(ranked, key=lambda each: -each.ratio)

@@ -65,6 +65,11 @@ class Trials:
         return [flight.switches for flight in self._flights] + self._crowded_out
 
     @property
+    def is_open(self) -> bool:
+        """Whether the fastest so far is open, so that others can be measured in turns with it."""
+        return self._anchor is not None
+
+    @property
     def flights(self) -> Sequence[Flight]:
         return self._flights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,9 +20,10 @@ from redline.record import Failure, Numerics, RunRecord, TimeKind
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
 from redline.search.tune.estimates import Estimate, estimates
-from redline.search.tune.lessons import Lessons, quantizing_of, unproven
-from redline.search.tune.record import Lesson, Metric, Trial, TuneRecord, TuneSpec
+from redline.search.tune.lessons import Lessons, is_exact, overruled_by, quantizing_of, unproven
+from redline.search.tune.record import Lesson, Trial, TuneRecord, TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches
+from redline.search.tune.winner import fallen_in_race
 from redline.spec import MeasureSpec, Recipe, RunSpec
 
 Clock = Callable[[], float]
@@ -88,9 +89,11 @@ class Tuner:
     _failed_before_s: float = 0.0
     _charged_s: float = 0.0
     """Of the clock, up to where all seconds are charged to a purpose."""
-    _seen: tuple[tuple[Trial, ...], dict[Switches, Estimate]] | None = None
-    _leader: tuple[dict[Switches, Estimate], tuple[Metric, ...], Estimate | None] | None = None
-    """As of what was seen and checked then."""
+    _timed: tuple[tuple[Trial, ...], dict[Switches, Estimate]] | None = None
+    _seen: tuple[object, tuple[Lesson, ...], dict[Switches, Estimate]] | None = None
+    _fallen: tuple[tuple[object, ...], Collection[str]] | None = None
+    _leader: tuple[tuple[object, ...], Estimate | None] | None = None
+    """As of what was seen, checked and raced then."""
     _lessons: tuple[tuple[object, ...], Lessons] | None = None
 
     def __post_init__(self) -> None:
@@ -207,13 +210,21 @@ class Tuner:
 
     # What is known
 
-    def seen(self) -> dict[Switches, Estimate]:
-        """What was timed and kept its numbers, by its switches."""
+    def timed(self) -> dict[Switches, Estimate]:
+        """What was timed and kept its numbers in its trial, by its switches; also what the last race has rejected since."""
         trials = self.tune.trials
-        if self._seen is None or self._seen[0] is not trials:
+        if self._timed is None or self._timed[0] is not trials:
             found = {self.space.switches_of(text): each for text, each in estimates(self.tune, self.records).items()}
-            self._seen = (trials, found)
-        return self._seen[1]
+            self._timed = (trials, found)
+        return self._timed[1]
+
+    def seen(self) -> dict[Switches, Estimate]:
+        """What was timed and kept its numbers, as far as is known."""
+        timed, lessons = self.timed(), self.tune.lessons
+        if self._seen is None or self._seen[0] is not timed or self._seen[1] is not lessons:
+            found = {each: timed[each] for each in timed if overruled_by(each, lessons) is None}
+            self._seen = (timed, lessons, found)
+        return self._seen[2]
 
     def tried(self) -> set[Switches]:
         return {self.space.switches_of(trial.recipe) for trial in self.tune.trials}
@@ -228,13 +239,18 @@ class Tuner:
         told = (tune.lessons, tune.probes, tune.trials, tune.earlier, tuple(self.overdue))
         if self._lessons is None or self._lessons[0] != told:
             ran = [self.space.switches_of(probe.recipe) for probe in tune.probes if probe.runs]
-            broken = [(switches, self._failure_of(switches)) for switches in self.broken()]
+            broken = [(each, self._failure_of(each)) for each in self.tried() if each not in self.timed()]
             accused = [
                 (switches, frozenset(failure.switches) & switches if failure is not None else frozenset())
                 for switches, failure in broken
                 if failure is None or (failure.kind != "oom" and failure.scope == "recipe")
             ]
             accused += [(switches, BASELINE) for switches in self.overdue]
+            accused += [
+                (frozenset(lesson.switches), BASELINE)
+                for lesson in tune.lessons
+                if lesson.overrules_trials and lesson.scope == "recipe" and not is_exact(lesson)
+            ]
             doubted = [frozenset({choice.switch}) for choice in self.space.choices if choice.is_doubtful]
             doubted += [frozenset(part) for part in (tune.earlier.doubted if tune.earlier is not None else ())]
             compilers = [choice.switch for choice in self.space.choices if choice.capabilities.compiles]
@@ -258,11 +274,11 @@ class Tuner:
 
     def leader(self) -> Estimate | None:
         """The fastest that may be recommended so far."""
-        seen, metrics = self.seen(), self.tune.metrics
-        if self._leader is None or self._leader[0] is not seen or self._leader[1] is not metrics:
-            known = [each for each in seen.values() if self.may_win(each)]
-            self._leader = (seen, metrics, min(known, key=lambda each: each.log_s, default=None))
-        return self._leader[2]
+        as_of = (self.seen(), self.tune.metrics, self.tune.finals)
+        if self._leader is None or any(one is not other for one, other in zip(self._leader[0], as_of, strict=True)):
+            known = [each for each in self.seen().values() if self.may_win(each)]
+            self._leader = (as_of, min(known, key=lambda each: each.log_s, default=None))
+        return self._leader[1]
 
     def is_slow_without_compiler(self, switches: Switches) -> bool:
         """Whether a recipe that compiles was slower than the baseline without its compiler, and not for the host's sake.
@@ -281,7 +297,14 @@ class Tuner:
         return plain.log_s > baseline.log_s + CLEARLY_SLOWER
 
     def may_win(self, each: Estimate) -> bool:
-        return each.too_late is None and unproven(each.recipe, self.tune) is None
+        return each.too_late is None and unproven(each.recipe, self.tune) is None and each.recipe not in self.fallen()
+
+    def fallen(self) -> Collection[str]:
+        """What the last race has rejected so far."""
+        as_of = (self.tune.trials, self.tune.finals, self.tune.lessons)
+        if self._fallen is None or any(one is not other for one, other in zip(self._fallen[0], as_of, strict=True)):
+            self._fallen = (as_of, fallen_in_race(self.tune, self.records).keys())
+        return self._fallen[1]
 
     def is_only_shown(self, switches: Switches) -> bool:
         """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
@@ -298,7 +321,9 @@ class Tuner:
     # What is asked of the bench
 
     def trial_spec(self, switches: Switches) -> RunSpec:
-        return self.spec_of(switches, trial_measure(on_cpu=self.on_cpu))
+        """Once a recipe has lost its numbers in the last race, trials look as closely as that."""
+        checks_long = any(each.overrules_trials and each.reason.about == "numerics" for each in self.tune.lessons)
+        return self.spec_of(switches, trial_measure(on_cpu=self.on_cpu, checks_long=checks_long))
 
     def spec_of(self, switches: Switches, measure: MeasureSpec, batch: int | None = None) -> RunSpec:
         spec = self.asked.spec
@@ -325,13 +350,15 @@ def usual_jobs(spec: RunSpec) -> int:
     return min(max(processors // each, 1), MOST_JOBS)
 
 
-def trial_measure(*, on_cpu: bool) -> MeasureSpec:
-    """Short looks: what matters is which recipes are worth a longer one."""
+def trial_measure(*, on_cpu: bool, checks_long: bool = False) -> MeasureSpec:
+    """Short looks: what matters is which recipes are worth a longer one. `checks_long`: numbers as in the last race."""
+    quick = MeasureSpec.for_effort("quick")
     return msgspec.structs.replace(
-        MeasureSpec.for_effort("quick"),
+        quick,
         block_seconds=0.25 if on_cpu else 0.1,
         warmup_max_seconds=3.0,
         max_seconds=5.0,
+        loss_path_steps=FULL_LOSS_PATH if checks_long else quick.loss_path_steps,
     )
 
 

@@ -11,10 +11,11 @@ from redline.analyze.race import Pair, pair_of, pair_with_spread, process_spread
 from redline.analyze.replicates import lines_of
 from redline.analyze.summary import RunSummary
 from redline.fields import Frozen
+from redline.note import Note, note
 from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES
 from redline.search.tune.estimates import Estimate, Records, estimates
-from redline.search.tune.lessons import rejection, unproven
+from redline.search.tune.lessons import overruled_by, rejection, unproven
 from redline.search.tune.record import TuneRecord
 from redline.spec import BASELINE, Recipe
 
@@ -83,7 +84,7 @@ def winner_of(tune: TuneRecord, records: Records) -> str | None:
     replicates = replicates_of(tune.finals, records)
     timed = {recipe for recipe, each in known.items() if each.too_late is None}
     timed |= {str(record.spec.recipe) for replicate in replicates for record in replicate if record.blocks}
-    may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - rejected_in_finals(tune, records)
+    may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - fallen_in_race(tune, records).keys()
     survivors = [recipe for recipe in met_last(replicates) if recipe in may_win]
     if not survivors:
         best = min((known[recipe] for recipe in may_win & known.keys()), key=lambda each: each.log_s, default=None)
@@ -151,8 +152,16 @@ def met_last(replicates: Sequence[Sequence[RunRecord]]) -> list[str]:
     return [str(record.spec.recipe) for record in replicates[-1] if record.failure is None and record.blocks]
 
 
-def rejected_in_finals(tune: TuneRecord, records: Records) -> set[str]:
-    return rejected_in(replicates_of(tune.finals, records), tune)
+def fallen_in_race(tune: TuneRecord, records: Records) -> dict[str, Note]:
+    """Recipes that the last race rejected, or that hold what it ruled out, though their trials went well; and why."""
+    found = {}
+    for recipe in {trial.recipe for trial in tune.trials}:
+        lesson = overruled_by(_words(recipe), tune.lessons)
+        if lesson is not None:
+            part = "+".join(lesson.switches)
+            found[recipe] = note("ruled-out", f"a longer check of {lesson.recipe} has ruled out {part}", about=part)
+    own = note("rejected-in-final", "rejected in the final comparison")
+    return found | dict.fromkeys(rejected_in(replicates_of(tune.finals, records), tune), own)
 
 
 def rejected_in(replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> set[str]:
