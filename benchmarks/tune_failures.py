@@ -3,7 +3,8 @@
     python benchmarks/tune_failures.py [--spaces 20] [--budget 5m] [--jobs 1]
 
 Worlds (`worlds.recipes.FAILURES`): switches that fail wherever they stand, in all their variants; pairs that fail together;
-switches that no compiler accepts, which shows after compiling; and faults that take fifteen to thirty seconds to show. The
+switches that no compiler accepts, which shows after compiling; faults that take fifteen to thirty seconds to show; and number
+formats that lose their numbers only in the longer check of the last race. The
 bench names no culprit in any of them. Target: a tenth of the budget at most goes into recipes that fail and into finding out
 why, on average over the worlds of each kind, and nothing that is ruled out is tried again. `over` counts the worlds where it was
 more than a tenth: one compile that breaks may take as much by itself.

@@ -154,6 +154,8 @@ Code = Literal[
     "no-energy",
     "short-race",
     "gains-unknown",
+    "one-branch",
+    "fewer-digits",
     "untried",
     "timed-before",
     "batch-not-searched",

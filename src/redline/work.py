@@ -175,6 +175,8 @@ class Facts(Frozen):
     """Share of the operators' time by kind, over the whole step."""
     launches: int = 0
     """Operators in one step that put work on the device."""
+    double_share: float = 0.0
+    """Of the operators' time, what those take that compute with 64 bits."""
     attention_backends: dict[str, tuple[str, ...]] = {}
     """By number format (fp32, fp16, bf16): the backends that can do every attention of the model here."""
     blocks: RepeatedBlock | None = None

@@ -127,6 +127,30 @@ def test_a_branch_on_data_shows_on_a_second_draw_of_the_inputs() -> None:
     assert plain.reads == ()
 
 
+class Seldom(nn.Module):
+    """Goes another way from the fifth inputs on that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.given = nn.Linear(4, 4), list[float]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x[0, 0].item()
+        self.given += [first] if first not in self.given else []
+        return self.layer(x) if self.given.index(first) < 4 else self.layer(x).relu()
+
+
+def test_a_model_that_reads_values_is_looked_at_on_more_inputs() -> None:
+    model = Seldom()
+    assert facts(model, torch.randn(3, 4)).branches
+    assert len(model.given) == 5, "no more than needed to see it"
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1.0), (torch.float32, 0.0)])
+def test_how_much_is_computed_with_64_bits(dtype: torch.dtype, share: float) -> None:
+    assert facts(nn.Linear(4, 4).to(dtype), torch.randn(3, 4, dtype=dtype)).double_share == pytest.approx(share)
+
+
 @pytest.mark.parametrize(
     ("read", "told"),
     [

@@ -2,7 +2,7 @@
 
 The forward runs under inference mode, where operators that are made of others (`linear`, `scaled_dot_product_attention`,
 `lstm`) arrive whole at a dispatch mode: what ran is then known by what was called, not by the names of modules. It runs
-on two draws of the inputs, which shows whether the program depends on the data.
+on two draws of the inputs, on more where Python reads values, which shows whether the program depends on the data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -23,13 +22,13 @@ from torch.utils._pytree import tree_leaves
 
 from redline.bench.count.accumulating import accumulating
 from redline.bench.count.attention import attends, cast
+from redline.bench.count.clock import LONGEST_HOLD_S, Clock, clocked
 from redline.bench.count.count import plainly
 from redline.bench.count.counter import is_composite, watching
 from redline.bench.count.functions import FunctionCalls
 from redline.bench.count.kinds import described, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
-from redline.bench.device.process import page_faults
 from redline.bench.recipe.parts import WORTH_RECORDING
 from redline.bench.recipe.plain import BACKENDS, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
@@ -45,11 +44,11 @@ from redline.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorSha
 K = TypeVar("K")
 
 OPERATORS_TOLD = 12
-TIMED_STEPS = 8
-TIMED_SECONDS = 0.5
 WATCHING_FACTOR = 20.0
 """Watching makes a step take the host about this many times as long to issue."""
-LONGEST_HOLD_S = 0.5
+MOST_LOOKS, LOOKING_S = 6, 1.0
+"""At a model that reads values on the host, each on inputs of its own."""
+DOUBLE = (torch.float64, torch.complex128)
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 PLAIN_OUTPUTS = (Tensor, bool, int, float, complex, str, type(None))
@@ -75,18 +74,19 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         draws = not torch.equal(state, device.random_state())
         added_to = accumulating(setup, mutated, seed) if setup.task == "infer" else ()
         torch.manual_seed(seed)
-        again = _second_forward(setup, forward, seed + 1, clock)
-    forward.take_shorter_times(again)
+        others = list(_on_other_inputs(setup, forward, seed + 1, clock))
+    forward.take_shorter_times(others[0])
     whole = step if step.calls else forward
     memory = device.memory() if device.is_accelerator else Memory()
-    branches = [call.name for call in forward.calls] != [call.name for call in again.calls]
-    other_shapes = [call.shapes for call in forward.calls] != [call.shapes for call in again.calls]
+    branches = any(other.names != forward.names for other in others)
+    other_shapes = [call.shapes for call in forward.calls] != [call.shapes for call in others[0].calls]
     return Facts(
         layers=_layers(forward),
         activated=_activated(forward),
         operators=_operators(whole),
         kinds=_kinds(whole),
         launches=len(whole.calls),
+        double_share=whole.shares_by(lambda call: call.is_double).get(True, 0.0),
         attention_backends=forward.backends_of_all(),
         blocks=_blocks(workload.model, forward),
         reads=tuple(f"{what} ({count})" for what, count in (forward.reads | step.reads).items()),
@@ -109,45 +109,6 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
     )
 
 
-@dataclass(frozen=True)
-class Clock:
-    step_s: float
-    issue_s: float
-    """Until the host has issued a step; on a CPU the whole step."""
-    device_s: float | None
-    synchronises: bool | None
-    page_faults: float
-    """Of one step."""
-
-
-def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
-    """A few plain steps: how long one takes, how long the host needs to issue it, and how long the device to do it."""
-    device, step = setup.device, make_step(setup, optimizer)
-    whole: list[float] = []
-    issued: list[float] = []
-    with step.context():
-        step()  # libraries load, algorithms are picked, the optimizer makes its state
-        device.synchronize()
-        deadline, faults = time.perf_counter() + TIMED_SECONDS, page_faults()
-        while len(whole) < TIMED_STEPS and (not whole or time.perf_counter() < deadline):
-            started = time.perf_counter()
-            step()
-            issued.append(time.perf_counter() - started)
-            device.synchronize()
-            whole.append(time.perf_counter() - started)
-        faults_per_step = (page_faults() - faults) / len(whole)
-        synchronises = device.synchronises(step)
-        device_s = None
-        if device.is_accelerator and not synchronises:
-            # Held back until all is issued, the device then works without waiting for the host.
-            device.hold(min(2 * median(issued), LONGEST_HOLD_S))
-            marks = [device.mark()]
-            step()
-            marks.append(device.mark())
-            device_s = device.seconds_between(marks)[0]
-    return Clock(median(whole), median(issued), device_s, synchronises, faults_per_step)
-
-
 def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
     args, kwargs = inputs
     watch, returned = Watch(setup), list[Any]()
@@ -158,8 +119,18 @@ def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
     return watch
 
 
-def _second_forward(setup: Setup, first: Watch, seed: int, clock: Clock) -> Watch:
-    """Another look on other inputs; the first once more where there are none, or the model takes none."""
+def _on_other_inputs(setup: Setup, first: Watch, seed: int, clock: Clock) -> Iterator[Watch]:
+    """One more look, and where Python reads values some more, until one shows other operators: they may decide what runs."""
+    ends_at = time.perf_counter() + LOOKING_S
+    for number in range(MOST_LOOKS if first.reads else 1):
+        other = _another_forward(setup, first, seed + number, clock)
+        yield other
+        if other.names != first.names or time.perf_counter() > ends_at:
+            return
+
+
+def _another_forward(setup: Setup, first: Watch, seed: int, clock: Clock) -> Watch:
+    """A look on other inputs; the first once more where there are none, or the model takes none."""
     second = setup.workload.second_inputs(seed)
     if second is None:
         return first
@@ -263,6 +234,8 @@ class Call:
     shapes: tuple[tuple[int, ...], ...]
     constants: tuple[str, ...] = ()
     """Numbers among its arguments, such as the rate of a dropout: a compiler writes them into the program."""
+    is_double: bool = False
+    """It reads numbers of 64 bits."""
 
 
 class Watch(WholeDispatchMode):
@@ -323,12 +296,14 @@ class Watch(WholeDispatchMode):
         self._look_for_reads(func, name, args)
         if kind is None:
             return func(*args, **kwargs)
-        inputs = tuple(tuple(tensor.shape) for tensor in tensors_in((*args, *kwargs.values())))
+        inputs = list(tensors_in((*args, *kwargs.values())))
+        shapes, is_double = tuple(tuple(each.shape) for each in inputs), any(each.dtype in DOUBLE for each in inputs)
         self._marks.append(self._device.mark())
         out = func(*args, **kwargs)
         self._marks.append(self._device.mark())
         constants = tuple(repr(value) for value in (*args, *kwargs.values()) if _is_constant(value))
-        self.calls.append(Call(name, kind, layer, self._stack[-1] if self._stack else "", inputs, constants))
+        path = self._stack[-1] if self._stack else ""
+        self.calls.append(Call(name, kind, layer, path, shapes, constants, is_double))
         return out
 
     def _look_for_reads(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -367,6 +342,10 @@ class Watch(WholeDispatchMode):
         return {
             form: tuple(name for name in BACKENDS if all(name in run.get(form, ()) for run in runs)) for form in formats
         }
+
+    @property
+    def names(self) -> list[str]:
+        return [call.name for call in self.calls]
 
     def take_shorter_times(self, other: Watch) -> None:
         """For each operator the shorter time, where the other run had the same ones: a busy machine makes some far too long."""

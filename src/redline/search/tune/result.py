@@ -18,6 +18,7 @@ from redline.record import ColdStart, FailureScope, Numerics, RunRecord
 from redline.search.tune.estimates import Estimate, Records, estimates
 from redline.search.tune.lessons import metric_of, rejection, unproven
 from redline.search.tune.record import Metric, Refused, Spent, TuneRecord, TuneState, Untried
+from redline.search.tune.result_notes import notes_of
 from redline.search.tune.winner import (
     Speeds,
     SwitchGain,
@@ -29,10 +30,8 @@ from redline.search.tune.winner import (
     replicates_of,
     speeds_of,
     winner_and_its_replicates,
-    winner_of,
 )
-from redline.spec import BASELINE, Task
-from redline.units import significant
+from redline.spec import Task
 from redline.work import Facts
 
 
@@ -126,6 +125,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
     leader = _against(chosen, replicates, tune, records, rows, known, speeds)
     winner = leader if leader is not None and leader.is_certain else None
     ranking = tuple(_ranking(tune, records, rows, known, leader, speeds))
+    numerics = next((row.numerics for row in ranking if leader is not None and row.recipe == leader.recipe), None)
     roofline = rows[leader.record_id].roofline if leader is not None else None
     first = next(iter(rows.values()), None)
     return TuneSummary(
@@ -149,13 +149,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         compile_seconds=sum(each.prepared.cold_start.compile_s or 0.0 for each in made if each.prepared is not None),
         trials=len({trial.recipe for trial in tune.trials} | _raced(tune, records)),
         batch=first.batch if first else None,
-        notes=(
-            *tune.notes,
-            *_check_notes(winner, tune),
-            *_batch_notes(leader, tune, records),
-            *_disturbance_notes(leader, rows),
-            *_given_up_notes(tune),
-        ),
+        notes=notes_of(tune, records, rows, leader, numerics),
         record_ids=tuple(tune.record_ids),
         explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
         if winner is not None
@@ -181,86 +175,6 @@ def with_price(found: TuneSummary, per_hour: float) -> TuneSummary:
     return msgspec.structs.replace(
         found, winner=priced(found.winner), leader=priced(found.leader), ranking=tuple(map(priced, found.ranking))
     )
-
-
-def _given_up_notes(tune: TuneRecord) -> list[Note]:
-    """What was begun, and not prepared in time in any session."""
-    tried, longest = {trial.recipe for trial in tune.trials}, dict[str, float]()
-    for each in tune.given_up:
-        longest[each.recipe] = max(each.seconds, longest.get(each.recipe, 0.0))
-    return [
-        note("given-up", f"{recipe} was given up: {seconds:.0f} s were not enough to prepare it", about=recipe)
-        for recipe, seconds in longest.items()
-        if recipe not in tried
-    ]
-
-
-DISTURBANCES = ("shared-cpu", "shared-gpu", "throttled", "others-at-work")
-"""Doubts about times that are not the recipe's doing."""
-
-
-def _disturbance_notes(leader: Winner | None, rows: dict[str, RunSummary]) -> list[Note]:
-    if leader is None:
-        return []
-    found = rows[leader.record_id].verdict
-    notes = [note(each.code, f"{leader.recipe}: {each}", about=leader.recipe) for each in found.noted("contended")]
-    for each in (*found.reasons, *found.notes):
-        if each.code in DISTURBANCES:
-            doubt = "" if leader.recipe == BASELINE else "; undisturbed it may be faster, and its gain another"
-            remedy = ": run it again when they have ended" if each.code == "shared-cpu" else ""
-            text = f"{leader.recipe}: {each}{doubt}{remedy}"
-            notes.append(note(each.code, text, about=leader.recipe))
-    return notes
-
-
-def _check_notes(winner: Winner | None, tune: TuneRecord) -> list[Note]:
-    if winner is None or tune.tune.check is None or metric_of(winner.recipe, tune) is not None:
-        return []
-    return [note("check-not-run", f"your check has not been run on {winner.recipe}: it is not proven")]
-
-
-def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> list[Note]:
-    """What the search for the batch saw, where the winner is told elsewhere or is another there."""
-    if winner is None or not tune.batches:
-        return []
-    raced = {
-        record.spec.workload.batch
-        for replicate in replicates_of(tune.batch_replicates, records)
-        for record in replicate
-    }
-    if winner.batch in raced:
-        first = winner_of(tune, records)
-        if first == winner.recipe:
-            return []
-        why = _why_not(first, winner, tune, records)
-        return [note("other-winner", f"{first} won at the first batch, but not at batch {winner.batch}: {why}")]
-    found = ", ".join(
-        f"{choice.recipe} {significant(choice.throughput_per_s, 3)} {winner.item or 'item'}/s at batch {choice.batch}"
-        for choice in tune.batches
-    )
-    if any(each.code == "batch-not-raced" for each in tune.notes):
-        why = "they were not compared there"
-    elif raced:
-        why = "none of them may be recommended there"
-    else:
-        why = (
-            "the budget ended before they were compared there"
-            if tune.state in ("done", "out-of-budget")
-            else "they have not been compared there yet"
-        )
-    return [note("batch-not-raced", f"the search for the batch, each recipe by itself, measured {found}; {why}")]
-
-
-def _why_not(first: str | None, winner: Winner, tune: TuneRecord, records: Records) -> str:
-    """Why the winner at the first batch is not the one at the batch that was found."""
-    there = [
-        each
-        for replicate in replicates_of(tune.batch_replicates, records)
-        for each in replicate
-        if str(each.spec.recipe) == first
-    ]
-    lost = next((reason for each in there if (reason := rejection(each, tune)) is not None), None)
-    return f"it fails there ({lost})" if lost else f"{winner.recipe} is as fast there, or faster"
 
 
 def _against(

@@ -1,0 +1,60 @@
+"""What is said beside a result about what it was measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from tune_bench import BEST, landscape
+from worlds.recipes import switches_of
+
+from redline.api.tune import TuneResult
+from redline.record import Numerics
+from redline.spec import RunSpec
+from redline.testing.landscape import EXACT
+from redline.work import Facts
+
+SCOPE = ("one-branch", "fewer-digits")
+
+
+def said(result: TuneResult) -> dict[str, str]:
+    return {each.code: str(each) for each in result.summary.notes if each.code in SCOPE}
+
+
+def in_half(spec: RunSpec) -> Numerics:
+    is_half = "fp16" in switches_of(spec)
+    return Numerics(rel_l2=0.0, passed=True, number_format="fp16" if is_half else "fp32")
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (Facts(branches=True), "runs other operators on other values"),
+        (Facts(varies_shapes=True), "gives its operators other shapes on other values"),
+        (Facts(), None),
+    ],
+)
+def test_a_gain_that_depends_on_the_inputs_is_marked(
+    tune: Callable[..., TuneResult], facts: Facts, told: str | None
+) -> None:
+    found = said(tune(replace(landscape(), facts=facts))).get("one-branch")
+    assert found is None if told is None else told in str(found)
+
+
+@pytest.mark.parametrize(("share", "without", "is_told"), [(0.9, None, True), (0.1, None, False), (0.9, "fp16", False)])
+def test_digits_that_a_model_in_float64_loses_are_told(
+    tune: Callable[..., TuneResult], share: float, without: str | None, is_told: bool
+) -> None:
+    result = tune(landscape(facts=Facts(double_share=share), numerics=in_half), without=[without or "int8", "bf16"])
+    assert ("fp16 keeps about 3 of its 16 digits" in said(result).get("fewer-digits", "")) is is_told
+
+
+def test_nothing_is_said_of_a_baseline_that_stays(tune: Callable[..., TuneResult]) -> None:
+    slow = landscape(
+        step_s=lambda spec: 0.01 * (1 + len(switches_of(spec))), facts=Facts(branches=True), numerics=EXACT
+    )
+    result = tune(slow)
+    assert result.winner is None
+    assert said(result) == {}
+    assert BEST not in str(result.summary.leader)
