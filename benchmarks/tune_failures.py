@@ -18,9 +18,11 @@ import argparse
 from random import Random
 from statistics import mean, median
 
-from worlds.recipes import FAILURES, RecipeTruth
+from worlds.recipes import FAILURES, SHORT_LOSS_PATH, RecipeTruth
 from worlds.tuning import loss_of, tune_simulated
 
+from redline.search.tune.lessons import rejection
+from redline.search.tune.record import Trial
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
 from redline.units import parse_seconds
 
@@ -72,15 +74,24 @@ def row_of(tuner: Tuner, truth: RecipeTruth, budget_s: float) -> dict[str, float
 
 
 def tried_again(tuner: Tuner) -> int:
-    """Trials of recipes that an earlier lesson had ruled out."""
+    """Trials of recipes that an earlier lesson had ruled out. What the race taught was learned before the first long check."""
+    tune = tuner.tune
+    long = [trial for trial in tune.trials if checks_long(tuner, trial)]
+    raced = [each for each in tune.lessons if each.overrules_trials and each.recipe not in {one.recipe for one in long}]
+    lessons = {lesson.recipe: frozenset(lesson.switches) for lesson in tune.lessons if lesson not in raced}
     learned: list[frozenset[str]] = []
-    lessons = {lesson.recipe: frozenset(lesson.switches) for lesson in tuner.tune.lessons}
     count = 0
-    for trial in tuner.tune.trials:
+    for trial in tune.trials:
+        learned += [frozenset(lesson.switches) for lesson in raced] if trial in long[:1] else []
         switches = tuner.space.switches_of(trial.recipe)
         count += any(part <= switches for part in learned)
-        learned += [lessons[trial.recipe]] if trial.recipe in lessons else []
+        is_rejected = rejection(tuner.records[trial.record_id], tune) is not None
+        learned += [lessons[trial.recipe]] if is_rejected and trial.recipe in lessons else []
     return count
+
+
+def checks_long(tuner: Tuner, trial: Trial) -> bool:
+    return tuner.records[trial.record_id].spec.measure.loss_path_steps > SHORT_LOSS_PATH
 
 
 def p90(values: list[float]) -> float:
