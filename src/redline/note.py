@@ -105,6 +105,7 @@ Code = Literal[
     "changed-batch",
     "batch-unknown",
     "one-input-set",
+    "masked-positions",
     "not-calibrated",
     "input",
     "model",

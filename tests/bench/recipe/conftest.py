@@ -10,6 +10,14 @@ import torch
 from redline.bench.environment import remember_flags
 
 
+@pytest.fixture(autouse=True)
+def fast_path_as_it_was() -> Iterator[None]:
+    """A recipe is applied for the rest of its process, which here is that of other tests too."""
+    held = torch.backends.mha.get_fastpath_enabled()
+    yield
+    torch.backends.mha.set_fastpath_enabled(held)
+
+
 @pytest.fixture
 def torch_as_it_was() -> Iterator[None]:
     """One thread, a seed, and every switch put back."""

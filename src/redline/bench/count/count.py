@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from redline.bench.count.counter import NO_TF32, Share, Tf32, WorkCounter
 from redline.bench.count.formulas import SPARSE
 from redline.bench.count.kinds import distinct, tensor_bytes
+from redline.bench.recipe.fastpath import without_fast_path
 from redline.bench.workload.called import name_of, refuse_what_has_not_run
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TrainingLoss
@@ -342,13 +343,8 @@ def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCou
 @contextmanager
 def plainly() -> Iterator[None]:
     """Without the encoder's fast path: the same arithmetic in operators that can be counted one by one."""
-    held = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with _eagerly():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(held)
+    with without_fast_path(), _eagerly():
+        yield
 
 
 def _eagerly() -> AbstractContextManager[Any]:

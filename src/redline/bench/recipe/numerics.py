@@ -12,13 +12,16 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.recipe.fastpath import NOT_COMPARED, hidden_positions
 from redline.bench.recipe.judging import (
     ANOTHER_SEED,
     ASKING_TWICE,
@@ -79,6 +82,8 @@ class OutputReference:
     """How far another seed moves the outputs of a model that draws random numbers; None where it draws none."""
     own_format: str = "fp32"
     """What the reference itself computes in."""
+    hidden: list[list[Tensor | None]] = field(default_factory=list)
+    """For each set of inputs and each floating output: positions that are not compared, as a mask hides them."""
 
     @property
     def is_repeatable(self) -> bool:
@@ -110,7 +115,13 @@ class OutputReference:
         if draws_random_numbers:
             seed_floor = difference([_answers(step, each, ANSWER_SEED + 1) for each in inputs], outputs).rel_l2
         floor, own = max(floor, repeated), own_format(workload.model)
-        return cls(inputs, outputs, floor, number_format, how, mover, seed_floor, own)
+        hidden = [
+            hidden_positions(workload.model, answer, partial(_answers, step, each))
+            for each, answer in zip(inputs, outputs, strict=True)
+        ]
+        if any(each is not None for positions in hidden for each in positions):
+            workload.notes.append(NOT_COMPARED)
+        return cls(inputs, outputs, floor, number_format, how, mover, seed_floor, own, hidden)
 
     def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
         found = [_answers(step, setup.prepared_inputs(*given)) for given in self.inputs]
@@ -119,12 +130,20 @@ class OutputReference:
             return Numerics(number_format=self.number_format, reason=why, second_inputs=self.second)
         if self.outputs[0].is_empty:
             return NOTHING_TO_COMPARE
+        self._leave_out_hidden(found)
         apart = difference(found, self.outputs)
         verdict = judged(apart, self.floor, self.number_format, mover=self.mover)
         if not verdict.passed and apart.finite and self.seed_floor is not None and self.seed_floor > self.floor:
             # A compiler or another number format draws other numbers from the same seed.
             verdict = judged(apart, self.seed_floor, self.number_format, mover=ANOTHER_SEED)
         return msgspec.structs.replace(verdict, second_inputs=self.second)
+
+    def _leave_out_hidden(self, found: list[Answer]) -> None:
+        """Where nobody is meant to look, the reference's own numbers stand for what was found."""
+        for own, answer, positions in zip(found, self.outputs, self.hidden, strict=True):
+            for number, mask in enumerate(positions):
+                if mask is not None and own.numbers[number].shape == answer.numbers[number].shape:
+                    own.numbers[number][mask] = answer.numbers[number][mask]
 
     def as_numerics(self) -> Numerics:
         """For the baseline, which is the reference."""

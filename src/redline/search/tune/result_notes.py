@@ -26,6 +26,7 @@ def notes_of(
         *_batch_notes(leader, tune, records),
         *_disturbance_notes(leader, rows),
         *_scope_notes(winner, tune, numerics),
+        *_comparison_notes(winner, records),
         *_given_up_notes(tune),
     )
 
@@ -83,6 +84,19 @@ def _scope_notes(winner: Winner | None, tune: TuneRecord, numerics: Numerics | N
         text = f"the model computes in float64, and {kept}: where they matter, search with --tolerance 1e-6"
         notes.append(note("fewer-digits", text))
     return notes
+
+
+LEFT_OUT_OF_COMPARISON = ("masked-positions", "one-input-set")
+"""What a workload says about how its outputs are compared."""
+
+
+def _comparison_notes(winner: Winner | None, records: Records) -> list[Note]:
+    """What the verdict on the winner's numbers leaves out."""
+    if winner is None:
+        return []
+    prepared = (each.prepared for each in records.values() if str(each.spec.recipe) == winner.recipe)
+    found = (each for one in prepared if one is not None for each in one.workload.notes)
+    return list(dict.fromkeys(each for each in found if each.code in LEFT_OUT_OF_COMPARISON))
 
 
 def _check_notes(winner: Winner | None, tune: TuneRecord) -> list[Note]:

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, is_without_attention_backend, one_line, refused_attention
 from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import BACKENDS, WithAttention
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.step import Setup
@@ -20,12 +21,6 @@ from redline.spec import Switch, Task
 from redline.work import Facts
 
 _ON_CPU = ("flash", "math")
-_MODULES_WITH_ATTENTION = (
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.Transformer,
-)
 
 
 @SWITCHES.register("sdpa")
@@ -69,10 +64,7 @@ class Attention(RecipeSwitch):
     def apply(self, setup: Setup) -> None:
         model = setup.model
         assert isinstance(model, nn.Module)
-        if any(isinstance(module, _MODULES_WITH_ATTENTION) for module in model.modules()):
-            # Its shortcut for inference computes attention by itself and asks nobody.
-            torch.backends.mha.set_fastpath_enabled(False)
-            setup.notes[self.name] = "MultiheadAttention's own fast path is off: it would pass this choice by"
+        leave_fast_path(setup)
         if _refused_with(setup, model, []) is None:
             raise BenchError("unsupported", f"sdpa: {_NEVER_CALLED}")
         reason = _refused_with(setup, model, [self.backend])
@@ -84,7 +76,7 @@ class Attention(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.bring_in("from typing import Any", "from torch.nn.attention import SDPBackend, sdpa_kernel")
-        code.flags.append("torch.backends.mha.set_fastpath_enabled(False)")
+        write_without_fast_path(code)
         code.carry(WithAttention)
         code.model_lines.append(f"model = WithAttention(model, {self.backend})")
 

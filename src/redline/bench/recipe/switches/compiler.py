@@ -10,6 +10,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, literal
+from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import compile_blocks, repeated_blocks, store_inputs
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
@@ -119,6 +120,7 @@ class Compile(RecipeSwitch):
         if self.settings.get("options", {}).get("freezing"):
             # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
             inductor_config().freezing = True
+        leave_fast_path(setup)
         if self.switch.argument == "regional":
             setup.compiled_blocks = names = compile_blocks(setup.workload.model, **self.settings)
             kind = type(setup.workload.model.get_submodule(names[0])).__name__
@@ -140,6 +142,7 @@ class Compile(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.shortens_launches = True
+        write_without_fast_path(code)
         settings = ", ".join(f"{name}={literal(value)}" for name, value in self.settings.items())
         if self.settings.get("options", {}).get("freezing"):
             code.imports.append("import torch._inductor.config")

@@ -16,6 +16,7 @@ from redline.bench.device.base import Device
 from redline.bench.device.cuda import record_graph
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.base import GRAPHS, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, data_dependence
+from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.parts import (
     WORTH_RECORDING,
     Part,
@@ -209,6 +210,7 @@ class Graphs(RecipeSwitch):
 
     def apply(self, setup: Setup) -> None:
         setup.shortens_launches = True
+        leave_fast_path(setup)
         if setup.task == "generate":
             setup.records_decode = True
             return
@@ -228,6 +230,7 @@ class Graphs(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.shortens_launches = True
+        write_without_fast_path(code)
         if self.is_by_part:
             code.bring_in("from collections.abc import Callable", "from typing import Any")
             code.bring_in("from torch.utils._python_dispatch import TorchDispatchMode")

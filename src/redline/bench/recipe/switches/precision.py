@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.workload.decoder import cast_weights, rotary_frequencies
 from redline.bench.workload.step import Setup
 from redline.record import Capabilities
@@ -55,11 +56,13 @@ class _Precision(RecipeSwitch):
 
 class _Autocast(_Precision):
     def apply(self, setup: Setup) -> None:
+        leave_fast_path(setup)
         setup.autocast_dtype = self.dtype
         # fp16 gradients underflow without scaling; bf16 has fp32's range.
         setup.scales_gradients = self.dtype == torch.float16
 
     def write(self, code: RecipeCode) -> None:
+        write_without_fast_path(code)
         code.autocast = str(self.dtype)
         code.scales_gradients = code.task == "train" and self.dtype == torch.float16
 
