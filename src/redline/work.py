@@ -140,6 +140,8 @@ class LayerShare(Frozen):
     calls: Count
     share: float
     """Share of the time that the operators of the forward pass took."""
+    kinds: Count = 0
+    """Calls that differ in shapes or settings; 0 in old records."""
 
 
 class OperatorShare(Frozen):

@@ -415,3 +415,9 @@ def test_a_cpu_is_asked_with_one_thread_that_is_given_back() -> None:
     assert device.product_time("bf16") == bf16, "asked once"
     assert device.product_time("int8") is None
     assert torch.get_num_threads() == threads
+
+
+def test_convolutions_that_differ_in_nothing_are_of_one_kind() -> None:
+    layers = [nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=2, dilation=2)]
+    found = facts(nn.Sequential(*layers), torch.randn(1, 4, 8, 8)).layers["convolution"]
+    assert (found.calls, found.kinds) == (3, 2)

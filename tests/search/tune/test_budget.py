@@ -82,6 +82,8 @@ class TestOneMinute:
             ({"matmul": 0.85, "attention": 0.08}, None, {"graphs"}),
             ({"convolution": 0.9}, LayerShare(calls=6, share=0.9), {"graphs", "cudnn-benchmark"}),
             ({"convolution": 0.9}, LayerShare(calls=60, share=0.9), {"graphs"}),
+            ({"convolution": 0.9}, LayerShare(calls=60, kinds=50, share=0.9), {"graphs"}),
+            ({"convolution": 0.9}, LayerShare(calls=60, kinds=26, share=0.9), {"graphs", "cudnn-benchmark"}),
             ({"matmul": 0.9}, LayerShare(calls=6, share=0.1), {"graphs"}),
         ],
     )
@@ -97,11 +99,13 @@ class TestOneMinute:
         first = next(trial.recipe for trial in tuner.tune.trials if "compile" in trial.recipe.split("+"))
         assert set(first.split("+")) & {"graphs", "cudnn-benchmark"} == added
 
-    @pytest.mark.parametrize(("calls", "is_added"), [(20, True), (53, False)])
-    def test_a_training_step_of_few_convolutions_is_tuned_while_it_compiles(self, calls: int, is_added: bool) -> None:
+    @pytest.mark.parametrize(("calls", "kinds", "is_added"), [(20, 11, True), (53, 23, False)])
+    def test_a_training_step_of_few_convolutions_is_tuned_while_it_compiles(
+        self, calls: int, kinds: int, is_added: bool
+    ) -> None:
         truth = replace(trained_on_an_h200(20.0), task="train", first_use_s={})
         facts = msgspec.structs.replace(
-            simulated_facts(truth), layers={"convolution": LayerShare(calls=calls, share=0.8)}
+            simulated_facts(truth), layers={"convolution": LayerShare(calls=calls, kinds=kinds, share=0.8)}
         )
         tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=7.0)
         first = next(trial.recipe for trial in tuner.tune.trials if "compile" in trial.recipe.split("+"))

@@ -144,7 +144,13 @@ def _another_forward(setup: Setup, first: Watch, seed: int, clock: Clock) -> Wat
 
 def _layers(forward: Watch) -> dict[LayerKind, LayerShare]:
     calls, shares = Counter(call.layer for call in forward.calls), forward.shares_by(lambda call: call.layer)
-    return {layer: LayerShare(calls=calls[layer], share=share) for layer, share in shares.items() if layer is not None}
+    distinct = {(call.layer, call.name, call.shapes, call.constants) for call in forward.calls}
+    kinds = Counter(layer for layer, *_ in distinct)
+    return {
+        layer: LayerShare(calls=calls[layer], kinds=kinds[layer], share=share)
+        for layer, share in shares.items()
+        if layer is not None
+    }
 
 
 def _activated(forward: Watch) -> LayerShare | None:

@@ -21,10 +21,12 @@ CLEAR_GAIN = 0.3
 AS_SHORT = 0.1
 """Of the logarithm of the time: formats that differ by less are taken to be as fast."""
 MOSTLY = 0.5
-CONVOLUTION_S = 0.15
-"""To try a library's kernels for one convolution: the 18 of a U-Net took an H200 two seconds and a half."""
-TRAINED_CONVOLUTION_S = 0.08
-"""The same for one of its three passes in training: the 60 of ResNet-18 at 32 pixels took 4 s, the 255 of RegNet-Y-400MF more than 15 s."""
+CONVOLUTION_S = 0.17
+"""To try a library's kernels for one kind of convolution: the 15 of a U-Net took an H200 two seconds and a half."""
+TRAINED_CONVOLUTION_S = 0.13
+"""The same for one of its three passes in training: the 33 of ResNet-18 at 32 pixels took 4 s, the 102 of RegNet-Y-400MF more than 15 s."""
+USUAL_KINDS = 0.6
+"""Kinds of convolutions over their number, where old records do not tell."""
 TUNING_SHARE = 0.1
 """Of the budget, for all of them."""
 
@@ -188,13 +190,14 @@ def safe_recipes(tuner: Tuner) -> SafeRecipes:
 
 
 def _tunes_quickly(tuner: Tuner) -> bool:
-    """Whether convolutions take most of the step, and are few enough to try the library's kernels for each."""
+    """Whether convolutions take most of the step, and are of few enough kinds to try the library's kernels for each."""
     facts = tuner.tune.facts
     convolutions = facts.layers.get("convolution") if facts is not None else None
     if convolutions is None or convolutions.share < MOSTLY:
         return False
     each_s = 3 * TRAINED_CONVOLUTION_S if tuner.space.task == "train" else CONVOLUTION_S
-    return convolutions.calls * each_s <= TUNING_SHARE * tuner.budget_s
+    kinds = convolutions.kinds or USUAL_KINDS * convolutions.calls
+    return kinds * each_s <= TUNING_SHARE * tuner.budget_s
 
 
 def _host_share(tuner: Tuner) -> float | None:
