@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -329,3 +331,31 @@ class TestUntilTold:
         first.timed_s, other.timed_s = share_s, 0.99 * share_s
         UntilTold("throughput", 3).after_round([first, other], 99)
         assert (first.stopped, other.stopped) == ("ceiling", None)
+
+
+class TestWithLittleTime:
+    """Five replicates at once of a step so unsteady that no number of rounds tells two recipes apart."""
+
+    def clocks(self, left_s: float) -> list[float]:
+        """When each replicate was done, counted from when the first was timed."""
+        door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.8, noise_rho=0.9))
+        ends: list[float] = []
+
+        class Noted(Observer):
+            def closed(self, record: RunRecord) -> None:
+                ends.append(door.clock_s)
+
+        running = Race(
+            door, NoJournal(), Noted(), random.Random(0), only="throughput", left_s=lambda: left_s - door.clock_s
+        )
+        measured = running.run_replicates_at_once([specs_of("baseline", "fp16")] * 5)
+        assert all(len(record.blocks) >= race.FEWEST_ROUNDS for replicate in measured for record in replicate)
+        return ends[1::2]
+
+    def test_all_of_them_have_their_share_of_it(self) -> None:
+        unhurried = self.clocks(math.inf)
+        begun = 0.7 * unhurried[-1]
+        hurried = self.clocks(begun)
+        assert hurried[-1] <= 1.05 * begun
+        took = [after - before for before, after in itertools.pairwise(hurried)]
+        assert max(took) <= 1.5 * min(took)

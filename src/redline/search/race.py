@@ -7,8 +7,9 @@ before it calls one inconclusive.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -44,17 +45,21 @@ class UntilTold(StopRule):
     kind: TimeKind
     planned: int
     """Replicates that share the time of the spec."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether there is no more time for this replicate: few rounds of it tell more than none of the next."""
 
     def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
         running = [entry for entry in entries if entry.is_sound and entry.stopped is None]
         if not running:
             return
         measure = running[0].spec.measure
-        if rounds >= min(measure.min_rounds, FEWEST_ROUNDS) and self._leave_little_open(running):
+        are_enough = rounds >= min(measure.min_rounds, FEWEST_ROUNDS)
+        if are_enough and self._leave_little_open(running):
             for entry in running:
                 entry.stopped = "target"
+        is_over = are_enough and self.is_over()
         for entry in running:
-            if entry.stopped is None and entry.timed_s >= measure.max_seconds / self.planned:
+            if entry.stopped is None and (is_over or entry.timed_s >= measure.max_seconds / self.planned):
                 entry.stopped = "ceiling"
 
     def _leave_little_open(self, entries: Sequence[Entry]) -> bool:
@@ -83,6 +88,8 @@ class Race:
     only: TimeKind | None = None
     """The only kind of block to measure; None: all that a run measures."""
     planned: int = REPLICATES
+    left_s: Callable[[], float] = lambda: math.inf
+    """Seconds that are left for all of it."""
     replicates: list[list[RunRecord]] = field(default_factory=list)
     in_turns: bool = False
     """Sessions did not fit in memory together."""
@@ -138,10 +145,11 @@ class Race:
                     if entry is not None:
                         group.keep_still(entry)
             if not any(group.crowded for group in groups):
-                for group in groups:
+                for number, group in enumerate(groups):
+                    rule = self._until_told(still_to_come=len(groups) - number - 1)
                     for entry in self.order.sample(group.entries, len(group.entries)):
                         group.measure_solo(entry, self.kind, follows_others=True)
-                    group.measure(UntilTold(self.kind, self.planned))
+                    group.measure(rule)
                     for entry in list(group.entries):
                         group.close(entry)
                 replicates = [[group.done[position] for position in sorted(group.done)] for group in groups]
@@ -160,7 +168,7 @@ class Race:
                     for other in group.entries:
                         other.record = msgspec.structs.replace(other.record, notes=(TOO_CROWDED,))
                     return None
-            group.measure(UntilTold(self.kind, self.planned))
+            group.measure(self._until_told())
         return [group.done[position] for position in range(len(specs))]
 
     def _one_by_one(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
@@ -168,9 +176,17 @@ class Race:
         for position in self._opening_order(len(specs)):
             with self._group(is_shared=False) as group:
                 group.open(specs[position], position)
-                group.measure(UntilTold(self.kind, self.planned))
+                group.measure(self._until_told())
             done |= group.done
         return [done[position] for position in range(len(specs))]
+
+    def _until_told(self, still_to_come: int = 0) -> UntilTold:
+        """`still_to_come`: replicates that are prepared already and have as much time as this one."""
+        left_s = self.left_s()
+        if math.isinf(left_s):
+            return UntilTold(self.kind, self.planned)
+        kept_s = left_s * still_to_come / (1 + still_to_come)
+        return UntilTold(self.kind, self.planned, lambda: self.left_s() <= kept_s)
 
     def _opening_order(self, count: int) -> list[int]:
         """At random, and every other time the reverse of the last.

@@ -50,7 +50,15 @@ def twin_specs(tuner: Tuner, switches: Switches, *, count: int) -> list[RunSpec]
 
 def race_of(tuner: Tuner) -> Race:
     planned = tuner.asked.replicates
-    return Race(tuner.door, tuner.journal, tuner.observer, tuner.order, only=tuner.only, planned=planned)
+    return Race(
+        tuner.door,
+        tuner.journal,
+        tuner.observer,
+        tuner.order,
+        only=tuner.only,
+        planned=planned,
+        left_s=lambda: tuner.left_s,
+    )
 
 
 def times_raced(tuner: Tuner, racers: Sequence[Switches]) -> int:
