@@ -83,7 +83,7 @@ def _hidden(fast: Tensor, plain: Tensor, masks: list[Tensor]) -> Tensor | None:
     fitting = [mask for mask in masks if fast.shape[: mask.dim()] == mask.shape]
     if not fitting or not bool(differs.any()):
         return None
-    mask = torch.stack(fitting).any(0)
+    mask = torch.stack([each for each in fitting if each.shape == fitting[0].shape]).any(0)
     return mask if not bool(differs[~mask].any()) else None
 
 
