@@ -19,13 +19,11 @@ from redline.bench.recipe.outputs import Answer
 from redline.bench.workload.step import Setup
 from redline.note import note
 
-WITH_FAST_PATH = (
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.Transformer,
+OFF = (
+    "if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):",
+    "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by",
 )
-OFF = "torch.backends.mha.set_fastpath_enabled(False)"
+"""Torch's own layers with attention all hold a MultiheadAttention."""
 SAME = 1e-3
 """Of the size of an output: what two ways to compute it may differ by."""
 NOT_COMPARED = note(
@@ -38,7 +36,7 @@ NOT_COMPARED = note(
 def leave_fast_path(setup: Setup) -> None:
     """Have torch's own encoder layers run operator by operator, where the model has any."""
     model = setup.workload.model
-    if setup.task != "train" and any(isinstance(module, WITH_FAST_PATH) for module in model.modules()):
+    if setup.task != "train" and any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
         torch.backends.mha.set_fastpath_enabled(False)
         setup.notes["fast path"] = (
             "that of MultiheadAttention and TransformerEncoder is off: it would pass this recipe by"
@@ -46,8 +44,8 @@ def leave_fast_path(setup: Setup) -> None:
 
 
 def write_without_fast_path(code: RecipeCode) -> None:
-    if code.task != "train" and OFF not in code.flags:
-        code.flags.append(OFF)
+    if code.task != "train" and OFF[0] not in code.flags:
+        code.flags += OFF
 
 
 @contextmanager

@@ -159,14 +159,16 @@ def _restored(model: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> Iterat
     A buffer that a call replaced is the one it was: another one, made in inference mode, could not be written to again.
     """
     held = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    buffers = [(module._buffers, dict(module._buffers.items())) for module in model.modules()]
     rewind = _rewinding(model)
     try:
         yield
     finally:
         rewind()
-        for now, then in buffers:
-            now.update(then)
+        for now, then in buffers:  # TorchScript's are no dict, and have no update
+            for name, buffer in then.items():
+                if name not in now or now[name] is not buffer:
+                    now[name] = buffer
         with torch.no_grad():
             for tensor, value in held:
                 tensor.copy_(value)
