@@ -258,7 +258,7 @@ def _compare(found: Any, base: Any, rows: Sequence[int], size: int) -> Iterator[
         return  # no tensor: says nothing
     is_list = isinstance(base, list | tuple) and not hasattr(base, "_fields")
     if is_list and len(theirs) == size and len(ours) == len(rows):
-        differs = any(_differ(base[row], base[index]) for index, row in enumerate(rows))
+        differs = any(_differ(base[row], base[index]) for index, row in enumerate(rows[:size]))
         same = not any(_differ(found[index], base[row]) for index, row in enumerate(rows))
         yield ("moved" if differs else "still") if same else "wrong"
         return
