@@ -262,7 +262,8 @@ def test_the_profiler_prints_tables_and_writes_a_trace(capsys: pytest.CaptureFix
     assert "Top 10 operations by total CPU time:" in out
     assert "Memory Profiling:" in out
     rows = {line.split()[0] for line in out.splitlines() if line.split()}
-    assert "aten::convolution" in rows, "each operator has a line of its own"
+    # Which ten are shown depends on what else the machine does; that they are operators does not.
+    assert sum(row.startswith("aten::") for row in rows) >= 5, "each operator has a line of its own"
     assert json.loads(trace.read_text())["traceEvents"]
 
 

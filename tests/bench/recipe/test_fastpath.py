@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import apply_recipe
-from redline.bench.recipe.fastpath import OFF
+from redline.bench.recipe.fastpath import OFF, without_fast_path
 from redline.bench.recipe.numerics import OutputReference
 from redline.bench.workload.step import InferenceStep
 from redline.spec import Recipe
@@ -125,6 +125,17 @@ def test_the_code_leaves_it_only_where_there_is_one() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
     exec(flags, {"torch": torch, "model": Padded()})
     assert not torch.backends.mha.get_fastpath_enabled()
+
+
+def test_its_layers_are_compiled_one_by_one() -> None:
+    """Before torch 2.15 nothing was: torch's own modules are compiled only as parts of something else."""
+    setup = applied("compile:regional,backend=aot_eager", seeded(Padded), inputs())
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = output_of(setup)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    with without_fast_path():
+        assert torch.allclose(found, output_of(applied("baseline", seeded(Padded), inputs())), atol=1e-5)
 
 
 def test_a_compiler_sees_into_the_layers() -> None:

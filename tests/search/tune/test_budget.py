@@ -111,6 +111,16 @@ class TestOneMinute:
         first = next(trial.recipe for trial in tuner.tune.trials if "compile" in trial.recipe.split("+"))
         assert ("cudnn-benchmark" in first.split("+")) is is_added
 
+    @pytest.mark.parametrize("compile_s", [8.0, 20.0])
+    def test_a_compiled_recipe_is_not_begun_again_without_its_graph(self, compile_s: float) -> None:
+        """The facts hold the host for slow and the timed baseline does not: both forms were taken for the safe one, in turn."""
+        truth = replace(trained_on_an_h200(compile_s), device_s=0.04, host_s=0.002, first_use_s={})
+        facts = msgspec.structs.replace(simulated_facts(truth), host_s=0.02)
+        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=7.0)
+        begun = [each.recipe for each in (*tuner.tune.trials, *tuner.tune.given_up)]
+        assert "amp+channels-last+compile+fused-optimizer" not in begun
+        assert "compile:regional" in str(begun)
+
     def test_what_was_given_up_is_not_begun_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begun: list[Switches] = []
         start = Trials.start

@@ -26,6 +26,7 @@ from redline.search.tune.loop import _drop_what_the_race_ruled_out
 from redline.search.tune.planner import _most_promising, without_prospect
 from redline.search.tune.record import Earlier, GivenUp, Lesson, Probe, Spent, Untried
 from redline.search.tune.reserve import ablation_s, choose_finalists, last_race_s, planned_replicates, race_s
+from redline.search.tune.safe import _host_share
 from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
@@ -379,3 +380,14 @@ def test_a_trial_ends_with_the_budget(rounds: int, is_over: bool, stopped: str |
     entry = Entry(record, cast(Any, None), blocks={"throughput": [BLOCK] * rounds})
     UntilPlaced(entry, "throughput", lambda: is_over).after_round([entry], rounds)
     assert entry.stopped == stopped
+
+
+@pytest.mark.parametrize(("synchronises", "share"), [(False, 0.4), (True, None)])
+def test_a_baseline_that_waits_on_a_fast_path_leaves_the_host_to_the_facts(
+    synchronises: bool, share: float | None
+) -> None:
+    """Its own time to issue a step is not known then, and what is compiled or recorded does not take that path."""
+    tuner: Any = after(("baseline", 4.0), facts=Facts(step_s=0.01, host_s=0.004, synchronises=synchronises))
+    tuner.baseline = lambda: tuner.seen()[BASELINE]
+    found = _host_share(tuner)
+    assert found is None if share is None else found == pytest.approx(share)

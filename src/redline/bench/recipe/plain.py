@@ -63,8 +63,16 @@ def compile_blocks(model: torch.nn.Module, **settings: Any) -> list[str]:
     names = repeated_blocks(model)
     # Blocks of a class share their code, and beyond this many versions of it torch would run the rest uncompiled.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(names))
-    for name in names:
-        model.get_submodule(name).compile(**settings)
+
+    def passing_on(call: Any) -> Any:
+        return lambda *args, **kwargs: call(*args, **kwargs)
+
+    for block in map(model.get_submodule, names):
+        if type(block).__module__.startswith("torch."):
+            # Before torch 2.15 its own modules are compiled only as parts of something else.
+            block._compiled_call_impl = torch.compile(passing_on(block._call_impl), **settings)
+        else:
+            block.compile(**settings)
     return names
 
 

@@ -90,6 +90,8 @@ def safe_now(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[
         and not is_done_with(each, tried, tuner)
         and (is_needed_by_block or BY_BLOCK not in each or each in led_before)
         and not any(costs.is_same_program(each, other) for other in in_flight)  # it will be in the cache
+        # What a compiled recipe does without one of its switches is for beliefs to say, not worth the first seconds.
+        and not (costs.compiles(each) and any(each < other for other in tuner.seen()))
     ]
 
 

@@ -201,10 +201,13 @@ def _tunes_quickly(tuner: Tuner) -> bool:
 
 
 def _host_share(tuner: Tuner) -> float | None:
-    """The time to issue a step of the baseline over the time of the step: as it was timed, or as the facts say."""
+    """The time to issue a step of the baseline over the time of the step: as it was timed, or as the facts say.
+
+    The facts leave out a fast path on which a step may wait for the device, and so do recipes that compile or record it.
+    """
     baseline, facts = tuner.baseline(), tuner.tune.facts
-    if baseline is not None:
-        return math.exp(baseline.host_log_s - baseline.log_s) if baseline.host_log_s is not None else None
+    if baseline is not None and baseline.host_log_s is not None:
+        return math.exp(baseline.host_log_s - baseline.log_s)
     if facts is None or not facts.step_s or facts.host_s is None or facts.synchronises:
         return None
     return facts.host_s / facts.step_s
