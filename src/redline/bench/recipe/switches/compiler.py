@@ -164,7 +164,9 @@ class Compile(RecipeSwitch):
         """Else the model as it was would be timed under the name of the compiled one."""
         if not compilations():
             told = str(self.switch)
-            raise BenchError("unsupported", f"{told}: torch.compile compiled nothing of this model", switches=(told,))
+            raise BenchError(
+                "unsupported", f"{told}: torch.compile compiled nothing of this model", switches=(told,), scope="switch"
+            )
 
     def _reads_rows(self, task: Task) -> bool:
         """Whether products of one row become reductions, which is what inductor tunes best in a decode step."""
