@@ -249,11 +249,12 @@ def output_of(command: list[str], seconds: float) -> str | None:
 def row_of(name: str, given: argparse.Namespace, hand: Row, document: Row) -> Row:
     winner, leader, spent, alone = (document[key] for key in ("winner", "leader", "spent", "alone"))
     best_by_hand = max(hand["rates"].values())
-    found = leader["throughput_per_s"] if leader else 0.0
+    baseline = next((each for each in document["ranking"] if each["recipe"] == "baseline"), None)
+    kept = winner or baseline
+    found = kept["throughput_per_s"] if kept else 0.0
     failed = spent["failed"] / parse_seconds(given.budget)
     is_fast = found >= AT_LEAST * best_by_hand
     runs_alone = alone is None or abs(alone / found - 1) <= WITHIN
-    is_baseline = leader is not None and leader["recipe"] == "baseline"
     return {
         "name": name,
         "budget": given.budget,
@@ -264,7 +265,8 @@ def row_of(name: str, given: argparse.Namespace, hand: Row, document: Row) -> Ro
         "by_hand": best_by_hand,
         "found": found,
         "of_hand": found / best_by_hand if best_by_hand else None,
-        "recipe": leader["recipe"] if leader else None,
+        "recipe": kept["recipe"] if kept else None,
+        "leader": leader["recipe"] if leader else None,
         "ratio": [leader["low"], leader["ratio"], leader["high"]] if leader else None,
         "has_winner": winner is not None,
         "failed": failed,
@@ -272,7 +274,7 @@ def row_of(name: str, given: argparse.Namespace, hand: Row, document: Row) -> Ro
         "seconds": document["seconds"],
         "spent": spent,
         "untried": document["untried"],
-        "fine": bool((winner or is_baseline) and best_by_hand and is_fast and runs_alone and failed <= MOST_FAILED),
+        "fine": bool(kept and best_by_hand and is_fast and runs_alone and failed <= MOST_FAILED),
     }
 
 
@@ -342,7 +344,9 @@ def told_ratio(row: Row) -> str:
         return "nothing was timed"
     low, ratio, high = row["ratio"]
     interval = f"({low:.2f}–{high:.2f})" if low is not None else "(no interval)"
-    return f"{ratio:.2f}× {interval}{'' if row['has_winner'] else ', no winner'}"
+    if row["has_winner"]:
+        return f"{ratio:.2f}× {interval}"
+    return f"no winner; {row.get('leader') or row['recipe']} {ratio:.2f}× {interval}"
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SPENT = {"baseline": 5.0, "trials": 20.0, "race": 15.0, "failed": 2.0, "other": 4.0, "reserved": 15.0, "left": 0.2}
 DOCUMENT = {
-    "winner": {"recipe": "fp16"},
+    "winner": {"recipe": "fp16", "throughput_per_s": 990.0},
     "leader": {"recipe": "fp16", "throughput_per_s": 990.0, "low": 2.9, "ratio": 3.0, "high": 3.1},
+    "ranking": [{"recipe": "fp16", "throughput_per_s": 990.0}, {"recipe": "baseline", "throughput_per_s": 330.0}],
     "device_name": "a card",
     "snippet": None,
     "seconds": 59.0,
@@ -122,3 +123,18 @@ def test_a_search_that_breaks_does_not_take_other_rows_with_it(
     called(check, monkeypatch, "--out", str(tmp_path), "--only", "unet", "decoder")
     assert [row["name"] for row in rows_in(tmp_path)] == ["decoder"]
     assert "the search broke: unet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("own", "aims"), [(960.0, "met"), (940.0, "NOT met")])
+def test_without_a_winner_the_baseline_must_be_as_fast_as_by_hand(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: float, aims: str
+) -> None:
+    leader = {"recipe": "bf16", "throughput_per_s": 1100.0, "low": 0.9, "ratio": 1.1, "high": 1.4}
+    ranking = [{"recipe": "bf16", "throughput_per_s": 1100.0}, {"recipe": "baseline", "throughput_per_s": own}]
+    monkeypatch.setattr(
+        Found, "document", lambda self: {**DOCUMENT, "winner": None, "leader": leader, "ranking": ranking}
+    )
+    called(check, monkeypatch, "--out", str(tmp_path), "--only", "unet", "--no-snippets")
+    line = (tmp_path / "tune_on_gpu.md").read_text()
+    assert f"| {own:,.0f} | {own / 1000:.2f} | no winner; bf16 1.10× (0.90–1.40) |" in line
+    assert f"| baseline | baseline 5, trials 20, race 15, failed 2, other 4 | {aims} |" in line
