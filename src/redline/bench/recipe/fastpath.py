@@ -19,11 +19,7 @@ from redline.bench.recipe.outputs import Answer
 from redline.bench.workload.step import Setup
 from redline.note import note
 
-OFF = (
-    "if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):",
-    "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by",
-)
-"""Torch's own layers with attention all hold a MultiheadAttention."""
+OFF = "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by"
 SAME = 1e-3
 """Of the size of an output: what two ways to compute it may differ by."""
 NOT_COMPARED = note(
@@ -33,19 +29,23 @@ NOT_COMPARED = note(
 )
 
 
-def leave_fast_path(setup: Setup) -> None:
-    """Have torch's own encoder layers run operator by operator, where the model has any."""
+def leave_fast_path(setup: Setup, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
+    """Have torch's own layers run operator by operator where the model has any of this kind; they all hold a MultiheadAttention."""
     model = setup.workload.model
-    if setup.task != "train" and any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+    if setup.task != "train" and any(isinstance(module, kind) for module in model.modules()):
         torch.backends.mha.set_fastpath_enabled(False)
         setup.notes["fast path"] = (
             "that of MultiheadAttention and TransformerEncoder is off: it would pass this recipe by"
         )
 
 
-def write_without_fast_path(code: RecipeCode) -> None:
-    if code.task != "train" and OFF[0] not in code.flags:
-        code.flags += OFF
+def write_without_fast_path(code: RecipeCode, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
+    asked = [
+        f"if any(isinstance(module, torch.nn.{each.__name__}) for module in model.modules()):"
+        for each in (nn.MultiheadAttention, kind)
+    ]
+    if code.task != "train" and not set(asked) & set(code.flags):
+        code.flags += [asked[-1], OFF]
 
 
 @contextmanager

@@ -37,6 +37,8 @@ from redline.spec import OptimizerName, Task
 from redline.work import Facts
 
 PARTS = "parts"
+PADDED = torch.nn.TransformerEncoder
+"""With a mask it reads lengths on the host where it takes its fast path; without one, and in other layers, that can be recorded."""
 PARTS_TOLD = 4
 NO_PART = f"no part of the model runs {WORTH_RECORDING} operators or more without waiting for the device"
 WARMUPS = 3
@@ -210,7 +212,7 @@ class Graphs(RecipeSwitch):
 
     def apply(self, setup: Setup) -> None:
         setup.shortens_launches = True
-        leave_fast_path(setup)
+        leave_fast_path(setup, PADDED)
         if setup.task == "generate":
             setup.records_decode = True
             return
@@ -230,7 +232,7 @@ class Graphs(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.shortens_launches = True
-        write_without_fast_path(code)
+        write_without_fast_path(code, PADDED)
         if self.is_by_part:
             code.bring_in("from collections.abc import Callable", "from typing import Any")
             code.bring_in("from torch.utils._python_dispatch import TorchDispatchMode")
