@@ -159,7 +159,7 @@ def fallen_in_race(tune: TuneRecord, records: Records) -> dict[str, Note]:
         lesson = overruled_by(_words(recipe), tune.lessons)
         if lesson is not None:
             part = "+".join(lesson.switches)
-            found[recipe] = note("ruled-out", f"a longer check of {lesson.recipe} has ruled out {part}", about=part)
+            found[recipe] = note("ruled-out", f"holds {part}, which a longer check has rejected", about=part)
     own = note("rejected-in-final", "rejected in the final comparison")
     return found | dict.fromkeys(rejected_in(replicates_of(tune.finals, records), tune), own)
 
