@@ -158,8 +158,9 @@ def fallen_in_race(tune: TuneRecord, records: Records) -> dict[str, Note]:
     for recipe in {trial.recipe for trial in tune.trials}:
         lesson = overruled_by(_words(recipe), tune.lessons)
         if lesson is not None:
-            part = "+".join(lesson.switches)
-            found[recipe] = note("ruled-out", f"holds {part}, which a longer check has rejected", about=part)
+            part, is_wrong = "+".join(lesson.switches), lesson.reason.about == "numerics"
+            what = "a longer check has rejected" if is_wrong else "failed in the final comparison"
+            found[recipe] = note("ruled-out", f"holds {part}, which {what}", about=part)
     own = note("rejected-in-final", "rejected in the final comparison")
     return found | dict.fromkeys(rejected_in(replicates_of(tune.finals, records), tune), own)
 
