@@ -172,3 +172,5 @@ class TestTheRaceTeachesToo:
         again = tuned(FakeDoor(truth), history, budget="30m", task="train", resume=True)
         assert [lesson.switches for lesson in again.tune.lessons] == [("fp16",)]
         assert again.recipe == BEST.replace("fp16", "bf16")
+        for told in (short, again):
+            assert ("fp16", "switch") in [(each.switch, each.scope) for each in told.summary.rejected]

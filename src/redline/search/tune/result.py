@@ -14,10 +14,10 @@ from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, su
 from redline.analyze.trust import farthest
 from redline.fields import Frozen
 from redline.note import Note, note
-from redline.record import ColdStart, FailureScope, Numerics, RunRecord
+from redline.record import ColdStart, Failure, FailureScope, Numerics, RunRecord
 from redline.search.tune.estimates import Estimate, Records, estimates
 from redline.search.tune.lessons import metric_of, rejection, unproven
-from redline.search.tune.record import Metric, Refused, Spent, TuneRecord, TuneState, Untried
+from redline.search.tune.record import Lesson, Metric, Refused, Spent, TuneRecord, TuneState, Untried
 from redline.search.tune.result_notes import notes_of
 from redline.search.tune.winner import (
     Speeds,
@@ -287,15 +287,20 @@ def _rejected(tune: TuneRecord, records: Records, ranking: Sequence[Ranked], win
         why = rejection(record, tune) or _why_not_recommended(recipe, ratios.get(recipe, math.inf), tune, winner)
         if why is None or recipe in found:
             continue
-        lesson = taught.get(recipe) or record.failure
-        found[recipe] = Rejected(
-            recipe=recipe,
-            switch="+".join(lesson.switches) or None if lesson is not None else None,
-            scope=lesson.scope if lesson is not None else "recipe",
-            code=why.about if why.code == "failed" else why.code,
-            text=str(why),
-        )
-    return list(found.values())
+        found[recipe] = _rejection(recipe, why, taught.get(recipe) or record.failure)
+    # A race that was begun anew is no longer part of the search, and what it taught still is.
+    gone = (lesson for recipe, lesson in taught.items() if recipe not in found)
+    return [*found.values(), *(_rejection(lesson.recipe, lesson.reason, lesson) for lesson in gone)]
+
+
+def _rejection(recipe: str, why: Note, cause: Lesson | Failure | None) -> Rejected:
+    return Rejected(
+        recipe=recipe,
+        switch="+".join(cause.switches) or None if cause is not None else None,
+        scope=cause.scope if cause is not None else "recipe",
+        code=why.about if why.code == "failed" else why.code,
+        text=str(why),
+    )
 
 
 def _all(tune: TuneRecord, records: Records) -> list[RunRecord]:
