@@ -233,6 +233,19 @@ def test_torchscript_says_why_it_cannot() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("scale", "told"), [(2.0, "float"), (None, "NoneType")])
+def test_torchscript_says_at_once_that_it_takes_tensors_only(scale: float | None, told: str) -> None:
+    """A search was left to find out which part of a recipe was to blame."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, scale: float | None) -> Tensor:
+            return x * (scale or 1.0)
+
+    with pytest.raises(BenchError, match=f"torchscript traces tensors, and the model takes {told} too") as caught:
+        applied("torchscript", Scaled(), torch.ones(2, 2), scale)
+    assert (caught.value.switches, caught.value.scope) == (("torchscript",), "switch")
+
+
 def test_torchscript_finishes_its_sentence_about_inputs_by_keyword_only() -> None:
     class ByKeyword(nn.Linear):
         def forward(self, *, image: Tensor) -> Tensor:

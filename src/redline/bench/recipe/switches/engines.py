@@ -11,6 +11,7 @@ import time
 import warnings
 
 import torch
+from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
@@ -166,8 +167,9 @@ class TorchScript(_Engine):
         return found
 
     def apply(self, setup: Setup) -> None:
-        if setup.args and setup.kwargs:
-            raise BenchError("unsupported", "torchscript traces positional or keyword inputs, not both at once")
+        why = _why_not_traced(setup)
+        if why is not None:
+            raise BenchError("unsupported", f"torchscript traces {why}", switches=(self.name,), scope="switch")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.jit announces its retirement on every call
             with torch.inference_mode(), setup.autocast(cache=False):
@@ -196,6 +198,14 @@ class TorchScript(_Engine):
             f"    model = torch.jit.trace(model, {inputs}, strict=False, check_trace=False)",
             "    model = torch.jit.optimize_for_inference(torch.jit.freeze(model))",
         ]
+
+
+def _why_not_traced(setup: Setup) -> str | None:
+    """What the inputs hold that no trace takes; None where it may."""
+    if setup.args and setup.kwargs:
+        return "positional or keyword inputs, not both at once"
+    others = [leaf for leaf in pytree.tree_leaves((setup.args, setup.kwargs)) if not isinstance(leaf, torch.Tensor)]
+    return f"tensors, and the model takes {type(others[0]).__name__} too" if others else None
 
 
 def _torchscript_reason(error: Exception) -> str:
