@@ -161,7 +161,7 @@ def remember_flags() -> Callable[[], None]:
     held = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
     inductor = _inductor()
     dynamo: Any = sys.modules.get("torch._dynamo.config")
-    versions_of_code = dynamo.recompile_limit if dynamo is not None else None
+    versions_of_code = dynamo.cache_size_limit if dynamo is not None else None
     compiling = {
         "freezing": os.environ.get("TORCHINDUCTOR_FREEZING") == "1",
         "pre_grad_custom_pass": None,
@@ -184,7 +184,7 @@ def remember_flags() -> Callable[[], None]:
                 setattr(now, name, value)
         take_pooling_apart()
         if dynamo is not None and versions_of_code is not None:
-            dynamo.recompile_limit = versions_of_code
+            dynamo.cache_size_limit = versions_of_code
 
     return restore
 

@@ -62,7 +62,8 @@ def compile_blocks(model: torch.nn.Module, **settings: Any) -> list[str]:
     """Compile every repeated block by itself, in place: blocks that are alike share one compiled program."""
     names = repeated_blocks(model)
     # Blocks of a class share their code, and beyond this many versions of it torch would run the rest uncompiled.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(names))
+    # (Since torch 2.7 this is another name of recompile_limit.)
+    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, len(names))
 
     def passing_on(call: Any) -> Any:
         return lambda *args, **kwargs: call(*args, **kwargs)
