@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,14 +14,26 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
 from redline.bench.recipe.numerics import OutputReference
+from redline.bench.workload.build import build_workload
+from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import InferenceStep, Setup
 from redline.bench.workload.workload import Workload, assemble
 from redline.record import Numerics
-from redline.spec import Recipe, Task
+from redline.spec import Recipe, Task, WorkloadSpec
 
 
 def workload_of(model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Workload:
     return assemble(model, (args, kwargs), task=task, source="test", identity="test", seed=0)
+
+
+def named(model: str, **options: Any) -> Workload:
+    workload = build_workload(WorkloadSpec(model=model, **options), seed=0)
+    give_signal(workload)
+    return workload
+
+
+def copied(workload: Workload) -> Workload:
+    return replace(workload, model=copy.deepcopy(workload.model))
 
 
 def applied(

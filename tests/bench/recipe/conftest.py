@@ -19,11 +19,17 @@ def fast_path_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
-def torch_as_it_was() -> Iterator[None]:
-    """One thread, a seed, and every switch put back."""
+def one_thread() -> Iterator[None]:
+    """One thread, a seed, and every switch put back. Two threads that wait for each other on a busy machine take ten times as long."""
     restore = remember_flags()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
-    torch._dynamo.reset()
     restore()
+
+
+@pytest.fixture
+def torch_as_it_was(one_thread: None) -> Iterator[None]:
+    """The same, and nothing compiled is left."""
+    yield
+    torch._dynamo.reset()
