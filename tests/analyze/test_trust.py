@@ -426,3 +426,15 @@ def test_of_several_checks_the_one_over_most_steps_counts() -> None:
     assert farthest([short, Numerics(rel_l2=0.3, steps=5)]) is short, "the first of equals"
     assert farthest([left_out]) is left_out
     assert farthest([None]) is None
+
+
+@pytest.mark.parametrize(("method", "is_told"), [("outputs", True), ("reference", False)])
+def test_what_a_comparison_leaves_out_is_told_of_what_was_compared(
+    make_record: Any, method: Any, is_told: bool
+) -> None:
+    record = make_record()
+    left_out = note("masked-positions", "positions that a mask hides are not compared")
+    workload = msgspec.structs.replace(record.prepared.workload, notes=(left_out,))
+    numerics = Numerics(method=method, rel_l2=1e-3, passed=True)
+    prepared = msgspec.structs.replace(record.prepared, workload=workload, numerics=numerics)
+    assert (left_out in verdict(msgspec.structs.replace(record, prepared=prepared)).notes) is is_told

@@ -106,6 +106,7 @@ def verdict(record: RunRecord) -> Verdict:
             *_load_notes(record),
             *_throttle_notes(record),
             *_stop_notes(record),
+            *_comparison_notes(record),
             note("one-process", "the interval covers one process; another process may differ by a few percent"),
             *record.notes,
         ),
@@ -280,6 +281,15 @@ def _isolation(record: RunRecord) -> Iterator[Doubt]:
 def _stop_notes(record: RunRecord) -> Iterator[Note]:
     if record.stopped == "interrupted":
         yield note("interrupted", "interrupted before it was finished")
+
+
+def _comparison_notes(record: RunRecord) -> Iterator[Note]:
+    """What the verdict on its numbers leaves out."""
+    found = (
+        [each for each in record.prepared.workload.notes if each.code == "masked-positions"] if record.prepared else []
+    )
+    if found and record.prepared is not None and record.prepared.numerics.is_compared:
+        yield from found
 
 
 def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:

@@ -54,7 +54,7 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
             share = f"{rounded(row.sustained_per_s, None)} {row.item or 'item'}/s sustained by the wall clock"
             told.append(Text(f"  {row.recipe}: {share}: the machine stalled between steps", style="yellow"))
         told += _contradiction(row, rows)
-        shown = row.verdict.noted("measured-separately", "contended", "others-at-work")
+        shown = row.verdict.noted("measured-separately", "contended", "others-at-work", "masked-positions")
         shown += row.verdict.noted("wide-interval", "spread", "outliers") if row.verdict.trusted else []
         told += [Text(f"  {row.recipe}: {each}", style="dim") for each in shown]
     return told

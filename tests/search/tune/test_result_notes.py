@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tune_bench import BEST, landscape
 from worlds.recipes import switches_of
 
 from redline.api.tune import TuneResult
+from redline.note import note
 from redline.record import Numerics
+from redline.search.tune.result import summary_of
 from redline.spec import RunSpec
 from redline.testing.landscape import EXACT
 from redline.work import Facts
@@ -58,3 +61,20 @@ def test_nothing_is_said_of_a_baseline_that_stays(tune: Callable[..., TuneResult
     assert result.winner is None
     assert said(result) == {}
     assert BEST not in str(result.summary.leader)
+
+
+def test_what_the_comparison_of_the_winner_leaves_out_is_told(tune: Callable[..., TuneResult]) -> None:
+    result = tune()
+    left_out = note("masked-positions", "positions that a mask hides are not compared")
+
+    def told(*recipes: str) -> list[str]:
+        records = dict(result.records)
+        for key, record in records.items():
+            if str(record.spec.recipe) in recipes and record.prepared is not None:
+                workload = msgspec.structs.replace(record.prepared.workload, notes=(left_out,))
+                prepared = msgspec.structs.replace(record.prepared, workload=workload)
+                records[key] = msgspec.structs.replace(record, prepared=prepared)
+        return [each.code for each in summary_of(result.tune, records).notes if each.code == left_out.code]
+
+    assert told(BEST) == ["masked-positions"], "once, however many processes say so"
+    assert told("baseline") == []

@@ -79,7 +79,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
     whole = step if step.calls else forward
     memory = device.memory() if device.is_accelerator else Memory()
     branches = any(other.names != forward.names for other in others)
-    other_shapes = [call.shapes for call in forward.calls] != [call.shapes for call in others[0].calls]
+    other_shapes = any(other.shapes != forward.shapes for other in others)
     return Facts(
         layers=_layers(forward),
         activated=_activated(forward),
@@ -352,6 +352,10 @@ class Watch(WholeDispatchMode):
     @property
     def names(self) -> list[str]:
         return [call.name for call in self.calls]
+
+    @property
+    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        return [call.shapes for call in self.calls]
 
     def take_shorter_times(self, other: Watch) -> None:
         """For each operator the shorter time, where the other run had the same ones: a busy machine makes some far too long."""

@@ -39,16 +39,17 @@ def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
 
 def overruled_by(switches: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
     """What speaks against a recipe though its trial went well."""
-    return next((each for each in lessons if each.overrules_trials and rules_out(each, switches)), None)
-
-
-def rules_out(lesson: Lesson, switches: Collection[str]) -> bool:
-    """After running out of memory or time, only the very recipe is ruled out: another switch may cure that."""
-    return set(lesson.switches) == set(switches) if is_exact(lesson) else set(lesson.switches) <= set(switches)
+    recipe, overruling = frozenset(switches), (each for each in lessons if each.overrules_trials)
+    return next((each for each in overruling if _is_in(frozenset(each.switches), recipe, is_exact(each))), None)
 
 
 def is_exact(lesson: Lesson) -> bool:
+    """Whether only the very recipe is ruled out."""
     return lesson.reason.about in EXACTLY
+
+
+def _is_in(part: Switches, recipe: Switches, exactly: bool) -> bool:
+    return recipe == part if exactly else part <= recipe
 
 
 def accepts(numerics: Numerics, tolerance: Tolerance) -> bool:
@@ -196,7 +197,7 @@ class Lessons:
         """By compiler, how often it broke with another switch, where it ever did."""
 
     def rules_out(self, recipe: Switches) -> bool:
-        return any(recipe == part if exactly else part <= recipe for part, exactly in self._ruled_out)
+        return any(_is_in(part, recipe, exactly) for part, exactly in self._ruled_out)
 
     def chance(self, recipe: Switches) -> float:
         """That this recipe runs and keeps its numerics."""

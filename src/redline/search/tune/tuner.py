@@ -275,7 +275,7 @@ class Tuner:
     def leader(self) -> Estimate | None:
         """The fastest that may be recommended so far."""
         as_of = (self.seen(), self.tune.metrics, self.tune.finals)
-        if self._leader is None or any(one is not other for one, other in zip(self._leader[0], as_of, strict=True)):
+        if self._leader is None or not _are_same(self._leader[0], as_of):
             known = [each for each in self.seen().values() if self.may_win(each)]
             self._leader = (as_of, min(known, key=lambda each: each.log_s, default=None))
         return self._leader[1]
@@ -302,7 +302,7 @@ class Tuner:
     def fallen(self) -> Collection[str]:
         """What the last race has rejected so far."""
         as_of = (self.tune.trials, self.tune.finals, self.tune.lessons)
-        if self._fallen is None or any(one is not other for one, other in zip(self._fallen[0], as_of, strict=True)):
+        if self._fallen is None or not _are_same(self._fallen[0], as_of):
             self._fallen = (as_of, fallen_in_race(self.tune, self.records).keys())
         return self._fallen[1]
 
@@ -336,6 +336,11 @@ class Tuner:
         if self.asked.objective == "energy":
             measure = msgspec.structs.replace(measure, block_seconds=max(measure.block_seconds, METERED_BLOCK_S))
         return msgspec.structs.replace(spec, recipe=recipe, measure=measure, launch=launch, workload=workload)
+
+
+def _are_same(ones: tuple[object, ...], others: tuple[object, ...]) -> bool:
+    """The very same objects: what is kept of a search is replaced, never changed."""
+    return all(one is other for one, other in zip(ones, others, strict=True))
 
 
 def usual_jobs(spec: RunSpec) -> int:
