@@ -151,7 +151,7 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
     lines += [("because", str(reason)) for reason in row.verdict.reasons]
     own = record.prepared.workload.notes if record.prepared is not None else ()
-    lines += [("note", str(each)) for each in row.verdict.notes if each not in own]
+    lines += [("note", str(each)) for each in row.verdict.notes if each.code not in {one.code for one in own}]
     if record.failure:
         lines += [("failed", f"{record.failure.kind} at {record.failure.stage}: {record.failure.told}")]
     lines += [("printed", line) for line in row.printed.splitlines()]
