@@ -22,10 +22,10 @@ from worlds.memory import CURVES, MemoryOf, largest_batch
 
 import redline
 from redline.api.workspace import Workspace
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.units import parse_bytes
 from redline.search.batch import MAX_TRIALS
 from redline.search.largest import Room, Tried, next_batch
-from redline.spec import RunSpec, WorkloadSpec
-from redline.units import parse_bytes
 
 Finder = Callable[[MemoryOf, int], tuple[int, int, int]]
 """From a curve and a capacity to the batch found, the trials and the OOMs among them."""

@@ -14,10 +14,10 @@ import tempfile
 import time
 
 from redline.launch import open_door
-from redline.protocol import Prepare, PreparedReply, Sharing
-from redline.record import ColdStart
-from redline.spec import LaunchSpec, RunSpec
-from redline.spec_table import specs_from_table
+from redline.model.protocol import Prepare, PreparedReply, Sharing
+from redline.model.record import ColdStart
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.model.spec_table import specs_from_table
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from reported import race_records, sweep_records
 
-from redline.record import RunRecord, new_id
+from redline.model.record import RunRecord, new_id
+from redline.model.spec import Recipe
+from redline.model.spec_table import specs_from_table
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
-from redline.spec import Recipe
-from redline.spec_table import specs_from_table
 
 ROWS = 5000
 SIZE_TARGET = 6_000_000

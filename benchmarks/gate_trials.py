@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from redline.record import RunRecord
+from redline.model.record import RunRecord
+from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
 from redline.search.gate import GateRun
 from redline.search.observer import NoJournal, Observer
-from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

@@ -13,7 +13,7 @@ import torch
 
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure.blocks import measure_block
-from redline.protocol import Measure
+from redline.model.protocol import Measure
 
 ROUNDS = 30
 SWITCHES = 200

@@ -22,9 +22,9 @@ from starlette.testclient import TestClient
 
 from redline.api.serve import Access, make_app
 from redline.api.workspace import Workspace
-from redline.environment import DeviceInfo, Environment, Memory
-from redline.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
-from redline.spec import RunSpec, WorkloadSpec
+from redline.model.environment import DeviceInfo, Environment, Memory
+from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
+from redline.model.spec import RunSpec, WorkloadSpec
 from redline.store import History, queries
 from redline.store.codec import pack_block, pack_head, point_values, row_of, series_body
 

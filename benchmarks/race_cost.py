@@ -17,11 +17,11 @@ from statistics import fmean, median, variance
 
 from redline.analyze.race import CONFIDENCE_AFTER, CONFIDENCE_LATER, pairs_of, verdict_of
 from redline.analyze.statistics import student_t
-from redline.record import RunRecord
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
 from redline.search.race import race_specs
 from redline.search.run import measure_together
-from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

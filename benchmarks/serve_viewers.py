@@ -38,9 +38,9 @@ import numpy as np
 import psutil
 
 from redline.api.workspace import Workspace
-from redline.protocol import BlockReply, Measure, Prepare, PreparedReply
-from redline.questions import SwitchChoice
-from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
+from redline.model.protocol import BlockReply, Measure, Prepare, PreparedReply
+from redline.model.questions import SwitchChoice
+from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 

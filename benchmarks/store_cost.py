@@ -16,8 +16,8 @@ from statistics import median
 
 import msgspec
 
-from redline.record import Block, RunRecord, new_id
-from redline.spec import RunSpec, WorkloadSpec
+from redline.model.record import Block, RunRecord, new_id
+from redline.model.spec import RunSpec, WorkloadSpec
 from redline.store import History
 
 BLOCKS = 10

@@ -18,7 +18,7 @@ from store_cost import fill
 
 import redline
 from redline.api.workspace import Workspace
-from redline.spec import RunSpec
+from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape

@@ -21,10 +21,10 @@ from statistics import mean, median
 from worlds.recipes import FAILURES, SHORT_LOSS_PATH, RecipeTruth
 from worlds.tuning import loss_of, tune_simulated
 
+from redline.model.units import parse_seconds
 from redline.search.tune.lessons import rejection
 from redline.search.tune.record import Trial
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
-from redline.units import parse_seconds
 
 
 def main() -> None:

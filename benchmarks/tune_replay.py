@@ -26,9 +26,9 @@ from worlds.recipes import Fault
 from worlds.recorded import Recorded, RecordedTruth, recorded_searches
 from worlds.tuning import tune_simulated
 
+from redline.model.units import parse_seconds
 from redline.search.tune.result import summary_of
 from redline.search.tune.tuner import FAILED_SHARE
-from redline.units import parse_seconds
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs" / "results" / "h200" / "tune" / "records.redline.gz"
 JOBS = 8

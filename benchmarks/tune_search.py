@@ -25,11 +25,11 @@ from statistics import mean, median
 from worlds.recipes import SPACES, RecipeTruth, switches_of
 from worlds.tuning import loss_of, simulated_space, simulated_spec, tune_simulated
 
-from redline.protocol import Measure, Prepare, PreparedReply
+from redline.model.protocol import Measure, Prepare, PreparedReply
+from redline.model.spec import Recipe, RunSpec
+from redline.model.units import parse_seconds
 from redline.search.tune.tuner import trial_measure
-from redline.spec import Recipe, RunSpec
 from redline.testing.fake import FakeDoor
-from redline.units import parse_seconds
 
 Draw = Callable[[Random], RecipeTruth]
 

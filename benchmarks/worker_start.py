@@ -12,9 +12,9 @@ import sys
 import time
 
 from redline.launch import Door, open_door
-from redline.protocol import Ask, FailureReply
-from redline.questions import AskCheck
-from redline.spec import LaunchSpec
+from redline.model.protocol import Ask, FailureReply
+from redline.model.questions import AskCheck
+from redline.model.spec import LaunchSpec
 
 TARGET_S = 0.1
 COLD = "import torch, torchvision"

@@ -19,8 +19,8 @@ import torch
 from redline.bench.workload.build import build_workload, list_models
 from redline.bench.workload.structure import float_tensors
 from redline.bench.workload.workload import Workload
-from redline.questions import ModelName
-from redline.spec import Task, WorkloadSpec
+from redline.model.questions import ModelName
+from redline.model.spec import Task, WorkloadSpec
 
 SMALL = 64
 LEAST = {"inception_v3": 96, "maxvit_t": 224}

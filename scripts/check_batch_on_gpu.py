@@ -24,9 +24,9 @@ from raw_records import RawRecords
 import redline
 from redline.analyze.batch import BatchSummary, BatchTrial
 from redline.api.workspace import Workspace
+from redline.model.units import parse_bytes
 from redline.report.batch import trial_header, trial_line
 from redline.search.observer import Observer
-from redline.units import parse_bytes
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "resnet50-train": {"model": "resnet50", "task": "train", "recipes": "amp"},

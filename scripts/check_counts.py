@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.models import get_model, get_model_weights, list_models
 
 from redline.bench.count.count import Task, count_work
-from redline.work import WorkCount
+from redline.model.work import WorkCount
 
 TOLERANCE = 0.01
 

@@ -31,7 +31,7 @@ from raw_records import RawRecords
 
 import redline
 from redline.api.workspace import Workspace
-from redline.telemetry.nvml import open_cards
+from redline.system.telemetry.nvml import open_cards
 
 MODELS = ("resnet50", "vit_b_16")
 FAST = "fp16+channels-last+graphs"

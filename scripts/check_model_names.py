@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import redline
-from redline.errors import RedlineError
+from redline.model.errors import RedlineError
 
 DOCS = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- table begins: scripts/check_model_names.py -->", "<!-- table ends -->"
@@ -143,7 +143,7 @@ def main() -> int:
 def _write_unfed() -> int:
     """Ask every architecture of transformers, on the meta device, whether it takes what Redline can make up."""
     from redline.bench.workload.sources import hf
-    from redline.spec import WorkloadSpec
+    from redline.model.spec import WorkloadSpec
 
     hf.UNFED.write_text("")  # all names are then listed
     refused = []

@@ -15,8 +15,8 @@ import time
 
 from redline.launch import Door, open_door
 from redline.launch.door import Session
-from redline.protocol import BlockReply, Measure, Prepare, PreparedReply
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.protocol import BlockReply, Measure, Prepare, PreparedReply
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 RECIPES = ("baseline", "fp16+channels-last", "fp16+channels-last+graphs", "fp16+channels-last+compile+graphs")
 BLOCKS, SECONDS = 12, 0.2

@@ -26,8 +26,8 @@ from redline.bench.workload.build import build_workload, list_models
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import InferenceStep
 from redline.bench.workload.workload import Workload
-from redline.record import Numerics
-from redline.spec import Recipe, WorkloadSpec
+from redline.model.record import Numerics
+from redline.model.spec import Recipe, WorkloadSpec
 
 SOUND = ("fp16", "bf16")
 SMALLEST_SIZES = {

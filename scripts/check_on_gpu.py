@@ -79,8 +79,8 @@ def own_process(model: str, batch: int, recipe: str) -> tuple[float, float]:
 def in_turns(model: str, batch: int, recipe: str) -> tuple[float, float]:
     """Medians per step of Redline's blocks and of a plain loop over the very same model."""
     from redline.bench.session import BenchSession
-    from redline.protocol import BlockReply, Measure, Prepare, PreparedReply
-    from redline.spec_table import specs_from_table
+    from redline.model.protocol import BlockReply, Measure, Prepare, PreparedReply
+    from redline.model.spec_table import specs_from_table
 
     (spec,) = specs_from_table({"model": model, "batch": batch, "recipe": recipe, "effort": "quick", "device": "cuda"})
     bench = BenchSession(on_progress=lambda stage, detail: None, isolated=False)

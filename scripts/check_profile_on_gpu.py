@@ -36,7 +36,7 @@ from typing import Any
 from raw_records import RawRecords
 
 import redline
-from redline.errors import RedlineError
+from redline.model.errors import RedlineError
 
 LARGEST_TRACE_BYTES = 300_000
 SWITCHES = 2
@@ -97,7 +97,7 @@ def complaints(case: Case, document: dict[str, Any]) -> list[str]:
 
 def keep(case: Case, model: str, document: dict[str, Any], folder: Path) -> str:
     """The trace and its record under names that tests know; the record makes the verdict repeatable anywhere."""
-    from redline.migrations import encode
+    from redline.model.migrations import encode
     from redline.store import History
 
     slug = re.sub(r"[^a-z0-9]+", "", document["capture"]["device_name"].lower().replace("nvidia", "")) or "gpu"
@@ -337,7 +337,7 @@ def check_recipes(device: str, recipes: Sequence[str], seconds: float, out: Path
 
 
 def is_there(tool: str) -> bool:
-    from redline.errors import UsageError
+    from redline.model.errors import UsageError
     from redline.search.profile import find_tool
     from redline.trace.vendors.tool import TOOLS
 

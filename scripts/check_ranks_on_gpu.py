@@ -18,12 +18,12 @@ from typing import TypeVar
 
 import redline
 from redline.api.workspace import Workspace
-from redline.errors import RedlineError
 from redline.launch import Session, open_door
-from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Reply
-from redline.questions import AskHealth, Health
-from redline.spec import RunSpec
-from redline.spec_table import specs_from_table
+from redline.model.errors import RedlineError
+from redline.model.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Reply
+from redline.model.questions import AskHealth, Health
+from redline.model.spec import RunSpec
+from redline.model.spec_table import specs_from_table
 
 RECIPES = ("baseline", "fp16+channels-last+graphs")
 DOORS = ("fork", "torchrun")

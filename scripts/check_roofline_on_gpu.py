@@ -148,7 +148,7 @@ def keep(out: Path, ids: list[str]) -> None:
     """The records, so that the verdicts can be made again anywhere; without the machine's name."""
     import msgspec
 
-    from redline.migrations import encode
+    from redline.model.migrations import encode
     from redline.store import History
 
     with History.open() as history:

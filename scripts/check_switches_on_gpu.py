@@ -15,9 +15,9 @@ from raw_records import RawRecords
 import redline
 from redline.api.workspace import Workspace
 from redline.launch import open_door
-from redline.questions import AskSwitches, SwitchChoices
-from redline.spec import LaunchSpec
-from redline.spec_table import specs_from_table
+from redline.model.questions import AskSwitches, SwitchChoices
+from redline.model.spec import LaunchSpec
+from redline.model.spec_table import specs_from_table
 
 PROBED = (
     {"model": "convnext_tiny", "batch": 32},

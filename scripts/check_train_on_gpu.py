@@ -36,11 +36,11 @@ from raw_records import RawRecords
 import redline
 from redline.analyze.train import training_of
 from redline.api.workspace import Workspace
-from redline.errors import RedlineError
 from redline.launch import open_door
-from redline.record import RunRecord
+from redline.model.errors import RedlineError
+from redline.model.record import RunRecord
+from redline.model.spec import LaunchSpec
 from redline.search.observer import Observer
-from redline.spec import LaunchSpec
 
 COMPILED = "amp-bf16+channels-last+compile"
 RECIPES = ("baseline", "amp", "amp-bf16", "amp-bf16+channels-last+graphs", COMPILED)
@@ -84,8 +84,8 @@ FAINT_LOADERS = '''"""Textures with a standard deviation of {signal} under the u
 import torch
 
 from redline.bench.data.sources import synthetic
-from redline.spec import WorkloadSpec
-from redline.training import DataSpec
+from redline.model.spec import WorkloadSpec
+from redline.model.training import DataSpec
 
 synthetic.SIGNAL = {signal}
 

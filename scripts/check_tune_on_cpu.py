@@ -20,7 +20,7 @@ from pathlib import Path
 from own_models import MODELS
 
 import redline
-from redline.units import parse_seconds
+from redline.model.units import parse_seconds
 
 HERE = Path(__file__).parent
 TASKS = {

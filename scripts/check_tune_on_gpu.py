@@ -40,8 +40,8 @@ import redline
 from redline.api.workspace import Workspace
 from redline.cli.progress import LiveTune
 from redline.launch import Door, open_door
-from redline.spec import LaunchSpec
-from redline.units import parse_seconds
+from redline.model.spec import LaunchSpec
+from redline.model.units import parse_seconds
 
 FILE = Path(__file__).with_name("tune_workloads.py")
 AT_LEAST, WITHIN, MOST_FAILED = 0.95, 0.05, 0.1

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from redline.spec import Effort, MeasureSpec
+from redline.model.spec import Effort, MeasureSpec
 
 Patch = Callable[[Any, str, Any], None]
 

@@ -65,7 +65,7 @@ def lock_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def own_locks(lock_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU of a fake is no GPU that tests in other processes would have to wait for. One that is here is shared."""
-    from redline import locks
+    from redline.system import locks
 
     if not any(map(os.path.exists, GPU_FILES)):
         monkeypatch.setattr(locks, "MACHINE_FOLDER", lock_folder)

@@ -18,7 +18,7 @@ from kineto import ADD, GEMM, REDUCE, TraceMaker
 from troubles import Program, run
 
 from redline.analyze.profile import Profile, profile_of
-from redline.errors import TraceError
+from redline.model.errors import TraceError
 from redline.report.export import json_document
 from redline.report.profile import ProfileReport
 from redline.report.profile_files import kernel_csv, profile_page

@@ -8,17 +8,17 @@ from typing import Any
 
 import msgspec
 
-from redline.environment import TelemetrySample
-from redline.migrations import decode
-from redline.note import note
-from redline.record import Failure, Numerics, RunRecord
+from redline.model.environment import TelemetrySample
+from redline.model.migrations import decode
+from redline.model.note import note
+from redline.model.record import Failure, Numerics, RunRecord
+from redline.model.spec import RunSpec
+from redline.model.spec_table import specs_from_table
+from redline.model.work import Ceilings, OperatorWork, WorkCount
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
-from redline.spec import RunSpec
-from redline.spec_table import specs_from_table
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.work import Ceilings, OperatorWork, WorkCount
 
 MIB = 2**20
 SPEEDS = {"baseline": 1.0, "channels-last": 0.8, "fp16": 0.4, "fp16+compile": 0.25, "bf16": 0.42}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from redline.bench.session import BenchSession
-from redline.protocol import Close, EpochReply, FailureReply, Prepare, PreparedReply, Progress, TrainEpoch
-from redline.record import Failure, Prepared
-from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.training import DataSpec, Epoch, TrainSpec
+from redline.model.protocol import Close, EpochReply, FailureReply, Prepare, PreparedReply, Progress, TrainEpoch
+from redline.model.record import Failure, Prepared
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.training import DataSpec, Epoch, TrainSpec
 
 TINY = Path(__file__).parent / "models" / "tiny.py"
 SMALL: dict[str, Any] = {"name": "synthetic-learnable", "train_samples": 512, "val_samples": 256}

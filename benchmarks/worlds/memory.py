@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from redline.spec import RunSpec
+from redline.model.spec import RunSpec
 from redline.testing.landscape import MemoryTruth
 
 MIB = 2**20

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from random import Random
 
-from redline.note import note
-from redline.questions import Relief, SwitchChoice
-from redline.record import Capabilities, Failure, FailureScope, Numerics
-from redline.spec import RunSpec, Task
+from redline.model.note import note
+from redline.model.questions import Relief, SwitchChoice
+from redline.model.record import Capabilities, Failure, FailureScope, Numerics
+from redline.model.spec import RunSpec, Task
 from redline.testing.landscape import EXACT, Landscape
 
 Switches = frozenset[str]

@@ -24,13 +24,13 @@ from redline.api.history import import_records
 from redline.api.workspace import Workspace
 from redline.bench.device import open_device
 from redline.bench.recipe.compose import switch_choices
-from redline.questions import SwitchChoice
-from redline.record import RunRecord
+from redline.model.questions import SwitchChoice
+from redline.model.record import RunRecord
+from redline.model.work import Facts
 from redline.search.tune.costs import LONGER
 from redline.search.tune.record import KeptSearches, TuneRecord
 from redline.search.tune.space import BY_BLOCK, expectation
 from redline.testing.landscape import Landscape
-from redline.work import Facts
 from worlds.recipes import RecipeTruth, Switches, switches_of
 
 BESIDE = 1.3

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.work import Facts
 from redline.search.observer import NoJournal, Observer
 from redline.search.tune.loop import search
 from redline.search.tune.record import TuneRecord, TuneSpec
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import Space, space_for
 from redline.search.tune.tuner import Tuner
-from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
-from redline.work import Facts
 from worlds.recipes import RecipeTruth
 
 

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
-from redline.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.environment import DeviceInfo, Environment, Memory, TelemetrySample
+from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 MakeRecord = Callable[..., RunRecord]
 MakeBlock = Callable[..., Block]

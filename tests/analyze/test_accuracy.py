@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redline.analyze.trust import error_text, farthest
-from redline.record import Numerics
+from redline.model.record import Numerics
 
 SHORT = Numerics(method="loss-path", rel_l2=4e-4, passed=True, steps=5)
 LONG = Numerics(method="loss-path", rel_l2=0.12, passed=True, steps=20)

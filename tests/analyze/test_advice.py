@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from redline.analyze.advice import FASTER_FORMAT, worth_trying
-from redline.record import Failure
-from redline.spec import Recipe
-from redline.work import Ceilings, OperatorWork, WorkCount
+from redline.model.record import Failure
+from redline.model.spec import Recipe
+from redline.model.work import Ceilings, OperatorWork, WorkCount
 
 
 def ceilings(kind: str = "cuda", **flops_per_s: float) -> Ceilings:

@@ -8,8 +8,8 @@ import pytest
 from redline.analyze import bound as rules
 from redline.analyze.attainable import Attainable
 from redline.analyze.bound import TraceEvidence, bound, bound_of_counters, bound_of_trace, host_share
-from redline.record import Failure
-from redline.training import Epoch
+from redline.model.record import Failure
+from redline.model.training import Epoch
 
 
 def issuing(make_block: Any, *issue_s: float) -> tuple[Any, ...]:

@@ -23,11 +23,11 @@ from redline.analyze.compare import (
 )
 from redline.analyze.race import pairs_of
 from redline.analyze.statistics import Ratio
-from redline.errors import UsageError
-from redline.record import Failure, Numerics, RunRecord
+from redline.model.errors import UsageError
+from redline.model.record import Failure, Numerics, RunRecord
+from redline.model.spec import RunSpec
 from redline.report.compare import compare_markdown, compare_page, compare_report
 from redline.report.terminal import as_text
-from redline.spec import RunSpec
 
 
 def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:

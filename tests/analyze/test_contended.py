@@ -10,11 +10,11 @@ import pytest
 from redline.analyze.blocks import log_in_turns, ratio_in_turns, round_medians_s, shift, timed_blocks
 from redline.analyze.compare import compare_records
 from redline.analyze.summary import summarize
-from redline.record import Block, BlockKind, RunRecord
+from redline.model.record import Block, BlockKind, RunRecord
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.spec_table import specs_from_table
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
-from redline.spec import RunSpec, WorkloadSpec
-from redline.spec_table import specs_from_table
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

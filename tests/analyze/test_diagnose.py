@@ -15,7 +15,7 @@ from redline.analyze.diagnose import diagnose
 from redline.analyze.finding import Finding, advice
 from redline.analyze.profile import Capture, Profile, profile_of
 from redline.analyze.working import unfused_elementwise
-from redline.record import Capabilities
+from redline.model.record import Capabilities
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.losses import Loss
 

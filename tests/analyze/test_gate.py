@@ -12,8 +12,8 @@ from redline.analyze.checks import CheckName, check, count_check
 from redline.analyze.gate import judge
 from redline.analyze.statistics import PairedLog
 from redline.bench.recipe.outputs import answer_of, sketch_of
-from redline.environment import Memory
-from redline.record import Numerics, RunRecord
+from redline.model.environment import Memory
+from redline.model.record import Numerics, RunRecord
 
 
 @pytest.fixture

@@ -21,19 +21,19 @@ from redline.analyze.race import pair_of
 from redline.analyze.summary import summarize
 from redline.analyze.sweep import TokenTargets, under_targets
 from redline.api.workspace import Workspace
-from redline.errors import SpecError, UsageError
-from redline.record import Block, Capabilities, RunRecord
+from redline.model.errors import SpecError, UsageError
+from redline.model.record import Block, Capabilities, RunRecord
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.work import GenerationInfo
 from redline.report.cells import generation_cells
 from redline.report.export import export_csv
 from redline.report.profile_facts import facts
 from redline.report.sweep import sweep_report
 from redline.report.terminal import as_text
-from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.trace.decode import read_trace
 from redline.trace.window import Steps
-from redline.work import GenerationInfo
 
 GB = 10**9
 

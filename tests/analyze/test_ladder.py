@@ -10,7 +10,7 @@ import pytest
 from redline.analyze.bound import Bound
 from redline.analyze.ladder import Rung, limit_of, with_gains
 from redline.analyze.train import EpochSummary, TrainingSummary
-from redline.note import note
+from redline.model.note import note
 from redline.report.ladder import accuracy_remark, conclusion, ladder_report
 from redline.report.terminal import as_text
 

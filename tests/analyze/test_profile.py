@@ -10,8 +10,8 @@ import pytest
 from kineto import ADD, GEMM, REDUCE, TraceMaker, training_trace
 
 from redline.analyze.profile import Profile, profile_of
-from redline.record import RunRecord, TraceRef
-from redline.spec import Recipe
+from redline.model.record import RunRecord, TraceRef
+from redline.model.spec import Recipe
 from redline.trace.decode import read_trace, read_traces
 
 US = 1000

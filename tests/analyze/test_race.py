@@ -18,8 +18,8 @@ from redline.analyze.race import (
     verdict_of,
 )
 from redline.analyze.statistics import PairedLog, student_t
-from redline.record import Block, Failure, RunRecord
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.record import Block, Failure, RunRecord
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 
 def record(recipe: str, times: list[float], group: str | None = "g", **changes: object) -> RunRecord:

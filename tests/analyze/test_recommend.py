@@ -13,7 +13,7 @@ from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.recommend.evidence import curves_of
 from redline.analyze.replicates import lines_of
 from redline.analyze.summary import summarize
-from redline.record import Numerics, RunRecord
+from redline.model.record import Numerics, RunRecord
 
 
 def advice_of(records: Sequence[RunRecord]) -> list[Advice]:

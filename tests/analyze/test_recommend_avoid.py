@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from reported import MIB, fake_door, sweep_records
 
-from redline.record import Failure, RunRecord
+from redline.model.record import Failure, RunRecord
 from redline.report.contents import contents_of
 
 OOM = Failure(stage="first-call", kind="oom", message="out of memory")

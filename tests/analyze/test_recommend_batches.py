@@ -9,11 +9,11 @@ import msgspec
 from reported import fake_door, numerics, race_records, sweep_records
 
 from redline.analyze.recommend import Advice
-from redline.note import note
-from redline.record import Numerics, RunRecord
+from redline.model.note import note
+from redline.model.record import Numerics, RunRecord
+from redline.model.spec import RunSpec
 from redline.report.contents import contents_of
 from redline.report.dashboard import tiles_of
-from redline.spec import RunSpec
 
 # t = 2 ms + 0.3 ms · b: the knee (90 %) at b = 60.
 BATCHES = [4, 16, 64, 128, 190]

@@ -11,7 +11,7 @@ import pytest
 
 from redline.analyze.ceilings import class_seconds
 from redline.analyze.profile import Profile, profile_of
-from redline.migrations import decode
+from redline.model.migrations import decode
 from redline.trace.decode import read_trace
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"

@@ -11,9 +11,9 @@ from redline.analyze.attainable import attainable
 from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, at_step, roofline, roofline_of
 from redline.analyze.summary import summarize
-from redline.note import note
-from redline.record import Capabilities
-from redline.work import Ceilings, OperatorWork, WorkCount
+from redline.model.note import note
+from redline.model.record import Capabilities
+from redline.model.work import Ceilings, OperatorWork, WorkCount
 
 UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
 CEILINGS = Ceilings(

@@ -11,11 +11,21 @@ from rich.console import Console
 from redline.analyze.bound import Bound
 from redline.analyze.ranks import late_rank
 from redline.analyze.scale import Communication, ScalePoint, ScaleRun, diagnose_scale, points_of
-from redline.environment import DeviceInfo, Environment, Memory
-from redline.note import note
-from redline.record import Block, ColdStart, Numerics, Prepared, RankBlock, RankInfo, RunRecord, Warmup, WorkloadInfo
+from redline.model.environment import DeviceInfo, Environment, Memory
+from redline.model.note import note
+from redline.model.record import (
+    Block,
+    ColdStart,
+    Numerics,
+    Prepared,
+    RankBlock,
+    RankInfo,
+    RunRecord,
+    Warmup,
+    WorkloadInfo,
+)
+from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.report.scale import scale_report
-from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 
 UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
 

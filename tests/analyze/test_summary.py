@@ -7,11 +7,11 @@ import pytest
 
 from redline.analyze.blocks import blocks_as
 from redline.analyze.summary import RunSummary, summarize, with_price
-from redline.environment import Memory
-from redline.errors import SpecError
-from redline.record import Failure
+from redline.model.environment import Memory
+from redline.model.errors import SpecError
+from redline.model.record import Failure
+from redline.model.units import parse_price
 from redline.report.cells import energy_cells
-from redline.units import parse_price
 
 
 def row_of(record: Any) -> RunSummary:

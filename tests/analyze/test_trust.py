@@ -10,12 +10,12 @@ from redline.analyze import trust
 from redline.analyze.blocks import device_kind
 from redline.analyze.statistics import median_interval, spread
 from redline.analyze.trust import error_text, farthest, oversubscription, target_half_width, verdict
-from redline.environment import DeviceInfo, Environment, TelemetrySample
-from redline.note import note
-from redline.record import Failure, Numerics, RankBlock, RankInfo, Warmup
-from redline.spec import MeasureSpec
-from redline.training import DataSpec, Epoch, TrainSpec
-from redline.units import format_share
+from redline.model.environment import DeviceInfo, Environment, TelemetrySample
+from redline.model.note import note
+from redline.model.record import Failure, Numerics, RankBlock, RankInfo, Warmup
+from redline.model.spec import MeasureSpec
+from redline.model.training import DataSpec, Epoch, TrainSpec
+from redline.model.units import format_share
 
 
 def look(**fields: Any) -> tuple[TelemetrySample, ...]:

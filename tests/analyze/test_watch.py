@@ -10,7 +10,7 @@ import pytest
 from redline.analyze.watch import BY_BACKWARD, BY_BATCH, Rates, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.analyze.watch_findings import Evidence, advice_of, sync_gain
 from redline.bench.watch.spool import COLUMNS
-from redline.watching import PHASES
+from redline.model.watching import PHASES
 
 
 class FakeLog:

@@ -10,7 +10,7 @@ import pytest
 
 from redline.analyze.watch import Rates
 from redline.api.watch import Alarm, deliver_alert, parse_share
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 
 def rates(steps: int, seconds: float) -> Rates:

@@ -12,7 +12,7 @@ from redline.analyze.summary import summarize
 from redline.analyze.trust import Verdict
 from redline.api.workshop import _optimised, checklist
 from redline.api.workspace import Workspace
-from redline.errors import UnknownName
+from redline.model.errors import UnknownName
 from redline.report.workshop import Checklist, Technique
 from redline.store import History
 

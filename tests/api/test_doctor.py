@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from redline.api.doctor import Machine, NvidiaDriver, NvmlProblem, ask_nvml, examine, our_family, output_of
-from redline.questions import Health, HealthItem
+from redline.model.questions import Health, HealthItem
 
 DRIVER = NvidiaDriver(version="570.124.06", cuda="12.8")
 NVIDIA = {

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.api.live import SUFFIX, digest, held_artifact
 from redline.api.workspace import Workspace
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 PROGRAM = textwrap.dedent("""
     import functools, json, sys

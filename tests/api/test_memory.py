@@ -12,10 +12,10 @@ import pytest
 
 from redline.api.memory import memory
 from redline.api.workspace import Workspace
-from redline.errors import BenchError
+from redline.model.errors import BenchError
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.model.work import MemoryUse
 from redline.report.memory import draw_memory
-from redline.spec import LaunchSpec, RunSpec
-from redline.work import MemoryUse
 
 PEAKS = {("simple_cnn", "baseline"): 100, ("simple_cnn", "bf16"): 60, ("transformer", "baseline"): 1000}
 

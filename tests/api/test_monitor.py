@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from redline.api.monitor import DeviceLook, Machine, MonitorResult, monitor, total_of
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 from redline.report.monitor import write_looks
-from redline.telemetry import EnergyMeter, amd, package_energy_j
-from redline.telemetry.amd import AmdCard, RocmSmiCard, rocm_smi
-from redline.telemetry.nvml import NvmlCard
+from redline.system.telemetry import EnergyMeter, amd, package_energy_j
+from redline.system.telemetry.amd import AmdCard, RocmSmiCard, rocm_smi
+from redline.system.telemetry.nvml import NvmlCard
 
 
 class NvmlError(Exception):

@@ -13,13 +13,13 @@ from redline.analyze.attainable import operator_row
 from redline.api.ceilings import OPERATORS, _cases, ops
 from redline.api.workspace import Workspace
 from redline.bench.measure.operators import answer_operators
-from redline.errors import SpecError, UsageError
-from redline.questions import AskOperators
+from redline.model.errors import SpecError, UsageError
+from redline.model.questions import AskOperators
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.units import format_share
+from redline.model.work import Ceilings, OperatorTime
 from redline.report.ceilings import ops_json, ops_report
 from redline.report.terminal import as_text
-from redline.spec import RunSpec, WorkloadSpec
-from redline.units import format_share
-from redline.work import Ceilings, OperatorTime
 
 CEILINGS = Ceilings(
     kind="cpu", name="a CPU", driver=None, torch="2", threads=1, flops_per_s={"fp32": 1e9}, copy_bytes_per_s=1e9,

@@ -13,7 +13,7 @@ from reported import fake_door
 import redline
 from redline.api.quick import CAPTURED_STEPS, QuickProfile, run_quick_profile
 from redline.api.workspace import Workspace
-from redline.errors import SpecError, UsageError
+from redline.model.errors import SpecError, UsageError
 
 
 @pytest.fixture(scope="module")

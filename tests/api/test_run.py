@@ -18,7 +18,7 @@ import redline
 from redline.api.run import RunResult
 from redline.api.workspace import Workspace
 from redline.bench.environment import remember_flags
-from redline.errors import SpecError, UnknownName, UsageError
+from redline.model.errors import SpecError, UnknownName, UsageError
 from redline.search.observer import NoJournal, Observer
 from redline.store import History
 

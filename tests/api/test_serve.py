@@ -26,10 +26,10 @@ from redline.api import serve
 from redline.api.serve import COOKIE, Access, Answer, Answers, is_loopback, make_app
 from redline.api.serve_state import Live, Looker
 from redline.api.workspace import Workspace
-from redline.environment import TelemetrySample
-from redline.identity import Benchmark
-from redline.questions import SwitchChoice
-from redline.record import RunRecord
+from redline.model.environment import TelemetrySample
+from redline.model.identity import Benchmark
+from redline.model.questions import SwitchChoice
+from redline.model.record import RunRecord
 from redline.report.history import SeriesTrend, TrendPoint
 from redline.report.serve import HEIGHT, WIDTH, LiveState, LiveSweep, Readings, picture_of
 from redline.search.observer import Observer

@@ -13,8 +13,8 @@ import pytest
 
 import redline
 from redline.api.settings import described_model
-from redline.spec import RunSpec, WorkloadSpec
-from redline.training import DataSpec
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.training import DataSpec
 
 REPOSITORY = Path(__file__).parents[2]
 VERBS = ["run", "race", "sweep", "tune", "profile", "roofline", "flops", "find_batch"]

@@ -11,10 +11,10 @@ from reported import ceilings_of, fake_door, step_s, work
 
 from redline.api.study import StudyResult, study
 from redline.api.workspace import Workspace
+from redline.model.spec import RunSpec
+from redline.model.units import THIN_SPACE
+from redline.model.work import OperatorWork, WorkCount
 from redline.report.study import why
-from redline.spec import RunSpec
-from redline.units import THIN_SPACE
-from redline.work import OperatorWork, WorkCount
 
 RECIPES = ("baseline", "fp16", "fp16+compile")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import redline
 from redline.api.watch import script_name
 from redline.api.workspace import Workspace
-from redline.errors import RedlineError, UsageError
+from redline.model.errors import RedlineError, UsageError
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from redline.api.profile import read_profile
 from redline.api.workshop import workshop
 from redline.api.workspace import Workspace
 from redline.cli.options import Exit
-from redline.errors import BenchError, SpecError
-from redline.note import note
-from redline.record import ColdStart
+from redline.model.errors import BenchError, SpecError
+from redline.model.note import note
+from redline.model.record import ColdStart
+from redline.model.work import Ceilings
 from redline.report.workshop import Answer, Check, ExerciseResult, WorkshopResult, exercise_text, outcome
-from redline.work import Ceilings
 
 
 def latency(std: float) -> Latency:

@@ -11,18 +11,18 @@ import pytest
 
 import redline
 from redline.api.workspace import Workspace
-from redline.errors import Interrupted, RedlineError, StoreError
 from redline.launch.door import Session
-from redline.protocol import OnProgress, Profile, Reply
-from redline.questions import AskCeilings, CeilingsAnswer
-from redline.record import Block, Closed, RunRecord
+from redline.model.errors import Interrupted, RedlineError, StoreError
+from redline.model.protocol import OnProgress, Profile, Reply
+from redline.model.questions import AskCeilings, CeilingsAnswer
+from redline.model.record import Block, Closed, RunRecord
+from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
+from redline.model.work import Ceilings
 from redline.search.observer import Observer
 from redline.search.profile import capture
-from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.work import Ceilings
 
 pytestmark = pytest.mark.usefixtures("brief")
 

@@ -22,11 +22,11 @@ from redline.bench.measure import blocks
 from redline.bench.measure.blocks import OVERRUN, measure_block, plan_steps, quiet_collector
 from redline.bench.workload.step import InferenceStep, Mark, Setup, no_mark
 from redline.bench.workload.workload import assemble
-from redline.environment import DeviceInfo, Memory, TelemetrySample
-from redline.note import note
-from redline.protocol import Measure
-from redline.record import Block, BlockKind, Capabilities, Warmup
-from redline.spec import MeasureSpec
+from redline.model.environment import DeviceInfo, Memory, TelemetrySample
+from redline.model.note import note
+from redline.model.protocol import Measure
+from redline.model.record import Block, BlockKind, Capabilities, Warmup
+from redline.model.spec import MeasureSpec
 
 KINDS: tuple[BlockKind, ...] = ("latency", "throughput")
 TRAINING = {"forward": 0.25, "backward": 0.5, "optimizer": 0.25}

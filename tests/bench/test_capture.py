@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from redline.bench.session import BenchSession
-from redline.protocol import (
+from redline.model.protocol import (
     BlockReply,
     FailureReply,
     Measure,
@@ -20,7 +20,7 @@ from redline.protocol import (
     read_script,
     write_script,
 )
-from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
+from redline.model.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.trace.decode import read_trace
 from redline.trace.host import HostView
 from redline.trace.links import Links

@@ -16,8 +16,8 @@ from redline.bench.device.cpu import CpuDevice, last_cache_bytes
 from redline.bench.device.process import ProcessorUse
 from redline.bench.measure import ceilings
 from redline.bench.measure.ceilings import measure_ceilings
-from redline.note import note
-from redline.work import Ceilings
+from redline.model.note import note
+from redline.model.work import Ceilings
 
 
 @pytest.fixture(autouse=True)

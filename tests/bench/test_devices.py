@@ -19,10 +19,10 @@ from redline.bench.device.process import on_one_processor
 from redline.bench.device.rocm import RocmDevice
 from redline.bench.environment import few_threads
 from redline.bench.measure.blocks import Sampling
-from redline.errors import SpecError, UnknownName, UsageError
-from redline.telemetry import cpu_name, nvml
-from redline.telemetry.amd import AmdCard, number, open_amd_card
-from redline.telemetry.nvml import NvmlCard
+from redline.model.errors import SpecError, UnknownName, UsageError
+from redline.system.telemetry import cpu_name, nvml
+from redline.system.telemetry.amd import AmdCard, number, open_amd_card
+from redline.system.telemetry.nvml import NvmlCard
 
 MIB = 2**20
 

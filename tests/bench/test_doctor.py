@@ -28,8 +28,8 @@ from redline.bench.doctor import (
     satisfies,
 )
 from redline.bench.environment import TorchDevice, TorchView, dotted
-from redline.environment import DeviceInfo
-from redline.questions import HealthItem
+from redline.model.environment import DeviceInfo
+from redline.model.questions import HealthItem
 
 NVIDIA = {"dev/nvidia0": "", "dev/nvidiactl": "", "proc/driver/nvidia/version": "NVRM version: 570.124.06"}
 AMD = {"dev/kfd": "", "dev/dri/renderD128": ""}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from redline.bench.device.failure import failure_from, is_out_of_memory, kind_of, one_line, user_line
-from redline.errors import BenchError, MissingExtra, SpecError, UnknownName
+from redline.model.errors import BenchError, MissingExtra, SpecError, UnknownName
 
 OUT_OF_MEMORY = {
     "cuda": "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 3.31 "

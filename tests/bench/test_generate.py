@@ -21,10 +21,10 @@ from redline.bench.workload.build import build_workload, check_model
 from redline.bench.workload.decoder import OwnDecoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.hf_decoder import HfDecoder, asks_the_host, own_decoder
-from redline.errors import BenchError, SpecError
-from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
-from redline.record import Numerics, RunRecord
-from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.errors import BenchError, SpecError
+from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
+from redline.model.record import Numerics, RunRecord
+from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 pytest.importorskip("transformers")
 

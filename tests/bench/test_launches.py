@@ -14,8 +14,8 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.session import BenchSession
 from redline.bench.workload import step
 from redline.bench.workload.step import make_optimizer
-from redline.protocol import Close, Prepare, PreparedReply
-from redline.spec_table import specs_from_table
+from redline.model.protocol import Close, Prepare, PreparedReply
+from redline.model.spec_table import specs_from_table
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from redline.analyze.load import load_point
-from redline.arrivals import LoadSpec, Served, doubling_buckets, poisson_arrivals
 from redline.bench.session import BenchSession
-from redline.protocol import Close, FailureReply, Load, LoadReply, Prepare, PreparedReply
-from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.arrivals import LoadSpec, Served, doubling_buckets, poisson_arrivals
+from redline.model.protocol import Close, FailureReply, Load, LoadReply, Prepare, PreparedReply
+from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 TINY = f"{Path(__file__).parents[1] / 'models' / 'tiny.py'}:make"
 

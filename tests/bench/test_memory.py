@@ -12,11 +12,11 @@ from rich.console import Console
 
 from redline.api.memory import MemoryRow
 from redline.bench.memory import answer_memory
-from redline.errors import BenchError
+from redline.model.errors import BenchError
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.work import MemoryCategory, MemoryUse
 from redline.report.memory import draw_memory, memory_report
 from redline.report.terminal import as_text
-from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.work import MemoryCategory, MemoryUse
 
 MODEL = """
 import torch

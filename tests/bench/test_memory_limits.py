@@ -14,12 +14,12 @@ from redline.bench.device import process
 from redline.bench.device.cuda import CudaDevice
 from redline.bench.device.failure import is_out_of_memory, kind_of
 from redline.bench.workload.build import build_workload, fingerprint_of
-from redline.errors import UsageError
 from redline.launch import Door, open_door
-from redline.protocol import FailureReply, Measure, Prepare, PreparedReply, Reply, Squeeze, SqueezeReply
-from redline.record import Prepared
-from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
-from redline.spec_table import specs_from_table
+from redline.model.errors import UsageError
+from redline.model.protocol import FailureReply, Measure, Prepare, PreparedReply, Reply, Squeeze, SqueezeReply
+from redline.model.record import Prepared
+from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
+from redline.model.spec_table import specs_from_table
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_numerics_may_be_left_out_and_the_record_says_so(door: Door, task: str) 
 def test_only_the_recipes_own_inputs_stay_in_memory() -> None:
     from redline.bench.device.cpu import CpuDevice
     from redline.bench.recipe.compose import apply_recipe
-    from redline.spec import Recipe
+    from redline.model.spec import Recipe
 
     workload = build_workload(WorkloadSpec(model="simple_cnn", batch=2), seed=0)
     setup = apply_recipe(Recipe.parse("bf16"), workload, CpuDevice())

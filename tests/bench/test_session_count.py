@@ -11,11 +11,11 @@ import pytest
 
 from redline.bench.count import ask
 from redline.bench.session import BenchSession
-from redline.note import note
-from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
-from redline.record import Capabilities, Prepared
-from redline.spec import RunSpec
-from redline.spec_table import specs_from_table
+from redline.model.note import note
+from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
+from redline.model.record import Capabilities, Prepared
+from redline.model.spec import RunSpec
+from redline.model.spec_table import specs_from_table
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from worlds.memory import CachingAllocator, OutOfMemory, StackedModel, convoluti
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure.blocks import SQUEEZE_PRECISION, least_memory
-from redline.environment import DeviceInfo, Memory, TelemetrySample
+from redline.model.environment import DeviceInfo, Memory, TelemetrySample
 
 GIB = 2**30
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from redline.bench.measure.blocks import CPU_MEDIAN_AGREEMENT, MEDIAN_AGREEMENT, reach_steady_state, windows_agree
-from redline.record import Warmup
-from redline.spec import MeasureSpec
+from redline.model.record import Warmup
+from redline.model.spec import MeasureSpec
 
 SPEC = MeasureSpec()
 WINDOW = SPEC.warmup_window

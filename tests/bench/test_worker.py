@@ -12,10 +12,10 @@ import pytest
 from redline.bench import worker
 from redline.bench.session import BenchSession
 from redline.bench.worker import FORKED, _Line
-from redline.errors import BenchError
-from redline.protocol import ClosedReply, FailureReply, Prepare, Progress, receive_reply
-from redline.record import Closed, Failure
-from redline.spec import RunSpec, WorkloadSpec
+from redline.model.errors import BenchError
+from redline.model.protocol import ClosedReply, FailureReply, Prepare, Progress, receive_reply
+from redline.model.record import Closed, Failure
+from redline.model.spec import RunSpec, WorkloadSpec
 
 
 @pytest.fixture

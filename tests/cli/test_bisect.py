@@ -10,8 +10,8 @@ import pytest
 from invoking import document
 from typer.testing import Result
 
-from redline.record import Failure
-from redline.spec import RunSpec
+from redline.model.record import Failure
+from redline.model.spec import RunSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

@@ -16,9 +16,9 @@ import yaml
 from invoking import document
 from typer.testing import Result
 
-from redline.questions import Checked
-from redline.record import Failure, WorkloadInfo
-from redline.spec import RunSpec
+from redline.model.questions import Checked
+from redline.model.record import Failure, WorkloadInfo
+from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing import bench
 from redline.testing.fake import FakeDoor
@@ -295,7 +295,7 @@ def test_checks_fail_only_when_asked_for(redline: Redline, project: Path, door: 
 
 
 def replace_numerics(*, passed: bool) -> object:
-    from redline.record import Numerics
+    from redline.model.record import Numerics
 
     return Numerics(rel_l2=1e-4 if passed else 0.5, cosine=1.0, passed=passed)
 

@@ -14,8 +14,8 @@ from reported import race_records
 from rich.console import Console
 
 import redline
-from redline.environment import Environment
-from redline.record import Block, RunRecord, TraceRef
+from redline.model.environment import Environment
+from redline.model.record import Block, RunRecord, TraceRef
 from redline.report.history import history_report, sparkline
 from redline.store import History
 

@@ -26,9 +26,9 @@ from typer.testing import Result
 from redline.api.workspace import Workspace
 from redline.bench.recipe.base import SWITCHES
 from redline.cli.main import COMMANDS, Interrupts
-from redline.record import RunRecord
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec
 from redline.report.terminal import PIPE_WIDTH
-from redline.spec import RunSpec
 from redline.store import History
 
 MISBEHAVING = Path(__file__).parent.parent / "models" / "misbehaving.py"

@@ -16,14 +16,14 @@ from redline.analyze.ceilings import roofline_row
 from redline.api import workspace
 from redline.api.flops import flops
 from redline.api.workspace import Workspace
-from redline.identity import device_key
 from redline.launch.inline import InlineDoor
-from redline.migrations import decode
-from redline.note import Code, note
+from redline.model.identity import device_key
+from redline.model.migrations import decode
+from redline.model.note import Code, note
+from redline.model.work import Ceilings, OperatorWork, WorkCount
 from redline.report.roofline import RooflineReport
 from redline.report.terminal import as_text
 from redline.store import History
-from redline.work import Ceilings, OperatorWork, WorkCount
 
 MODELS = Path(__file__).parents[1] / "models" / "misbehaving.py"
 TRACES = Path(__file__).parents[1] / "data" / "traces"

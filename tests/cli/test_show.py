@@ -15,7 +15,7 @@ import pytest
 from invoking import document, invoke
 from reported import race_records
 
-from redline.record import Closed, Failure, RunRecord
+from redline.model.record import Closed, Failure, RunRecord
 from redline.store import History
 
 

@@ -14,17 +14,17 @@ from redline.analyze.advice import command_line, options_of, tuning_command
 from redline.analyze.summary import summarize
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
-from redline.arrivals import LoadSpec
-from redline.errors import UsageError
-from redline.record import RunRecord
+from redline.model.arrivals import LoadSpec
+from redline.model.errors import UsageError
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec
+from redline.model.spec_table import specs_from_table
+from redline.model.training import DataSpec
 from redline.search.batch import trial_measure
 from redline.search.observer import NoJournal
 from redline.search.train import train_spec
-from redline.spec import RunSpec
-from redline.spec_table import specs_from_table
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.training import DataSpec
 
 EVERYTHING = {
     "task": "train",

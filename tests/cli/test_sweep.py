@@ -11,12 +11,12 @@ import pytest
 from invoking import document
 from typer.testing import Result
 
-from redline.record import Failure
-from redline.spec import RunSpec
+from redline.model.record import Failure
+from redline.model.spec import RunSpec
+from redline.model.units import significant
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.units import significant
 
 MIB = 2**20
 

@@ -17,9 +17,9 @@ from invoking import document, invoke
 from trained import TINY
 from typer.testing import Result
 
-from redline.questions import SwitchChoice
-from redline.record import Failure
-from redline.spec import RunSpec
+from redline.model.questions import SwitchChoice
+from redline.model.record import Failure
+from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

@@ -15,12 +15,12 @@ from worlds.recipes import WRONG, switches_of
 from redline.api import race as racing
 from redline.api import tune as tuning
 from redline.api.workspace import Workspace
-from redline.errors import UsageError
-from redline.note import note
-from redline.questions import SwitchChoice
-from redline.record import Failure
+from redline.model.errors import UsageError
+from redline.model.note import note
+from redline.model.questions import SwitchChoice
+from redline.model.record import Failure
+from redline.model.spec import RunSpec
 from redline.search.tune.trials import Trials
-from redline.spec import RunSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape
 

@@ -18,8 +18,8 @@ import torch
 from redline.compat import micro
 from redline.compat.forms import CSV_COLUMNS
 from redline.compat.micro import ALIASES, _asked, main, parser
-from redline.errors import UsageError
 from redline.launch.fork import reserved_port
+from redline.model.errors import UsageError
 
 SCRIPT = Path(__file__).parents[2] / "micro_benchmarking_pytorch.py"
 TINY = ("--image-size", "32", "--device", "cpu")
@@ -158,7 +158,7 @@ def test_an_unknown_network_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_old_names_lead_to_models_that_exist() -> None:
     from redline.bench.workload.build import check_model
-    from redline.spec import WorkloadSpec
+    from redline.model.spec import WorkloadSpec
 
     for model in ALIASES.values():
         check_model(WorkloadSpec(model=model))

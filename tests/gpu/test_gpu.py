@@ -10,8 +10,8 @@ import pytest
 
 import redline
 from redline.launch import open_door
-from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Profile, TraceReply
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Profile, TraceReply
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,7 @@ import pytest
 import redline
 from redline.api.workspace import Workspace
 from redline.launch import open_door
-from redline.spec import LaunchSpec
+from redline.model.spec import LaunchSpec
 
 torch = pytest.importorskip("torch")
 
@@ -145,7 +145,7 @@ def test_products_in_other_forms_keep_the_numbers(measured, recipe: str) -> None
 )
 def test_the_snippet_of_a_graph_runs_alone(recipe: str, task: str, tmp_path: Path) -> None:
     from redline.api.recipe import plain_recipe
-    from redline.spec_table import specs_from_table
+    from redline.model.spec_table import specs_from_table
 
     model, batch = "resnet18", {"batch": 8}
     if "parts" in recipe:

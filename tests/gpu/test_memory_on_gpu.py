@@ -10,9 +10,9 @@ import pytest
 import redline
 from redline.api.workspace import Workspace
 from redline.launch import Door, open_door
-from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Squeeze, SqueezeReply
-from redline.spec import LaunchSpec, RunSpec
-from redline.spec_table import specs_from_table
+from redline.model.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Squeeze, SqueezeReply
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.model.spec_table import specs_from_table
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import redline
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 from redline.search.profile import find_tool
 from redline.trace.vendors.nvidia import Ncu
 

@@ -10,7 +10,7 @@ import pytest
 import redline
 from redline.api.workspace import Workspace
 from redline.launch import open_door
-from redline.spec import LaunchSpec
+from redline.model.spec import LaunchSpec
 
 torch = pytest.importorskip("torch")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from redline.launch import open_door
-from redline.protocol import Prepare, PreparedReply
-from redline.spec import LaunchSpec
-from redline.spec_table import specs_from_table
+from redline.model.protocol import Prepare, PreparedReply
+from redline.model.spec import LaunchSpec
+from redline.model.spec_table import specs_from_table
 
 torch = pytest.importorskip("torch")
 

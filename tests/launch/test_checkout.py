@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from redline.bench.environment import refuse_other_checkout
-from redline.errors import BenchError, UsageError
 from redline.launch.checkout import checked_out, resolve_commit
+from redline.model.errors import BenchError, UsageError
 
 GIT = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a", "-c", "protocol.file.allow=always"]
 

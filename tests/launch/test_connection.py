@@ -18,14 +18,14 @@ import msgspec
 import psutil
 import pytest
 
-from redline.environment import Memory
-from redline.errors import DoorError, UsageError
 from redline.launch import connection, open_door, spawn
 from redline.launch.connection import Callback, WorkerDoor, WorkerSession, log_tail, worker_log
 from redline.launch.fork import ForkDoor
 from redline.launch.inline import InlineDoor
 from redline.launch.spawn import SpawnDoor
-from redline.protocol import (
+from redline.model.environment import Memory
+from redline.model.errors import DoorError, UsageError
+from redline.model.protocol import (
     Ask,
     BlockReply,
     Close,
@@ -42,10 +42,10 @@ from redline.protocol import (
     receive_request,
     send,
 )
-from redline.questions import AskHealth, ModelNames
-from redline.record import Block, Closed, Failure
-from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
-from redline.training import TrainingProgress
+from redline.model.questions import AskHealth, ModelNames
+from redline.model.record import Block, Closed, Failure
+from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
+from redline.model.training import TrainingProgress
 
 LAUNCH = LaunchSpec(prepare_timeout_s=21.0, measure_timeout_s=22.0, close_timeout_s=23.0)
 ASK = Ask(question=AskHealth())

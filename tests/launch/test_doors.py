@@ -15,14 +15,24 @@ import msgspec
 import psutil
 import pytest
 
-from redline.errors import UsageError
 from redline.launch import Session, open_door
 from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_log
-from redline.locks import device_lock, physical_name
-from redline.protocol import Ask, BlockReply, FailureReply, Measure, Prepare, PreparedReply, Profile, Reply, TraceReply
-from redline.questions import AskEnvironment, EnvironmentAnswer
-from redline.record import Failure
-from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
+from redline.model.errors import UsageError
+from redline.model.protocol import (
+    Ask,
+    BlockReply,
+    FailureReply,
+    Measure,
+    Prepare,
+    PreparedReply,
+    Profile,
+    Reply,
+    TraceReply,
+)
+from redline.model.questions import AskEnvironment, EnvironmentAnswer
+from redline.model.record import Failure
+from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
+from redline.system.locks import device_lock, physical_name
 
 FLOOD_BYTES = 3_000_000
 """As the model writes in each step."""
@@ -305,8 +315,8 @@ DESK_OF_ITS_OWN = textwrap.dedent(f"""
     import psutil
     from redline.launch import open_door
     from redline.launch.fork import shared_server
-    from redline.protocol import Prepare, PreparedReply
-    from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
+    from redline.model.protocol import Prepare, PreparedReply
+    from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
     spec = RunSpec(workload=WorkloadSpec(model={f"{MISBEHAVING}:sound"!r}), device="cpu",
                    launch=LaunchSpec(door="fork"), measure=MeasureSpec.for_effort("quick"))
     session = open_door(spec.launch).open(spec)
@@ -440,8 +450,8 @@ def test_a_desk_killed_outright_leaves_no_process_behind(door: str, tmp_path: Pa
     marker = f"redline-orphan-{os.getpid()}-{door}"
     program = textwrap.dedent(f"""
         from redline.launch import open_door
-        from redline.protocol import Measure, Prepare
-        from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
+        from redline.model.protocol import Measure, Prepare
+        from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
         spec = RunSpec(workload=WorkloadSpec(model={f"{MISBEHAVING}:reports_its_process"!r}), device="cpu",
                        launch=LaunchSpec(door={door!r}), measure=MeasureSpec.for_effort("quick"))
         session = open_door(spec.launch).open(spec)
@@ -484,7 +494,7 @@ def own_locks() -> None:
 def test_two_runs_never_hold_one_gpu(tmp_path: Path) -> None:
     """Not even with different temporary folders, or after the holder asked again. No machine has a card of these numbers."""
     program = textwrap.dedent("""
-        from redline.locks import device_lock
+        from redline.system.locks import device_lock
         with device_lock("cuda:7777", on_wait=lambda holder: print("waiting for", holder, flush=True)):
             print("held", flush=True)
     """)

@@ -14,12 +14,12 @@ import msgspec
 import psutil
 import pytest
 
-from redline.errors import UsageError
 from redline.launch import open_door
 from redline.launch.fork import reserved_port
 from redline.launch.ranks import RankLine, _hanging, merged_block
 from redline.launch.torchrun import TOKEN, listen_at
-from redline.protocol import (
+from redline.model.errors import UsageError
+from redline.model.protocol import (
     AllReduce,
     AllReduced,
     Ask,
@@ -33,9 +33,9 @@ from redline.protocol import (
     Reply,
     TraceReply,
 )
-from redline.questions import AskCheck, CheckedSpecs
-from redline.record import Block, Failure
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.questions import AskCheck, CheckedSpecs
+from redline.model.record import Block, Failure
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
 QUICK = MeasureSpec(warmup_min_seconds=0.0, warmup_window_seconds=0.0, warmup_max_seconds=0.2, check_numerics=False)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from redline.bench.watch.spool import COLUMNS, Spool
-from redline.errors import UsageError
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     START,
@@ -24,6 +23,7 @@ from redline.launch.watch import (
     script_command,
     watching_environment,
 )
+from redline.model.errors import UsageError
 
 SHELL = ["/bin/sh", "-c"]
 

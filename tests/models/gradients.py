@@ -18,7 +18,7 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.ranks import Rank, Ranks
 from redline.bench.workload.step import LEARNING_RATE, make_step
-from redline.spec import Recipe, WorkloadSpec
+from redline.model.spec import Recipe, WorkloadSpec
 
 MODEL = f"{Path(__file__).with_name('ranks.py')}:sound"
 CASES = {

@@ -17,7 +17,10 @@ from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import RunSummary
 from redline.analyze.train import training_of
 from redline.api.train import TrainResult
-from redline.record import RunRecord
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.training import DataSpec, TrainSpec
+from redline.model.units import THIN_SPACE
 from redline.report.contents import Contents, contents_of
 from redline.report.dashboard import tiles_of
 from redline.report.folder import write_folder
@@ -28,11 +31,8 @@ from redline.report.terminal import as_text
 from redline.report.train import epoch_cells
 from redline.search.observer import NoJournal
 from redline.search.train import train_spec
-from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.training import DataSpec, TrainSpec
-from redline.units import THIN_SPACE
 
 RECIPES = ("baseline", "fp16", "fp16+compile", "channels-last")
 

@@ -20,8 +20,10 @@ from redline.analyze.summary import RunSummary, with_price
 from redline.api.race import RaceResult
 from redline.api.tune import tune
 from redline.api.workspace import Workspace
-from redline.questions import SwitchChoice
-from redline.record import Failure, RunRecord
+from redline.model.questions import SwitchChoice
+from redline.model.record import Failure, RunRecord
+from redline.model.spec import RunSpec
+from redline.model.units import THIN_SPACE
 from redline.report.answers import answers_of
 from redline.report.contents import Contents, contents_of
 from redline.report.dashboard import tiles_of
@@ -31,8 +33,6 @@ from redline.report.payload import payload_of
 from redline.report.plots import bars_of, throughput_of
 from redline.report.race import joined_racers
 from redline.search.tune.gains import waterfall
-from redline.spec import RunSpec
-from redline.units import THIN_SPACE
 
 
 def later(records: Sequence[RunRecord], seconds: float) -> list[RunRecord]:

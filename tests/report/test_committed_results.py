@@ -18,7 +18,7 @@ from redline.analyze.summary import summarize
 from redline.api.history import export_archive
 from redline.api.report import choose, documents_in
 from redline.api.workspace import Workspace
-from redline.errors import RedlineError
+from redline.model.errors import RedlineError
 from redline.store.codec import has_raw_records, read_json
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

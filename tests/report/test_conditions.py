@@ -12,8 +12,8 @@ from reported import race_records
 from rich.console import Console
 
 from redline.analyze.summary import summarize
-from redline.identity import subjects_of
-from redline.record import RunRecord
+from redline.model.identity import subjects_of
+from redline.model.record import RunRecord
 from redline.report.export import export_csv, export_json
 from redline.report.history import Listed, detail, listing
 from redline.report.run import RunReport

@@ -7,7 +7,7 @@ from reported import race_records, sweep_records
 
 from redline.analyze.statistics import Interval
 from redline.cli.progress import LiveBatches, LiveObserver
-from redline.protocol import Progress
+from redline.model.protocol import Progress
 from redline.report.course import Course, in_columns, replicate_words, stage_words
 
 FIRST, SECOND, _ = race_records()

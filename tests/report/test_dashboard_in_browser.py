@@ -15,8 +15,9 @@ from reported import captured, ceilings_of, everything, failed_record, race_reco
 
 from redline.analyze.profile import profile_of
 from redline.api.profile import captured_lanes
-from redline.note import note
-from redline.record import RunRecord
+from redline.model.note import note
+from redline.model.record import RunRecord
+from redline.model.work import MemoryPoint, MemoryUse
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
 from redline.report.export import COLUMNS, export_csv
@@ -24,7 +25,6 @@ from redline.report.memory import MemoryRow
 from redline.report.profile_files import profile_page
 from redline.search.tune.gains import Gain, GainPath
 from redline.trace.decode import read_trace
-from redline.work import MemoryPoint, MemoryUse
 
 pytestmark = pytest.mark.browser
 

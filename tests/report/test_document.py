@@ -20,7 +20,8 @@ from redline.api.report import documents_in
 from redline.api.roofline import RooflineResult
 from redline.api.study import StudyResult
 from redline.api.workspace import Workspace
-from redline.questions import SwitchChoice
+from redline.model.questions import SwitchChoice
+from redline.model.work import MemoryCategory, MemoryHolder, MemoryUse
 from redline.report.document import FORMS
 from redline.report.export import DocumentKind
 from redline.report.gate import BisectStep, bisect_json, bisect_report
@@ -28,7 +29,6 @@ from redline.report.memory import MemoryRow
 from redline.report.race import pair_line
 from redline.report.terminal import as_text
 from redline.trace.decode import read_trace
-from redline.work import MemoryCategory, MemoryHolder, MemoryUse
 
 Settings = dict[str, Any]
 FAKE: Settings = {"batch": 4, "effort": "quick", "launch": {"door": "fake"}}

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from redline.analyze.summary import summarize
-from redline.environment import DeviceInfo, Environment, Memory
-from redline.record import Block, ColdStart, Failure, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
+from redline.model.environment import DeviceInfo, Environment, Memory
+from redline.model.record import Block, ColdStart, Failure, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.report.export import COLUMNS, DOCUMENT_SCHEMA, export_csv, export_json, json_document
-from redline.spec import Recipe, RunSpec, WorkloadSpec
 
 NAMES = [
     "record_id",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reported import race_records
 
-from redline.record import RunRecord
+from redline.model.record import RunRecord
 from redline.report.contents import contents_of
 
 

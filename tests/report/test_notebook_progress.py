@@ -10,7 +10,7 @@ from reported import fake_door, race_records
 
 from redline.api.run import run
 from redline.api.workspace import Workspace
-from redline.protocol import Progress
+from redline.model.protocol import Progress
 from redline.report.notebook import NotebookProgress, Show, in_notebook
 
 

@@ -25,9 +25,10 @@ from redline.api.profile import ProfileResult
 from redline.api.race import RaceResult
 from redline.api.roofline import RooflineResult
 from redline.api.run import RunResult
-from redline.conditions import conditions_of
-from redline.errors import UsageError
-from redline.questions import HealthItem
+from redline.model.conditions import conditions_of
+from redline.model.errors import UsageError
+from redline.model.questions import HealthItem
+from redline.model.work import MemoryHolder, MemoryUse
 from redline.report.compare import compare_report
 from redline.report.doctor import health_report
 from redline.report.gate import BisectStep, bisect_report, gate_report
@@ -39,7 +40,6 @@ from redline.report.study import study_report
 from redline.report.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
-from redline.work import MemoryHolder, MemoryUse
 
 LONG = "fp16+channels-last+compile:reduce-overhead"
 RECORDS = race_records(("baseline", LONG, "fp16"))

@@ -9,11 +9,11 @@ from redline.analyze.bound import Bound
 from redline.analyze.recommend.evidence import may_recommend
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
-from redline.note import note
-from redline.record import Capabilities, Numerics
+from redline.model.note import note
+from redline.model.record import Capabilities, Numerics
+from redline.model.units import THIN_SPACE
 from redline.report.run import RunReport
 from redline.report.terminal import as_text
-from redline.units import THIN_SPACE
 
 
 def row(recipe: str, ratio: float | None, *, passed: bool = True, quantizes: bool = False) -> RunSummary:

@@ -23,9 +23,11 @@ from redline.analyze.summary import summarize
 from redline.api.memory import KEPT, keep_memory, kept_memories
 from redline.api.report import choose, report_records, write_report
 from redline.api.workspace import Workspace
-from redline.errors import SpecError
-from redline.note import note
-from redline.record import RunRecord
+from redline.model.errors import SpecError
+from redline.model.note import note
+from redline.model.record import RunRecord
+from redline.model.units import significant
+from redline.model.work import MemoryPoint, MemoryUse
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, unbroken
 from redline.report.export import COLUMNS, export_json
@@ -34,8 +36,6 @@ from redline.report.markdown import markdown
 from redline.report.memory import MemoryRow
 from redline.report.payload import as_json, payload_of
 from redline.store import History
-from redline.units import significant
-from redline.work import MemoryPoint, MemoryUse
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -273,7 +273,7 @@ def test_records_that_cannot_be_read_are_left_out_and_told_of(tmp_path: Path, ow
 
 def test_records_of_an_older_schema_are_led_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record as an older Redline wrote it: one field less, under another schema."""
-    from redline import migrations
+    from redline.model import migrations
 
     document = json.loads(msgspec.json.encode({"schema": 1, "results": [], "records": race_records()}).decode())
     for old in document["records"]:

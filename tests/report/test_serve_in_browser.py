@@ -13,7 +13,7 @@ import pytest
 
 import redline
 from redline.api.workspace import Workspace
-from redline.questions import SwitchChoice
+from redline.model.questions import SwitchChoice
 from redline.search.observer import Observer
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

@@ -14,7 +14,7 @@ import pytest
 import redline
 from redline.api.history import import_records
 from redline.api.workspace import Workspace
-from redline.record import Closed, RunRecord
+from redline.model.record import Closed, RunRecord
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

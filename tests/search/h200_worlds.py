@@ -9,9 +9,9 @@ from tuner_stub import CHOICES
 from worlds.recipes import RecipeTruth
 from worlds.tuning import simulated_facts
 
-from redline.questions import SwitchChoice
-from redline.record import Capabilities
-from redline.work import Facts, RepeatedBlock
+from redline.model.questions import SwitchChoice
+from redline.model.record import Capabilities
+from redline.model.work import Facts, RepeatedBlock
 
 COMPILED = ("compile", "compile:reduce-overhead", "compile:max-autotune", "compile:regional")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import redline
 from redline.api.workspace import Workspace
+from redline.model.spec import RunSpec
 from redline.search.observer import Observer
-from redline.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

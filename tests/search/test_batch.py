@@ -18,15 +18,15 @@ from redline.analyze.batch import BatchSummary, BatchTrial, Knee, batch_summary,
 from redline.analyze.blocks import ThroughputInterval
 from redline.api.batch import find_batch
 from redline.api.workspace import Workspace
-from redline.errors import SpecError, UsageError
-from redline.fields import MOST_ITEMS
-from redline.note import Note
-from redline.record import Failure, RunRecord
+from redline.model.errors import SpecError, UsageError
+from redline.model.fields import MOST_ITEMS
+from redline.model.note import Note
+from redline.model.record import Failure, RunRecord
+from redline.model.spec import RunSpec, WorkloadSpec
 from redline.report.batch import batch_report, found_report, trial_header, trial_line
 from redline.report.terminal import as_text
 from redline.search.batch import MAX_TRIALS, trial_spec
 from redline.search.observer import NoJournal
-from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape, MemoryTruth
 

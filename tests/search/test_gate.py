@@ -11,7 +11,7 @@ from gate_trials import BASELINE, CANDIDATE, interleaved, landscape, stored
 from redline.analyze.gate import FEWEST_PROCESSES, Judged, judge
 from redline.analyze.race import logs_of, racer_names
 from redline.analyze.statistics import PairedLog
-from redline.record import Failure
+from redline.model.record import Failure
 from redline.search.gate import MOST_PROCESSES, GateRun
 from redline.search.observer import NoJournal, Observer
 from redline.testing.fake import FakeDoor

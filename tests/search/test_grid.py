@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from redline.errors import SpecError, UsageError
-from redline.fields import MOST_CELLS
-from redline.questions import Checked
-from redline.record import Capabilities
+from redline.model.errors import SpecError, UsageError
+from redline.model.fields import MOST_CELLS
+from redline.model.questions import Checked
+from redline.model.record import Capabilities
+from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.spec_table import layered
 from redline.search.grid import (
     PRESETS,
     default_name,
@@ -20,8 +22,6 @@ from redline.search.grid import (
     preset,
     read_sweep,
 )
-from redline.spec import MeasureSpec, RunSpec
-from redline.spec_table import layered
 
 
 def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:
@@ -224,7 +224,7 @@ def test_a_batch_of_thousands_of_digits_is_one_short_line(batch: object) -> None
 def test_a_file_of_somebody_else_that_runs_code_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text('[sweep]\nmodel = "evil.py:build"\n')
-    monkeypatch.setattr("redline.spec_table._owner", lambda descriptor: 12345)
+    monkeypatch.setattr("redline.model.spec_table._owner", lambda descriptor: 12345)
     with pytest.raises(SpecError, match="belongs to another user"):
         read_sweep(file)
     assert read_sweep(file, trust=True) == {"model": "evil.py:build"}

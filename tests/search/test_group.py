@@ -17,9 +17,9 @@ import pytest
 
 from redline.analyze.statistics import Interval, median_interval, paired_ratio
 from redline.analyze.summary import RunSummary, summarize
-from redline.environment import Memory as BlockMemory
-from redline.errors import StoreError
-from redline.protocol import (
+from redline.model.environment import Memory as BlockMemory
+from redline.model.errors import StoreError
+from redline.model.protocol import (
     FailureReply,
     Measure,
     OnProgress,
@@ -30,14 +30,14 @@ from redline.protocol import (
     Squeeze,
     SqueezeReply,
 )
-from redline.record import Block, Closed, Failure, RunRecord
+from redline.model.record import Block, Closed, Failure, RunRecord
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.report.run import RunReport
 from redline.report.terminal import as_text
 from redline.search import run
 from redline.search.group import SOLO_BLOCKS, Entry, Group
 from redline.search.observer import Observer
 from redline.search.run import UntilPrecise, measure_together
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape

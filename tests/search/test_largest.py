@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from worlds.memory import CURVES, MemoryOf, curve, largest_batch
 
+from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.largest import Bounds, Room, Tried, bounds, next_batch
-from redline.spec import RunSpec, WorkloadSpec
 
 CAPACITY = 16 * 2**30
 

@@ -16,10 +16,11 @@ from redline.analyze.load import LoadSummary, curve_of, load_of, load_point, rat
 from redline.analyze.trust import verdict
 from redline.api.load import load, parse_rates
 from redline.api.workspace import Workspace
-from redline.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, run_arrivals
-from redline.errors import SpecError
-from redline.migrations import decode, encode
-from redline.record import Failure, RunRecord
+from redline.model.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, run_arrivals
+from redline.model.errors import SpecError
+from redline.model.migrations import decode, encode
+from redline.model.record import Failure, RunRecord
+from redline.model.spec import RunSpec, WorkloadSpec
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
 from redline.report.load import load_report
@@ -28,7 +29,6 @@ from redline.report.plots import draw_pictures
 from redline.report.terminal import as_text
 from redline.search.load import LoadQuestion, run_rates
 from redline.search.observer import NoJournal
-from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from redline.errors import DoorError, UsageError
-from redline.protocol import Profile
-from redline.record import Block, Failure, RunRecord
+from redline.model.errors import DoorError, UsageError
+from redline.model.protocol import Profile
+from redline.model.record import Block, Failure, RunRecord
+from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
 from redline.search.profile import TIMED_BLOCKS, as_profiled, capture, check_device, find_tool, profile_behind
-from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.trace.vendors.nvidia import Ncu

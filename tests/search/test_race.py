@@ -14,16 +14,16 @@ from reported import race_records
 
 from redline.analyze.race import pairs_of
 from redline.analyze.statistics import PairedLog, student_t
-from redline.errors import UsageError
-from redline.protocol import FailureReply, OnProgress, Reply
-from redline.record import Failure, RunRecord
+from redline.model.errors import UsageError
+from redline.model.protocol import FailureReply, OnProgress, Reply
+from redline.model.record import Failure, RunRecord
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.report.race import race_report
 from redline.report.terminal import as_text
 from redline.search import race
 from redline.search.group import Entry
 from redline.search.observer import NoJournal, Observer
 from redline.search.race import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, UntilTold, race_specs
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import redline
-from redline.errors import BenchError, DoorError, SpecError, UsageError
-from redline.record import RunRecord
+from redline.model.errors import BenchError, DoorError, SpecError, UsageError
+from redline.model.record import RunRecord
+from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
 from redline.search.spread import on_cluster, spread
-from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
 
 MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
 QUICK = MeasureSpec(

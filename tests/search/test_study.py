@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from reported import fake_door
 
-from redline.protocol import FailureReply, Measure, Prepare, Reply, Request
-from redline.record import Failure
+from redline.model.protocol import FailureReply, Measure, Prepare, Reply, Request
+from redline.model.record import Failure
+from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.spec_table import specs_from_table
 from redline.search.observer import NoJournal, Observer
 from redline.search.study import measure_groups, study_measure
-from redline.spec import MeasureSpec, RunSpec
-from redline.spec_table import specs_from_table
 from redline.testing.fake import FakeDoor, FakeSession
 
 RECIPES = ["baseline", "fp16", "fp16+compile"]

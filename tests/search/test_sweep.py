@@ -20,9 +20,9 @@ from sweep_runner import CPU_GRID, FAKE_GRID, fake_door
 
 import redline
 from redline.api.workspace import Workspace
-from redline.errors import DoorError, UsageError
-from redline.questions import Checked, SwitchChoice
-from redline.record import Failure
+from redline.model.errors import DoorError, UsageError
+from redline.model.questions import Checked, SwitchChoice
+from redline.model.record import Failure
 from redline.search.grid import grid_from_table, refuse_unknown_recipes
 from redline.search.observer import Observer
 from redline.store import History

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.environment import DeviceInfo, Environment
-from redline.errors import DoorError, SpecError, UsageError
-from redline.identity import plan_key
-from redline.questions import Checked
-from redline.record import Block, Failure, RunRecord, new_id
+from redline.model.environment import DeviceInfo, Environment
+from redline.model.errors import DoorError, SpecError, UsageError
+from redline.model.identity import plan_key
+from redline.model.questions import Checked
+from redline.model.record import Block, Failure, RunRecord, new_id
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.search.grid import grid_from_table
 from redline.search.observer import Observer
 from redline.search.sweep import (
@@ -28,7 +29,6 @@ from redline.search.sweep import (
     sweep_plan,
     unsettled,
 )
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.store.codec import SettledCell
 from redline.testing.fake import FakeDoor

@@ -10,14 +10,14 @@ import pytest
 
 from redline.analyze.train import loader_summary, training_of
 from redline.launch.door import Session
-from redline.protocol import OnProgress, Reply, Request, TrainEpoch
-from redline.record import Block, Failure, RunRecord
+from redline.model.protocol import OnProgress, Reply, Request, TrainEpoch
+from redline.model.record import Block, Failure, RunRecord
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.training import DataSpec, TrainSpec
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
-from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.training import DataSpec, TrainSpec
 
 
 def spec_of(*, workers: int = 0, **train: Any) -> RunSpec:

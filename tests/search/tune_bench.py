@@ -11,10 +11,10 @@ from worlds.recipes import switches_of
 import redline
 from redline.api.tune import TuneResult
 from redline.api.workspace import Workspace
-from redline.note import note
-from redline.questions import SwitchChoice
-from redline.record import Capabilities
-from redline.spec import RunSpec
+from redline.model.note import note
+from redline.model.questions import SwitchChoice
+from redline.model.record import Capabilities
+from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

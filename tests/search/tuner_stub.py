@@ -6,12 +6,12 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
-from redline.questions import SwitchChoice
+from redline.model.questions import SwitchChoice
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.search.tune.estimates import Estimate
 from redline.search.tune.record import Trial, TuneSpec
 from redline.search.tune.space import Space, Switches
 from redline.search.tune.tuner import Tuner
-from redline.spec import Recipe, RunSpec, WorkloadSpec
 
 GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
 CHOICES = (

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from redline.environment import DeviceInfo, Environment, Memory
-from redline.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo, new_id
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.environment import DeviceInfo, Environment, Memory
+from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo, new_id
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 
 

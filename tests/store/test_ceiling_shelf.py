@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from redline.environment import DeviceInfo, Environment
-from redline.identity import device_key, device_key_of_ceilings
+from redline.model.environment import DeviceInfo, Environment
+from redline.model.identity import device_key, device_key_of_ceilings
+from redline.model.work import Ceilings
 from redline.store import History
-from redline.work import Ceilings
 
 CEILINGS = Ceilings(
     kind="cuda",

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import event
 from store_writer import make_block, make_record
 
-from redline.errors import StoreError
-from redline.record import RunRecord
+from redline.model.errors import StoreError
+from redline.model.record import RunRecord
 from redline.store import History, queries
 from redline.store.codec import pack_block, pack_head, row_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_writer import make_record
 
-from redline.errors import MissingExtra, StoreError
+from redline.model.errors import MissingExtra, StoreError
 from redline.store import History
 from redline.store.location import describe, resolve
 

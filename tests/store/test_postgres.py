@@ -21,7 +21,7 @@ from store_writer import make_block, make_record
 
 import redline
 from redline.api.workspace import Workspace
-from redline.errors import StoreError, UsageError
+from redline.model.errors import StoreError, UsageError
 from redline.search.observer import Observer
 from redline.store import History, layout, queries
 from redline.store.database import Database

@@ -14,10 +14,10 @@ from postgres_server import Server
 from sqlalchemy import Connection, inspect, text
 from store_writer import make_block, make_record
 
-from redline import migrations
-from redline.errors import RecordError, StoreError
-from redline.note import note
-from redline.record import RunRecord
+from redline.model import migrations
+from redline.model.errors import RecordError, StoreError
+from redline.model.note import note
+from redline.model.record import RunRecord
 from redline.store import History, layout
 
 

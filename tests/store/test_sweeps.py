@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from store_writer import make_block, make_record
 
-from redline.environment import TelemetrySample
-from redline.errors import StoreError, UsageError
-from redline.record import Failure
+from redline.model.environment import TelemetrySample
+from redline.model.errors import StoreError, UsageError
+from redline.model.record import Failure
 from redline.store import History, queries
 
 

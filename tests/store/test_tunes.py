@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 from redline.store import History, TuneRow
 
 

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from redline import protocol, questions
 from redline.analyze.bound import bound
 from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import summarize
-from redline.errors import DoorError
-from redline.note import note
-from redline.record import Block, Failure, Numerics, Prepared, RunRecord
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model import protocol, questions
+from redline.model.errors import DoorError
+from redline.model.note import note
+from redline.model.record import Block, Failure, Numerics, Prepared, RunRecord
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 

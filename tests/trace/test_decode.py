@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kineto import ADD, GEMM, TraceMaker, training_trace
 
-from redline.errors import TraceError
+from redline.model.errors import TraceError
 from redline.trace import source
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.host import HostView

@@ -17,7 +17,7 @@ import pytest
 from kineto import GEMM, TraceMaker
 
 from redline.analyze.profile import profile_of
-from redline.errors import TraceError
+from redline.model.errors import TraceError
 from redline.report.export import json_document
 from redline.report.profile import ProfileReport
 from redline.report.profile_files import kernel_csv, profile_page

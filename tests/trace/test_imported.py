@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.errors import TraceError
+from redline.model.errors import TraceError
 from redline.trace.vendors.imported import merged, read_file
 from redline.trace.vendors.tool import counters_of
 

@@ -11,7 +11,7 @@ from torch import nn
 from redline.bench.capture import MODULE_PREFIX as BENCH_PREFIX
 from redline.bench.capture import capture
 from redline.bench.device.cpu import CpuDevice
-from redline.protocol import Profile
+from redline.model.protocol import Profile
 from redline.trace.decode import read_trace
 from redline.trace.links import Links
 from redline.trace.operators import MODULE_PREFIX, module_times

@@ -9,7 +9,7 @@ import pytest
 from kineto import ADD, GEMM, REDUCE, TraceMaker
 
 from redline.analyze.profile import profile_of
-from redline.errors import TraceError
+from redline.model.errors import TraceError
 from redline.trace.decode import read_trace, read_traces
 
 US = 1000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.errors import TraceError, UnknownName
+from redline.model.errors import TraceError, UnknownName
 from redline.trace.vendors.nvidia import DURATION
 from redline.trace.vendors.rocm import counters_in
 from redline.trace.vendors.tables import nanoseconds, number, rows_under, size_in_bytes

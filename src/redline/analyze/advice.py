@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from redline.fields import Frozen
-from redline.identity import given
-from redline.record import RunRecord
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec
-from redline.training import DataSpec, TrainSpec
-from redline.units import exact_bytes
-from redline.work import Ceilings
+from redline.model.fields import Frozen
+from redline.model.identity import given
+from redline.model.record import RunRecord
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec
+from redline.model.training import DataSpec, TrainSpec
+from redline.model.units import exact_bytes
+from redline.model.work import Ceilings
 
 SUGGESTED = 2
 FASTER_FORMAT = 1.3

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from redline.fields import Frozen
-from redline.work import PRODUCTS, Ceilings, OperatorKind, OperatorTime, OperatorWork, WorkCount
+from redline.model.fields import Frozen
+from redline.model.work import PRODUCTS, Ceilings, OperatorKind, OperatorTime, OperatorWork, WorkCount
 
 LimitedBy = Literal["compute", "memory"]
 

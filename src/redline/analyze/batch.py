@@ -25,13 +25,13 @@ from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import DISQUALIFYING
-from redline.conditions import condition_words, conditions_of
-from redline.errors import SpecError
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import Failure, RunRecord, device_of
-from redline.spec import Task
-from redline.units import format_seconds
+from redline.model.conditions import condition_words, conditions_of
+from redline.model.errors import SpecError
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import Failure, RunRecord, device_of
+from redline.model.spec import Task
+from redline.model.units import format_seconds
 
 Purpose = Literal["largest", "knee", "slo"]
 

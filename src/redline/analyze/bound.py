@@ -16,12 +16,12 @@ from typing import Literal
 from redline.analyze.attainable import attainable
 from redline.analyze.blocks import device_kind, median_step_s, timed_blocks
 from redline.analyze.generation import generation_of
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import Block, RunRecord
-from redline.training import steady_epochs, wait_share
-from redline.units import counted, format_bytes
-from redline.work import Ceilings
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import Block, RunRecord
+from redline.model.training import steady_epochs, wait_share
+from redline.model.units import counted, format_bytes
+from redline.model.work import Ceilings
 
 
 def step_s(record: RunRecord) -> float | None:

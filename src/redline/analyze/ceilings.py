@@ -7,16 +7,16 @@ from pathlib import Path
 from redline.analyze.advice import command_line, worth_trying
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
-from redline.conditions import conditions_text
-from redline.errors import UsageError
-from redline.fields import Frozen
-from redline.note import Note
-from redline.record import RunRecord
+from redline.model.conditions import conditions_text
+from redline.model.errors import UsageError
+from redline.model.fields import Frozen
+from redline.model.note import Note
+from redline.model.record import RunRecord
+from redline.model.work import NOT_COUNTED, Ceilings
 from redline.trace.classes import class_of
 from redline.trace.decode import read_trace
 from redline.trace.operators import module_times
 from redline.trace.window import recorded, steps_of
-from redline.work import NOT_COUNTED, Ceilings
 
 
 class Figure(Frozen):

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Literal
 
 from redline.analyze.blocks import needed_bytes
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import Numerics, RunRecord
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import Numerics, RunRecord
 
 CheckName = Literal["memory", "numerics", "compile", "graph-breaks", "kernels"]
 

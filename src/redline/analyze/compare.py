@@ -21,9 +21,9 @@ from redline.analyze.blocks import device_kind, latency_blocks, median_step_s, r
 from redline.analyze.race import TIME_BAND, RaceVerdict, log_ratio, ratio_over, verdict_of
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
 from redline.analyze.trust import verdict
-from redline.errors import UsageError
-from redline.fields import Frozen
-from redline.identity import (
+from redline.model.errors import UsageError
+from redline.model.fields import Frozen
+from redline.model.identity import (
     Benchmark,
     across_devices,
     batch_of,
@@ -32,8 +32,8 @@ from redline.identity import (
     settings_of,
     whether_in_turns,
 )
-from redline.note import Note, note
-from redline.record import RunRecord, TimeKind
+from redline.model.note import Note, note
+from redline.model.record import RunRecord, TimeKind
 
 ComparisonVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "invalid"]
 Basis = Literal["turns", "replicates", "single runs", "none"]

@@ -10,7 +10,7 @@ import msgspec
 from redline.analyze.finding import HOST_LATE_SHARE, LEAST_SHARE, Finding, is_small
 from redline.analyze.waiting import WAITING
 from redline.analyze.working import WORKING, decoding
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.classes import Described, describe
 from redline.trace.losses import FUSED_ATTENTION_SAVES, FUSED_ELEMENTWISE_SAVES, TENSOR_CORES_SAVE, Loss, LossCode
 from redline.trace.names import short_name

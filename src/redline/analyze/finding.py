@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from redline.analyze.bound import HOST_BOUND_SHARE
-from redline.fields import Frozen
-from redline.record import Capabilities
-from redline.spec import Recipe, Switch
+from redline.model.fields import Frozen
+from redline.model.record import Capabilities
+from redline.model.spec import Recipe, Switch
 from redline.trace.losses import Loss
 
 if TYPE_CHECKING:

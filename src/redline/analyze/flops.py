@@ -9,12 +9,12 @@ import msgspec
 
 from redline.analyze.attainable import LimitedBy
 from redline.analyze.summary import RunSummary
-from redline.environment import DeviceInfo
-from redline.fields import Frozen
-from redline.note import Note
-from redline.record import WorkloadInfo
-from redline.spec import RunSpec
-from redline.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
+from redline.model.environment import DeviceInfo
+from redline.model.fields import Frozen
+from redline.model.note import Note
+from redline.model.record import WorkloadInfo
+from redline.model.spec import RunSpec
+from redline.model.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
 
 
 class ModuleRow(Frozen):

@@ -25,9 +25,9 @@ from redline.analyze.checks import Check
 from redline.analyze.compare import allowance, between_processes, valid_step_s
 from redline.analyze.race import SMALLEST_SPREAD, undisturbed
 from redline.analyze.statistics import PairedLog, student_t
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import RunRecord
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
 
 GateVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "failed"]
 GateBasis = Literal["interleaved", "stored", "none"]

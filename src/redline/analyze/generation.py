@@ -7,10 +7,10 @@ from statistics import median
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.statistics import percentile
-from redline.fields import Frozen
-from redline.identity import batch_of
-from redline.record import RunRecord
-from redline.work import CacheKind, Ceilings, GenerationInfo
+from redline.model.fields import Frozen
+from redline.model.identity import batch_of
+from redline.model.record import RunRecord
+from redline.model.work import CacheKind, Ceilings, GenerationInfo
 
 READING_SHARE = 0.6
 """Share of the time per token that reading the weights takes at least: from here on memory is what limits decoding."""

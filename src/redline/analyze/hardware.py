@@ -12,15 +12,15 @@ import numpy as np
 
 from redline.analyze.attainable import LimitedBy
 from redline.analyze.roofline import Datasheet
-from redline.fields import Frozen
-from redline.record import RunRecord
+from redline.model.fields import Frozen
+from redline.model.record import RunRecord
+from redline.model.work import Ceilings
 from redline.trace.classes import PRODUCT_CLASSES, KernelClass, class_of
 from redline.trace.columns import DeviceInfo, Trace
 from redline.trace.intervals import distinct
 from redline.trace.links import Links
 from redline.trace.operators import self_times
 from redline.trace.shapes import OperatorWork, work_of
-from redline.work import Ceilings
 
 Maker = Literal["nvidia", "amd", "other"]
 

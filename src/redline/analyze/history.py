@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from redline.analyze.gate import FAR_OUT, NEW_SESSION_S, without_outliers
 from redline.analyze.statistics import student_t
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 
 FEWEST_A_SIDE = 5
 """Records before and after a change: with fewer, one session may be the cause."""

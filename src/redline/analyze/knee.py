@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 
 SATURATED = 0.9
 """The knee is where throughput reaches this fraction of its limit."""

@@ -8,10 +8,10 @@ import msgspec
 
 from redline.analyze.profile import Profile
 from redline.analyze.train import TrainingSummary, training_of
-from redline.fields import Frozen
-from redline.note import Note
-from redline.record import RunRecord
-from redline.units import format_share
+from redline.model.fields import Frozen
+from redline.model.note import Note
+from redline.model.record import RunRecord
+from redline.model.units import format_share
 
 
 class Rung(Frozen):

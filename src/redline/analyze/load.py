@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.analyze.statistics import percentile
-from redline.arrivals import Served
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import Failure, Numerics, RunRecord, device_of
+from redline.model.arrivals import Served
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import Failure, Numerics, RunRecord, device_of
 
 SETTLING = 0.1
 """Share of the requests that find a queue still filling up, and are left out of percentiles and means."""

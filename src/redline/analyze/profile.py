@@ -30,10 +30,11 @@ from redline.analyze.profile_ranks import (
     with_waiting,
     works_of,
 )
-from redline.conditions import conditions_text
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import Capabilities, RunRecord
+from redline.model.conditions import conditions_text
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import Capabilities, RunRecord
+from redline.model.work import Ceilings
 from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
 from redline.trace.columns import Lost, Trace, Work
@@ -62,7 +63,6 @@ from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timelin
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
 from redline.trace.window import Outside, Phase, Recorded, Steps, bottleneck, phases_of, recorded, steps_of
-from redline.work import Ceilings
 
 KERNELS_WITH_COUNTERS = 10
 """How many of the longest kernels have their counters listed one by one."""

@@ -16,8 +16,8 @@ from itertools import zip_longest
 from typing import Literal
 
 from redline.analyze.profile import Profile
-from redline.fields import Frozen
-from redline.note import Note, note
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
 from redline.trace.classes import KernelClass, class_of
 from redline.trace.names import short_name
 from redline.trace.tree import NodeKind, TreeNode

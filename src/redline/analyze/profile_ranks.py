@@ -10,8 +10,9 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from redline.fields import Frozen
-from redline.note import Note, note
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.units import format_seconds
 from redline.trace.classes import class_of
 from redline.trace.collectives import Calls, Waiting, host_calls, waiting_of
 from redline.trace.columns import Trace, Work
@@ -24,7 +25,6 @@ from redline.trace.on_host import HostRun, losses_on_host
 from redline.trace.operators import class_times
 from redline.trace.replay import DeviceRun
 from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, timeline_of
-from redline.units import format_seconds
 
 NOTED = 0.02
 """Of its own time: when the others wait less than this for a rank, it is not called slow."""

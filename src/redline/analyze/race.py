@@ -16,9 +16,9 @@ from typing import Literal
 
 from redline.analyze.blocks import blocks_as, has_solo_blocks, log_in_turns, round_medians_s
 from redline.analyze.statistics import PairedLog, Ratio, student_t
-from redline.fields import Frozen
-from redline.record import RunRecord, TimeKind
-from redline.spec import RunSpec
+from redline.model.fields import Frozen
+from redline.model.record import RunRecord, TimeKind
+from redline.model.spec import RunSpec
 
 RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import Block, RankBlock, RankInfo, RunRecord
-from redline.units import counted, format_seconds
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import Block, RankBlock, RankInfo, RunRecord
+from redline.model.units import counted, format_seconds
 
 STRAGGLER = 1.1
 """A rank this much slower than the middle one, in most blocks, is named."""

@@ -21,11 +21,11 @@ from redline.analyze.roofline import at_step
 from redline.analyze.statistics import student_t
 from redline.analyze.summary import CeilingsOf, RunSummary, VersusFirst, first_of_each_group, summarize
 from redline.analyze.trust import Verdict, farthest
-from redline.identity import Subject, is_capture, subjects_of
-from redline.note import note
-from redline.record import RunRecord
-from redline.spec import BASELINE
-from redline.units import significant
+from redline.model.identity import Subject, is_capture, subjects_of
+from redline.model.note import note
+from redline.model.record import RunRecord
+from redline.model.spec import BASELINE
+from redline.model.units import significant
 
 Process = tuple[RunRecord, RunSummary]
 

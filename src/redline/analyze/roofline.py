@@ -13,10 +13,10 @@ import msgspec
 
 from redline.analyze.attainable import Attainable, ClassLimit, LimitedBy, attainable
 from redline.analyze.bound import Bound, bound, step_s
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import RunRecord
-from redline.work import Ceilings, WorkCount
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
+from redline.model.work import Ceilings, WorkCount
 
 _MEMORY_SIZE = r"(?:[- ]\d+ ?GB)?"
 """Some names go on with the size of the memory, which changes no peak listed here."""

@@ -14,11 +14,11 @@ import msgspec
 from redline.analyze.bound import Bound
 from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription, rank_peaks
 from redline.analyze.summary import RunSummary, summarize
-from redline.fields import Frozen
-from redline.note import Note
-from redline.record import Failure, RunRecord
-from redline.spec import Task
-from redline.units import format_bytes, format_seconds, format_share
+from redline.model.fields import Frozen
+from redline.model.note import Note
+from redline.model.record import Failure, RunRecord
+from redline.model.spec import Task
+from redline.model.units import format_bytes, format_seconds, format_share
 
 Mode = Literal["weak", "strong"]
 FindingCode = Literal[

@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 
 MIN_COMMON_ROUNDS = 5
 """Below it a paired interval rests on too few differences to say anything."""

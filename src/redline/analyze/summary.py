@@ -33,11 +33,11 @@ from redline.analyze.ranks import late_rank, rank_peaks
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.train import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
-from redline.conditions import Conditions, conditions_of
-from redline.environment import Memory
-from redline.fields import Frozen
-from redline.identity import batch_of
-from redline.record import (
+from redline.model.conditions import Conditions, conditions_of
+from redline.model.environment import Memory
+from redline.model.fields import Frozen
+from redline.model.identity import batch_of
+from redline.model.record import (
     BatchOrigin,
     Capabilities,
     ColdStart,
@@ -47,8 +47,8 @@ from redline.record import (
     StopReason,
     device_of,
 )
-from redline.spec import Task
-from redline.work import CacheKind, Ceilings
+from redline.model.spec import Task
+from redline.model.work import CacheKind, Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
 """What is known of the limits of the device a record was measured on."""

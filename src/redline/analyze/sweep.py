@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from redline.analyze.summary import RunSummary
-from redline.fields import Frozen
-from redline.note import Note
-from redline.record import Failure, RunRecord
-from redline.spec import RunSpec, Task
+from redline.model.fields import Frozen
+from redline.model.note import Note
+from redline.model.record import Failure, RunRecord
+from redline.model.spec import RunSpec, Task
 
 SweepStatus = Literal["done", "failed", "pending"]
 

@@ -10,12 +10,12 @@ from typing import Literal
 from redline.analyze.advice import command_line, tuning_command
 from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
 from redline.analyze.trust import verdict
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import RunRecord, device_of
-from redline.training import Epoch, Fed, FedPart, Stem, steady_epochs, wait_share
-from redline.units import format_share
-from redline.work import Ceilings
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import RunRecord, device_of
+from redline.model.training import Epoch, Fed, FedPart, Stem, steady_epochs, wait_share
+from redline.model.units import format_share
+from redline.model.work import Ceilings
 
 DATA_BOUND_SHARE = DATA_WAIT_SHARE
 """Of the time spent waiting for batches: above it a training is data-bound."""

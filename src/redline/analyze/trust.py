@@ -11,12 +11,12 @@ from typing import Literal, get_args
 from redline.analyze.blocks import device_kind, shift, timed_blocks, waited_s
 from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
-from redline.fields import Frozen
-from redline.note import Code, Note, note
-from redline.record import BlockKind, Numerics, RunRecord
-from redline.spec import MeasureSpec
-from redline.training import steady_epochs
-from redline.units import format_share
+from redline.model.fields import Frozen
+from redline.model.note import Code, Note, note
+from redline.model.record import BlockKind, Numerics, RunRecord
+from redline.model.spec import MeasureSpec
+from redline.model.training import steady_epochs
+from redline.model.units import format_share
 
 TrustLabel = Literal[
     "valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "shared-cpu", "not-isolated", "invalid"

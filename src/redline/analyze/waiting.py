@@ -20,10 +20,10 @@ from redline.analyze.finding import (
     waiting_gain,
     with_graphs,
 )
+from redline.model.units import format_bytes, format_seconds
 from redline.trace.idle import Wait
 from redline.trace.losses import Loss, LossCode
 from redline.trace.names import label_of
-from redline.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from redline.fields import Frozen
-from redline.watching import PHASES
+from redline.model.fields import Frozen
+from redline.model.watching import PHASES
 
 ASIDE = tuple(f"aside_{name}" for name in PHASES)
 

@@ -14,8 +14,8 @@ import msgspec
 
 from redline.analyze.finding import LARGEST_GAIN
 from redline.analyze.watch import Drift, Rates
-from redline.units import counted, format_bytes, format_seconds, format_share
-from redline.watching import WatchFinding
+from redline.model.units import counted, format_bytes, format_seconds, format_share
+from redline.model.watching import WatchFinding
 
 WORTH_TELLING = 0.02
 """Of the time: what costs less is not told."""

@@ -20,8 +20,8 @@ from redline.analyze.finding import (
 )
 from redline.analyze.generation import Generation
 from redline.analyze.waiting import Rule
+from redline.model.units import format_bytes, format_seconds, format_share
 from redline.trace.losses import Loss, LossCode
-from redline.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile

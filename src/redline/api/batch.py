@@ -12,16 +12,16 @@ from rich.console import RenderableType
 from redline.analyze.batch import SLO_TESTS, BatchSummary, SloTargets
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import DoorError, SpecError, UsageError
-from redline.fields import Frozen, seconds_of
-from redline.migrations import decode, encode
+from redline.model.errors import DoorError, SpecError, UsageError
+from redline.model.fields import Frozen, seconds_of
+from redline.model.migrations import decode, encode
+from redline.model.spec import RunSpec
+from redline.model.spec_table import layered
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 from redline.search.batch import MAX_TRIALS, require_batches, search_batch
 from redline.search.spread import Collected, on_cluster, require_cluster
-from redline.spec import RunSpec
-from redline.spec_table import layered
 
 
 class BatchResult(Shown, Sequence[BatchSummary]):

@@ -14,12 +14,12 @@ from redline.analyze.gate import THRESHOLD
 from redline.api.history import history_in
 from redline.api.report import is_file
 from redline.api.workspace import Workspace
-from redline.errors import SpecError, UsageError
-from redline.fields import Frozen, require_choice
 from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
-from redline.record import RunRecord
-from redline.spec import Recipe, RunSpec
-from redline.spec_table import TableError, layered, read_toml, specs_from_table
+from redline.model.errors import SpecError, UsageError
+from redline.model.fields import Frozen, require_choice
+from redline.model.record import RunRecord
+from redline.model.spec import Recipe, RunSpec
+from redline.model.spec_table import TableError, layered, read_toml, specs_from_table
 from redline.store.codec import read_exported
 
 LOOK_BACK = 200

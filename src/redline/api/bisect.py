@@ -15,13 +15,13 @@ from redline.analyze.compare import why_broken
 from redline.analyze.gate import GateVerdict, Judged, judged_at
 from redline.api.benchmarks import GateBenchmark, check_budget, load_benchmarks
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, UsageError
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
+from redline.model.errors import BenchError, UsageError
+from redline.model.spec import Recipe, RunSpec
 from redline.report.export import JsonDocument
 from redline.report.gate import BisectStep, bisect_json, bisect_report
 from redline.report.notebook import Bars, Shown
 from redline.search.gate import Clock, GateRun
-from redline.spec import Recipe, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

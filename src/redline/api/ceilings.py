@@ -12,15 +12,15 @@ from redline.analyze.attainable import OperatorRow, by_time, operator_row
 from redline.analyze.ceilings import CeilingsSummary, ceilings_summary
 from redline.api.settings import Settings, listed, one_spec, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import SpecError, UsageError
-from redline.fields import MOST_ITEMS
-from redline.identity import device_key
-from redline.note import Note
-from redline.questions import AskCeilings, AskOperators, CeilingsAnswer, OperatorCase, OperatorName, OperatorTimes
+from redline.model.errors import SpecError, UsageError
+from redline.model.fields import MOST_ITEMS
+from redline.model.identity import device_key
+from redline.model.note import Note
+from redline.model.questions import AskCeilings, AskOperators, CeilingsAnswer, OperatorCase, OperatorName, OperatorTimes
+from redline.model.work import Ceilings
 from redline.report.ceilings import ceilings_report, ops_json, ops_report
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
-from redline.work import Ceilings
 
 
 class CeilingsResult(Shown):

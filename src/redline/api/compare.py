@@ -12,8 +12,8 @@ from redline.analyze.compare import Comparison, Comparisons, ComparisonVerdict, 
 from redline.api.profile import compare_profiles
 from redline.api.report import Chosen, choose, is_file
 from redline.api.workspace import Workspace, use
-from redline.errors import UsageError
-from redline.record import RunRecord
+from redline.model.errors import UsageError
+from redline.model.record import RunRecord
 from redline.report.compare import compare_json, compare_page, compare_report
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown

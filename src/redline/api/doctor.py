@@ -21,10 +21,10 @@ from typing import Any, Literal
 import psutil
 
 from redline.api.workspace import Workspace, use
-from redline.errors import StoreError
-from redline.questions import AskHealth, AskModels, Health, HealthItem, ModelNames
+from redline.model.errors import StoreError
+from redline.model.questions import AskHealth, AskModels, Health, HealthItem, ModelNames
+from redline.model.units import format_bytes
 from redline.store.location import VARIABLE, describe, file_of, resolve
-from redline.units import format_bytes
 
 OLDEST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2**30

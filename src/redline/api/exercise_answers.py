@@ -9,9 +9,9 @@ from redline.analyze.flops import ModuleRow
 from redline.analyze.recommend.evidence import interval_text
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.api.run import RunResult
+from redline.model.units import format_bytes, format_seconds, format_share, significant
+from redline.model.work import Ceilings
 from redline.report.workshop import Check
-from redline.units import format_bytes, format_seconds, format_share, significant
-from redline.work import Ceilings
 
 COUNTERS = {
     "bandwidth": "How much of the memory bandwidth is used?",

@@ -27,12 +27,12 @@ from redline.api.flops import flops
 from redline.api.profile import profile
 from redline.api.run import RunResult, run
 from redline.api.workspace import Workspace
-from redline.errors import BenchError
-from redline.questions import AskHealth, Health
+from redline.model.errors import BenchError
+from redline.model.questions import AskHealth, Health
+from redline.model.units import format_bytes, format_count, format_seconds, format_share
+from redline.model.work import Ceilings
 from redline.report.workshop import Answer, Check, ExerciseResult
 from redline.trace.operators import OperatorRow
-from redline.units import format_bytes, format_count, format_seconds, format_share
-from redline.work import Ceilings
 
 SAME_LOSS = 0.02
 """Relative difference of the loss below which a 16-bit format is called harmless."""

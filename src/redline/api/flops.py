@@ -16,17 +16,17 @@ from redline.api.profile import DEFAULT_STEPS, profile_spec
 from redline.api.run import measure_specs
 from redline.api.settings import Settings, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import UsageError
-from redline.note import Note, note
-from redline.protocol import Profile
-from redline.questions import AskCount, CountAnswer
-from redline.record import RunRecord
+from redline.model.errors import UsageError
+from redline.model.note import Note, note
+from redline.model.protocol import Profile
+from redline.model.questions import AskCount, CountAnswer
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.work import NOT_COUNTED
 from redline.report.export import JsonDocument, json_document
 from redline.report.flops import FlopsReport
 from redline.report.notebook import Shown
 from redline.search.grid import parse_batches
-from redline.spec import MeasureSpec, RunSpec
-from redline.work import NOT_COUNTED
 
 DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
 NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline ceilings")

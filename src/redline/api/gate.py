@@ -38,18 +38,18 @@ from redline.api.profile import profile_spec
 from redline.api.run import measure_specs
 from redline.api.settings import one_spec
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, SpecError, UsageError
-from redline.identity import benchmark_of, differences
 from redline.launch.checkout import Setup
-from redline.note import Note, note
-from redline.protocol import Profile as ProfileRequest
-from redline.record import RunRecord
+from redline.model.errors import BenchError, SpecError, UsageError
+from redline.model.identity import benchmark_of, differences
+from redline.model.note import Note, note
+from redline.model.protocol import Profile as ProfileRequest
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec
+from redline.model.spec_table import layered
 from redline.report.export import JsonDocument
 from redline.report.gate import gate_json, gate_junit, gate_markdown, gate_report
 from redline.report.notebook import Bars, Shown
 from redline.search.gate import Clock, GateRun
-from redline.spec import RunSpec
-from redline.spec_table import layered
 
 BUDGET_S = 900.0
 """For all benchmarks together."""

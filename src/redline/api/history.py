@@ -19,14 +19,14 @@ from rich.console import RenderableType
 from redline.analyze.history import trend_of
 from redline.analyze.summary import RunSummary, summarize
 from redline.api.workspace import Workspace, use
-from redline.conditions import Conditions, conditions_of
-from redline.errors import UsageError
-from redline.fields import MOST_ITEMS, MOST_ROWS, Frozen, require_choice, require_range
-from redline.record import RunRecord
+from redline.model.conditions import Conditions, conditions_of
+from redline.model.errors import UsageError
+from redline.model.fields import MOST_ITEMS, MOST_ROWS, Frozen, require_choice, require_range
+from redline.model.record import RunRecord
+from redline.model.spec import Task
 from redline.report.export import JsonDocument
 from redline.report.history import Listed, SeriesTrend, TrendChange, TrendPoint, history_json, history_report
 from redline.report.notebook import Shown
-from redline.spec import Task
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
 from redline.store.archive import Imported, is_archive, is_history
 from redline.store.codec import read_exported

@@ -16,17 +16,17 @@ from redline.api.settings import one_spec, takes_settings
 from redline.api.train import DEFAULT_DATA, DataSettings, train_specs, training_table
 from redline.api.tune import tune
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, TraceError, UsageError
-from redline.fields import Frozen
-from redline.protocol import Profile as ProfileRequest
-from redline.record import RunRecord
+from redline.model.errors import BenchError, TraceError, UsageError
+from redline.model.fields import Frozen
+from redline.model.protocol import Profile as ProfileRequest
+from redline.model.record import RunRecord
+from redline.model.spec import Recipe, RunSpec
+from redline.model.units import counted
 from redline.report.export import JsonDocument, json_document
 from redline.report.ladder import draw_ladder, ladder_report
 from redline.report.notebook import Bars, Shown
 from redline.search.train import After
-from redline.spec import Recipe, RunSpec
 from redline.trace.decode import read_trace
-from redline.units import counted
 
 AMP = "amp"
 SWEEP_EPOCHS = 2

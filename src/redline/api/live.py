@@ -22,7 +22,7 @@ from typing import IO, Any
 import cloudpickle
 import platformdirs
 
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 SUFFIX = ".pkl"
 _LIBRARIES = ("torch", "torchvision", "builtins", "collections", "functools", "abc")

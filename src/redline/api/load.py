@@ -13,16 +13,16 @@ from rich.console import RenderableType
 from redline.analyze.load import LoadSummary, load_of, ratios_to_first
 from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.arrivals import LoadSpec, rate_of, read_arrivals
-from redline.errors import SpecError
-from redline.fields import MOST_ROWS, seconds_of
-from redline.record import RunRecord
+from redline.model.arrivals import LoadSpec, rate_of, read_arrivals
+from redline.model.errors import SpecError
+from redline.model.fields import MOST_ROWS, seconds_of
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec
+from redline.model.spec_table import layered
 from redline.report.export import JsonDocument, json_document
 from redline.report.load import load_report, plot_loads
 from redline.report.notebook import Shown
 from redline.search.load import SECONDS, LoadQuestion, require_measurable, run_rates
-from redline.spec import RunSpec
-from redline.spec_table import layered
 
 MOST_RATE = 1e7
 """Requests per second: no process counts faster."""

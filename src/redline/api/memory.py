@@ -11,14 +11,14 @@ from rich.console import RenderableType
 from redline.analyze.advice import command_line
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, UsageError
-from redline.note import Note, note
-from redline.questions import AskMemory, MemoryAnswer
-from redline.record import new_id
+from redline.model.errors import BenchError, UsageError
+from redline.model.note import Note, note
+from redline.model.questions import AskMemory, MemoryAnswer
+from redline.model.record import new_id
+from redline.model.spec import RunSpec
 from redline.report.export import JsonDocument, json_document
 from redline.report.memory import MemoryRow, memory_report
 from redline.report.notebook import Bars, Shown
-from redline.spec import RunSpec
 
 
 class MemoryResult(Shown, Sequence[MemoryRow]):

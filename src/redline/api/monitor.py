@@ -12,13 +12,13 @@ import msgspec
 import psutil
 from rich.console import RenderableType
 
-from redline.environment import TelemetrySample
-from redline.errors import UsageError
-from redline.fields import Frozen
+from redline.model.environment import TelemetrySample
+from redline.model.errors import UsageError
+from redline.model.fields import Frozen
 from redline.report.export import JsonDocument, json_document
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Bars, Shown
-from redline.telemetry import (
+from redline.system.telemetry import (
     Card,
     EnergyMeter,
     cpu_name,

@@ -16,15 +16,15 @@ from redline.analyze.profile import Profile, profile_of, with_tool
 from redline.analyze.profile_diff import ProfileDiff, diff_profiles
 from redline.api.settings import Settings, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, TraceError, UsageError
-from redline.protocol import Profile as ProfileRequest
-from redline.record import RunRecord, new_id
+from redline.model.errors import BenchError, TraceError, UsageError
+from redline.model.protocol import Profile as ProfileRequest
+from redline.model.record import RunRecord, new_id
+from redline.model.spec import RunSpec
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.profile import ProfileReport
 from redline.report.profile_files import profile_page
 from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
-from redline.spec import RunSpec
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.lanes import Lanes, lanes_of
 from redline.trace.vendors.imported import merged, read_file

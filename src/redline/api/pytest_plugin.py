@@ -71,7 +71,7 @@ def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchma
         **settings: Any,
     ) -> GateRow:
         from redline.api.gate import against_history
-        from redline.errors import RedlineError
+        from redline.model.errors import RedlineError
         from redline.report.gate import row_sentence
 
         nonlocal measured

@@ -22,10 +22,11 @@ from redline.api.profile import trace_name
 from redline.api.settings import one_spec, takes_settings
 from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_specs, training_table
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, SpecError, UsageError
-from redline.fields import MOST_ITEMS, require_range
-from redline.protocol import Profile as ProfileRequest
-from redline.record import RunRecord
+from redline.model.errors import BenchError, SpecError, UsageError
+from redline.model.fields import MOST_ITEMS, require_range
+from redline.model.protocol import Profile as ProfileRequest
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec, RunSpec
 from redline.report.contents import Contents, contents_of
 from redline.report.course import CollectingObserver, LineObserver
 from redline.report.dashboard import dashboard
@@ -35,7 +36,6 @@ from redline.report.notebook import Bars, Shown
 from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
 from redline.report.quick import QuickResults, QuickSide, quick_headline, quick_html, quick_text
 from redline.search.train import After
-from redline.spec import MeasureSpec, RunSpec
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
 

@@ -12,14 +12,14 @@ from redline.analyze.race import Pair, pairs_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.api.settings import Settings, listed, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import UsageError
-from redline.record import RunRecord
+from redline.model.errors import UsageError
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec
+from redline.model.spec_table import layered
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 from redline.report.race import race_json, race_report
 from redline.search.race import REPLICATES, check_racers, race_specs
-from redline.spec import RunSpec
-from redline.spec_table import layered
 
 
 class RaceResult(Shown, Sequence[Pair]):

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from redline.api.workspace import Workspace
-from redline.errors import BenchError, UsageError
-from redline.fields import Frozen
 from redline.launch.inline import InlineDoor
-from redline.questions import AskSnippet, Snippet
-from redline.spec import OptimizerName, RunSpec, Task
-from redline.spec_table import specs_from_table
+from redline.model.errors import BenchError, UsageError
+from redline.model.fields import Frozen
+from redline.model.questions import AskSnippet, Snippet
+from redline.model.spec import OptimizerName, RunSpec, Task
+from redline.model.spec_table import specs_from_table
 
 _HANDED_OVER = "yours"
 """Under this name the bench is shown a model of the caller's."""

@@ -12,9 +12,10 @@ from redline.api.history import history_in
 from redline.api.memory import kept_memories
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace, use
-from redline.errors import RecordError, UsageError
-from redline.note import Note, note
-from redline.record import RunRecord
+from redline.model.errors import RecordError, UsageError
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
+from redline.model.work import Ceilings
 from redline.report.contents import contents_of
 from redline.report.document import Document, read_documents
 from redline.report.folder import ReportFiles, write_folder
@@ -23,7 +24,6 @@ from redline.search.tune.result import TuneSummary
 from redline.store import History
 from redline.store.archive import is_archive, is_history
 from redline.store.codec import has_raw_records, read_exported, read_json
-from redline.work import Ceilings
 
 
 class Chosen:

@@ -14,8 +14,8 @@ from redline.api.flops import module_profile
 from redline.api.profile import profile_spec
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, UsageError
-from redline.identity import device_key
+from redline.model.errors import BenchError, UsageError
+from redline.model.identity import device_key
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.roofline import RooflineReport, plot_roofline

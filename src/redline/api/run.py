@@ -14,16 +14,16 @@ from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import CeilingsOf, RunSummary, with_price
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import UsageError
-from redline.fields import MOST_REPLICATES, require_range
 from redline.launch.torchrun import invitation
-from redline.record import RunRecord
+from redline.model.errors import UsageError
+from redline.model.fields import MOST_REPLICATES, require_range
+from redline.model.record import RunRecord
+from redline.model.spec import Recipe, RunSpec
+from redline.model.units import parse_price
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.run import RunReport, speed_bars
 from redline.search.run import measure_together
-from redline.spec import Recipe, RunSpec
-from redline.units import parse_price
 
 
 class RunResult(Shown, Sequence[RunSummary]):

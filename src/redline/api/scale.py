@@ -17,14 +17,14 @@ from redline.analyze.bound import bound
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint, ScaleRun, diagnose_scale, points_of
 from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import SpecError, UsageError
-from redline.fields import MOST_RANKS, require_range
+from redline.model.errors import SpecError, UsageError
+from redline.model.fields import MOST_RANKS, require_range
+from redline.model.spec import RunSpec
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.scale import plot_scale, scale_report
 from redline.search.grid import parse_batches
 from redline.search.scale import measure_scale
-from redline.spec import RunSpec
 
 
 class ScaleResult(Shown, Sequence[ScalePoint]):

@@ -23,7 +23,7 @@ from redline.api.compare import compare
 from redline.api.history import HistoryFilters, history, latest, record_and_row
 from redline.api.serve_state import Live, Looker
 from redline.api.workspace import Workspace
-from redline.errors import MissingExtra, RedlineError, StoreError, UsageError
+from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, dashboard_policy
 from redline.report.history import detail

@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from redline.analyze.gate import middle_s
-from redline.environment import TelemetrySample
-from redline.errors import RecordError, RedlineError, StoreError
+from redline.model.environment import TelemetrySample
+from redline.model.errors import RecordError, RedlineError, StoreError
+from redline.model.spec import BASELINE
 from redline.report.serve import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Readings
 from redline.search.tune.record import decode_tune
-from redline.spec import BASELINE
 from redline.store import Activity, History, Row
 
 LOOK_EVERY_S = 1.0

@@ -12,11 +12,11 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_ty
 import msgspec
 
 from redline.api.workspace import Workspace
-from redline.errors import SpecError, UsageError
 from redline.launch.inline import InlineDoor
-from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
-from redline.spec_table import load_specs, specs_from_table
-from redline.training import DataSpec, TrainSpec
+from redline.model.errors import SpecError, UsageError
+from redline.model.spec import MeasureSpec, RunSpec, WorkloadSpec
+from redline.model.spec_table import load_specs, specs_from_table
+from redline.model.training import DataSpec, TrainSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")

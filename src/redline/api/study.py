@@ -14,12 +14,12 @@ from redline.api.ceilings import ceilings
 from redline.api.run import RunResult
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
+from redline.model.spec import Recipe, RunSpec
 from redline.report.export import JsonDocument, export_csv, json_document
 from redline.report.folder import check_folder, write_text
 from redline.report.study import draw_study, study_markdown, study_report, why
 from redline.search.study import measure_groups, study_measure
 from redline.search.tune.tuner import usual_jobs
-from redline.spec import Recipe, RunSpec
 
 MODELS = ("resnet50", "vit_b_16")
 RECIPES = ("baseline", "amp", "amp+torchscript", "fp16+channels-last+compile")

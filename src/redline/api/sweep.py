@@ -14,9 +14,11 @@ from redline.analyze.summary import CeilingsOf, RunSummary, with_price
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, TokenTargets, UnderTargets, under_targets
 from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
 from redline.api.workspace import Workspace, use
-from redline.errors import SpecError
-from redline.fields import MOST_REPLICATES, require_range, seconds_of
-from redline.record import RunRecord
+from redline.model.errors import SpecError
+from redline.model.fields import MOST_REPLICATES, require_range, seconds_of
+from redline.model.record import RunRecord
+from redline.model.spec_table import layered
+from redline.model.units import parse_price
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 from redline.report.run import speed_bars
@@ -33,8 +35,6 @@ from redline.search.sweep import (
     sweep_plan,
     unsettled,
 )
-from redline.spec_table import layered
-from redline.units import parse_price
 
 
 class SweepResult(Shown, Sequence[SweepCell]):

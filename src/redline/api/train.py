@@ -14,16 +14,16 @@ from redline.analyze.summary import CeilingsOf, cost_per_million
 from redline.analyze.train import LoaderSummary, TrainingSummary, loader_summary, training_of
 from redline.api.settings import one_spec, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, UsageError
-from redline.record import RunRecord
+from redline.model.errors import BenchError, UsageError
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec
+from redline.model.training import DataSpec, TrainSpec
+from redline.model.units import parse_price
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.train import accuracy_remarks, loader_report, train_report
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
-from redline.spec import RunSpec
-from redline.training import DataSpec, TrainSpec
-from redline.units import parse_price
 
 DEFAULT_DATA = "synthetic-learnable"
 NAMED = 3

@@ -17,12 +17,14 @@ from redline.analyze.summary import CeilingsOf
 from redline.api.recipe import PlainRecipe, arguments_of, recipe
 from redline.api.settings import OtherSettings, listed, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, DoorError, RecordError, SpecError, UsageError
-from redline.fields import MOST_THREADS, Frozen, require_range, seconds_of
-from redline.migrations import decode, encode
-from redline.note import note
-from redline.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
-from redline.record import RunRecord
+from redline.model.errors import BenchError, DoorError, RecordError, SpecError, UsageError
+from redline.model.fields import MOST_THREADS, Frozen, require_range, seconds_of
+from redline.model.migrations import decode, encode
+from redline.model.note import note
+from redline.model.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
+from redline.model.record import RunRecord
+from redline.model.spec import Recipe
+from redline.model.units import parse_price
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.tune import tune_report
@@ -46,8 +48,6 @@ from redline.search.tune.result import TuneSummary, summary_of, with_price
 from redline.search.tune.space import space_for
 from redline.search.tune.tuner import Clock, Tuner, usual_jobs
 from redline.search.tune.winner import Winner
-from redline.spec import Recipe
-from redline.units import parse_price
 
 
 class TuneResult(Shown):

@@ -21,16 +21,16 @@ from rich.console import RenderableType
 from redline.analyze.watch import Rates, rates_of
 from redline.api.watch_record import Seen, card_uuids, keep
 from redline.api.workspace import Workspace, use
-from redline.environment import TelemetrySample
-from redline.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
-from redline.record import RunRecord
+from redline.model.environment import TelemetrySample
+from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
+from redline.model.record import RunRecord
+from redline.model.watching import PHASES, Watched
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.watch import status_line, watch_report
 from redline.store.ledgers import Announcer
-from redline.watching import PHASES, Watched
 
 
 class WatchResult(Shown):

@@ -20,13 +20,13 @@ from redline.analyze.profile import profile_of
 from redline.analyze.watch import Log, Rates, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.analyze.watch_findings import Evidence, advice_of, out_of_memory
 from redline.api.workspace import Workspace
-from redline.environment import DeviceInfo, Environment, Memory
-from redline.errors import RedlineError, StoreError
-from redline.identity import record_key
 from redline.launch.meters import Meters
 from redline.launch.watch import ProcessLog
-from redline.note import Note, note
-from redline.record import (
+from redline.model.environment import DeviceInfo, Environment, Memory
+from redline.model.errors import RedlineError, StoreError
+from redline.model.identity import record_key
+from redline.model.note import Note, note
+from redline.model.record import (
     Block,
     ColdStart,
     Failure,
@@ -39,10 +39,10 @@ from redline.record import (
     WorkloadInfo,
     new_id,
 )
-from redline.spec import RunSpec, WorkloadSpec
-from redline.telemetry import cpu_name
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.watching import PHASES, Watched, WatchFinding, Window
+from redline.system.telemetry import cpu_name
 from redline.trace.decode import read_trace
-from redline.watching import PHASES, Watched, WatchFinding, Window
 
 BLOCK_STEPS = 1000
 MOST_BLOCKS = 100

@@ -18,14 +18,14 @@ from redline.analyze.summary import RunSummary, summarize
 from redline.api.exercises import EXERCISES, Lab
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
-from redline.errors import RedlineError, SpecError
-from redline.identity import device_key
-from redline.names import refuse_impossible_name
-from redline.record import RunRecord
+from redline.model.errors import RedlineError, SpecError
+from redline.model.identity import device_key
+from redline.model.names import refuse_impossible_name
+from redline.model.record import RunRecord
+from redline.model.spec import BASELINE, Recipe, WorkloadSpec
 from redline.report.folder import check_folder
 from redline.report.workshop import Checklist, ExerciseResult, Line, Technique, WorkshopResult, results_text
 from redline.search.tune.record import KeptSearches
-from redline.spec import BASELINE, Recipe, WorkloadSpec
 
 
 def workshop(

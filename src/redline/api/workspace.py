@@ -12,24 +12,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from redline.api.live import held_artifact
-from redline.environment import Environment
-from redline.errors import BenchError, Interrupted, UsageError
-from redline.identity import device_key
 from redline.launch import Door, open_door
-from redline.locks import device_lock
-from redline.names import refuse_impossible_name
-from redline.protocol import Ask, FailureReply, Progress, Reply
-from redline.questions import AskCheck, AskEnvironment, Checked, CheckedSpecs, EnvironmentAnswer, Question
-from redline.record import RunRecord
+from redline.model.environment import Environment
+from redline.model.errors import BenchError, Interrupted, UsageError
+from redline.model.identity import device_key
+from redline.model.names import refuse_impossible_name
+from redline.model.protocol import Ask, FailureReply, Progress, Reply
+from redline.model.questions import AskCheck, AskEnvironment, Checked, CheckedSpecs, EnvironmentAnswer, Question
+from redline.model.record import RunRecord
+from redline.model.spec import LaunchSpec, RunSpec
 from redline.report.notebook import NotebookProgress, in_notebook
 from redline.search.observer import Journal, NoJournal, Observer
-from redline.spec import LaunchSpec, RunSpec
 from redline.store import History
+from redline.system.locks import device_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redline.work import Ceilings
+    from redline.model.work import Ceilings
 
 R = TypeVar("R", bound=Reply)
 

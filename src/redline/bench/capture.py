@@ -14,8 +14,8 @@ from torch import nn
 from redline.bench.count.counter import watching
 from redline.bench.device.base import Device
 from redline.bench.workload.step import TimedStep
-from redline.protocol import Profile
-from redline.record import TraceRef
+from redline.model.protocol import Profile
+from redline.model.record import TraceRef
 
 
 def capture(step: TimedStep, device: Device, request: Profile, eager: torch.nn.Module | None = None) -> TraceRef:

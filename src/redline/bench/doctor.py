@@ -20,8 +20,8 @@ from pathlib import Path
 
 from redline.bench.device.failure import DriverProblem, driver_problem
 from redline.bench.environment import TorchDevice, TorchView, look
-from redline.questions import Health, HealthItem
-from redline.units import format_bytes
+from redline.model.questions import Health, HealthItem
+from redline.model.units import format_bytes
 
 GET_TORCH = "choose {what} at pytorch.org/get-started and reinstall torch and torchvision together"
 COMPILE_TIMEOUT_S = 60.0

@@ -22,9 +22,9 @@ import torch
 from redline import __version__
 from redline.bench.device.base import Device
 from redline.bench.recipe.pooling import take_pooling_apart
-from redline.environment import DeviceInfo, Environment
-from redline.errors import BenchError
-from redline.telemetry import cpu_name
+from redline.model.environment import DeviceInfo, Environment
+from redline.model.errors import BenchError
+from redline.system.telemetry import cpu_name
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _TELLING_VARIABLES = re.compile(

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from redline.bench.worker import RANKED, own_descriptors, volunteer_for_oom, work, work_as_rank
-from redline.processes import adopt_orphans, die_with_parent, end_strays, kill_group
+from redline.system.processes import adopt_orphans, die_with_parent, end_strays, kill_group
 
 DESCRIPTORS = 4
 """For a request: the connection, the log, the working folder, and a file with a `ForkRequest`."""

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from redline.arrivals import Served, bucket_of, doubling_buckets, run_arrivals
 from redline.bench.device.base import Device
 from redline.bench.device.failure import kind_of, one_line
 from redline.bench.measure.blocks import quiet_collector
@@ -19,9 +18,10 @@ from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.inputs import Axes, Inputs
 from redline.bench.workload.step import InferenceStep, Setup, make_step
 from redline.bench.workload.structure import map_leaves, named_tensors
-from redline.errors import BenchError, RedlineError
-from redline.protocol import Load
-from redline.spec import RunSpec
+from redline.model.arrivals import Served, bucket_of, doubling_buckets, run_arrivals
+from redline.model.errors import BenchError, RedlineError
+from redline.model.protocol import Load
+from redline.model.spec import RunSpec
 
 WARM_STEPS = 3
 """Per batch size, before any request comes: libraries choose their kernels on the first calls."""

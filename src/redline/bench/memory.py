@@ -27,11 +27,11 @@ from redline.bench.workload.called import name_of, refuse_what_has_not_run
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.structure import WholeDispatchMode, stored, tensors_within
-from redline.errors import BenchError
-from redline.questions import MemoryAnswer
-from redline.spec import RunSpec
-from redline.units import format_bytes
-from redline.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse
+from redline.model.errors import BenchError
+from redline.model.questions import MemoryAnswer
+from redline.model.spec import RunSpec
+from redline.model.units import format_bytes
+from redline.model.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse
 
 MOST_HOLDERS = 30
 POINTS = 200

@@ -24,8 +24,8 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, check_model
 from redline.bench.workload.ranks import Rank, Ranks
 from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS, Setup
-from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.work import WorkCount
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.work import WorkCount
 
 BLOCK_S = 0.25
 """Iterations run without waiting for the device until about this much time is in flight; then they are read out."""

@@ -29,9 +29,9 @@ from redline.bench.workload.build import (
 from redline.bench.workload.ranks import refuse_shared_devices
 from redline.bench.workload.sources.live import remember_live
 from redline.bench.workload.workload import Workload
-from redline.errors import UsageError
-from redline.protocol import OnProgress, Reply
-from redline.questions import (
+from redline.model.errors import UsageError
+from redline.model.protocol import OnProgress, Reply
+from redline.model.questions import (
     AskCeilings,
     AskCheck,
     AskCount,
@@ -51,9 +51,9 @@ from redline.questions import (
     Snippet,
     SwitchChoices,
 )
-from redline.record import Capabilities
-from redline.spec import RunSpec, WorkloadSpec
-from redline.work import Facts
+from redline.model.record import Capabilities
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.work import Facts
 
 
 def answer(question: Question, on_progress: OnProgress = lambda progress: None) -> Reply:

@@ -19,8 +19,8 @@ from redline.bench.questions import answer
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.ranks import Ranks, where_is_main_thread
 from redline.bench.workload.sources.live import HANDED_OVER
-from redline.errors import BenchError, RedlineError
-from redline.protocol import (
+from redline.model.errors import BenchError, RedlineError
+from redline.model.protocol import (
     AllReduce,
     Ask,
     BlockReply,
@@ -44,7 +44,7 @@ from redline.protocol import (
     TraceReply,
     TrainEpoch,
 )
-from redline.record import Closed, Failure
+from redline.model.record import Closed, Failure
 
 
 class BenchSession:

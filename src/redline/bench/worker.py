@@ -19,10 +19,20 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redline.errors import BenchError
-from redline.processes import adopt_orphans
-from redline.protocol import Close, FailureReply, Progress, Reply, Request, Where, read_script, receive_request, send
-from redline.record import Failure
+from redline.model.errors import BenchError
+from redline.model.protocol import (
+    Close,
+    FailureReply,
+    Progress,
+    Reply,
+    Request,
+    Where,
+    read_script,
+    receive_request,
+    send,
+)
+from redline.model.record import Failure
+from redline.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from redline.bench.session import BenchSession

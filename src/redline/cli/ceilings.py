@@ -21,7 +21,7 @@ from redline.cli.options import (
     print_json,
     takes,
 )
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 
 def ceilings(

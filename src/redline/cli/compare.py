@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from redline.cli.options import OUTPUT, WAY, Exit, Json, opt, print_json
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 
 def compare(

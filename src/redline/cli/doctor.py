@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from redline.cli.options import Exit, Json, print_json
-from redline.errors import UsageError, closest
+from redline.model.errors import UsageError, closest
 
 
 def models(

@@ -19,7 +19,7 @@ from redline.cli.options import (
     print_json,
     takes,
 )
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 WITH_LATENCY: Options = {
     "device": Annotated[
@@ -62,7 +62,7 @@ def flops(
     from redline.api.flops import flops as count_model
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.fields import MOST_DEPTH, require_range
+    from redline.model.fields import MOST_DEPTH, require_range
     from redline.report.flops import FlopsReport
     from redline.report.terminal import make_console
 

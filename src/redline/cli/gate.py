@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from redline.cli.options import HOW, OUTPUT, WHAT, Exit, Given, Json, Options, Trust, only_set, opt, print_json, takes
-from redline.errors import SpecError
+from redline.model.errors import SpecError
 
 BASELINE_HELP = (
     "What to compare with: a git ref such as main (checked out beside this one and measured interleaved with it), a file of "

@@ -10,8 +10,8 @@ from typing import IO, Annotated, cast
 import typer
 
 from redline.cli.options import OUTPUT, WAY, WHICH, Exit, Json, only_set, opt, print_json
-from redline.errors import SpecError, UsageError
-from redline.units import counted
+from redline.model.errors import SpecError, UsageError
+from redline.model.units import counted
 
 DryRun = Annotated[bool, opt("--dry-run", group=WAY, help="Say what would be deleted, and delete nothing.")]
 Ids = Annotated[list[str], typer.Argument(help="Records, by their ids or the start of them.")]
@@ -74,7 +74,7 @@ def history(
 
 
 def _canonical(recipe: str) -> str:
-    from redline.spec import Recipe
+    from redline.model.spec import Recipe
 
     return Recipe.parse(recipe).canonical()
 

@@ -40,8 +40,8 @@ from redline.cli.train import loader, train
 from redline.cli.tune import tune
 from redline.cli.watch import watch
 from redline.cli.workshop import checklist, workshop
-from redline.errors import BenchError, DoorError, Interrupted, RedlineError
-from redline.units import printable
+from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError
+from redline.model.units import printable
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     run,
@@ -235,7 +235,7 @@ def _print_what_can_be() -> None:
     What is printed to a stream that the person has closed goes nowhere.
     """
     if None in (sys.stdin, sys.stdout, sys.stderr):
-        from redline.processes import keep_standard_descriptors
+        from redline.system.processes import keep_standard_descriptors
 
         keep_standard_descriptors()
         sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)

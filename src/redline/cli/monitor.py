@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from redline.cli.options import OUTPUT, WAY, Exit, Json, opt, print_json
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 
 def monitor(
@@ -37,7 +37,7 @@ def monitor(
 
     from redline.api.monitor import DeviceLook
     from redline.api.monitor import monitor as look_at_machine
-    from redline.fields import seconds_of
+    from redline.model.fields import seconds_of
     from redline.report.monitor import looks_table, monitor_report, write_looks
     from redline.report.terminal import make_console
 

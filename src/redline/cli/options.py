@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from redline.errors import Exit as Exit
-from redline.errors import SpecError
+from redline.model.errors import Exit as Exit
+from redline.model.errors import SpecError
 
 if TYPE_CHECKING:  # the report is imported by the commands that print one
     from redline.report.export import JsonDocument

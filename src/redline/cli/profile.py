@@ -29,12 +29,12 @@ from redline.cli.options import (
     takes,
     tell,
 )
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
     from redline.api.workspace import Workspace
-    from redline.record import RunRecord
+    from redline.model.record import RunRecord
 
 
 CAPTURE: Options = {
@@ -117,7 +117,7 @@ def profile(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.cli.report import tell_report
-    from redline.fields import MOST_ROWS, require_range
+    from redline.model.fields import MOST_ROWS, require_range
     from redline.report.export import json_document
     from redline.report.folder import check_folder
     from redline.report.profile import ProfileReport, sort_named

@@ -18,8 +18,10 @@ from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
-from redline.protocol import Progress
-from redline.record import RunRecord
+from redline.model.protocol import Progress
+from redline.model.record import RunRecord
+from redline.model.training import Epoch, TrainingProgress
+from redline.model.units import counted, format_seconds, format_share
 from redline.report.batch import TrialLine, search_title
 from redline.report.course import Course, ended_words, in_columns, replicate_words, shortened, stage_words
 from redline.report.race import pair_line
@@ -28,8 +30,6 @@ from redline.report.terminal import make_console, one_line
 from redline.report.train import epoch_line
 from redline.search.observer import Observer
 from redline.search.sweep import Cell, Plan
-from redline.training import Epoch, TrainingProgress
-from redline.units import counted, format_seconds, format_share
 
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are printed this often."""

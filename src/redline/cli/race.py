@@ -42,7 +42,7 @@ def race(
     from redline.api.race import race as race_recipes
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveRace
-    from redline.fields import MOST_REPLICATES, require_range
+    from redline.model.fields import MOST_REPLICATES, require_range
     from redline.report.terminal import make_console
 
     require_range("replicates", replicates, 1, MOST_REPLICATES)

@@ -10,7 +10,7 @@ import typer
 
 from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
 from redline.cli.profile import open_in_browser
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 if TYPE_CHECKING:
     from redline.report.document import Document

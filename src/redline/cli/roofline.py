@@ -20,7 +20,7 @@ from redline.cli.options import (
     takes,
     tell,
 )
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 
 @takes(ONE_STEP)

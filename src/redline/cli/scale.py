@@ -59,7 +59,7 @@ def scale(
     from redline.api.scale import scale as measure_scaling
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.errors import UsageError
+    from redline.model.errors import UsageError
     from redline.report.canvas import check_picture
     from redline.report.scale import scale_report
     from redline.report.terminal import make_console

@@ -30,7 +30,7 @@ def serve(
       redline serve --host 0.0.0.0 --name bench.example.org
     """
     from redline.api.serve import serve as run_server
-    from redline.processes import give_way
+    from redline.system.processes import give_way
 
     def on_start(address: str) -> None:
         give_way(idle=idle)  # not before: while it starts, somebody waits for it

@@ -30,7 +30,7 @@ def study(
     from redline.api.study import study as run_study
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.errors import UsageError
+    from redline.model.errors import UsageError
     from redline.report.folder import check_folder
     from redline.report.study import study_report
     from redline.report.terminal import make_console

@@ -27,7 +27,7 @@ from redline.cli.options import (
     takes,
     tell,
 )
-from redline.errors import SpecError
+from redline.model.errors import SpecError
 
 AXES: Options = {
     "batch": Annotated[

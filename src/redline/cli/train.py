@@ -27,7 +27,7 @@ from redline.cli.options import (
     takes,
     tell,
 )
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 DATA = "Data"
 

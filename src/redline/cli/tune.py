@@ -107,7 +107,7 @@ def tune(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveTune
     from redline.cli.report import tell_report
-    from redline.fields import MOST_REPLICATES, require_range
+    from redline.model.fields import MOST_REPLICATES, require_range
     from redline.report.folder import check_file, check_folder, write_text
     from redline.report.terminal import make_console
     from redline.report.tune import tune_report

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import typer
 
 from redline.cli.options import OUTPUT, WAY, opt, tell
-from redline.errors import UsageError
+from redline.model.errors import UsageError
 
 if TYPE_CHECKING:
     from redline.api.watch import Alarm
@@ -61,8 +61,8 @@ def watch(
 
     from redline.analyze.watch import Rates
     from redline.api.watch import watch_command
-    from redline.environment import TelemetrySample
     from redline.launch.watch import end_like
+    from redline.model.environment import TelemetrySample
     from redline.report.terminal import make_console
     from redline.report.watch import status_line, watch_report
 
@@ -91,8 +91,8 @@ def watch(
 
 def _captures(profile: bool, window: int | None, every: str | None) -> WindowPlan | None:
     """Which steps are captured; None: none."""
-    from redline.fields import seconds_of
     from redline.launch.watch import WindowPlan
+    from redline.model.fields import seconds_of
 
     every_s = seconds_of("--every", every) if every is not None else None
     if window is not None and window < 1:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.units import printable
+from redline.model.work import ModuleWork, WorkCount
 from redline.report.export import json_document
-from redline.units import printable
-from redline.work import ModuleWork, WorkCount
 
 if TYPE_CHECKING:
     from redline.bench.micro import Iteration, MicroBench

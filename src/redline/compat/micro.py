@@ -28,8 +28,8 @@ from redline.compat.forms import (
     write_csv,
     write_json,
 )
-from redline.errors import BenchError, Exit, RedlineError, SpecError, UsageError
-from redline.units import printable
+from redline.model.errors import BenchError, Exit, RedlineError, SpecError, UsageError
+from redline.model.units import printable
 
 if TYPE_CHECKING:
     from redline.bench.micro import Iteration, MicroBench

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from redline.errors import UsageError
 from redline.launch.door import Door, Session
 from redline.launch.fork import ForkDoor
 from redline.launch.inline import InlineDoor
 from redline.launch.spawn import SpawnDoor
 from redline.launch.torchrun import TorchrunDoor
-from redline.spec import LaunchSpec
+from redline.model.errors import UsageError
+from redline.model.spec import LaunchSpec
 
 __all__ = ["Door", "Session", "open_door"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from redline.errors import UsageError
-from redline.fields import Frozen
 from redline.launch.connection import checkout_of, current_folder
-from redline.spec import LaunchSpec
+from redline.model.errors import UsageError
+from redline.model.fields import Frozen
+from redline.model.spec import LaunchSpec
 
 GIT_TIMEOUT_S = 120.0
 SETUP_TIMEOUT_S = 1800.0

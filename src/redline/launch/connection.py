@@ -20,9 +20,9 @@ from typing import IO, Protocol
 
 import msgspec
 
-from redline.errors import DoorError
 from redline.launch.door import Session
-from redline.protocol import (
+from redline.model.errors import DoorError
+from redline.model.protocol import (
     AllReduce,
     Ask,
     Close,
@@ -40,8 +40,8 @@ from redline.protocol import (
     receive_reply,
     send,
 )
-from redline.record import Closed, Failure, FailureKind
-from redline.spec import LaunchSpec
+from redline.model.record import Closed, Failure, FailureKind
+from redline.model.spec import LaunchSpec
 
 LOOK_EVERY_S = 0.2
 LONGEST_LOOK_S = 1.0

@@ -1,12 +1,12 @@
-"""What a door opens: a session that answers the messages of `redline.protocol`, and the door itself."""
+"""What a door opens: a session that answers the messages of `redline.model.protocol`, and the door itself."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from redline.protocol import OnProgress, Reply, Request
-from redline.record import Closed
-from redline.spec import RunSpec
+from redline.model.protocol import OnProgress, Reply, Request
+from redline.model.record import Closed
+from redline.model.spec import RunSpec
 
 
 class Session(Protocol):

@@ -18,7 +18,6 @@ from typing import IO, Any
 
 import msgspec
 
-from redline.errors import DoorError
 from redline.launch.connection import (
     WorkerDoor,
     WorkerSession,
@@ -28,8 +27,9 @@ from redline.launch.connection import (
     worker_log,
 )
 from redline.launch.ranks import RankLine, RanksSession
-from redline.processes import keep_standard_descriptors
-from redline.spec import LaunchSpec, RunSpec
+from redline.model.errors import DoorError
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.system.processes import keep_standard_descriptors
 
 START_TIMEOUT_S = 180.0
 FORK_TIMEOUT_S = 120.0

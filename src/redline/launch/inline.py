@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from redline.protocol import Close, ClosedReply, OnProgress, Progress, Reply, Request
-from redline.record import Closed
-from redline.spec import LaunchSpec, RunSpec
+from redline.model.protocol import Close, ClosedReply, OnProgress, Progress, Reply, Request
+from redline.model.record import Closed
+from redline.model.spec import LaunchSpec, RunSpec
 
 
 class InlineSession:

@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 
-from redline.environment import TelemetrySample
-from redline.telemetry import Card, EnergyMeter, open_all_cards, package_energy_j
-from redline.telemetry.nvml import describe_process
+from redline.model.environment import TelemetrySample
+from redline.system.telemetry import Card, EnergyMeter, open_all_cards, package_energy_j
+from redline.system.telemetry.nvml import describe_process
 
 LOOK_S = 0.5
 """Between two looks at the GPUs."""

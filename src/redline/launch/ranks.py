@@ -20,7 +20,6 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from redline.errors import DoorError
 from redline.launch.connection import (
     END_TIMEOUT_S,
     KILL_TIMEOUT_S,
@@ -35,7 +34,8 @@ from redline.launch.connection import (
     trim_log,
 )
 from redline.launch.door import Session
-from redline.protocol import (
+from redline.model.errors import DoorError
+from redline.model.protocol import (
     AllReduced,
     BlockReply,
     Close,
@@ -55,8 +55,8 @@ from redline.protocol import (
     receive_reply,
     send,
 )
-from redline.record import Block, Closed, Failure, Numerics, Prepared, RankBlock
-from redline.spec import LaunchSpec
+from redline.model.record import Block, Closed, Failure, Numerics, Prepared, RankBlock
+from redline.model.spec import LaunchSpec
 
 GRACE_S = 3.0
 """After the first rank has failed: for the others to say whether they failed too, or where they are."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from redline.errors import DoorError, UsageError
 from redline.launch.connection import (
     Callback,
     WorkerDoor,
@@ -23,9 +22,10 @@ from redline.launch.connection import (
     paths_of,
     worker_log,
 )
-from redline.processes import REPLY_BYTES, keep_standard_descriptors
-from redline.protocol import Request, write_script
-from redline.spec import LaunchSpec, RunSpec
+from redline.model.errors import DoorError, UsageError
+from redline.model.protocol import Request, write_script
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.system.processes import REPLY_BYTES, keep_standard_descriptors
 
 START_TIMEOUT_S = 180.0
 CALLBACK_TIMEOUT_S = 180.0
@@ -33,7 +33,7 @@ CALLBACK_TIMEOUT_S = 180.0
 _OWN = "import sys; sys.path.insert(0, sys.argv[1]); import redline; del sys.path[0], sys.argv[1]; "
 """This Redline, whatever another checkout or environment holds, and nothing else of the folder that it is in."""
 _WORKER = f"{_OWN}from redline.bench.worker import main; main(sys.argv[1:])"
-_GUARDIAN = f"{_OWN}from redline.processes import guard; guard(int(sys.argv[1]), sys.argv[2:])"
+_GUARDIAN = f"{_OWN}from redline.system.processes import guard; guard(int(sys.argv[1]), sys.argv[2:])"
 
 
 class SpawnedProcess:

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from redline.errors import DoorError, UsageError
-from redline.fields import split_address
 from redline.launch.connection import (
     LOOK_EVERY_S,
     Callback,
@@ -28,10 +26,12 @@ from redline.launch.connection import (
 from redline.launch.fork import ForkDoor
 from redline.launch.ranks import RankLine, RanksSession
 from redline.launch.spawn import start_guarded
-from redline.processes import keep_standard_descriptors
-from redline.protocol import Hello, receive_reply
-from redline.record import Failure
-from redline.spec import LaunchSpec, RunSpec
+from redline.model.errors import DoorError, UsageError
+from redline.model.fields import split_address
+from redline.model.protocol import Hello, receive_reply
+from redline.model.record import Failure
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.system.processes import keep_standard_descriptors
 
 WORKER = "redline.bench.worker"
 START_TIMEOUT_S = 180.0

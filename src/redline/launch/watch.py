@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 import redline
-from redline.errors import UsageError
-from redline.watching import PHASES
+from redline.model.errors import UsageError
+from redline.model.watching import PHASES
 
 START = Path(redline.__file__).parent / "bench" / "watch" / "start"
 """Holds the `sitecustomize` that Python runs before the script."""

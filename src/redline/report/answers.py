@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from redline.analyze.recommend import Advice, rate, rate_figure
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
-from redline.fields import Frozen
-from redline.identity import Subject
+from redline.model.fields import Frozen
+from redline.model.identity import Subject
+from redline.model.spec import BASELINE
+from redline.model.units import format_seconds, format_share
 from redline.report.contents import Contents
-from redline.spec import BASELINE
-from redline.units import format_seconds, format_share
 
 IN_THE_WAY = {
     "host": "the host: the device waits for Python to launch work",

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from redline.analyze.batch import BatchSummary, BatchTrial, curve_of, items_of_one
 from redline.analyze.knee import SATURATED
+from redline.model.units import format_bytes, format_seconds, format_share, significant
 from redline.report.canvas import check_picture, save_figure
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import PIPE_WIDTH, Fitted, make_table
-from redline.units import format_bytes, format_seconds, format_share, significant
 
 _COLUMNS = {
     "batch": 6,

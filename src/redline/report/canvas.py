@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from redline.errors import SpecError
+from redline.model.errors import SpecError
 from redline.report.terminal import one_line
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from redline.analyze.attainable import OperatorRow
 from redline.analyze.ceilings import CeilingsSummary, Figure
-from redline.note import Note
+from redline.model.note import Note
+from redline.model.units import counted, format_bytes, format_count, format_seconds, format_share, significant
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
-from redline.units import counted, format_bytes, format_count, format_seconds, format_share, significant
 
 
 def ceilings_report(found: CeilingsSummary) -> RenderableType:

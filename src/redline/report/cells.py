@@ -10,10 +10,9 @@ from rich.text import Text
 from redline.analyze.recommend import interval_text
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
-from redline.conditions import condition_words
-from redline.record import Numerics
-from redline.report.terminal import Fitted, make_table
-from redline.units import (
+from redline.model.conditions import condition_words
+from redline.model.record import Numerics
+from redline.model.units import (
     counted,
     format_bytes,
     format_count,
@@ -23,6 +22,7 @@ from redline.units import (
     format_share,
     significant,
 )
+from redline.report.terminal import Fitted, make_table
 
 TRUST_STYLE = {"valid": "green", "invalid": "red"}
 

@@ -15,11 +15,11 @@ from rich.text import Text
 from redline.analyze.blocks import latency_blocks
 from redline.analyze.compare import Comparison, Comparisons, Metric
 from redline.analyze.profile_diff import Changed, ProfileDiff, counts
-from redline.record import RunRecord
+from redline.model.record import RunRecord
+from redline.model.units import format_bytes, format_count, format_ratio, format_seconds, format_share
 from redline.report.export import JsonDocument, json_document
 from redline.report.profile import DEFAULT_ROWS, STYLE
 from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, plain_table, table
-from redline.units import format_bytes, format_count, format_ratio, format_seconds, format_share
 
 STYLES = {
     "faster": "green",

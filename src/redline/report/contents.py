@@ -15,19 +15,19 @@ from redline.analyze.recommend.evidence import Curve, curves_of
 from redline.analyze.replicates import Line, lines_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.train import TrainingSummary
-from redline.environment import Environment
-from redline.errors import TraceError
-from redline.fields import Frozen
-from redline.identity import Subject, subjects_of
-from redline.note import Note, note
-from redline.record import RunRecord
+from redline.model.environment import Environment
+from redline.model.errors import TraceError
+from redline.model.fields import Frozen
+from redline.model.identity import Subject, subjects_of
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
+from redline.model.units import format_bytes
 from redline.report.memory import MemoryRow
 from redline.report.roofline import RooflineChart, roofline_charts
 from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios, with_winners
 from redline.search.tune.result import TuneSummary
 from redline.trace.decode import read_trace
 from redline.trace.lanes import Lanes, lanes_of
-from redline.units import format_bytes
 
 MOST_NOTES = 8
 """So that a history full of damaged records takes a few lines."""

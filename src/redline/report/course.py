@@ -16,15 +16,15 @@ from redline.analyze.bound import step_s
 from redline.analyze.recommend import rate_text
 from redline.analyze.statistics import Interval
 from redline.analyze.train import training_of
-from redline.protocol import Progress
-from redline.record import RunRecord
+from redline.model.protocol import Progress
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec
+from redline.model.training import Epoch
+from redline.model.units import format_seconds, format_share
 from redline.report.batch import trial_line
 from redline.report.terminal import as_text, make_console, one_line
 from redline.report.train import epoch_line
 from redline.search.observer import Observer
-from redline.spec import MeasureSpec
-from redline.training import Epoch
-from redline.units import format_seconds, format_share
 
 WORDS = {
     "device": "opening the device",

@@ -20,12 +20,12 @@ from redline import __version__
 from redline.analyze.profile import Profile
 from redline.analyze.recommend import Advice, largest_gain, rate, recommendable
 from redline.analyze.summary import RunSummary
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.units import THIN_SPACE, format_seconds
 from redline.report import tune
 from redline.report.answers import answers_of
 from redline.report.contents import METHOD, Contents, machines_of
 from redline.report.payload import as_json, payload_of
-from redline.units import THIN_SPACE, format_seconds
 
 FIRST = ("recipe", "throughput", "latency")
 FINDINGS = 3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.questions import HealthItem, ModelNames
+from redline.model.questions import HealthItem, ModelNames
 from redline.report.terminal import Fitted, make_table
 
 

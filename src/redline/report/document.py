@@ -29,9 +29,9 @@ from redline.analyze.scale import Mode, ScaleFinding, ScalePoint
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepSummary, UnderTargets
 from redline.analyze.train import LoaderSummary, TrainingSummary
-from redline.errors import SpecError, UsageError
-from redline.fields import Frozen
-from redline.note import Note, notes_from_texts
+from redline.model.errors import SpecError, UsageError
+from redline.model.fields import Frozen
+from redline.model.note import Note, notes_from_texts
 from redline.report.batch import batch_report
 from redline.report.ceilings import ceilings_report, ops_report
 from redline.report.compare import DiffReport, compare_report

@@ -15,7 +15,7 @@ import msgspec
 from redline.analyze.race import verdict_of
 from redline.analyze.summary import summarize
 from redline.analyze.train import TrainingSummary
-from redline.record import RunRecord
+from redline.model.record import RunRecord
 
 DOCUMENT_SCHEMA = 2
 """Raised whenever a field of a JSON document or a column of the CSV table changes its meaning or goes away.

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.flops import FlopsSummary, ModuleRow
+from redline.model.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.report.terminal import Fitted, make_table
-from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
 DEFAULT_DEPTH = 2
 TOP = 3

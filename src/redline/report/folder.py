@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from redline.errors import SpecError
-from redline.fields import Frozen
-from redline.note import Note
+from redline.model.errors import SpecError
+from redline.model.fields import Frozen
+from redline.model.note import Note
 from redline.report.contents import Contents
 from redline.report.dashboard import dashboard
 from redline.report.export import export_csv, export_epochs_csv, export_json

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from redline.analyze.checks import Check
 from redline.analyze.gate import GateRow, GateVerdict
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.units import format_bytes, format_seconds
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, table
-from redline.units import format_bytes, format_seconds
 
 STYLES = {
     "faster": "green",

@@ -16,16 +16,16 @@ from rich.text import Text
 
 from redline.analyze.history import SMALLEST_CHANGE, Drift
 from redline.analyze.summary import RunSummary
-from redline.conditions import Conditions, condition_words
-from redline.fields import Frozen
-from redline.identity import Benchmark
-from redline.record import BatchOrigin
+from redline.model.conditions import Conditions, condition_words
+from redline.model.fields import Frozen
+from redline.model.identity import Benchmark
+from redline.model.record import BatchOrigin
+from redline.model.units import counted, format_bytes, format_seconds, format_share
 from redline.report.cells import generation_cells, limit_lines, ratio_cell, rounded, trust_cell
 from redline.report.export import JsonDocument, json_document
 from redline.report.run import FittingTable
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.store import Row
-from redline.units import counted, format_bytes, format_seconds, format_share
 
 RUNNING = (
     "running: still being measured, or killed on another machine or under an older Redline (these cannot be told apart)"

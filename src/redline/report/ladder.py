@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.ladder import Rung
+from redline.model.units import format_bytes, format_seconds, format_share, significant
 from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.report.train import rate
-from redline.units import format_bytes, format_seconds, format_share, significant
 
 HEADERS = ["rung", "batch", "epoch", "items/s", "accuracy", "steps", "memory", "top operator", "× last", "× first"]
 

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.load import LoadPoint, LoadSummary, RateRatio, ratios_to_first
+from redline.model.units import format_rate, format_seconds, format_share, significant
 from redline.report.canvas import COLOURS, check_picture, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.units import format_rate, format_seconds, format_share, significant
 
 BARS = " ▁▂▃▄▅▆▇█"
 HEIGHT = 8

@@ -12,15 +12,15 @@ from redline.analyze.recommend import held_bytes, rate_figure, ratio_text
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
-from redline.identity import Benchmark, Subject, across_devices, benchmark_of
-from redline.record import RunRecord
+from redline.model.identity import Benchmark, Subject, across_devices, benchmark_of
+from redline.model.record import RunRecord
+from redline.model.units import format_bytes, format_ratio, format_seconds, format_share, significant
 from redline.report.cells import energy_cells, energy_columns, generation_cells
 from redline.report.contents import METHOD, Contents, machines_of
 from redline.report.terminal import cell, escaped, table
 from redline.report.train import epoch_cells, epoch_headers, title_of, where_time_goes
 from redline.report.tune import tune_markdown
 from redline.search.tune.gains import waterfall
-from redline.units import format_bytes, format_ratio, format_seconds, format_share, significant
 
 MOST_ROWS = 400
 """Of the tables; results.csv has all of them."""

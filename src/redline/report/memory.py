@@ -9,11 +9,11 @@ from typing import Any, get_args
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.units import format_bytes, format_share
+from redline.model.work import MemoryCategory, MemoryUse
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.units import format_bytes, format_share
-from redline.work import MemoryCategory, MemoryUse
 
 SHOWN = 12
 """Modules a person is shown; the document has more."""

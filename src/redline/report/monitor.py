@@ -8,8 +8,8 @@ from typing import IO, Any
 
 from rich.console import RenderableType
 
+from redline.model.units import format_bytes, format_seconds, format_share
 from redline.report.terminal import Fitted, plain_table
-from redline.units import format_bytes, format_seconds, format_share
 
 UNKNOWN = "?"
 

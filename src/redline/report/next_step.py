@@ -9,12 +9,12 @@ from rich.text import Text
 from redline.analyze.race import TIME_BAND
 from redline.analyze.recommend import is_decided
 from redline.analyze.summary import RunSummary, VersusFirst
+from redline.model.spec import BASELINE
+from redline.model.units import format_ratio, format_share
 from redline.report.cells import (
     ratio_cell,
     rounded,
 )
-from redline.spec import BASELINE
-from redline.units import format_ratio, format_share
 
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
 

@@ -20,15 +20,15 @@ from rich.text import Text
 
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
-from redline.errors import UsageError
-from redline.protocol import Progress
-from redline.record import RunRecord
+from redline.model.errors import UsageError
+from redline.model.protocol import Progress
+from redline.model.record import RunRecord
+from redline.model.training import Epoch
+from redline.model.units import format_seconds, printable
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.report.course import Course, ended_words, replicate_words, stage_words
 from redline.report.terminal import Fitted, as_text
 from redline.search.observer import Observer
-from redline.training import Epoch
-from redline.units import format_seconds, printable
 
 WIDE = 400
 """Characters: a notebook scrolls sideways, so no column is hidden."""

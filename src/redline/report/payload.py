@@ -15,12 +15,12 @@ from redline.analyze.profile import Profile
 from redline.analyze.recommend import is_surely_faster
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
-from redline.environment import TelemetrySample
-from redline.record import RunRecord
+from redline.model.environment import TelemetrySample
+from redline.model.record import RunRecord
+from redline.model.work import MemoryCategory
 from redline.report.contents import Contents
 from redline.report.export import COLUMNS, iso_8601
 from redline.search.tune.gains import waterfall
-from redline.work import MemoryCategory
 
 DIGITS = 6
 """Of numbers in the page; `results.csv` and `results.json` have all of them."""

@@ -12,15 +12,15 @@ from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import Curve
 from redline.analyze.summary import RunSummary
 from redline.analyze.train import TrainingSummary
-from redline.identity import Subject
+from redline.model.identity import Subject
+from redline.model.spec import BASELINE
+from redline.model.units import format_ratio
 from redline.report.canvas import COLOURS, LABEL, label_text, log_ticks, new_figure, save_figure
 from redline.report.contents import Contents
 from redline.report.load import plot_loads
 from redline.report.step import draw_step
 from redline.report.terminal import one_line
 from redline.report.train import draw_trainings
-from redline.spec import BASELINE
-from redline.units import format_ratio
 
 MARKERS = "osD^Pvhp"
 MOST_LINES = 12

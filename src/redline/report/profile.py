@@ -12,12 +12,12 @@ from rich.text import Text
 
 from redline.analyze.profile import Profile
 from redline.analyze.profile_ranks import RankTime
-from redline.errors import SpecError
+from redline.model.errors import SpecError
+from redline.model.units import format_bytes, format_share
 from redline.report.profile_facts import facts, hints, title, told_part, told_time
 from redline.report.terminal import Fitted, plain_table
 from redline.trace.names import label_of, short_name
 from redline.trace.operators import OperatorRow
-from redline.units import format_bytes, format_share
 
 DEFAULT_ROWS = 12
 _NOTHING_MORE = re.compile(r"(,\[\])+\]$")

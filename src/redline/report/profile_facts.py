@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from redline.analyze.generation import Generation
 from redline.analyze.profile import Profile
+from redline.model.units import format_bytes, format_seconds, format_share
 from redline.trace.host import Launches
 from redline.trace.memory import MemoryLine
 from redline.trace.names import label_of
-from redline.units import format_bytes, format_seconds, format_share
 
 PERFETTO = "https://ui.perfetto.dev"
 

@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from redline.analyze.profile import Profile
-from redline.errors import UsageError
+from redline.model.errors import UsageError
+from redline.model.units import format_bytes, format_share
 from redline.report.dashboard import lanes_script, script_policy
 from redline.report.export import harmless
 from redline.report.payload import as_json
@@ -24,7 +25,6 @@ from redline.trace.lanes import Lanes
 from redline.trace.memory import MemoryLine
 from redline.trace.timeline import Strip
 from redline.trace.tree import TreeNode
-from redline.units import format_bytes, format_share
 
 HEIGHT = 60
 WIDTH = 960

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from redline.analyze.finding import Finding
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.units import format_bytes, format_seconds, format_share
 from redline.report.terminal import one_line
 from redline.report.train import figure, rate
-from redline.units import format_bytes, format_seconds, format_share
 
 
 class QuickSide(Frozen):

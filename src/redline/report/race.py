@@ -12,10 +12,10 @@ from redline.analyze.recommend.evidence import interval_text
 from redline.analyze.replicates import Process, joined_row
 from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
 from redline.analyze.trust import farthest
+from redline.model.units import format_ratio, format_share
 from redline.report.cells import error_cell, headline, rounded
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
-from redline.units import format_ratio, format_share
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
 

@@ -14,11 +14,11 @@ from rich.text import Text
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow
 from redline.analyze.replicates import Line
 from redline.analyze.summary import CeilingsOf, RunSummary
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.units import counted, format_bytes, format_count, format_seconds, format_share, significant
+from redline.model.work import Ceilings
 from redline.report.canvas import check_picture, save_figure
 from redline.report.terminal import Fitted, make_table
-from redline.units import counted, format_bytes, format_count, format_seconds, format_share, significant
-from redline.work import Ceilings
 
 
 class RooflineReport:

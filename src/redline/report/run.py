@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
+from redline.model.units import format_seconds, format_share, significant
 from redline.report.cells import (
     bound_cell,
     cheapest,
@@ -30,7 +31,6 @@ from redline.report.cells import (
 from redline.report.next_step import next_step, remarks
 from redline.report.notebook import Bars
 from redline.report.terminal import GAP, make_table
-from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = (
     "cache", "weights", "prefill tok/s", "TPOT p95",

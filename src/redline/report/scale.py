@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint
+from redline.model.units import counted, format_bytes, format_count, format_seconds, format_share
 from redline.report.canvas import COLOURS, check_picture, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.units import counted, format_bytes, format_count, format_seconds, format_share
 
 HEADERS = (
     "ranks", "global batch", "per rank", "items/s", "ideal", "efficiency", "communication", "exposed", "hidden",

@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline import __version__
 from redline.analyze.history import SMALLEST_CHANGE
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.units import format_seconds, significant
 from redline.report.history import Listed, SeriesTrend
-from redline.units import format_seconds, significant
 
 WIDTH, HEIGHT = 640, 160
 PAGE_POLICY = (

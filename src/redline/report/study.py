@@ -12,11 +12,11 @@ from rich.text import Text
 
 from redline.analyze.recommend import is_surely_faster
 from redline.analyze.summary import RunSummary
+from redline.model.units import format_share
 from redline.report.canvas import COLOURS, label_text, log_ticks, new_figure, save_figure
 from redline.report.cells import milliseconds, ratio_cell, rounded
 from redline.report.plots import Measured, batch_ticks, latency_ms_of, throughput_of
 from redline.report.terminal import Fitted, cell, make_table, table
-from redline.units import format_share
 
 HEADERS = (
     "model",

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, UnderTargets
+from redline.model.units import counted, format_seconds, format_share, significant
 from redline.report.cells import TRUST_STYLE, cheapest, energy_cells, energy_columns
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
-from redline.units import counted, format_seconds, format_share, significant
 
 NO_RATIOS = (
     "cells were measured one after the other, so ratios between rows have no interval; "

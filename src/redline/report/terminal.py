@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from redline.units import printable
+from redline.model.units import printable
 
 PIPE_WIDTH = 160
 """Where there is no terminal to measure and COLUMNS says nothing: wide enough for every column."""

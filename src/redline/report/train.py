@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.train import DATA_BOUND_SHARE, LoaderSummary, TrainingSummary
+from redline.model.training import Epoch
+from redline.model.units import counted, format_bytes, format_count, format_seconds, format_share, significant
 from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
-from redline.training import Epoch
-from redline.units import counted, format_bytes, format_count, format_seconds, format_share, significant
 
 TOLD = 0.01
 """Of the training time: less between epochs is not worth a word."""

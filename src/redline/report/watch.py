@@ -6,11 +6,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.watch import Rates
-from redline.environment import TelemetrySample
-from redline.record import RunRecord
+from redline.model.environment import TelemetrySample
+from redline.model.record import RunRecord
+from redline.model.units import format_bytes, format_seconds, format_share, significant
+from redline.model.watching import PHASES, Watched
 from redline.report.terminal import plain_table
-from redline.units import format_bytes, format_seconds, format_share, significant
-from redline.watching import PHASES, Watched
 
 NAMES = {"data": "waiting for data", "copy": "copy to the GPU", "other": "everything else"}
 

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.recommend.evidence import interval_text
-from redline.fields import Frozen
+from redline.model.fields import Frozen
+from redline.model.spec import Task
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, as_text, make_table, one_line
-from redline.spec import Task
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
 RULE = "-" * 72

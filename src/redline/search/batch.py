@@ -24,14 +24,14 @@ from redline.analyze.batch import (
     expected_knee,
     trial_of,
 )
-from redline.errors import SpecError
-from redline.fields import MOST_ITEMS
 from redline.launch.door import Door
-from redline.record import RunRecord
+from redline.model.errors import SpecError
+from redline.model.fields import MOST_ITEMS
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec, RunSpec
 from redline.search.largest import Room, Tried, bounds, next_batch
 from redline.search.observer import Journal, Observer
 from redline.search.run import measure_together
-from redline.spec import MeasureSpec, RunSpec
 
 MAX_TRIALS = 8
 """For the largest batch and the knee together."""

@@ -15,13 +15,13 @@ from typing import Any, get_args
 import msgspec
 
 from redline.analyze.sweep import IdleExclusion
-from redline.errors import SpecError, UnknownName, UsageError
-from redline.fields import MOST_CELLS, MOST_ITEMS, require_range
-from redline.identity import spec_key
-from redline.note import note
-from redline.questions import Checked
-from redline.spec import Recipe, RunSpec, Task
-from redline.spec_table import for_trainers, layered, read_toml, specs_from_table
+from redline.model.errors import SpecError, UnknownName, UsageError
+from redline.model.fields import MOST_CELLS, MOST_ITEMS, require_range
+from redline.model.identity import spec_key
+from redline.model.note import note
+from redline.model.questions import Checked
+from redline.model.spec import Recipe, RunSpec, Task
+from redline.model.spec_table import for_trainers, layered, read_toml, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
 LENGTHS = ("prompt", "new_tokens")

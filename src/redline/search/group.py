@@ -21,10 +21,10 @@ import msgspec
 
 from redline.analyze.blocks import blocks_as
 from redline.analyze.statistics import Interval, median_interval
-from redline.identity import record_key
 from redline.launch.door import Door, Session
-from redline.note import Note, note
-from redline.protocol import (
+from redline.model.identity import record_key
+from redline.model.note import Note, note
+from redline.model.protocol import (
     BlockReply,
     FailureReply,
     Measure,
@@ -36,9 +36,9 @@ from redline.protocol import (
     Squeeze,
     SqueezeReply,
 )
-from redline.record import Block, BlockKind, Closed, ColdStart, Failure, RunRecord, StopReason, TimeKind, new_id
+from redline.model.record import Block, BlockKind, Closed, ColdStart, Failure, RunRecord, StopReason, TimeKind, new_id
+from redline.model.spec import MeasureSpec, RunSpec
 from redline.search.observer import Journal, Observer
-from redline.spec import MeasureSpec, RunSpec
 
 SOLO_BLOCKS = 3
 """Before a GPU is shared with siblings: what processes that take turns do to each other shows against these."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 
 START = 8
 WITHIN = 0.02

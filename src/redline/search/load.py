@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 from redline.analyze.load import LoadPoint, curve_of, load_point, sustained
-from redline.arrivals import MOST_REQUESTS, at_rate, poisson_arrivals
-from redline.errors import SpecError
-from redline.fields import Frozen
 from redline.launch.door import Door, Session
-from redline.protocol import Load, LoadReply, Progress
-from redline.record import RunRecord
+from redline.model.arrivals import MOST_REQUESTS, at_rate, poisson_arrivals
+from redline.model.errors import SpecError
+from redline.model.fields import Frozen
+from redline.model.protocol import Load, LoadReply, Progress
+from redline.model.record import RunRecord
+from redline.model.spec import Effort, RunSpec
 from redline.search.observer import Journal, Observer
 from redline.search.one_record import OneRecord
-from redline.spec import Effort, RunSpec
 
 SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
 """Of requests at each rate."""

@@ -10,9 +10,9 @@ from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
-from redline.protocol import Progress
-from redline.record import Block, RunRecord
-from redline.training import Epoch
+from redline.model.protocol import Progress
+from redline.model.record import Block, RunRecord
+from redline.model.training import Epoch
 
 if TYPE_CHECKING:
     from redline.search.sweep import Cell, Plan

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from redline.identity import record_key
 from redline.launch.door import Door, Session
-from redline.protocol import Prepare, PreparedReply, Reply, Request
-from redline.record import RunRecord, StopReason, new_id
+from redline.model.identity import record_key
+from redline.model.protocol import Prepare, PreparedReply, Reply, Request
+from redline.model.record import RunRecord, StopReason, new_id
+from redline.model.spec import RunSpec
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
-from redline.spec import RunSpec
 
 
 class OneRecord:

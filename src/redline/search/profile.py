@@ -10,15 +10,25 @@ from pathlib import Path
 
 import msgspec
 
-from redline.errors import UsageError
-from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.launch.spawn import SpawnDoor, run_after, run_script
-from redline.protocol import BlockReply, Measure, Prepare, PreparedReply, Profile, Progress, Reply, Request, TraceReply
-from redline.record import RunRecord, TraceRef, new_id
+from redline.model.errors import UsageError
+from redline.model.identity import record_key
+from redline.model.protocol import (
+    BlockReply,
+    Measure,
+    Prepare,
+    PreparedReply,
+    Profile,
+    Progress,
+    Reply,
+    Request,
+    TraceReply,
+)
+from redline.model.record import RunRecord, TraceRef, new_id
+from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
-from redline.spec import LaunchSpec, MeasureSpec, RunSpec
 from redline.trace.vendors.tool import VendorTable, VendorTool
 
 TIMED_BLOCKS = 3

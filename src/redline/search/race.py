@@ -18,13 +18,13 @@ import msgspec
 
 from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of, racer_name, racer_names
 from redline.analyze.statistics import student_t
-from redline.errors import UsageError
 from redline.launch.door import Door
-from redline.note import note
-from redline.record import RunRecord, TimeKind
+from redline.model.errors import UsageError
+from redline.model.note import note
+from redline.model.record import RunRecord, TimeKind
+from redline.model.spec import RunSpec
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.observer import Journal, Observer
-from redline.spec import RunSpec
 
 REPLICATES = 3
 EXTENSIONS = 2

@@ -7,11 +7,11 @@ import random
 from collections.abc import Sequence
 
 from redline.launch.door import Door
-from redline.note import Note, note
-from redline.record import RunRecord, StopReason
+from redline.model.note import Note, note
+from redline.model.record import RunRecord, StopReason
+from redline.model.spec import RunSpec
 from redline.search.group import Entry, Group, StopRule
 from redline.search.observer import Journal, Observer
-from redline.spec import RunSpec
 
 HOPELESS_AFTER = 0.25
 HOPELESS_FACTOR = 4.0

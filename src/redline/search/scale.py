@@ -10,14 +10,14 @@ from statistics import median
 import msgspec
 
 from redline.analyze.scale import Communication, ScaleRun
-from redline.errors import TraceError
 from redline.launch.door import Door, Session
-from redline.protocol import AllReduce, AllReduced, Profile, TraceReply
-from redline.record import Prepared
+from redline.model.errors import TraceError
+from redline.model.protocol import AllReduce, AllReduced, Profile, TraceReply
+from redline.model.record import Prepared
+from redline.model.spec import RunSpec
 from redline.search.group import Group
 from redline.search.observer import Journal, Observer
 from redline.search.run import UntilPrecise
-from redline.spec import RunSpec
 from redline.trace.decode import read_trace
 from redline.trace.host import HostView
 from redline.trace.replay import device_runs

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from redline.errors import DoorError, MissingExtra, RedlineError, SpecError, UsageError
-from redline.fields import Frozen, split_address
 from redline.launch import open_door
-from redline.locks import device_lock
-from redline.migrations import decode, encode
-from redline.record import Failure, RunRecord, new_id
+from redline.model.errors import DoorError, MissingExtra, RedlineError, SpecError, UsageError
+from redline.model.fields import Frozen, split_address
+from redline.model.migrations import decode, encode
+from redline.model.record import Failure, RunRecord, new_id
+from redline.model.spec import RunSpec
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
-from redline.spec import RunSpec
+from redline.system.locks import device_lock
 
 RETRIES = 3
 """For a trial whose machine was lost."""

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 import msgspec
 
 from redline.launch.door import Door
-from redline.record import RunRecord
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec, RunSpec
 from redline.search.group import FEWEST_SOLO_BLOCKS, Group, Pending
 from redline.search.observer import Journal, Observer
 from redline.search.run import UntilPrecise, measure_together
-from redline.spec import MeasureSpec, RunSpec
 
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""

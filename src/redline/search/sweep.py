@@ -25,19 +25,19 @@ from redline.analyze.sweep import (
     elapsed_s,
     sweep_summary,
 )
-from redline.environment import Environment, TelemetrySample
-from redline.errors import DoorError, SpecError, UsageError
-from redline.identity import plan_key
 from redline.launch.door import Door
-from redline.locks import device_lock
-from redline.note import note
-from redline.questions import Checked
-from redline.record import Block, Failure, RunRecord, new_id
+from redline.model.environment import Environment, TelemetrySample
+from redline.model.errors import DoorError, SpecError, UsageError
+from redline.model.identity import plan_key
+from redline.model.note import note
+from redline.model.questions import Checked
+from redline.model.record import Block, Failure, RunRecord, new_id
+from redline.model.spec import RunSpec
 from redline.search.grid import default_name, in_informative_order, is_default_name
 from redline.search.observer import Observer
 from redline.search.run import measure_together
-from redline.spec import RunSpec
 from redline.store import Row, SettledCell
+from redline.system.locks import device_lock
 
 LOOK_BACK = 100
 """Records of a model that an estimate looks through: the newest, so that a long history costs no more than a short one."""

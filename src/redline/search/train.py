@@ -10,8 +10,8 @@ import msgspec
 
 from redline.analyze.train import DATA_BOUND_SHARE, cores_for_workers, is_data_bound, latest_feed
 from redline.launch.door import Door, Session
-from redline.note import note
-from redline.protocol import (
+from redline.model.note import note
+from redline.model.protocol import (
     EpochReply,
     FedReply,
     Feed,
@@ -20,12 +20,12 @@ from redline.protocol import (
     TraceReply,
     TrainEpoch,
 )
-from redline.record import Block, RunRecord, StopReason
+from redline.model.record import Block, RunRecord, StopReason
+from redline.model.spec import RunSpec
+from redline.model.training import Epoch, Fed, FedPart
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
 from redline.search.one_record import OneRecord
-from redline.spec import RunSpec
-from redline.training import Epoch, Fed, FedPart
 
 FEED_SECONDS = 2.0
 NO_GAIN = 1.05

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import insert, select
 
-from redline.errors import RecordError, StoreError, UsageError
+from redline.model.errors import RecordError, StoreError, UsageError
 from redline.store.codec import DAMAGE, PACKING_DAMAGE, open_unpacked, unpack
 from redline.store.layout import blocks, ceilings, marks, records, sweep_cells, tunes
 from redline.store.writer import keep_point

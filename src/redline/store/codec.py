@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from redline.analyze.blocks import timed_blocks
-from redline.environment import TelemetrySample
-from redline.errors import RecordError, RedlineError, SpecError, UsageError
-from redline.fields import LAST_MOMENT
-from redline.identity import Series, is_capture, series_of
-from redline.migrations import encode, migrate
-from redline.record import Block, FailureKind, RunRecord, device_of
+from redline.model.environment import TelemetrySample
+from redline.model.errors import RecordError, RedlineError, SpecError, UsageError
+from redline.model.fields import LAST_MOMENT
+from redline.model.identity import Series, is_capture, series_of
+from redline.model.migrations import encode, migrate
+from redline.model.record import Block, FailureKind, RunRecord, device_of
 
 if TYPE_CHECKING:
     from sqlalchemy import RowMapping

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from redline.errors import MissingExtra, StoreError
+from redline.model.errors import MissingExtra, StoreError
 from redline.store import layout, queries
 from redline.store.location import (
     KINDS,

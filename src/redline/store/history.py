@@ -11,10 +11,9 @@ from typing import IO, TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from redline.errors import RecordError, StoreError
-from redline.identity import Series
-from redline.processes import is_gone
-from redline.record import Block, RunRecord
+from redline.model.errors import RecordError, StoreError
+from redline.model.identity import Series
+from redline.model.record import Block, RunRecord
 from redline.store import queries
 from redline.store.archive import Imported, read_archive, write_archive
 from redline.store.codec import (
@@ -36,6 +35,7 @@ from redline.store.ledgers import Announcer, CeilingShelf, SweepLedger, TuneLedg
 from redline.store.location import folder_of_files, resolve
 from redline.store.queries import Filters
 from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
+from redline.system.processes import is_gone
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select

@@ -27,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 
-from redline.errors import RecordError, StoreError
+from redline.model.errors import RecordError, StoreError
 from redline.store.codec import point_values, series_body, unpack
 
 LAYOUT = 6

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import func, select
 
-from redline.environment import TelemetrySample
-from redline.errors import StoreError, UsageError
-from redline.identity import device_key_of_ceilings
-from redline.locks import file_lock
-from redline.note import notes_from_texts
-from redline.processes import is_gone, this_process
-from redline.record import RunRecord
+from redline.model.environment import TelemetrySample
+from redline.model.errors import StoreError, UsageError
+from redline.model.identity import device_key_of_ceilings
+from redline.model.note import notes_from_texts
+from redline.model.record import RunRecord
+from redline.model.work import CEILINGS_SCHEMA, Ceilings
 from redline.store import queries
 from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text
 from redline.store.location import folder_of_locks
 from redline.store.writer import Holder, KeepCeilings, SaveTune, SettleCell, put_meta, read_holder, write_holder
-from redline.work import CEILINGS_SCHEMA, Ceilings
+from redline.system.locks import file_lock
+from redline.system.processes import is_gone, this_process
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -12,7 +12,7 @@ import platformdirs
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from redline.errors import StoreError
+from redline.model.errors import StoreError
 
 VARIABLE = "REDLINE_STORE"
 """Environment variable: a database URL, or the path of a SQLite file."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import platformdirs
 
-from redline.errors import StoreError
-from redline.fields import Frozen
-from redline.locks import file_lock
-from redline.migrations import migrate
-from redline.processes import this_process
-from redline.record import Block, RunRecord, new_id
+from redline.model.errors import StoreError
+from redline.model.fields import Frozen
+from redline.model.migrations import migrate
+from redline.model.record import Block, RunRecord, new_id
+from redline.model.work import Ceilings
 from redline.store import queries
 from redline.store.codec import DAMAGE, TuneRow, column_text, pack_block, pack_head, point_values, row_of, series_body
-from redline.work import Ceilings
+from redline.system.locks import file_lock
+from redline.system.processes import this_process
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

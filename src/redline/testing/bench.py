@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from redline import environment, protocol, questions, record
-from redline.arrivals import VirtualClock, run_arrivals
-from redline.environment import Memory
-from redline.errors import UnknownName
-from redline.note import note
-from redline.protocol import OnProgress, Reply, Request
-from redline.record import Capabilities, Failure, Numerics, Prepared
-from redline.spec import Recipe, RunSpec
+from redline.model import environment, protocol, questions, record
+from redline.model.arrivals import VirtualClock, run_arrivals
+from redline.model.environment import Memory
+from redline.model.errors import UnknownName
+from redline.model.note import note
+from redline.model.protocol import OnProgress, Reply, Request
+from redline.model.record import Capabilities, Failure, Numerics, Prepared
+from redline.model.spec import Recipe, RunSpec
 from redline.testing.landscape import (
     Landscape,
     capabilities_of,

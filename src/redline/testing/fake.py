@@ -13,10 +13,10 @@ from typing import Self
 
 import numpy as np
 
-from redline import protocol, record
-from redline.errors import DoorError
-from redline.protocol import OnProgress, Reply, Request
-from redline.spec import RunSpec
+from redline.model import protocol, record
+from redline.model.errors import DoorError
+from redline.model.protocol import OnProgress, Reply, Request
+from redline.model.spec import RunSpec
 from redline.testing.bench import FakeBench
 from redline.testing.landscape import Landscape
 from redline.testing.world import FakeWorld

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from redline import environment, record
-from redline.environment import Memory
-from redline.questions import SwitchChoice
-from redline.record import Block, Capabilities, Failure, Numerics
-from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec
-from redline.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
-from redline.work import Ceilings, Facts, GenerationInfo, WorkCount
+from redline.model import environment, record
+from redline.model.environment import Memory
+from redline.model.questions import SwitchChoice
+from redline.model.record import Block, Capabilities, Failure, Numerics
+from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec
+from redline.model.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
+from redline.model.work import Ceilings, Facts, GenerationInfo, WorkCount
 
 T = TypeVar("T")
 PerSpec: TypeAlias = T | Mapping[str, T] | Callable[[RunSpec], T]

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, Collective, Ints, Shape
 from redline.trace.intervals import seconds
 from redline.trace.links import Links, Nesting, matching

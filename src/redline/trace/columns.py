@@ -12,8 +12,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.fields import Frozen
-from redline.note import Note
+from redline.model.fields import Frozen
+from redline.model.note import Note
 
 Ints = NDArray[np.int64]
 Ids = NDArray[np.int32]

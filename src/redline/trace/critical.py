@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.classes import CLASSES
 from redline.trace.columns import Ids, Ints, Work
 from redline.trace.host import picked

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from redline.errors import TraceError
-from redline.note import Note, note
+from redline.model.errors import TraceError
+from redline.model.note import Note, note
 from redline.trace.building import Builder
 from redline.trace.columns import DeviceInfo, Lost, Trace
 from redline.trace.events import (

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
 from redline.trace.intervals import Intervals, both, distinct, overlap, seconds, union
 from redline.trace.links import Links, Nesting, matching

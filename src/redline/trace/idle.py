@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ints, Mask
 from redline.trace.host import HostView, on_thread, picked
 from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of
 from redline.trace.columns import Trace, Work
 from redline.trace.intervals import distinct, seconds

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.classes import class_of
 from redline.trace.columns import UNKNOWN, Ints, Trace
 from redline.trace.host import HostView

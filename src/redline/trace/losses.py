@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.collectives import Calls, Waiting, calls_of, kind_of, waiting_of
 from redline.trace.columns import Ints, Mask, Work
 from redline.trace.host import WAITS_FOR_WORK, HostView, meanwhile, other_threads, picked

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, Ints, Trace
 from redline.trace.intervals import distinct, seconds
 from redline.trace.links import Links

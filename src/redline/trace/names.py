@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from redline.units import printable
+from redline.model.units import printable
 
 SHORT_NAME_LENGTH = 56
 LONGEST_NAME = 1500

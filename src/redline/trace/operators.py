@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, Ints, Mask, Trace
 from redline.trace.intervals import distinct, seconds
 from redline.trace.kernels import NamedTime

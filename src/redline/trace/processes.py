@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from redline.errors import TraceError
+from redline.model.errors import TraceError
 from redline.trace.columns import UNKNOWN, Allocations, HostRanges, Ids, Ints, Mask, Trace
 from redline.trace.intervals import distinct
 

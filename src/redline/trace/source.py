@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.errors import TraceError
-from redline.note import Note, note
+from redline.model.errors import TraceError
+from redline.model.note import Note, note
 
 BLOCK_BYTES = 1 << 18
 """Small enough that a block and all that is decoded from it stay in the processor's cache."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.classes import class_of
 from redline.trace.columns import Ints, Mask, Trace, Work
 from redline.trace.host import compiling, joined_ranges, on_thread, picked

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.building import MODULE_FRAME
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace
 from redline.trace.intervals import seconds

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from redline.fields import Frozen
+from redline.model.fields import Frozen
 from redline.trace.columns import HostRanges, Ints, Mask, Trace
 from redline.trace.host import HostView
 from redline.trace.intervals import NEVER, Intervals, distinct, joined, overlap, seconds, union

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from redline.bench.count.facts import facts_of
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.workload.workload import assemble
-from redline.spec import Task
-from redline.work import Facts
+from redline.model.spec import Task
+from redline.model.work import Facts
 
 
 def facts(model: nn.Module, task: Task = "infer") -> Facts:

@@ -20,9 +20,9 @@ from redline.bench.count.counter import Tf32
 from redline.bench.count.kinds import tensor_bytes
 from redline.bench.memory import Ledger
 from redline.bench.workload.independence import find_axes
-from redline.errors import BenchError
-from redline.spec import RunSpec, WorkloadSpec
-from redline.work import ModuleWork, WorkCount
+from redline.model.errors import BenchError
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.work import ModuleWork, WorkCount
 
 
 def count(model: nn.Module, *args: Any, **changes: Any) -> WorkCount:

@@ -15,11 +15,11 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices
 from redline.bench.session import BenchSession
 from redline.bench.workload.workload import Workload, assemble
-from redline.protocol import Ask
-from redline.questions import AskSwitches, SwitchChoices
-from redline.spec import Task
-from redline.spec_table import specs_from_table
-from redline.work import Facts
+from redline.model.protocol import Ask
+from redline.model.questions import AskSwitches, SwitchChoices
+from redline.model.spec import Task
+from redline.model.spec_table import specs_from_table
+from redline.model.work import Facts
 
 
 def workload_of(model: nn.Module, *inputs: Any, task: Task = "infer") -> Workload:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from redline.bench.count.count import Task, count_work
 from redline.bench.count.formulas import FORMULAS
-from redline.work import WorkCount
+from redline.model.work import WorkCount
 
 
 def summed(output: Any) -> Tensor:

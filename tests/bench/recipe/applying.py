@@ -18,8 +18,8 @@ from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import InferenceStep, Setup
 from redline.bench.workload.workload import Workload, assemble
-from redline.record import Numerics
-from redline.spec import Recipe, Task, WorkloadSpec
+from redline.model.record import Numerics
+from redline.model.spec import Recipe, Task, WorkloadSpec
 
 
 def workload_of(model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Workload:

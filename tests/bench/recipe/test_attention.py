@@ -15,10 +15,10 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.workload.step import TrainingStep
-from redline.errors import BenchError, SpecError
-from redline.questions import SwitchChoice
-from redline.spec import Recipe
-from redline.work import Facts, LayerShare
+from redline.model.errors import BenchError, SpecError
+from redline.model.questions import SwitchChoice
+from redline.model.spec import Recipe
+from redline.model.work import Facts, LayerShare
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 

@@ -17,9 +17,9 @@ from redline.bench.recipe.numerics import LossReference
 from redline.bench.recipe.plain import repeated_blocks, store_inputs
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import TrainingStep
-from redline.errors import BenchError, SpecError
-from redline.spec import Recipe
-from redline.work import Facts, RepeatedBlock
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Recipe
+from redline.model.work import Facts, RepeatedBlock
 
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
 

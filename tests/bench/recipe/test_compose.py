@@ -25,13 +25,13 @@ from redline.bench.recipe.compose import (
 from redline.bench.recipe.switches.compiler import Compile
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload, assemble
-from redline.errors import BenchError, SpecError, UnknownName
 from redline.launch import open_door
-from redline.protocol import Ask
-from redline.questions import AskCheck, CheckedSpecs
-from redline.record import Capabilities
-from redline.registry import Registry
-from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
+from redline.model.errors import BenchError, SpecError, UnknownName
+from redline.model.protocol import Ask
+from redline.model.questions import AskCheck, CheckedSpecs
+from redline.model.record import Capabilities
+from redline.model.registry import Registry
+from redline.model.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 
 HOUSE = (
     "amp", "amp-bf16", "bf16", "bucket-size", "cache-dtype", "channels-last", "checkpointing", "compile",

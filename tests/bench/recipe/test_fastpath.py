@@ -15,7 +15,7 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.fastpath import OFF, without_fast_path
 from redline.bench.recipe.numerics import OutputReference
 from redline.bench.workload.step import InferenceStep
-from redline.spec import Recipe
+from redline.model.spec import Recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 LENGTHS = torch.tensor([3, 5, 8, 8])

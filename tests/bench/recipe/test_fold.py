@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from redline.bench.recipe.plain import foldable_batchnorms
 from redline.bench.workload.sources.live import remember_module
-from redline.errors import BenchError, SpecError
+from redline.model.errors import BenchError, SpecError
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 

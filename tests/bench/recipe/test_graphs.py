@@ -15,8 +15,8 @@ from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.switches.graphs import GraphedInference, GraphedTraining
 from redline.bench.workload.step import InferenceStep, TrainingStep, make_step
 from redline.bench.workload.workload import Workload, assemble
-from redline.errors import BenchError, SpecError
-from redline.spec import Recipe
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Recipe
 
 
 class ReplayingCpu(CpuDevice):

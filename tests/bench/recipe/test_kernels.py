@@ -23,7 +23,7 @@ from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.generation import GenerateStep
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("redline.bench.recipe.kernels", reason="needs Triton")

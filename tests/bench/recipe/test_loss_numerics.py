@@ -16,8 +16,8 @@ from redline.bench.recipe.judging import SMALLEST_LOSS_TOLERANCE
 from redline.bench.recipe.numerics import LossReference
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.bench.workload.workload import Workload
-from redline.record import Numerics
-from redline.spec import Recipe
+from redline.model.record import Numerics
+from redline.model.spec import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LOSS_STEPS = 20

@@ -9,8 +9,8 @@ import torch
 
 from redline.bench.recipe.checks import metric_of
 from redline.bench.workload.sources.user import load_function
-from redline.errors import BenchError, SpecError
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 MODEL = """
 import torch

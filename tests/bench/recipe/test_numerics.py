@@ -34,8 +34,8 @@ from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import InferenceStep
 from redline.bench.workload.workload import Workload
-from redline.record import Numerics
-from redline.spec import Recipe, WorkloadSpec
+from redline.model.record import Numerics
+from redline.model.spec import Recipe, WorkloadSpec
 
 SAMPLE = ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1", "vit_b_32", "convnext_tiny")
 pytestmark = pytest.mark.usefixtures("one_thread")

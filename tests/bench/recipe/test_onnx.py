@@ -17,8 +17,8 @@ from redline.bench.recipe import base as extras
 from redline.bench.recipe.compose import switches_of
 from redline.bench.recipe.plain import CallForm, OnnxModel
 from redline.bench.workload.step import InferenceStep
-from redline.errors import BenchError, SpecError
-from redline.spec import Recipe
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Recipe
 
 needs_onnx = pytest.mark.skipif(
     not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))), reason="ONNX Runtime is not installed"

@@ -22,8 +22,8 @@ from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import switches_of
 from redline.bench.recipe.overlap import OverlappedGradients, overlap_gradients
 from redline.bench.workload.workload import assemble
-from redline.errors import BenchError
-from redline.spec import Recipe
+from redline.model.errors import BenchError
+from redline.model.spec import Recipe
 
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
 

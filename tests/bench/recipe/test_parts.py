@@ -17,9 +17,9 @@ from redline.bench.recipe.parts import parts_of
 from redline.bench.recipe.switches.graphs import Graphs
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import InferenceStep, Setup
-from redline.errors import BenchError
-from redline.spec import Recipe
-from redline.work import Facts
+from redline.model.errors import BenchError
+from redline.model.spec import Recipe
+from redline.model.work import Facts
 
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
 

@@ -23,8 +23,8 @@ from redline.bench.recipe.overlap import overlap_gradients
 from redline.bench.recipe.plain import add_pass
 from redline.bench.recipe.pooling import pool_by_places
 from redline.bench.workload.workload import assemble
-from redline.errors import BenchError, SpecError
-from redline.spec import Recipe
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Recipe
 
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
 

@@ -20,9 +20,9 @@ from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.products import FusedActivations, fuse_activations, patch_convolutions, patches_as_products
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.workload import assemble
-from redline.errors import BenchError
-from redline.spec import Recipe
-from redline.work import Facts
+from redline.model.errors import BenchError
+from redline.model.spec import Recipe
+from redline.model.work import Facts
 
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
 

@@ -17,8 +17,8 @@ from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import number_format_of, switches_of
 from redline.bench.recipe.rounding import rounded_inputs, rounded_tensor, rounded_weights
 from redline.bench.workload.sources.live import remember_module
-from redline.errors import BenchError, SpecError
-from redline.spec import Recipe
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Recipe
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was"), pytest.mark.filterwarnings("ignore")]

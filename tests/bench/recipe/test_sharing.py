@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from redline.bench.recipe.sharing import compile_together, in_turns
 from redline.bench.session import BenchSession
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
-from redline.protocol import Prepare, PreparedReply
-from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.spec_table import specs_from_table
+from redline.model.protocol import Prepare, PreparedReply
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.spec_table import specs_from_table
 
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
 

@@ -17,8 +17,8 @@ import torchvision
 
 import redline
 from redline.bench.recipe.snippet import snippet_of
-from redline.errors import UsageError
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.errors import UsageError
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 ALL_STEPS = {
     "infer": ["tf32", "amp", "amp-bf16", "fp16", "bf16", "channels-last", "compile", "compile:freeze", "torchscript",

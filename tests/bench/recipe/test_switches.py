@@ -17,9 +17,9 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
 from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Workload, assemble
-from redline.errors import BenchError
-from redline.spec import Recipe, Task
-from redline.work import Facts
+from redline.model.errors import BenchError
+from redline.model.spec import Recipe, Task
+from redline.model.work import Facts
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from torch import nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe import base as extras
 from redline.bench.recipe.compose import switches_of
-from redline.errors import BenchError, SpecError
-from redline.spec import Recipe
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Recipe
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 

@@ -17,7 +17,7 @@ from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwit
 from redline.bench.train import epochs as epochs_module
 from redline.bench.train.epochs import rate_at
 from redline.bench.workload.step import Setup
-from redline.protocol import FedReply, Feed, Progress
+from redline.model.protocol import FedReply, Feed, Progress
 
 LEARNING, LEARNING_AUGMENTED = 5, 10
 """Epochs after which the tiny network knows the made-up classes; mirror images look like other textures to it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from redline.bench.train.loss import BatchLoss, other_targets, own_losses
 from redline.bench.workload.losses import training_loss
-from redline.errors import BenchError
+from redline.model.errors import BenchError
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.tensor([0, 3, 1, 2, 2, 0])

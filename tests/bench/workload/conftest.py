@@ -11,7 +11,7 @@ import pytest
 
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.workload import Workload
-from redline.spec import WorkloadSpec
+from redline.model.spec import WorkloadSpec
 
 Build = Callable[..., Workload]
 

@@ -15,9 +15,9 @@ from redline.bench.workload.build import build_workload, check_model, find_sourc
 from redline.bench.workload.source import SOURCES, Source
 from redline.bench.workload.vision import KINDS
 from redline.bench.workload.workload import Workload
-from redline.errors import MissingExtra, SpecError, UnknownName, UsageError
-from redline.questions import ModelName
-from redline.spec import WorkloadSpec
+from redline.model.errors import MissingExtra, SpecError, UnknownName, UsageError
+from redline.model.questions import ModelName
+from redline.model.spec import WorkloadSpec
 
 
 def test_every_source_is_found_by_its_file() -> None:

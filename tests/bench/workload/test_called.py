@@ -17,10 +17,10 @@ from redline.bench.questions import check
 from redline.bench.session import BenchSession
 from redline.bench.workload.called import OwnStep, TrainsItself, one_optimizer
 from redline.bench.workload.handed import workload_of_step
-from redline.errors import BenchError
-from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Profile, TraceReply
-from redline.record import Failure, Prepared
-from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.errors import BenchError
+from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Profile, TraceReply
+from redline.model.record import Failure, Prepared
+from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 FILE = Path(__file__).parents[2] / "models" / "steps.py"
 MEASURE = MeasureSpec(

@@ -14,8 +14,8 @@ from redline.bench.workload.build import build_workload, check_model, list_model
 from redline.bench.workload.modalities import Shape, refusal
 from redline.bench.workload.sources import hf
 from redline.bench.workload.workload import Workload
-from redline.errors import SpecError
-from redline.spec import WorkloadSpec
+from redline.model.errors import SpecError
+from redline.model.spec import WorkloadSpec
 
 SMALL: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99},

@@ -14,8 +14,8 @@ from redline.bench.workload.called import TrainsItself
 from redline.bench.workload.handed import sort_out, workload_of
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError
-from redline.spec import WorkloadSpec
+from redline.model.errors import BenchError
+from redline.model.spec import WorkloadSpec
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.workload.losses import DefaultLoss, takes_targets, training_loss
-from redline.errors import BenchError
+from redline.model.errors import BenchError
 
 
 def test_the_loss_given_is_used() -> None:

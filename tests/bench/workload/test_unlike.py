@@ -14,10 +14,10 @@ from redline.bench.count.ask import answer_count
 from redline.bench.memory import answer_memory
 from redline.bench.session import BenchSession
 from redline.bench.workload.workload import assemble
-from redline.errors import BenchError
-from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply
-from redline.record import Failure, Prepared
-from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.errors import BenchError
+from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply
+from redline.model.record import Failure, Prepared
+from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 PLACE = Path(__file__).parents[2] / "models" / "unlike.py"
 

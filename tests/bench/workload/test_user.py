@@ -19,8 +19,8 @@ from redline.bench.workload.build import build_workload, check_model, settle_bat
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import make_optimizer
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError, SpecError
-from redline.spec import WorkloadSpec
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import WorkloadSpec
 
 Write = Callable[..., Path]
 

@@ -10,8 +10,8 @@ from torchvision.models import get_model
 
 from redline.bench.workload.build import build_workload, check_model, list_models, settle_batch
 from redline.bench.workload.vision import KINDS, _classes_of, flow_loss
-from redline.errors import SpecError
-from redline.spec import WorkloadSpec
+from redline.model.errors import SpecError
+from redline.model.spec import WorkloadSpec
 
 TINY = {"image_size": 32, "batch": 2}
 

@@ -21,8 +21,9 @@ from tuner_stub import GRAPHED, switches
 from worlds.recipes import Fault, RecipeTruth
 from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
-from redline.questions import SwitchChoice
-from redline.record import Capabilities
+from redline.model.questions import SwitchChoice
+from redline.model.record import Capabilities
+from redline.model.work import Facts, LayerShare, OperatorKind, RepeatedBlock
 from redline.search.group import Pending
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.flight import Flight
@@ -31,7 +32,6 @@ from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
-from redline.work import Facts, LayerShare, OperatorKind, RepeatedBlock
 
 
 class TestOneMinute:

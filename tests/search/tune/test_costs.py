@@ -10,9 +10,11 @@ import pytest
 from tuner_stub import CHOICES, after, switches
 
 from redline.analyze.race import Pair
-from redline.note import note
-from redline.questions import SwitchChoice
-from redline.record import Block, Capabilities, RunRecord
+from redline.model.note import note
+from redline.model.questions import SwitchChoice
+from redline.model.record import Block, Capabilities, RunRecord
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.work import Facts
 from redline.search.group import Entry, Pending
 from redline.search.observer import Observer
 from redline.search.race import Race
@@ -30,8 +32,6 @@ from redline.search.tune.safe import _host_share
 from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
-from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.work import Facts
 
 BLOCK = Block(kind="throughput", clock="host", samples=(1.0,))
 

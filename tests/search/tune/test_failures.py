@@ -13,9 +13,9 @@ from worlds.recipes import FAILURES, WRONG, switches_of
 from worlds.tuning import tune_simulated
 
 from redline.api.tune import TuneResult
-from redline.questions import SwitchChoice, SwitchNeed
-from redline.record import Failure, Numerics
-from redline.spec import RunSpec
+from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.record import Failure, Numerics
+from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape

@@ -12,8 +12,9 @@ from reported import ceilings_of, fake_door, race_records
 
 from redline.analyze.race import log_ratio, pair_of
 from redline.analyze.summary import summarize
-from redline.note import note
-from redline.record import RunRecord
+from redline.model.note import note
+from redline.model.record import RunRecord
+from redline.model.spec import Recipe
 from redline.report.contents import contents_of
 from redline.report.terminal import as_text
 from redline.report.tune import answer, ratio_told, reasons, tune_report
@@ -26,7 +27,6 @@ from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import SwitchGain, Winner, against_baseline, simplest_of_the_fastest
-from redline.spec import Recipe
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)

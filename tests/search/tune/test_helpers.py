@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tuner_stub import after, switches
 
+from redline.model.work import Facts, RepeatedBlock
 from redline.search.tune.costs import Candidate, Costs, most_helpers
 from redline.search.tune.opening import twins_for
 from redline.search.tune.planner import prepare_race_beside
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
-from redline.work import Facts, RepeatedBlock
 
 
 def helped_tuner(launches: int = 1000, kinds: int | None = 8, **given: Any) -> Tuner:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from redline.note import note
+from redline.model.note import note
 from redline.search.tune.lessons import Lessons, find_cause, scope_of
 from redline.search.tune.record import Lesson
 from redline.search.tune.space import BASELINE, Switches

@@ -11,12 +11,12 @@ from tune_bench import BEST, landscape
 from worlds.recipes import switches_of
 
 from redline.api.tune import TuneResult
-from redline.note import note
-from redline.record import Numerics
+from redline.model.note import note
+from redline.model.record import Numerics
+from redline.model.spec import RunSpec
+from redline.model.work import Facts
 from redline.search.tune.result import summary_of
-from redline.spec import RunSpec
 from redline.testing.landscape import EXACT
-from redline.work import Facts
 
 SCOPE = ("one-branch", "fewer-digits")
 

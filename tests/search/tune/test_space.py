@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from redline.errors import UsageError
-from redline.note import note
-from redline.questions import SwitchChoice, SwitchNeed
-from redline.record import Capabilities
+from redline.model.errors import UsageError
+from redline.model.note import note
+from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.record import Capabilities
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
 from redline.search.tune.beliefs import Beliefs
@@ -19,7 +20,6 @@ from redline.search.tune.record import TuneSpec
 from redline.search.tune.safe import SafeRecipes
 from redline.search.tune.space import BASELINE, Space, Switches, space_for
 from redline.search.tune.winner import complexity
-from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

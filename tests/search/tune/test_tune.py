@@ -17,13 +17,13 @@ from redline.analyze.replicates import lines_of
 from redline.analyze.summary import summarize
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
-from redline.errors import UsageError
-from redline.note import note
-from redline.questions import SwitchChoice, SwitchNeed
-from redline.record import Failure
+from redline.model.errors import UsageError
+from redline.model.note import note
+from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.record import Failure
+from redline.model.spec import RunSpec
 from redline.search.observer import Observer
 from redline.search.tune.record import decode_tune, encode_tune
-from redline.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT

@@ -11,10 +11,10 @@ from tune_bench import BEST, landscape, tuned
 from worlds.recipes import switches_of
 
 from redline.api.tune import TuneResult
-from redline.errors import UsageError
-from redline.protocol import Ask
-from redline.questions import AskMetric, SwitchChoice
-from redline.record import Capabilities, Failure
+from redline.model.errors import UsageError
+from redline.model.protocol import Ask
+from redline.model.questions import AskMetric, SwitchChoice
+from redline.model.record import Capabilities, Failure
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import EXACT

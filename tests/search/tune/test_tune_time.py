@@ -13,11 +13,11 @@ from worlds.recipes import switches_of
 
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
-from redline.errors import SpecError, UsageError
-from redline.questions import SwitchChoice, SwitchNeed
-from redline.record import Failure
+from redline.model.errors import SpecError, UsageError
+from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.record import Failure
+from redline.model.spec import RunSpec
 from redline.search.observer import Observer
-from redline.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 

@@ -13,14 +13,14 @@ from tune_bench import BEST, landscape, tuned
 from worlds.recipes import switches_of
 
 from redline.api.tune import TuneResult
-from redline.errors import SpecError, UsageError
-from redline.questions import SwitchChoice, SwitchNeed
-from redline.record import Capabilities
-from redline.spec import RunSpec
+from redline.model.errors import SpecError, UsageError
+from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.record import Capabilities
+from redline.model.spec import RunSpec
+from redline.model.work import Facts
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.work import Facts
 
 
 class TestWishes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redline.errors import SpecError
+from redline.model.errors import SpecError
 from redline.search.tune.gains import Gain, GainPath, waterfall
 
 WAY = GainPath(

@@ -37,9 +37,9 @@ from redline.analyze.recommend.evidence import (
 from redline.analyze.recommend.recipes import costs, recipe_to_use, what_to_avoid
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
-from redline.identity import Subject
-from redline.spec import RunSpec
-from redline.units import format_bytes, format_seconds, significant
+from redline.model.identity import Subject
+from redline.model.spec import RunSpec
+from redline.model.units import format_bytes, format_seconds, significant
 
 __all__ = [
     "Advice",

@@ -12,12 +12,12 @@ from redline.analyze.batch import BatchTrial, Knee, supported_knee, timed_trial
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import DISQUALIFYING
-from redline.fields import Frozen
-from redline.identity import Subject
-from redline.note import Note
-from redline.record import Failure, Numerics, RunRecord
-from redline.spec import BASELINE, RunSpec
-from redline.units import format_ratio, format_seconds, significant
+from redline.model.fields import Frozen
+from redline.model.identity import Subject
+from redline.model.note import Note
+from redline.model.record import Failure, Numerics, RunRecord
+from redline.model.spec import BASELINE, RunSpec
+from redline.model.units import format_ratio, format_seconds, significant
 
 CLEARLY_FASTER = 1.03
 """Rows that were not interleaved have no interval: smaller differences are ignored."""

@@ -25,9 +25,9 @@ from redline.analyze.recommend.evidence import (
     work,
 )
 from redline.analyze.summary import RunSummary
-from redline.record import Failure
-from redline.spec import BASELINE
-from redline.units import format_bytes, format_seconds, format_share, significant
+from redline.model.record import Failure
+from redline.model.spec import BASELINE
+from redline.model.units import format_bytes, format_seconds, format_share, significant
 
 
 def recipe_to_use(evidence: Evidence) -> Advice | None:

@@ -22,11 +22,11 @@ from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import map_tensors
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError, UsageError
-from redline.note import Note, note
-from redline.questions import CountAnswer
-from redline.spec import OptimizerName, RunSpec
-from redline.work import ModuleWork, WorkCount
+from redline.model.errors import BenchError, UsageError
+from redline.model.note import Note, note
+from redline.model.questions import CountAnswer
+from redline.model.spec import OptimizerName, RunSpec
+from redline.model.work import ModuleWork, WorkCount
 
 
 def refuse_no_values(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 from redline.bench.device.process import page_faults
 from redline.bench.workload.step import Setup, make_step
-from redline.spec import OptimizerName
+from redline.model.spec import OptimizerName
 
 TIMED_STEPS = 8
 TIMED_SECONDS = 0.5

@@ -26,11 +26,11 @@ from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TrainingLoss
 from redline.bench.workload.state import model_state, own_objects
 from redline.bench.workload.structure import map_tensors, named_tensors, parameter_count, tensors_within
-from redline.errors import BenchError
-from redline.note import note
-from redline.spec import OptimizerName
-from redline.units import format_count
-from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
+from redline.model.errors import BenchError
+from redline.model.note import note
+from redline.model.spec import OptimizerName
+from redline.model.units import format_count
+from redline.model.work import ModuleWork, OperatorWork, Uncounted, WorkCount
 
 
 def module_rows(model: nn.Module, counter: WorkCounter) -> list[ModuleWork]:

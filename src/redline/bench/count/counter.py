@@ -28,7 +28,7 @@ from redline.bench.count.kinds import (
 )
 from redline.bench.device.base import Device
 from redline.bench.workload.structure import WholeDispatchMode, packed
-from redline.work import PRODUCTS, OperatorKind, WorkPhase
+from redline.model.work import PRODUCTS, OperatorKind, WorkPhase
 
 _FORMATS = {
     torch.float64: "fp64",

@@ -37,9 +37,9 @@ from redline.bench.workload.state import changed_tensors, held_tensors
 from redline.bench.workload.step import Setup, make_step
 from redline.bench.workload.structure import WholeDispatchMode
 from redline.bench.workload.workload import Workload
-from redline.environment import Memory
-from redline.spec import OptimizerName
-from redline.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
+from redline.model.environment import Memory
+from redline.model.spec import OptimizerName
+from redline.model.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
 
 K = TypeVar("K")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.bench.workload.structure import stored
-from redline.work import OperatorKind
+from redline.model.work import OperatorKind
 
 Arguments = dict[str, Any]
 """The operator's arguments by the names of its schema."""

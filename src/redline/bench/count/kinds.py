@@ -14,7 +14,7 @@ from torch import Tensor
 
 from redline.bench.count.formulas import FORMULAS, Formula, packed_product
 from redline.bench.workload.structure import is_plain, stored
-from redline.work import LayerKind, OperatorKind
+from redline.model.work import LayerKind, OperatorKind
 
 Reads = Literal["all", "gathered", "rows", "not self", "nothing"]
 """Which of its inputs an operator must read: all; as much of the first as it gives out; a row of the first for each entry of

@@ -23,7 +23,7 @@ from redline.bench.data.source import ImageData, Samples
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, loader_trouble, one_line
 from redline.bench.workload.inputs import Inputs
-from redline.errors import BenchError
+from redline.model.errors import BenchError
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 EXPECTED = "each batch must be (inputs, targets), or a dict with " + " or ".join(TARGETS)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from redline.errors import SpecError, UnknownName
-from redline.note import Note
-from redline.registry import Registry
-from redline.spec import WorkloadSpec
-from redline.training import DataSpec
+from redline.model.errors import SpecError, UnknownName
+from redline.model.note import Note
+from redline.model.registry import Registry
+from redline.model.spec import WorkloadSpec
+from redline.model.training import DataSpec
 
 FINGERPRINTED = 64
 """Samples whose bytes go into the fingerprint: reading all would take as long as an epoch."""

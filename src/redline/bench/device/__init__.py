@@ -6,7 +6,7 @@ from redline.bench.device import cuda
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.device.rocm import RocmDevice
-from redline.errors import SpecError, UnknownName, UsageError
+from redline.model.errors import SpecError, UnknownName, UsageError
 
 __all__ = ["Device", "open_device", "resolve_device"]
 

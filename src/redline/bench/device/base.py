@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from redline.environment import DeviceInfo, Memory, TelemetrySample
-from redline.errors import UsageError
+from redline.model.environment import DeviceInfo, Memory, TelemetrySample
+from redline.model.errors import UsageError
 
 T = TypeVar("T")
 

@@ -17,10 +17,10 @@ import torch
 
 import redline
 from redline.bench.device.process import is_near_private_limit
-from redline.errors import BenchError, UsageError
-from redline.note import Note, note
-from redline.record import Failure, FailureKind
-from redline.units import format_bytes, parse_bytes
+from redline.model.errors import BenchError, UsageError
+from redline.model.note import Note, note
+from redline.model.record import Failure, FailureKind
+from redline.model.units import format_bytes, parse_bytes
 
 _OOM_WORDINGS = (
     "out of memory",

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from redline.errors import BenchError
-from redline.units import format_bytes
+from redline.model.errors import BenchError
+from redline.model.units import format_bytes
 
 _STATUS = Path("/proc/self/status")
 NEAR_LIMIT = 0.85

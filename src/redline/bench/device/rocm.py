@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from redline.bench.device.cuda import CudaDevice
-from redline.environment import DeviceInfo, TelemetrySample
-from redline.telemetry.amd import open_amd_card
+from redline.model.environment import DeviceInfo, TelemetrySample
+from redline.system.telemetry.amd import open_amd_card
 
 
 class RocmDevice(CudaDevice):

@@ -19,11 +19,11 @@ from redline.bench.device.process import ProcessorUse, on_one_processor
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.step import Setup, TimedStep
 from redline.bench.workload.structure import WholeDispatchMode
-from redline.environment import TelemetrySample
-from redline.note import note
-from redline.protocol import Measure
-from redline.record import Block, Warmup
-from redline.spec import MeasureSpec
+from redline.model.environment import TelemetrySample
+from redline.model.note import note
+from redline.model.protocol import Measure
+from redline.model.record import Block, Warmup
+from redline.model.spec import MeasureSpec
 
 PERIOD_S = 0.1
 LOOKS = 3

@@ -22,10 +22,10 @@ import torch
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
-from redline.note import Note, note
-from redline.protocol import OnProgress, Progress
-from redline.questions import CeilingsAnswer
-from redline.work import Ceilings
+from redline.model.note import Note, note
+from redline.model.protocol import OnProgress, Progress
+from redline.model.questions import CeilingsAnswer
+from redline.model.work import Ceilings
 
 Call = Callable[[], Any]
 

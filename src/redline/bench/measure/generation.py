@@ -16,9 +16,9 @@ from redline.bench.device.process import ProcessorUse
 from redline.bench.measure.blocks import OVERRUN, Sampling, quiet_collector
 from redline.bench.workload.decoder import WholeGenerator
 from redline.bench.workload.generation import GenerateStep
-from redline.protocol import Measure
-from redline.record import Block
-from redline.work import GenerationInfo
+from redline.model.protocol import Measure
+from redline.model.record import Block
+from redline.model.work import GenerationInfo
 
 COPY_BYTES = {True: 2**30, False: 2**27}
 """Copied to see how fast memory is, on an accelerator and on a CPU: more than any cache holds."""

@@ -25,11 +25,11 @@ from redline.bench.device.failure import failure_from
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.structure import WholeDispatchMode, named_tensors
-from redline.errors import SpecError
-from redline.note import Note, note
-from redline.questions import AskOperators, OperatorCase, OperatorTimes
-from redline.spec import RunSpec
-from redline.work import OperatorTime
+from redline.model.errors import SpecError
+from redline.model.note import Note, note
+from redline.model.questions import AskOperators, OperatorCase, OperatorTimes
+from redline.model.spec import RunSpec
+from redline.model.work import OperatorTime
 
 Call = Callable[[], Any]
 

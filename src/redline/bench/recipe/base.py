@@ -14,12 +14,12 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError, MissingExtra, SpecError
-from redline.questions import Relief, SwitchNeed
-from redline.record import Capabilities
-from redline.registry import Registry
-from redline.spec import OptionValue, Switch, Task
-from redline.work import Facts
+from redline.model.errors import BenchError, MissingExtra, SpecError
+from redline.model.questions import Relief, SwitchNeed
+from redline.model.record import Capabilities
+from redline.model.registry import Registry
+from redline.model.spec import OptionValue, Switch, Task
+from redline.model.work import Facts
 
 NEEDS_STATIC_CACHE = SwitchNeed(
     wants=("static-cache",), reason="with a cache that grows, every token has another shape; add static-cache"

@@ -38,11 +38,11 @@ from redline.bench.workload.sources.user import load_function
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError, SpecError
-from redline.note import note
-from redline.questions import MetricAnswer
-from redline.record import Numerics
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.errors import BenchError, SpecError
+from redline.model.note import note
+from redline.model.questions import MetricAnswer
+from redline.model.record import Numerics
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 T = TypeVar("T")
 

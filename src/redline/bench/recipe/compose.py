@@ -13,11 +13,11 @@ from redline.bench.device.failure import is_out_of_memory, kind_of, one_line
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError, SpecError, UsageError
-from redline.note import Note, note
-from redline.questions import SwitchChoice, SwitchNeed
-from redline.spec import Recipe, RunSpec, Switch, Task
-from redline.work import Facts
+from redline.model.errors import BenchError, SpecError, UsageError
+from redline.model.note import Note, note
+from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.spec import Recipe, RunSpec, Switch, Task
+from redline.model.work import Facts
 
 _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8", "int4-weights")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.outputs import Answer
 from redline.bench.workload.step import Setup
-from redline.note import note
+from redline.model.note import note
 
 OFF = "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by"
 SAME = 1e-3

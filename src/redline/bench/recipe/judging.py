@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from redline.bench.recipe.outputs import Difference, finite_or_none
-from redline.note import Note, note
-from redline.record import Numerics
+from redline.model.note import Note, note
+from redline.model.record import Numerics
 
 TOLERANCE_OVER_FLOOR = 4.0
 SMALLEST_TOLERANCE = 1e-5

@@ -51,9 +51,9 @@ from redline.bench.recipe.rounding import (
 from redline.bench.workload.inputs import Inputs, copied, input_tensors
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Second, Workload
-from redline.note import note
-from redline.record import Numerics, SecondInputs
-from redline.spec import OptimizerName
+from redline.model.note import note
+from redline.model.record import Numerics, SecondInputs
+from redline.model.spec import OptimizerName
 
 DRAWS_FOR_EQUALITY = 3
 ANSWER_SEED = 0

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.failure import one_line
 from redline.bench.workload.step import Setup
-from redline.locks import file_lock
-from redline.spec import RunSpec
+from redline.model.spec import RunSpec
+from redline.system.locks import file_lock
 
 
 @dataclass(frozen=True)

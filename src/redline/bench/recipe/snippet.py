@@ -17,8 +17,8 @@ from redline.bench.workload.build import example_code, source_of
 from redline.bench.workload.hf_decoder import asks_the_host, written_in_place
 from redline.bench.workload.sources.live import HANDED_OVER
 from redline.bench.workload.step import COUNTS_STEPS, INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
-from redline.errors import BenchError
-from redline.spec import RunSpec, Task, WorkloadSpec
+from redline.model.errors import BenchError
+from redline.model.spec import RunSpec, Task, WorkloadSpec
 
 _TEMPLATES: dict[Task, str] = {
     "infer": "inference.py.j2",

@@ -21,10 +21,10 @@ from redline.bench.device.process import ProcessorUse
 from redline.bench.measure.blocks import Sampling, quiet_collector
 from redline.bench.train.loss import Answers
 from redline.bench.train.steps import Stepper, Timeline, sums
-from redline.environment import Memory
-from redline.errors import BenchError
-from redline.record import Block
-from redline.training import DATA_PHASE, Epoch, Schedule, TrainingProgress, TrainSpec
+from redline.model.environment import Memory
+from redline.model.errors import BenchError
+from redline.model.record import Block
+from redline.model.training import DATA_PHASE, Epoch, Schedule, TrainingProgress, TrainSpec
 
 TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000

@@ -24,8 +24,8 @@ from redline.bench.workload.losses import (
     weighted_logits,
 )
 from redline.bench.workload.structure import float_tensors
-from redline.errors import BenchError
-from redline.note import Note, note
+from redline.model.errors import BenchError
+from redline.model.note import Note, note
 
 TargetKind = Literal["shares", "labels", "values"]
 """Of targets with a value for each output: shares of the classes, one-hot ones too; labels that hold or do not; or values."""

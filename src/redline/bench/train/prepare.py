@@ -39,11 +39,11 @@ from redline.bench.workload.losses import weighted_logits
 from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError, SpecError
-from redline.note import Note, note
-from redline.spec import OptimizerName, RunSpec, WorkloadSpec
-from redline.training import DataInfo, LastBatchFate
-from redline.units import format_count
+from redline.model.errors import BenchError, SpecError
+from redline.model.note import Note, note
+from redline.model.spec import OptimizerName, RunSpec, WorkloadSpec
+from redline.model.training import DataInfo, LastBatchFate
+from redline.model.units import format_count
 
 InputChange = Callable[[Tensor], Tensor]
 

@@ -18,7 +18,7 @@ from redline.bench.data.feed import Arrive, Arrived, Feed
 from redline.bench.device.base import Device
 from redline.bench.train.loss import BatchLoss
 from redline.bench.workload.step import Setup, TrainingStep
-from redline.training import DATA_PHASE, DataSpec
+from redline.model.training import DATA_PHASE, DataSpec
 
 STEPS_AHEAD = 4
 """The host waits for the device once it is this many steps ahead: unread batches take memory."""

@@ -12,10 +12,10 @@ from redline.bench.workload.independence import find_axes
 from redline.bench.workload.inputs import Inputs, resize, seeded, size_along
 from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
-from redline.errors import MissingExtra, SpecError, UnknownName
-from redline.note import note
-from redline.questions import ModelName
-from redline.spec import WorkloadSpec
+from redline.model.errors import MissingExtra, SpecError, UnknownName
+from redline.model.note import note
+from redline.model.questions import ModelName
+from redline.model.spec import WorkloadSpec
 
 
 def build_workload(

@@ -22,8 +22,8 @@ from torch import nn
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.structure import is_filled, reached_modules
-from redline.errors import BenchError, SpecError
-from redline.units import counted
+from redline.model.errors import BenchError, SpecError
+from redline.model.units import counted
 
 BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "b", "B", "n", "N")
 SEED_NAME, DEVICE_NAME = "seed", "device"

@@ -17,10 +17,10 @@ from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import seeded
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble
-from redline.errors import BenchError
-from redline.note import Note, note
-from redline.spec import DEFAULT_PROMPT, WorkloadSpec
-from redline.work import CacheKind
+from redline.model.errors import BenchError
+from redline.model.note import Note, note
+from redline.model.spec import DEFAULT_PROMPT, WorkloadSpec
+from redline.model.work import CacheKind
 
 
 def rotary_frequencies(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from redline.bench.workload.decoder import Decoder, NextToken, WholeGenerator
 from redline.bench.workload.step import Mark, Setup, no_mark
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError
+from redline.model.errors import BenchError
 
 RECORD_WARMUPS = 3
 

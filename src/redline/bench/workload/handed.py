@@ -18,10 +18,10 @@ from redline.bench.workload.inputs import Inputs, copied, declared_axes, size_al
 from redline.bench.workload.source import refuse_options
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
-from redline.errors import BenchError, SpecError, closest
-from redline.note import Note, note
-from redline.record import BatchOrigin
-from redline.spec import WorkloadSpec
+from redline.model.errors import BenchError, SpecError, closest
+from redline.model.note import Note, note
+from redline.model.record import BatchOrigin
+from redline.model.spec import WorkloadSpec
 
 EXPECTED = "expected a module, (module, inputs), (module, inputs, loss), (module, inputs, loss, targets) or a dict"
 PARTS = ("model", "inputs", "loss", "targets", "batch_axis", "items", "item")

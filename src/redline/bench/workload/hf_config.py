@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from redline.bench.device.failure import first_line
 from redline.bench.workload.modalities import get
-from redline.errors import MissingExtra, SpecError, UnknownName, closest
-from redline.spec import WorkloadSpec
+from redline.model.errors import MissingExtra, SpecError, UnknownName, closest
+from redline.model.spec import WorkloadSpec
 
 REACH_SECONDS = 3.0
 

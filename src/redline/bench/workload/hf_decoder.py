@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from redline.bench.workload.decoder import Decoder, OwnDecoder, WholeGenerator, WriterCode, drawn_prompt
-from redline.errors import SpecError
-from redline.spec import DEFAULT_NEW_TOKENS, WorkloadSpec
-from redline.work import CacheKind
+from redline.model.errors import SpecError
+from redline.model.spec import DEFAULT_NEW_TOKENS, WorkloadSpec
+from redline.model.work import CacheKind
 
 SEEN_TOKENS = 8
 SEEING = 1e-5

@@ -32,7 +32,7 @@ from redline.bench.workload.inputs import (
 )
 from redline.bench.workload.signal import awaken, is_dormant
 from redline.bench.workload.structure import WholeDispatchMode, children, join, map_leaves, named_tensors
-from redline.errors import BenchError
+from redline.model.errors import BenchError
 
 MOST_CANDIDATES = 12
 """Ways to read the inputs that are tried on the model; more than this and nothing is claimed."""

@@ -25,7 +25,7 @@ from redline.bench.workload.structure import (
     stored,
     tensors_within,
 )
-from redline.errors import SpecError, closest
+from redline.model.errors import SpecError, closest
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.structure import float_tensors, is_plain, map_tensors, named_tensors
 from redline.bench.workload.targets import Targets
-from redline.errors import BenchError
+from redline.model.errors import BenchError
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
 """As torchvision trains its segmentation models, Inception and GoogLeNet."""

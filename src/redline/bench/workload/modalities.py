@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.device.failure import is_of_two_devices, one_line
-from redline.spec import WorkloadSpec
+from redline.model.spec import WorkloadSpec
 
 IMAGE_SIZE, SEQUENCE_LENGTH, AUDIO_SAMPLES, FRAMES, MEL_FRAMES, CONTEXT = 224, 128, 16_000, 8, 200, 64
 """Where neither the person nor the config says."""

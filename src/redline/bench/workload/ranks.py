@@ -30,10 +30,10 @@ from redline.bench.workload.independence import find_axes
 from redline.bench.workload.inputs import select_items
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
-from redline.errors import SpecError, UsageError
-from redline.note import note
-from redline.protocol import AllReduce, AllReduced, Hello
-from redline.record import RankInfo
+from redline.model.errors import SpecError, UsageError
+from redline.model.note import note
+from redline.model.protocol import AllReduce, AllReduced, Hello
+from redline.model.record import RankInfo
 
 RENDEZVOUS_TIMEOUT_S = 120.0
 """For all ranks to come up."""

@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import Inputs, copied, redraw, resize
-from redline.note import Note, note
-from redline.units import counted
+from redline.model.note import Note, note
+from redline.model.units import counted
 
 if TYPE_CHECKING:
     from redline.bench.workload.workload import Workload

@@ -12,11 +12,11 @@ from redline.bench.workload.decoder import Decoder, WriterCode
 from redline.bench.workload.hf_decoder import writer_code
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.workload import Workload
-from redline.errors import SpecError
-from redline.names import SOURCES_GROUP
-from redline.questions import ModelName
-from redline.registry import Registry
-from redline.spec import Task, WorkloadSpec
+from redline.model.errors import SpecError
+from redline.model.names import SOURCES_GROUP
+from redline.model.questions import ModelName
+from redline.model.registry import Registry
+from redline.model.spec import Task, WorkloadSpec
 
 
 @dataclass(frozen=True, kw_only=True)

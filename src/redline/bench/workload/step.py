@@ -18,10 +18,10 @@ from redline.bench.workload.inputs import input_tensors
 from redline.bench.workload.state import Untouched, inputs_changed
 from redline.bench.workload.structure import is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
-from redline.errors import BenchError
-from redline.note import note
-from redline.record import Capabilities
-from redline.spec import OptimizerName, Task
+from redline.model.errors import BenchError
+from redline.model.note import note
+from redline.model.record import Capabilities
+from redline.model.spec import OptimizerName, Task
 
 Mark = Callable[[], None]
 

@@ -26,9 +26,9 @@ from torchvision.models import (
 
 from redline.bench.workload.inputs import LIST, Axes, Inputs
 from redline.bench.workload.source import refuse_options
-from redline.errors import SpecError
-from redline.note import Note, note
-from redline.spec import WorkloadSpec
+from redline.model.errors import SpecError
+from redline.model.note import Note, note
+from redline.model.spec import WorkloadSpec
 
 MAXVIT_STEP = 224
 """Its windows of 7 must divide the feature maps of all four stages, the smallest being 1/32 of the image."""

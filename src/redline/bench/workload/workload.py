@@ -28,10 +28,10 @@ from redline.bench.workload.inputs import (
 from redline.bench.workload.losses import TrainingLoss, training_loss
 from redline.bench.workload.state import Untouched
 from redline.bench.workload.structure import WholeDispatchMode, describe, map_leaves, parameter_count
-from redline.errors import SpecError
-from redline.note import Note, note
-from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
-from redline.spec import Task
+from redline.model.errors import SpecError
+from redline.model.note import Note, note
+from redline.model.record import BatchOrigin, SecondInputs, WorkloadInfo
+from redline.model.spec import Task
 
 DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8, "generate": 1}
 """For models by name, and for factories that must be told: one request at a time, and a small training step."""

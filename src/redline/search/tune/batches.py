@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redline.analyze.batch import BatchSummary, SloTargets
-from redline.note import Note, note
-from redline.record import RunRecord
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec
 from redline.search.batch import search_batch
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
@@ -15,7 +16,6 @@ from redline.search.tune.record import BatchChoice
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import complexity, replicates_of, winner_of
-from redline.spec import MeasureSpec
 
 BEST = 2
 ENOUGH = 0.97

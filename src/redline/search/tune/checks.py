@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from redline.errors import UsageError
-from redline.protocol import Ask, FailureReply
-from redline.questions import AskMetric, MetricAnswer
+from redline.model.errors import UsageError
+from redline.model.protocol import Ask, FailureReply
+from redline.model.questions import AskMetric, MetricAnswer
 from redline.search.tune.lessons import metric_of, quantizing_of
 from redline.search.tune.record import Metric
 from redline.search.tune.reserve import choose_finalists

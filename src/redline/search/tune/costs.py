@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, median
 
-from redline.questions import SwitchChoice
+from redline.model.questions import SwitchChoice
+from redline.model.spec import Task
+from redline.model.work import Facts
 from redline.search.tune.space import BY_BLOCK, Switches
 from redline.search.tune.tuner import Tuner
-from redline.spec import Task
-from redline.work import Facts
 
 COLD_COMPILE_S = 25.0
 """For a compiler to compile a model, where nothing is known about the model."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from redline.identity import device_key
-from redline.note import Note, note
-from redline.record import Prepared
+from redline.model.identity import device_key
+from redline.model.note import Note, note
+from redline.model.record import Prepared
 from redline.search.tune.costs import prepare_s
 from redline.search.tune.estimates import Records
 from redline.search.tune.lessons import EXACTLY

@@ -14,8 +14,8 @@ from statistics import fmean
 from redline.analyze.blocks import round_medians_s
 from redline.analyze.bound import HOST_BOUND_SHARE, host_share
 from redline.analyze.race import kind_measured, log_ratio
-from redline.note import Note
-from redline.record import RunRecord, TimeKind
+from redline.model.note import Note
+from redline.model.record import RunRecord, TimeKind
 from redline.search.tune.lessons import rejection
 from redline.search.tune.record import TuneRecord
 

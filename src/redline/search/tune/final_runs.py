@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.record import RunRecord
+from redline.model.record import RunRecord
+from redline.model.spec import RunSpec
 from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.lessons import rejection
@@ -12,7 +13,6 @@ from redline.search.tune.reserve import RACE_MARGIN, affordable, at_most_s, at_o
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import FULL_LOSS_PATH, Tuner, final_measure
 from redline.search.tune.winner import met_last, replicates_of
-from redline.spec import RunSpec
 
 LEAST_SCALE = 0.5
 """Of what is expected: replicates that took less may take more again."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from redline.analyze.race import log_ratio
-from redline.protocol import AFTER_COMPILING
-from redline.record import TimeKind
+from redline.model.protocol import AFTER_COMPILING
+from redline.model.record import TimeKind
 from redline.search.group import Entry, Pending, StopRule
 from redline.search.tune.costs import CONTENTION
 from redline.search.tune.space import Switches

@@ -17,12 +17,12 @@ from redline.analyze.recommend import Advice, costs, may_recommend, noise_remark
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import farthest
-from redline.errors import SpecError
-from redline.fields import Frozen
-from redline.identity import Subject
+from redline.model.errors import SpecError
+from redline.model.fields import Frozen
+from redline.model.identity import Subject
+from redline.model.spec import BASELINE
 from redline.search.tune.result import TuneSummary
 from redline.search.tune.winner import ONE_PROCESS_DOUBT, Winner
-from redline.spec import BASELINE
 
 
 class Gain(Frozen):

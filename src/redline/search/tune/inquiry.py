@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from redline.record import RunRecord
+from redline.model.record import RunRecord
 from redline.search.group import Group
 from redline.search.observer import NoJournal, Observer
 from redline.search.tune.costs import Costs

@@ -15,11 +15,11 @@ from statistics import median
 
 from redline.analyze.blocks import latency_blocks
 from redline.analyze.statistics import percentile
-from redline.note import Note, note
-from redline.record import FailureScope, Numerics, RunRecord
+from redline.model.note import Note, note
+from redline.model.record import FailureScope, Numerics, RunRecord
+from redline.model.units import format_seconds
 from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Lesson, Metric, Tolerance, TuneRecord
 from redline.search.tune.space import Switches
-from redline.units import format_seconds
 
 CHECK_LOSS = 0.01
 """Share of the baseline's metric that a recipe may lose."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from redline.note import Note, note
+from redline.model.note import Note, note
 from redline.search.tune.ablation import ablate, simplify, untold_switches
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.beliefs import Beliefs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from redline.model.spec import RunSpec
 from redline.search.tune.costs import Candidate, Costs, most_helpers
 from redline.search.tune.earlier import leading_then
 from redline.search.tune.final_runs import twin_specs
@@ -12,7 +13,6 @@ from redline.search.tune.reserve import ENOUGH_REPLICATES, fewest_race_s, fewest
 from redline.search.tune.safe import safe_recipes
 from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.tuner import Tuner
-from redline.spec import RunSpec
 
 PROMISING = 0.02
 """Who promises this much may have the seconds that were meant for telling what each switch brings."""

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from redline.errors import RecordError, SpecError, UsageError
-from redline.fields import Frozen, require_choice
-from redline.identity import different_fields, given, question_key
-from redline.note import Note, notes_from_texts
-from redline.record import FailureScope, TimeKind
-from redline.spec import RunSpec
+from redline.model.errors import RecordError, SpecError, UsageError
+from redline.model.fields import Frozen, require_choice
+from redline.model.identity import different_fields, given, question_key
+from redline.model.note import Note, notes_from_texts
+from redline.model.record import FailureScope, TimeKind
+from redline.model.spec import RunSpec
+from redline.model.work import Facts
 from redline.store import TuneLedger, TuneRow
-from redline.work import Facts
 
 Objective = TimeKind
 TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
@@ -161,7 +161,7 @@ class Earlier(Frozen):
     """None where nothing was faster than the baseline."""
     model_hash: str | None
     device: str
-    """As `redline.identity.device_key` names it."""
+    """As `redline.model.identity.device_key` names it."""
     doubted: tuple[tuple[str, ...], ...] = ()
     """Switches, alone or in pairs, that broke or lost their numbers."""
     prepare_s: dict[str, float] = {}

@@ -12,9 +12,11 @@ from redline.analyze.advice import command_line
 from redline.analyze.race import RaceVerdict
 from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, summarize
 from redline.analyze.trust import farthest
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import ColdStart, Failure, FailureScope, Numerics, RunRecord
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import ColdStart, Failure, FailureScope, Numerics, RunRecord
+from redline.model.spec import Task
+from redline.model.work import Facts
 from redline.search.tune.estimates import Estimate, Records, estimates
 from redline.search.tune.lessons import metric_of, rejection, unproven
 from redline.search.tune.record import Lesson, Metric, Refused, Spent, TuneRecord, TuneState, Untried
@@ -31,8 +33,6 @@ from redline.search.tune.winner import (
     speeds_of,
     winner_and_its_replicates,
 )
-from redline.spec import Task
-from redline.work import Facts
 
 
 class Ranked(Frozen):

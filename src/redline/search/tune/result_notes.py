@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from redline.analyze.summary import RunSummary
-from redline.note import Note, note
-from redline.record import Numerics
+from redline.model.note import Note, note
+from redline.model.record import Numerics
+from redline.model.spec import BASELINE
+from redline.model.units import significant
 from redline.search.tune.estimates import Records
 from redline.search.tune.lessons import metric_of, rejection
 from redline.search.tune.record import TuneRecord
 from redline.search.tune.winner import Winner, replicates_of, winner_of
-from redline.spec import BASELINE
-from redline.units import significant
 
 
 def notes_of(

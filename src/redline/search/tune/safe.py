@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from redline.questions import SwitchChoice
+from redline.model.questions import SwitchChoice
 from redline.search.tune.space import BASELINE, BY_BLOCK, Expectation, Space, Switches, expectation
 from redline.search.tune.tuner import CLEARLY_SLOWER, Tuner
 

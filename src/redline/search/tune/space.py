@@ -13,11 +13,11 @@ from functools import cached_property
 
 import msgspec
 
-from redline.errors import SpecError, UnknownName
-from redline.note import Note, note
-from redline.questions import SwitchChoice, SwitchNeed
+from redline.model.errors import SpecError, UnknownName
+from redline.model.note import Note, note
+from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.spec import Recipe, Task
 from redline.search.tune.record import Refused, TuneSpec
-from redline.spec import Recipe, Task
 
 BY_BLOCK = "compile:regional"
 

@@ -10,9 +10,10 @@ from types import TracebackType
 import msgspec
 
 from redline.analyze.race import log_ratio
-from redline.note import Note, note
-from redline.protocol import Sharing
-from redline.record import RunRecord
+from redline.model.note import Note, note
+from redline.model.protocol import Sharing
+from redline.model.record import RunRecord
+from redline.model.spec import MeasureSpec, RunSpec
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group
 from redline.search.tune.costs import Costs, most_helpers
 from redline.search.tune.flight import Flight, UntilPlaced
@@ -21,7 +22,6 @@ from redline.search.tune.lessons import accepts, numerics_reason, rejection
 from redline.search.tune.record import GivenUp, Trial
 from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.tuner import Purpose, Tuner, final_measure
-from redline.spec import MeasureSpec, RunSpec
 
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""

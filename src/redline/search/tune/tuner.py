@@ -15,8 +15,9 @@ import psutil
 
 from redline.analyze.blocks import limit_bytes, needed_bytes, peak
 from redline.launch.door import Door
-from redline.note import Note
-from redline.record import Failure, Numerics, RunRecord, TimeKind
+from redline.model.note import Note
+from redline.model.record import Failure, Numerics, RunRecord, TimeKind
+from redline.model.spec import MeasureSpec, Recipe, RunSpec
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
 from redline.search.tune.estimates import Estimate, estimates
@@ -24,7 +25,6 @@ from redline.search.tune.lessons import Lessons, is_exact, overruled_by, quantiz
 from redline.search.tune.record import Lesson, Trial, TuneRecord, TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.winner import fallen_in_race
-from redline.spec import MeasureSpec, Recipe, RunSpec
 
 Clock = Callable[[], float]
 """Seconds that pass; a simulated bench has a clock of its own."""

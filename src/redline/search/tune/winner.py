@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from redline.analyze.race import Pair, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.analyze.replicates import lines_of
 from redline.analyze.summary import RunSummary
-from redline.fields import Frozen
-from redline.note import Note, note
-from redline.record import RunRecord
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
+from redline.model.spec import BASELINE, Recipe
 from redline.search.race import FEWEST_REPLICATES
 from redline.search.tune.estimates import Estimate, Records, estimates
 from redline.search.tune.lessons import overruled_by, rejection, unproven
 from redline.search.tune.record import TuneRecord
-from redline.spec import BASELINE, Recipe
 
 NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""

@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from redline.errors import TraceError
-from redline.note import Note, note
+from redline.model.errors import TraceError
+from redline.model.note import Note, note
+from redline.model.units import counted
 from redline.trace.kernels import NamedTime
 from redline.trace.vendors.nvidia import NCU_COLUMNS, NSYS_COLUMNS, read_ncu
 from redline.trace.vendors.rocm import STATISTICS_COLUMNS
@@ -33,7 +34,6 @@ from redline.trace.vendors.tables import (
     text_of,
 )
 from redline.trace.vendors.tool import CounterName, Reading, VendorTable
-from redline.units import counted
 
 SQLITE = b"SQLite format 3\x00"
 KNOWN = "rocprof, rocprofv2 or rocprofv3 (CSV, JSON, rocpd), nsys (stats CSV, SQLite) or ncu (CSV)"

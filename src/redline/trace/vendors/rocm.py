@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from redline.errors import TraceError
-from redline.note import note
+from redline.model.errors import TraceError
+from redline.model.note import note
 from redline.trace.vendors.tables import dispatches, number, statistics, text_of
 from redline.trace.vendors.tool import TOOLS, CounterName, FollowUp, Reading, VendorTable, VendorTool
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from redline.errors import TraceError
+from redline.model.errors import TraceError
 from redline.trace.kernels import NamedTime
 
 LARGEST_FILE_BYTES = 512 << 20

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from redline.fields import Frozen
-from redline.note import Note
-from redline.registry import Registry
+from redline.model.fields import Frozen
+from redline.model.note import Note
+from redline.model.registry import Registry
 from redline.trace.kernels import NamedTime
 
 CounterName = Literal["bandwidth", "occupancy", "l1_hits", "l2_hits", "compute", "traffic", "lds_conflicts"]

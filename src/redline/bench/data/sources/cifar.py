@@ -13,10 +13,10 @@ from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_integrity
 
 from redline.bench.data.source import DATA, DataSource, ImageData, InMemory
-from redline.errors import BenchError, SpecError
-from redline.note import note
-from redline.spec import WorkloadSpec
-from redline.training import DataSpec
+from redline.model.errors import BenchError, SpecError
+from redline.model.note import note
+from redline.model.spec import WorkloadSpec
+from redline.model.training import DataSpec
 
 CLASSES, SIZE = 10, 32
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

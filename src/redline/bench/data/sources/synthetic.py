@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from redline.bench.data.source import DATA, DataSource, ImageData, InMemory
-from redline.spec import WorkloadSpec
-from redline.training import DataSpec
+from redline.model.spec import WorkloadSpec
+from redline.model.training import DataSpec
 
 SIZE, CLASSES = 32, 10
 TRAIN_SAMPLES, VAL_SAMPLES = 10_240, 2_048

@@ -16,10 +16,10 @@ from redline.bench.data.source import DATA, USER, DataSource, LoaderData, refuse
 from redline.bench.workload.called import batch_parameter, call_with
 from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.sources.user import check_object, load_function
-from redline.errors import BenchError, SpecError
-from redline.note import Note, note
-from redline.spec import WorkloadSpec
-from redline.training import DataSpec
+from redline.model.errors import BenchError, SpecError
+from redline.model.note import Note, note
+from redline.model.spec import WorkloadSpec
+from redline.model.training import DataSpec
 
 COMPARED_BYTES = 2**28
 """Arrays up to this size are compared sample by sample."""

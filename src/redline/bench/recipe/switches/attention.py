@@ -16,9 +16,9 @@ from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_pa
 from redline.bench.recipe.plain import BACKENDS, WithAttention
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError, SpecError
-from redline.spec import Switch, Task
-from redline.work import Facts
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import Switch, Task
+from redline.model.work import Facts
 
 _ON_CPU = ("flash", "math")
 

@@ -14,11 +14,11 @@ from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_pa
 from redline.bench.recipe.plain import compile_blocks, repeated_blocks, store_inputs
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError, SpecError
-from redline.questions import SwitchNeed
-from redline.record import Capabilities
-from redline.spec import OptionValue, Switch, Task
-from redline.work import Facts
+from redline.model.errors import BenchError, SpecError
+from redline.model.questions import SwitchNeed
+from redline.model.record import Capabilities
+from redline.model.spec import OptionValue, Switch, Task
+from redline.model.work import Facts
 
 _OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
 _GRAPHING_MODES = ("reduce-overhead", "max-autotune")

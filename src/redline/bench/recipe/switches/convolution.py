@@ -13,10 +13,10 @@ from redline.bench.device.failure import one_line
 from redline.bench.recipe.base import FLAGS, LAYOUT, SWITCHES, WEIGHTS, RecipeCode, RecipeSwitch
 from redline.bench.recipe.plain import fold_batchnorms, foldable_batchnorms, symbolic_graph
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError
-from redline.record import Capabilities
-from redline.spec import Task
-from redline.work import Facts
+from redline.model.errors import BenchError
+from redline.model.record import Capabilities
+from redline.model.spec import Task
+from redline.model.work import Facts
 
 _TORCH = Path(torch.__file__).parent
 _FORMAT_BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}

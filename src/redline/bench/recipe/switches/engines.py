@@ -18,10 +18,10 @@ from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, data_dependence, missing_extra
 from redline.bench.recipe.plain import CallForm, OnnxModel
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError
-from redline.record import Capabilities
-from redline.spec import Task
-from redline.work import Facts
+from redline.model.errors import BenchError
+from redline.model.record import Capabilities
+from redline.model.spec import Task
+from redline.model.work import Facts
 
 TRACE_S = 3.0
 """To trace a model and to freeze what was traced."""

@@ -12,10 +12,10 @@ from redline.bench.recipe.base import ATTENTION, FLAGS, NEEDS_STATIC_CACHE, SWIT
 from redline.bench.workload.decoder import Decoder, WholeGenerator
 from redline.bench.workload.hf_decoder import HfDecoder, casting
 from redline.bench.workload.step import Setup
-from redline.errors import BenchError, SpecError
-from redline.questions import SwitchNeed
-from redline.spec import OptionValue, Switch, Task
-from redline.work import Facts
+from redline.model.errors import BenchError, SpecError
+from redline.model.questions import SwitchNeed
+from redline.model.spec import OptionValue, Switch, Task
+from redline.model.work import Facts
 
 GENERATE: tuple[Task, ...] = ("generate",)
 MOST_SEQUENCES = 4

@@ -30,11 +30,11 @@ from redline.bench.recipe.plain import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.ranks import world_size
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
-from redline.errors import BenchError
-from redline.questions import SwitchNeed
-from redline.record import Capabilities
-from redline.spec import OptimizerName, Task
-from redline.work import Facts
+from redline.model.errors import BenchError
+from redline.model.questions import SwitchNeed
+from redline.model.record import Capabilities
+from redline.model.spec import OptimizerName, Task
+from redline.model.work import Facts
 
 PARTS = "parts"
 PADDED = torch.nn.TransformerEncoder

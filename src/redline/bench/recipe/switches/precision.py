@@ -12,9 +12,9 @@ from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, Re
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.workload.decoder import cast_weights, rotary_frequencies
 from redline.bench.workload.step import Setup
-from redline.record import Capabilities
-from redline.spec import Task
-from redline.work import PRODUCTS, Facts
+from redline.model.record import Capabilities
+from redline.model.spec import Task
+from redline.model.work import PRODUCTS, Facts
 
 _OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16", "fp16-bn-fp32"})
 

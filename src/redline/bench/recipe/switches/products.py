@@ -19,10 +19,10 @@ from redline.bench.recipe.products import (
     patches_as_products,
 )
 from redline.bench.workload.step import Setup
-from redline.questions import SwitchNeed
-from redline.spec import Task
-from redline.units import counted
-from redline.work import Facts
+from redline.model.questions import SwitchNeed
+from redline.model.spec import Task
+from redline.model.units import counted
+from redline.model.work import Facts
 
 SMALLEST_SHARE = 0.002
 """Of the forward's time in strict fp32, for activations behind linear layers. In half precision their share is some times as

@@ -15,9 +15,9 @@ from redline.bench.device.base import Device
 from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeCode, RecipeSwitch, literal, missing_extra
 from redline.bench.recipe.plain import SIDES, is_plain_linear, plain_linears
 from redline.bench.workload.step import Setup
-from redline.record import Capabilities
-from redline.spec import Task
-from redline.work import Facts
+from redline.model.record import Capabilities
+from redline.model.spec import Task
+from redline.model.work import Facts
 
 SMALLEST_SHARE = 0.1
 """Share of the model's weights, and of the time: below it a quantized model is the old one with a few rounded layers."""

@@ -29,10 +29,10 @@ from redline.bench.recipe.plain import add_pass, recompute_blocks, repeated_bloc
 from redline.bench.recipe.pooling import PooledGradients, pool_by_places
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
-from redline.errors import SpecError
-from redline.questions import SwitchNeed
-from redline.spec import OptionValue, Task
-from redline.work import Facts
+from redline.model.errors import SpecError
+from redline.model.questions import SwitchNeed
+from redline.model.spec import OptionValue, Task
+from redline.model.work import Facts
 
 NEEDS_COMPILER = SwitchNeed(wants=("compile",), reason="it changes the program of torch.compile; add compile")
 FEWEST_CONVOLUTIONS = 3

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import redline
 from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
-from redline.errors import SpecError, UnknownName
-from redline.names import BUILTIN_MODELS
-from redline.note import Note
-from redline.questions import ModelName
-from redline.spec import WorkloadSpec
+from redline.model.errors import SpecError, UnknownName
+from redline.model.names import BUILTIN_MODELS
+from redline.model.note import Note
+from redline.model.questions import ModelName
+from redline.model.spec import WorkloadSpec
 
 VOCABULARY = 8192
 IMAGE_SIZE, SMALLEST_IMAGE, CLASSES, SEQUENCE_LENGTH = 32, 8, 10, 128

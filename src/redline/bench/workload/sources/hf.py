@@ -36,10 +36,10 @@ from redline.bench.workload.modalities import MODALITIES, Offer, Shape, Shapes, 
 from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
-from redline.errors import SpecError
-from redline.note import Note, note
-from redline.questions import ModelName
-from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
+from redline.model.errors import SpecError
+from redline.model.note import Note, note
+from redline.model.questions import ModelName
+from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 
 UNFED = Path(__file__).with_name("hf_unfed.txt")
 """Architectures that refuse what Redline can make up, or their own default config; `check_model_names.py --unfed` asks them."""

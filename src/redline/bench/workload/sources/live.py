@@ -19,9 +19,9 @@ from redline.bench.workload.hf_decoder import own_decoder
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, choose_batch
-from redline.errors import BenchError, SpecError
-from redline.note import Note
-from redline.spec import Task, WorkloadSpec
+from redline.model.errors import BenchError, SpecError
+from redline.model.note import Note
+from redline.model.spec import Task, WorkloadSpec
 
 HANDED_OVER: dict[str, Any] = {}
 """Models that cannot be pickled, for a bench in the very process they live in: under the name their spec gives."""

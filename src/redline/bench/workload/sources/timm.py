@@ -9,10 +9,10 @@ from torch import nn
 
 from redline.bench.workload.source import SOURCES, Source, give_cifar_stem, has_imagenet_stem, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
-from redline.errors import MissingExtra, SpecError, UnknownName
-from redline.note import Note, note
-from redline.questions import ModelName
-from redline.spec import WorkloadSpec
+from redline.model.errors import MissingExtra, SpecError, UnknownName
+from redline.model.note import Note, note
+from redline.model.questions import ModelName
+from redline.model.spec import WorkloadSpec
 
 
 class TimmSource(Source):

@@ -18,10 +18,10 @@ from redline.bench.workload.source import (
 )
 from redline.bench.workload.vision import KINDS, Kind, Quantized, Segmentation
 from redline.bench.workload.workload import Workload, assemble, choose_batch
-from redline.errors import UnknownName
-from redline.note import Note, note
-from redline.questions import ModelName
-from redline.spec import WorkloadSpec
+from redline.model.errors import UnknownName
+from redline.model.note import Note, note
+from redline.model.questions import ModelName
+from redline.model.spec import WorkloadSpec
 
 
 class TorchvisionSource(Source):

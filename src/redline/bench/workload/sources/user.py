@@ -39,9 +39,9 @@ from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.structure import describe, hides_something
 from redline.bench.workload.workload import Workload, choose_batch
-from redline.errors import BenchError, SpecError, closest
-from redline.note import Note
-from redline.spec import Task, WorkloadSpec
+from redline.model.errors import BenchError, SpecError, closest
+from redline.model.note import Note
+from redline.model.spec import Task, WorkloadSpec
 
 _loaded: dict[Path, tuple[str, ModuleType]] = {}
 

@@ -1,0 +1,1 @@
+"""What flows between the rooms: specs, records, messages, notes, units and errors."""

@@ -1,0 +1,388 @@
+"""When are two measurements the same? Each way to ask is a named set of fields; all of them are in this file.
+
+| asked by | function | same when |
+|---|---|---|
+| history, resume | `record_key` | everything that decides the numbers is the same, model and inputs by their hashes |
+| a sweep, before it runs | `plan_key` | the same, with what is known of the model before it is built |
+| a sweep's or a search's name | `spec_key`, `question_key` | the same was asked for, on whatever machine |
+| `compare` | `Benchmark`, then `differences` | the same work; the recipe, the machine and the versions may differ |
+| a trend over time | `series_of` | the same benchmark on a device of the same name; versions and code may differ |
+| reports | `Subject` | the same model, task and settings on the same device; recipes and batches vary within it |
+| ceilings | `device_key` | the same device, driver, torch and, on a CPU, threads |
+
+How a bench was opened, where a pickled model lies and which of several equal cards was used are never part of it.
+Keys leave out fields that hold their default, so that a field added later changes no old key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from redline.model.conditions import condition_words, conditions_of, data_words, text_lengths
+from redline.model.environment import Environment
+from redline.model.fields import Frozen
+from redline.model.note import Note, note
+from redline.model.record import BENCHMARK_VERSION, Prepared, RunRecord, device_of
+from redline.model.spec import RunSpec
+from redline.model.units import counted, format_bytes
+from redline.model.work import Ceilings
+
+KEY_LENGTH = 24
+NOT_OF_THE_WORKLOAD = ("artifact",)
+"""Where a pickled model lies: its hash says what it is."""
+NOT_OF_THE_DATA = ("folder", "download", "loader_timeout_s")
+"""Where they lie and how they came there: their fingerprint says what they are."""
+NOT_SETTINGS = (*NOT_OF_THE_WORKLOAD, "model", "task", "batch", "check_inputs")
+"""What a benchmark and a subject name by themselves, and what only the check of numerics looks at."""
+
+
+def record_key(spec: RunSpec, prepared: Prepared) -> str:
+    """Two records with the same key measured the same thing in the same way."""
+    hashes = {"model": prepared.workload.model_hash, "inputs": prepared.workload.input_hash}
+    return spec_key(spec, {**hashes, **_software(prepared.environment)})
+
+
+def plan_key(spec: RunSpec, fingerprint: str, environment: Environment) -> str:
+    """The same before anything ran; `fingerprint` is what is known of a model that is not built yet."""
+    return spec_key(spec, {"plan": fingerprint, **_software(environment)})
+
+
+def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> str:
+    """Of what was asked for, and of what is known `besides`."""
+    asked = {
+        **given(spec, leave_out=("launch", "recipe", "device", "workload", "measure", "train", "load")),
+        "workload": given(spec.workload, leave_out=NOT_OF_THE_WORKLOAD),
+        "measure": given(spec.measure),
+        "recipe": spec.recipe.canonical(),
+        "device": spec.device.partition(":")[0],
+    }
+    if spec.train is not None:
+        asked["train"] = given(spec.train, leave_out=("data",))
+        asked["data"] = given(spec.train.data, leave_out=NOT_OF_THE_DATA)
+    if spec.load is not None:
+        asked["load"] = {"max_batch": spec.load.max_batch, "max_wait_s": spec.load.max_wait_s}
+    return _digest([asked, {**(besides or {}), **_memory_limit(spec)}])
+
+
+def question_key(spec: RunSpec, question: Mapping[str, Any]) -> str:
+    """The key of a search: what it is about and what it asks, whatever its budget."""
+    return spec_key(spec, {name: msgspec.json.encode(value).decode() for name, value in sorted(question.items())})
+
+
+def device_key(environment: Environment) -> str:
+    device = environment.device
+    threads = environment.threads if device.kind == "cpu" else None
+    return _digest([device.kind, device.name, device.driver, environment.versions.get("torch"), threads])
+
+
+def device_key_of_ceilings(ceilings: Ceilings) -> str:
+    return _digest([ceilings.kind, ceilings.name, ceilings.driver, ceilings.torch, ceilings.threads])
+
+
+def given(struct: Frozen, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """The fields that hold another value than their default."""
+    return {
+        name: value
+        for name, default in _defaults_of(type(struct))
+        if name not in leave_out and (value := getattr(struct, name)) != default
+    }
+
+
+@cache
+def _defaults_of(kind: type[Frozen]) -> tuple[tuple[str, Any], ...]:
+    """Fields with their defaults, kept because msgspec evaluates every annotation each time it is asked."""
+    return tuple((field.name, field.default) for field in msgspec.structs.fields(kind))
+
+
+def different_fields(one: RunSpec, other: RunSpec) -> Iterator[str]:
+    """Fields of two specs that differ, as options name them; neither the recipe nor how the bench is opened."""
+    for field in msgspec.structs.fields(one.workload):
+        if getattr(one.workload, field.name) != getattr(other.workload, field.name):
+            yield field.name.replace("_", "-")
+    for name in ("device", "threads", "seed", "ranks"):
+        if getattr(one, name) != getattr(other, name):
+            yield name
+    if one.launch.memory_limit_bytes != other.launch.memory_limit_bytes:
+        yield "max-memory"
+
+
+def _software(environment: Environment) -> dict[str, str | None]:
+    return {
+        "device": f"{environment.device.kind} {environment.device.name}",
+        "driver": environment.device.driver,
+        "torch": environment.versions.get("torch"),
+        "benchmark": BENCHMARK_VERSION,
+    }
+
+
+def _memory_limit(spec: RunSpec) -> dict[str, str]:
+    """It decides what fits; nothing where there is none."""
+    limit = spec.launch.memory_limit_bytes
+    return {} if limit is None else {"memory_limit": str(limit)}
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:KEY_LENGTH]
+
+
+class Benchmark(Frozen):
+    """What was measured, independent of who measured it and where."""
+
+    model: str
+    task: str
+    recipe: str
+    """Canonical: the order of its switches does not matter."""
+    batch: int | None
+    device: str
+    """`cpu`, `cuda` or `rocm`."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Other fields of the spec that decide what is computed, where they were given."""
+
+    def __str__(self) -> str:
+        batch = f"batch {self.batch}" if self.batch else ""
+        settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.settings)
+        return " · ".join(part for part in (self.model, self.task, self.recipe, batch, settings, self.device) if part)
+
+
+def benchmark_of(record: RunRecord) -> Benchmark:
+    spec, workload, prepared = record.spec, record.spec.workload, record.prepared
+    return Benchmark(
+        model=workload.model,
+        task=workload.task,
+        recipe=spec.recipe.canonical(),
+        batch=batch_of(record),
+        device=prepared.environment.device.kind if prepared else spec.device.partition(":")[0],
+        settings=tuple((name, str(value)) for name, value in settings_of(spec).items()),
+    )
+
+
+class Series(Frozen):
+    """What a trend over time is of."""
+
+    benchmark: Benchmark
+    device_name: str
+
+    @property
+    def key(self) -> str:
+        return _digest(msgspec.to_builtins(self))
+
+    def __str__(self) -> str:
+        return f"{self.benchmark} ({self.device_name})" if self.device_name else str(self.benchmark)
+
+
+def series_of(record: RunRecord) -> Series:
+    return Series(benchmark=benchmark_of(record), device_name=_device_name(record))
+
+
+def settings_of(spec: RunSpec) -> dict[str, Any]:
+    """What was asked for besides model, task, batch and recipe and decides what is computed, or how fast."""
+    found = given(spec.workload, leave_out=NOT_SETTINGS)
+    if spec.workload.task != "train":
+        found.pop("optimizer", None)
+    found |= text_lengths(spec.workload)
+    limits = {
+        "threads": spec.threads,
+        "max_memory": spec.launch.memory_limit_bytes,
+        "data": data_words(spec),
+        "ranks": spec.ranks if spec.ranks > 1 else None,
+    }
+    return found | {name: value for name, value in limits.items() if value is not None}
+
+
+def whether_in_turns(one: RunRecord, other: RunRecord) -> bool:
+    return one.group is not None and one.group == other.group and one.id != other.id
+
+
+ACROSS = frozenset({"device", "driver", "threads", "data"})
+"""What may differ where somebody asks for a comparison across devices: where it ran, and how it was fed."""
+
+
+def across_devices(benchmark: Benchmark) -> Benchmark:
+    """The benchmark without its device."""
+    settings = tuple((name, value) for name, value in benchmark.settings if name not in ACROSS)
+    return msgspec.structs.replace(benchmark, device="", settings=settings)
+
+
+def differences(
+    mine: Benchmark,
+    first: Sequence[RunRecord],
+    yours: Benchmark,
+    other: Sequence[RunRecord],
+    *,
+    across: bool = False,
+) -> tuple[list[Note], list[Note]]:
+    """What makes the two incomparable, and what is only worth knowing.
+
+    `across`: that they ran on different devices or with other threads is then worth knowing; each side must be of one.
+    """
+    unlike: dict[str, Note] = {}
+    noted = []
+    for name, one, another in _unlike_benchmarks(mine, yours):
+        told = _told(name, [one], [another])
+        if across and name in ACROSS:
+            noted.append(told)
+        else:
+            unlike[name] = told
+    for name, look in _DECIDING.items():
+        ours, theirs = _seen(first, look), _seen(other, look)
+        if name in _WHERE_KNOWN and "unknown" in (*ours, *theirs):
+            continue
+        is_asked_for = across and name in ACROSS and len(ours) == len(theirs) == 1
+        if is_asked_for and ours != theirs:
+            noted.append(_told(name, ours, theirs))
+        elif ours != theirs or len(ours) > 1:
+            unlike[name] = _told(name, ours, theirs)
+    for name, look in _WORTH_KNOWING.items():
+        ours, theirs = _seen(first, look), _seen(other, look)
+        if ours != theirs:
+            noted.append(_told(name, ours, theirs))
+    return list(unlike.values()), noted
+
+
+def _unlike_benchmarks(mine: Benchmark, yours: Benchmark) -> list[tuple[str, str, str]]:
+    """Name and both values of all that differs but the recipe: which of two recipes is faster is a fair question."""
+    ours, theirs = _fields(mine), _fields(yours)
+    names = [name for name in dict.fromkeys((*ours, *theirs)) if ours.get(name) != theirs.get(name)]
+    return [(name, ours.get(name) or "default", theirs.get(name) or "default") for name in names]
+
+
+def _fields(benchmark: Benchmark) -> dict[str, str | None]:
+    batch = None if benchmark.batch is None else str(benchmark.batch)
+    plain = {"model": benchmark.model, "task": benchmark.task, "batch": batch, "device": benchmark.device}
+    return {**plain, **dict(benchmark.settings)}
+
+
+def _seen(records: Sequence[RunRecord], look: Callable[[RunRecord], str | None]) -> list[str]:
+    return sorted({look(record) or "unknown" for record in records})
+
+
+def _told(name: str, ours: list[str], theirs: list[str]) -> Note:
+    return note("differs", f"{name.replace('_', ' ')}: {' and '.join(ours)} against {' and '.join(theirs)}", about=name)
+
+
+def _of_environment(look: Callable[[Environment], str | None]) -> Callable[[RunRecord], str | None]:
+    return lambda record: look(record.prepared.environment) if record.prepared else None
+
+
+def _version(package: str) -> Callable[[RunRecord], str | None]:
+    return _of_environment(lambda environment: environment.versions.get(package))
+
+
+_DECIDING: dict[str, Callable[[RunRecord], str | None]] = {
+    "device": _of_environment(lambda environment: environment.device.name),
+    "driver": _of_environment(lambda environment: environment.device.driver),
+    "torch": _version("torch"),
+    "benchmark version": lambda record: record.benchmark_version,
+    "model (its structure)": lambda record: record.prepared.workload.model_hash if record.prepared else None,
+    "inputs": lambda record: record.prepared.workload.input_hash if record.prepared else None,
+    "threads": _of_environment(lambda environment: str(environment.threads) if environment.threads else None),
+    "loss": lambda record: record.prepared.workload.loss if record.prepared else None,
+    "optimizer": lambda record: record.prepared.workload.optimizer if record.prepared else None,
+}
+"""Where these differ, the numbers are of two different things."""
+_WHERE_KNOWN = ("loss", "optimizer")
+"""Records of older versions do not say them; the optimizer is the module's own, where it brings one."""
+
+_WORTH_KNOWING: dict[str, Callable[[RunRecord], str | None]] = {
+    "machine": _of_environment(lambda environment: environment.hostname),
+    "power limit": _of_environment(lambda environment: str(environment.device.power_limit_w)),
+    "cuDNN": _version("cudnn"),
+    "Triton": _version("triton"),
+    "effort": lambda record: record.spec.measure.effort,
+    "code": _of_environment(lambda environment: environment.git_commit),
+}
+
+
+class Subject(Frozen):
+    model: str
+    task: str
+    device: str
+    """The device's name, or what was asked for where the bench never said it."""
+    setting: str = ""
+    """What else was asked for and changes the speed, in words; empty where nothing was."""
+
+    def __str__(self) -> str:
+        return " · ".join(part for part in (self.model, self.task, self.setting, self.device) if part)
+
+
+def subjects_of(records: Sequence[RunRecord]) -> list[Subject]:
+    """One per record. A record that broke before its device was named takes the name its siblings gave that device.
+
+    What was not asked for but differs between records of one subject, such as torch's version, sets them apart too.
+    """
+    named: dict[str, set[str]] = {}
+    for record in records:
+        if name := _device_name(record):
+            named.setdefault(device_of(record), set()).add(name)
+    subjects = [_subject(record, named) for record in records]
+    seen: dict[Subject, dict[str, set[str]]] = {}
+    for record, subject in zip(records, subjects, strict=True):
+        for name, words in _unasked(record).items():
+            seen.setdefault(subject, {}).setdefault(name, set()).add(words)
+    return [
+        _set_apart(record, subject, seen.get(subject, {})) for record, subject in zip(records, subjects, strict=True)
+    ]
+
+
+def _unasked(record: RunRecord) -> dict[str, str]:
+    """Conditions that differ without being asked for; not the inputs, which change with the batch."""
+    if record.prepared is None:
+        return {}
+    words = condition_words(conditions_of(record), device_of(record))
+    names = ["loss", "torch", "driver", *([] if record.spec.threads else ["threads"])]
+    return {name: words[name] for name in names if name in words}
+
+
+def _set_apart(record: RunRecord, subject: Subject, seen: dict[str, set[str]]) -> Subject:
+    own = _unasked(record)
+    told = [own[name] for name, values in seen.items() if len(values) > 1 and name in own]
+    if not told:
+        return subject
+    return msgspec.structs.replace(subject, setting=", ".join(part for part in (subject.setting, *told) if part))
+
+
+def _subject(record: RunRecord, named: dict[str, set[str]]) -> Subject:
+    workload, device = record.spec.workload, device_of(record)
+    known = named.get(device, set())
+    name = _device_name(record) or (next(iter(known)) if len(known) == 1 else device)
+    return Subject(model=workload.model, task=workload.task, device=name, setting=setting_text(record.spec))
+
+
+def _device_name(record: RunRecord) -> str:
+    return record.prepared.environment.device.name if record.prepared else ""
+
+
+def batch_of(record: RunRecord) -> int | None:
+    """As measured, else as asked for; None where it is unknown."""
+    return record.prepared.workload.batch if record.prepared else record.spec.workload.batch
+
+
+def is_capture(record: RunRecord) -> bool:
+    """Timed only briefly, beside a profile: good for a row, but not as good as a record that was measured thoroughly."""
+    return record.trace is not None
+
+
+_SETTING_WORDS: dict[str, Callable[[Any], str]] = {
+    "image_size": lambda value: f"{value} px",
+    "sequence_length": lambda value: f"{value} tokens",
+    "prompt": lambda value: f"prompt {value}",
+    "new_tokens": lambda value: f"{value} new tokens",
+    "classes": lambda value: f"{value} classes",
+    "optimizer": str,
+    "threads": lambda value: counted(value, "thread"),
+    "ranks": lambda value: f"{value} ranks",
+    "max_memory": lambda value: f"within {format_bytes(value)}",
+}
+
+
+def setting_text(spec: RunSpec) -> str:
+    """`settings_of` in words."""
+    found = settings_of(spec)
+    words = [say(found[name]) for name, say in _SETTING_WORDS.items() if name in found]
+    others = [f"{name.replace('_', ' ')} {value}" for name, value in found.items() if name not in _SETTING_WORDS]
+    return ", ".join((*words, *others))

@@ -1,0 +1,383 @@
+"""What was measured. Records are frozen; raw samples stay, summaries are derived from them elsewhere."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from redline.model.arrivals import Served
+from redline.model.environment import DeviceInfo, Environment, Memory, TelemetrySample
+from redline.model.fields import Count, Figure, Frozen, Items, Moment, Seconds
+from redline.model.note import Note
+from redline.model.spec import RunSpec
+from redline.model.training import DataInfo, Epoch, Fed
+from redline.model.watching import Watched
+from redline.model.work import GenerationInfo, WorkCount
+
+SCHEMA = 2
+"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to fix it."""
+
+BENCHMARK_VERSION = "1"
+"""Raised whenever the way of measuring changes so that new numbers must not be set against old ones."""
+
+FailureKind = Literal["oom", "compile", "unsupported", "numerics", "timeout", "crash", "user"]
+FailureScope = Literal["switch", "pair", "recipe"]
+"""What a failure rules out for this workload on this device: a switch in any recipe, two switches together, or only the
+recipe that failed."""
+BlockKind = Literal["latency", "throughput"]
+TimeKind = Literal["latency", "throughput", "ttft", "tpot", "energy"]
+"""What recipes are compared by: blocks of a kind, in generation the first token or the time per further token; or the
+joules of a step, which then stand where seconds do."""
+BatchOrigin = Literal["asked", "scaled", "declared", "source", "unknown", "guessed"]
+"""How the batch is known. `asked`: the factory was told. `scaled`: found by asking the model which axis holds items.
+`declared`: by batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took
+dimension 0 of the first tensor of the user's own inputs.
+"""
+SecondInputs = Literal["drawn", "factory", "noise", "given"]
+"""Where the second inputs of the numerics came from: drawn freely, the user's factory called again, the user's own with
+a little noise, or a function of the user's.
+"""
+StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"]
+"""`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
+
+
+class Failure(Frozen, omit_defaults=True):
+    """A trial that broke is data: where, how, and what it said."""
+
+    stage: str
+    kind: FailureKind
+    message: str
+    """One line for the table."""
+    where: str = ""
+    """The line of the user's own code it came from, as `model.py:12 in forward`; empty where none was involved."""
+    traceback: str = ""
+    switches: tuple[str, ...] = ()
+    """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
+    scope: FailureScope = "recipe"
+    rank: Count | None = None
+    """With several ranks, the one that caused it; None where that is not known, or every rank failed alike."""
+    notes: tuple[Note, ...] = ()
+    """What the bench could tell from the error beyond its kind."""
+
+    @property
+    def told(self) -> str:
+        """One line with all of it that a person needs first."""
+        message = " ".join(self.message.splitlines())
+        return f"{message} ({self.where})" if self.where else message
+
+    def brief(self) -> Failure:
+        """For a row of a table: without the traceback."""
+        return msgspec.structs.replace(self, traceback="")
+
+
+class Capabilities(Frozen):
+    """What a switch, or a whole recipe, does to the program. The switch's own class says it; nothing is told by names."""
+
+    compiles: bool = False
+    """Builds another program from the model before the first step, which takes seconds or minutes, and fuses operators."""
+    records_graph: bool = False
+    """The device replays a recorded graph: the host launches one thing instead of hundreds."""
+    refuses_graph: bool = False
+    """Its program cannot be recorded into a graph of the whole step."""
+    dissolves_modules: bool = False
+    """Modules and operators no longer run one by one, so time cannot be told by module or by kind of operator."""
+    folds_norms: bool = False
+    """BatchNorm with fixed statistics is part of the layer before it."""
+    scales_loss: bool = False
+    """In training, a GradScaler asks the host whether to skip a step, unless the optimizer is fused."""
+    quantizes: bool = False
+    """Weights are replaced by coarser ones; only a check on real data can tell whether the accuracy is acceptable."""
+
+    @classmethod
+    def together(cls, parts: Iterable[Capabilities]) -> Capabilities:
+        """For a recipe: what any of its switches does."""
+        found = list(parts)
+        return cls(**{name: any(getattr(part, name) for part in found) for name in cls.__struct_fields__})
+
+
+SECONDS = ("import_s", "start_s", "build_s", "first_call_s", "compile_s")
+
+
+class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in SECONDS}):
+    """What happened before the steady state. Documents call the whole `cold_start_s` and its parts without the unit."""
+
+    import_s: Seconds | None = None
+    """Importing torch; in a forked worker, what the fork server paid once."""
+    start_s: Seconds | None = None
+    """From the request to a worker that answers."""
+    build_s: Seconds | None = None
+    """Model made and moved to the device."""
+    first_call_s: Seconds | None = None
+    """The first step under the recipe, compiling included."""
+    compile_s: Seconds | None = None
+    """The compiler's share of it, where the recipe compiles."""
+    compile_cache: Literal["cold", "warm", "mixed"] | None = None
+    graph_breaks: Count | None = None
+    """Where the compiler had to stop and begin again; None where the recipe does not compile."""
+    contended: bool = False
+    """Others were prepared at the same time: alone, these seconds would have been fewer."""
+    shared: bool = False
+    """Other processes compiled some of its blocks at the same time: alone, compiling would have taken longer."""
+
+
+class Numerics(Frozen):
+    """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
+
+    method: Literal["outputs", "loss-path", "tokens", "reference", "unchecked", "skipped"] = "outputs"
+    """`reference`: this recipe is the strict fp32 reference itself. `unchecked`: the spec asked for no comparison.
+    `skipped`: under a profiler from outside.
+    """
+    number_format: str = "fp32"
+    rel_l2: float | None = None
+    """Error over the part of the reference that depends on the input; NaN is told as None with finite False."""
+    cosine: float | None = None
+    top1_agreement: float | None = None
+    finite: bool = True
+    equal_share: float | None = None
+    """Share of the integers, booleans and texts in the output that equal the reference's; None where there are none."""
+    by_equality: bool = False
+    """The output holds nothing else that depends on the input: the error is the share that is unequal, over the share
+    that another input changes."""
+    degenerate: bool = False
+    """The reference carries no signal to compare with, or the number format cannot resolve it."""
+    floor: float | None = None
+    """Error of fp32 arithmetic on weights and inputs rounded to the recipe's number format."""
+    tolerance: float | None = None
+    passed: bool = False
+    reason: Note | None = None
+    second_inputs: SecondInputs | None = None
+    """None where outputs were compared on one set of inputs alone, and for loss paths."""
+    greedy_tokens: int | None = None
+    """Generation: how many new tokens were compared."""
+    greedy_agreed: int | None = None
+    """Of those, from the first on, as many were the same in all sequences."""
+    steps: int | None = None
+    """Length of the loss path."""
+    losses: tuple[float | None, ...] = ()
+    reference_losses: tuple[float | None, ...] = ()
+    sketch: tuple[float, ...] = ()
+    """Of strict fp32's outputs, or of what a function returned: a few random projections, by which the outputs of two
+    commits are compared. Empty where they are not finite, or not the same when asked twice."""
+    sketch_signal: float | None = None
+    """The size of what varies in those outputs."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Set against the reference: neither left out nor the reference itself."""
+        return self.method in ("outputs", "loss-path", "tokens")
+
+    @property
+    def is_left_out(self) -> bool:
+        return self.method in ("unchecked", "skipped")
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the outputs were found too far away; False where they were not checked."""
+        return not self.passed and not self.is_left_out
+
+
+class WorkloadInfo(Frozen):
+    source: str
+    """torchvision, builtin, timm, hf, user or live."""
+    class_name: str
+    parameters: Count
+    items_per_step: Items
+    """What throughput counts: the batch, the items that were declared, or 1 where the batch is unknown."""
+    item: str = "item"
+    """What is counted: img, seq, item, or step where the batch is unknown."""
+    batch: Items | None = None
+    """None: unknown."""
+    batch_from: BatchOrigin = "unknown"
+    input_shapes: tuple[str, ...] = ()
+    """With their dtypes: `32×3×224×224 float32`."""
+    image_size: int | None = None
+    """Pixels per side of the pictures Redline made; None for other inputs, and for pictures that are no squares."""
+    sequence_length: int | None = None
+    """Tokens or samples per sequence that Redline made."""
+    loss: str = ""
+    """Training: what was trained on; empty where that is not known yet."""
+    optimizer: str = ""
+    """Training: the module's own, where it brings one."""
+    model_hash: str = ""
+    input_hash: str = ""
+    notes: tuple[Note, ...] = ()
+
+
+class RankInfo(Frozen):
+    """One of several ranks that worked together."""
+
+    rank: Items
+    host: str
+    local_rank: Items
+    """Counted from 0 on every machine."""
+    device: DeviceInfo
+    items_per_step: Items
+    """Its share of a step."""
+    threads: Count | None = None
+
+
+class Warmup(Frozen):
+    """The way to the steady state, kept whole."""
+
+    samples: tuple[Seconds, ...] = ()
+    seconds: Seconds = 0.0
+    steady: bool = False
+    reason: Note | None = None
+
+
+class Prepared(Frozen):
+    """The reply to `Prepare`: all that is known before the first timed block."""
+
+    environment: Environment
+    workload: WorkloadInfo
+    cold_start: ColdStart
+    numerics: Numerics
+    warmup: Warmup
+    memory: Memory
+    """Peaks of building, checking and warming up; blocks carry their own."""
+    recipe_notes: tuple[Note, ...] = ()
+    """What switches did or could not do; each is about its switch."""
+    switches: dict[str, Capabilities] = {}
+    """What each switch of the recipe does to the program, by switch."""
+    step_synchronises: bool | None = None
+    """Whether one step waits for the device by itself: issue time then says nothing about the host."""
+    operators_share: float | None = None
+    """The share of an eager step on a CPU that is spent in operators; the rest is Python. None where it was not looked at."""
+    isolated: bool = True
+    applicable: tuple[str, ...] = ()
+    """Recipes that model and device allow, the most promising first; none of them was run."""
+    work: WorkCount | None = None
+    """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
+    data: DataInfo | None = None
+    """For a training on data."""
+    ranks: tuple[RankInfo, ...] = ()
+    """With several ranks, each. The batch and the items per step are those of all of them; work, times and memory are
+    those of rank 0."""
+    gradient_bytes: Count | None = None
+    """What each rank sends per training step."""
+    generation: GenerationInfo | None = None
+    """For a generation."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """For the whole recipe."""
+        return Capabilities.together(self.switches.values())
+
+
+class RankBlock(Frozen):
+    """What one of several ranks measured in a block."""
+
+    rank: Items
+    samples: tuple[Seconds, ...]
+    phases: dict[str, tuple[Seconds, ...]] = {}
+    wall_s: Seconds = 0.0
+    cpu_s: Seconds | None = None
+    waited_s: Seconds | None = None
+    memory: Memory = Memory()
+
+
+class Block(Frozen):
+    """Timed steps in a row."""
+
+    kind: BlockKind
+    clock: Literal["host", "device"]
+    samples: tuple[Seconds, ...]
+    """Seconds per step; with the device clock from one step's end to the next, waiting included."""
+    settling: tuple[Seconds, ...] = ()
+    """Steps of the block's first moments, kept apart."""
+    issue_s: tuple[Seconds, ...] = ()
+    """Host seconds to issue each step, settling steps first; empty where nothing runs asynchronously."""
+    phases: dict[str, tuple[Seconds, ...]] = {}
+    """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode. One per sample."""
+    token_s: tuple[Seconds, ...] = ()
+    """Generation: seconds from each token to the next, of all samples in a row."""
+    token_issue_s: tuple[Seconds, ...] = ()
+    """Generation: host seconds to issue the first decode step of each sample, before the device holds the host up."""
+    wall_s: Seconds = 0.0
+    cpu_s: Seconds | None = None
+    """CPU seconds of the worker meanwhile, all its threads together."""
+    waited_s: Seconds | None = None
+    """Seconds that its threads were ready to run and had no processor; None where the system does not tell."""
+    others_cpu_s: Seconds | None = None
+    """CPU seconds of everything else on the machine meanwhile."""
+    busiest: tuple[str, ...] = ()
+    """The busiest of the others, with their share."""
+    started_at: Moment = 0.0
+    round: Items = 0
+    """Blocks of sibling sessions with the same round were measured next to each other."""
+    solo: bool = False
+    """Timed before any sibling session ran, where siblings were to come; the others are contended."""
+    memory: Memory = Memory()
+    energy_j: Figure | None = None
+    """With several ranks, all together."""
+    telemetry: tuple[TelemetrySample, ...] = ()
+    ranks: tuple[RankBlock, ...] = ()
+    """With several ranks, each; the block itself is that of the slowest."""
+    unit: Literal["s"] = "s"
+
+
+class TraceRef(Frozen):
+    """Where a captured trace lies and what capturing cost, the profiler's start and the writing included."""
+
+    path: str
+    """Empty where the file is not in the folder of the history that the record came from; it is not opened then."""
+    steps: Count
+    capture_s: Seconds
+    bytes: Count
+    others: tuple[str, ...] = ()
+    """The traces of further ranks, in their order."""
+
+
+class Closed(Frozen):
+    """The last word of a session."""
+
+    memory: Memory = Memory()
+    printed: str = ""
+    """The last lines that the worker, the model in it and libraries below them printed."""
+
+
+class RunRecord(Frozen):
+    """One measured thing, whole."""
+
+    id: str
+    spec: RunSpec
+    schema: int = SCHEMA
+    benchmark_version: str = BENCHMARK_VERSION
+    key: str | None = None
+    """None when the bench broke before it could say what it measures."""
+    created_at: Moment = 0.0
+    group: str | None = None
+    """Records measured interleaved share it; the first of a group is what the others are set against."""
+    position: Items = 0
+    prepared: Prepared | None = None
+    blocks: tuple[Block, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
+    """For a training on data; the steps of an epoch are the block whose round is its number."""
+    feeds: tuple[Fed, ...] = ()
+    """Loader and model, apart and together, where that was asked for."""
+    loads: tuple[Served, ...] = ()
+    """For a load: what was served at each rate."""
+    watched: Watched | None = None
+    """For a script that was watched: the steps are its own, found while it ran."""
+    trace: TraceRef | None = None
+    closed: Closed | None = None
+    stopped: StopReason | None = None
+    failure: Failure | None = None
+    notes: tuple[Note, ...] = ()
+
+
+def new_id() -> str:
+    """Sorts by time, unique across writers: hexadecimal milliseconds and 40 random bits."""
+    return f"{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
+
+
+def device_of(record: RunRecord) -> str:
+    """The device as it was asked for; `auto` is what it turned out to be, once the bench has said so."""
+    if record.spec.device != "auto" or record.prepared is None:
+        return record.spec.device
+    device = record.prepared.environment.device
+    return device.kind if device.index is None else f"{device.kind}:{device.index}"

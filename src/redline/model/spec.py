@@ -1,0 +1,337 @@
+"""What to measure. Specs are frozen, refuse unknown fields, and come from flags, from TOML files and from Python."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from redline.model.arrivals import LoadSpec
+from redline.model.errors import SpecError
+from redline.model.fields import (
+    MOST_BYTES,
+    MOST_ITEMS,
+    MOST_PIXELS,
+    MOST_RANKS,
+    MOST_THREADS,
+    SEEDS,
+    Frozen,
+    require_choice,
+    require_range,
+    require_seconds,
+    require_unicode,
+    split_address,
+)
+from redline.model.training import Stem, TrainSpec
+
+Task = Literal["infer", "train", "step", "generate"]
+"""`step`: a function of the user's, timed as it is."""
+Effort = Literal["quick", "normal", "strict"]
+DoorName = Literal["inline", "fork", "spawn", "torchrun", "fake"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+OptionValue = bool | int | float | str
+
+BASELINE = "baseline"
+"""The recipe without switches: strict fp32, eager."""
+
+DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
+"""Defaults of generation."""
+
+
+class Switch(Frozen):
+    """One optimisation: `compile:reduce-overhead,fullgraph=true` is name, argument and options."""
+
+    name: str
+    argument: str | None = None
+    options: dict[str, OptionValue] = {}
+
+    def __str__(self) -> str:
+        words = [self.argument] if self.argument else []
+        words += [f"{key}={_option_text(value)}" for key, value in sorted(self.options.items())]
+        return f"{self.name}:{','.join(words)}" if words else self.name
+
+
+class Recipe(Frozen):
+    """A set of switches. The order in which they are written does not matter; the bench knows which comes first."""
+
+    switches: tuple[Switch, ...] = ()
+
+    def __str__(self) -> str:
+        return "+".join(str(switch) for switch in self.switches) or BASELINE
+
+    @classmethod
+    def parse(cls, text: str) -> Recipe:
+        """Read `fp16+channels-last+compile:max-autotune,fullgraph=true`; `baseline` is strict fp32, eager."""
+        require_unicode("recipe", text)
+        words = [word.strip() for word in text.split("+")]
+        if not all(words):
+            raise SpecError(f"recipe {text!r} has an empty switch: write switches joined by '+', or 'baseline'")
+        switches = tuple(_parse_switch(word) for word in words)
+        names = [switch.name for switch in switches]
+        if BASELINE in names:
+            if words != [BASELINE]:
+                raise SpecError(f"recipe {text!r}: baseline means no switches, so it cannot be joined with others")
+            return cls()
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise SpecError(f"recipe {text!r} names {', '.join(sorted(twice))} twice")
+        return cls(switches=switches)
+
+    def canonical(self) -> str:
+        """The same text for the same switches in any order."""
+        return "+".join(sorted(str(switch) for switch in self.switches)) or BASELINE
+
+
+class WorkloadSpec(Frozen):
+    """Which model does what, on how much."""
+
+    model: str
+    """A torchvision name, `timm:NAME`, `hf:NAME`, `path/to/file.py:factory` or `package.module:factory`."""
+    task: Task = "infer"
+    batch: int | None = None
+    """Items per step. None: a model by name takes its source's default, the user's own inputs stay as given."""
+    batch_axis: int | str | list[Any] | dict[str, Any] | None = None
+    """Where the user's own inputs hold their items: one axis for all tensors, or a structure of axes like the inputs, with
+    None for what has no batch and `list` for a list with one entry per item. None: the model is asked.
+    """
+    items: int | None = None
+    """What one step counts as, for inputs whose items are not the batch: packed, ragged, graphs."""
+    check_inputs: str | None = None
+    """A function that makes the second inputs on which outputs are compared with fp32: `file.py:function`,
+    `package.module:function` or `pickle:PATH`. None: the factory is called again, or the inputs get a little noise.
+    """
+    image_size: int | None = None
+    classes: int | None = None
+    sequence_length: int | None = None
+    prompt: int | None = None
+    """Generation: tokens that are read before the first is written. None: `DEFAULT_PROMPT`."""
+    new_tokens: int | None = None
+    """Generation: tokens that are written. None: `DEFAULT_NEW_TOKENS`."""
+    optimizer: OptimizerName = "sgd"
+    """For training only."""
+    stem: Stem | None = None
+    """How a ResNet begins: `imagenet` halves the image twice, `cifar` keeps small images whole. None: `imagenet`, but
+    `cifar` where a training sees images of 32 pixels or less."""
+    artifact: str | None = None
+    """Path of a cloudpickled (module, inputs, loss) for a live model; `model` then carries its name."""
+
+    def __post_init__(self) -> None:
+        require_choice("task", self.task, Task)
+        require_choice("optimizer", self.optimizer, OptimizerName)
+        if self.stem is not None:
+            require_choice("stem", self.stem, Stem)
+        require_range("image_size", self.image_size, 1, MOST_PIXELS)
+        for name in ("prompt", "new_tokens"):
+            if getattr(self, name) is not None and self.task != "generate":
+                raise SpecError(f"{name} is for task generate, not for {self.task}")
+        for name in ("batch", "items", "classes", "sequence_length", "prompt", "new_tokens"):
+            require_range(name, getattr(self, name), 1, MOST_ITEMS)
+        if self.check_inputs is not None and self.task != "infer":
+            why = "training compares its loss path" if self.task == "train" else "a function is timed as it is"
+            raise SpecError(f"check_inputs is for inference, not for {self.task}: {why}")
+        if not self.model.strip():
+            raise SpecError("model must not be empty")
+        require_unicode("model", self.model)
+
+
+class MeasureSpec(Frozen):
+    """How long to measure, and when to stop. `for_effort` fills it in; single fields may be set by hand."""
+
+    effort: Effort = "normal"
+    target_half_width: float = 0.01
+    """Stop when the 95 % interval of the median is this narrow, relative to the median."""
+    cpu_target_half_width: float = 0.05
+    """The same on a CPU, which is shared and never reaches 1 %."""
+    min_samples: int = 30
+    tail_samples: int = 130
+    """Inference goes on to this many latency samples within the ceiling, so that p95 (130) or p99 (662) exists."""
+    max_seconds: float = 60.0
+    """Ceiling on timed blocks per session; reaching it is recorded as the reason for stopping."""
+    block_seconds: float = 0.25
+    settle_seconds: float = 0.02
+    """Steps in this first part of a block are kept apart: a neighbour's idle threads may still spin."""
+    min_rounds: int = 8
+    """Interleaved rounds before a ratio gets an interval."""
+    warmup_min_seconds: float = 1.0
+    warmup_min_steps: int = 3
+    warmup_max_seconds: float = 60.0
+    warmup_window: int = 10
+    """Two windows of at least this many steps must agree before the state counts as steady."""
+    warmup_window_seconds: float = 0.5
+    """And of at least this long: a slow drift does not show in a few milliseconds."""
+    loss_path_steps: int = 20
+    """Training numerics compare the loss over this many steps."""
+    check_numerics: bool = True
+    """False leaves the comparison with fp32 out."""
+    sparing: bool = False
+    """A trial near the edge of memory: nothing runs on the device that a plain loop would not run."""
+    squeeze_memory: bool = False
+    """After timing, find the least memory with which the step still runs. Devices whose allocator can be capped only."""
+
+    def __post_init__(self) -> None:
+        require_choice("effort", self.effort, Effort)
+        for name in ("target_half_width", "cpu_target_half_width"):
+            if not getattr(self, name) > 0:
+                raise SpecError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("max_seconds", "block_seconds", "warmup_max_seconds"):
+            require_seconds(name, getattr(self, name))
+        for name in ("min_samples", "tail_samples", "min_rounds", "warmup_window", "loss_path_steps"):
+            require_range(name, getattr(self, name), 1, MOST_ITEMS)
+        for name in ("settle_seconds", "warmup_min_seconds", "warmup_window_seconds"):
+            require_seconds(name, getattr(self, name), zero_too=True)
+        require_range("warmup_min_steps", self.warmup_min_steps, 0, MOST_ITEMS)
+
+    @classmethod
+    def for_effort(cls, effort: Effort = "normal", *, tail: bool = False) -> MeasureSpec:
+        require_choice("effort", effort, Effort)
+        presets: dict[str, MeasureSpec] = {
+            "quick": cls(
+                effort="quick",
+                target_half_width=0.03,
+                cpu_target_half_width=0.10,
+                min_samples=10,
+                tail_samples=10,
+                max_seconds=10.0,
+                min_rounds=5,
+                warmup_min_seconds=0.3,
+                warmup_min_steps=2,
+                warmup_max_seconds=10.0,
+                warmup_window=3,
+                warmup_window_seconds=0.1,
+                loss_path_steps=5,
+            ),
+            "normal": cls(),
+            "strict": cls(effort="strict", target_half_width=0.005, cpu_target_half_width=0.03, min_rounds=12),
+        }
+        spec = presets[effort]
+        return msgspec.structs.replace(spec, tail_samples=662) if tail else spec
+
+
+class LaunchSpec(Frozen):
+    """Through which door the bench is opened, and how long it may take to answer."""
+
+    door: DoorName = "fork"
+    prepare_timeout_s: float = 1800.0
+    measure_timeout_s: float = 300.0
+    """For one block; a block that takes this long hangs."""
+    close_timeout_s: float = 20.0
+    """Seconds for a worker to exit after Close; a profiler in front of it may still have files to write."""
+    command_prefix: tuple[str, ...] = ()
+    """Put in front of a spawned interpreter: a vendor profiler, numactl."""
+    folder: str = ""
+    """Where the worker stands, and whose modules it imports first: another checkout. Empty: where the command stands."""
+    python: str = ""
+    """The interpreter of a spawned worker: that of another environment. Empty: the one that runs Redline."""
+    memory_limit_bytes: int | None = None
+    """Measure as if the device had this much: GPUs cap torch's allocator, CPU workers their private memory.
+
+    None: what is free when the worker starts. Part of what was measured, because it decides what fits.
+    """
+
+    port: int | None = None
+    """Where the ranks on this machine meet; None: a free port."""
+    rendezvous: str | None = None
+    """`HOST:PORT` where this process waits for ranks that torchrun starts elsewhere; None: they are started here."""
+
+    def __post_init__(self) -> None:
+        require_choice("door", self.door, DoorName)
+        require_range("port", self.port, 1, 65535)
+        if self.rendezvous is not None:
+            split_address("rendezvous", self.rendezvous)
+            if self.door != "torchrun":
+                raise SpecError(f"rendezvous is for the torchrun door, got door {self.door!r}")
+        for name in ("prepare_timeout_s", "measure_timeout_s", "close_timeout_s"):
+            require_seconds(name, getattr(self, name))
+        require_range("memory_limit_bytes", self.memory_limit_bytes, 1, MOST_BYTES)
+        if self.command_prefix and self.door != "spawn":
+            raise SpecError(f"command_prefix needs the spawn door, got door {self.door!r}")
+        if self.python and self.door != "spawn":
+            raise SpecError(f"another python needs the spawn door, got door {self.door!r}")
+        if self.folder and self.door == "inline":
+            raise SpecError("another folder needs a worker of its own: the fork or the spawn door")
+
+
+class RunSpec(Frozen):
+    """One thing to measure: a workload under a recipe on a device."""
+
+    workload: WorkloadSpec
+    recipe: Recipe = Recipe()
+    measure: MeasureSpec = MeasureSpec()
+    launch: LaunchSpec = LaunchSpec()
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, `rocm`, `rocm:0`."""
+    threads: int | None = None
+    """CPU threads inside operators; None leaves torch's own choice."""
+    seed: int = 0
+    train: TrainSpec | None = None
+    """Epochs on data instead of timed steps on one batch."""
+    load: LoadSpec | None = None
+    """Requests that arrive by themselves instead of timed steps one after the other."""
+    ranks: int = 1
+    """Processes that work together, one per GPU. Training averages their gradients; inference runs replicas. The batch
+    is that of all of them; without one, each takes the model's own."""
+
+    def __post_init__(self) -> None:
+        if self.load is not None and self.workload.task != "infer":
+            raise SpecError(f"a load is served by task 'infer', got {self.workload.task!r}")
+        require_range("ranks", self.ranks, 1, MOST_RANKS)
+        if self.ranks > 1:
+            self._check_ranks()
+        if self.train is not None and self.workload.task != "train":
+            raise SpecError(f"epochs on data are for task 'train', got {self.workload.task!r}")
+        require_unicode("device", self.device)
+        require_range("threads", self.threads, 1, MOST_THREADS)
+        require_range("seed", self.seed, *SEEDS)
+
+    def _check_ranks(self) -> None:
+        if self.launch.door not in ("torchrun", "fork", "fake"):
+            raise SpecError(f"{self.ranks} ranks need the torchrun or the fork door, got door {self.launch.door!r}")
+        if self.train is not None:
+            raise SpecError("epochs on data run on one rank: leave out ranks, or time steps with task 'train'")
+        if self.load is not None or self.workload.task == "step":
+            raise SpecError("a load, and a step of your own, run on one rank: leave out ranks")
+        batch = self.workload.batch
+        if batch is not None and batch < self.ranks:
+            raise SpecError(f"batch {batch} leaves nothing for {self.ranks - batch} of {self.ranks} ranks")
+
+
+def _parse_switch(word: str) -> Switch:
+    name, colon, rest = word.partition(":")
+    if not name.strip():
+        raise SpecError(f"switch {word!r} has no name before ':'")
+    if colon and not rest:
+        raise SpecError(f"switch {word!r} ends in ':' without an argument")
+    argument: str | None = None
+    options: dict[str, OptionValue] = {}
+    for position, part in enumerate(rest.split(",") if rest else []):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key in options:
+            raise SpecError(f"switch {word!r} gives {key} twice")
+        if equals and key:
+            options[key] = _option_value(value)
+        elif position == 0 and key:
+            argument = key
+        else:
+            raise SpecError(f"switch {word!r}: expected key=value, got {part!r}")
+    return Switch(name=name.strip(), argument=argument, options=options)
+
+
+def _option_value(text: str) -> OptionValue:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        # What no message can carry, or is equal to nothing, stays what was written.
+        fits = -(2**63) <= number < 2**63 if isinstance(number, int) else math.isfinite(number)
+        return number if fits else text
+    return text
+
+
+def _option_text(value: OptionValue) -> str:
+    if isinstance(value, float):
+        return repr(value).replace("e+", "e")  # in a recipe '+' joins switches
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,304 @@
+"""Specs from plain tables: flags, TOML files and keyword arguments, one over the other."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_origin
+
+import msgspec
+
+from redline.model.errors import SpecError, closest
+from redline.model.fields import MOST_BYTES, MOST_ITEMS, require_choice, require_range
+from redline.model.spec import BASELINE, LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.training import DataSpec, TrainSpec
+from redline.model.units import parse_bytes
+
+
+def read_toml(path: Path, *, trust: bool = False) -> dict[str, Any]:
+    """A TOML file as a table; any mistake in it is one line.
+
+    A file may name code: a model of its own, a pickle, a command in front of the worker. One that belongs to somebody
+    else is refused then, unless `trust` says that it was read.
+    """
+    try:
+        with path.open("rb") as file:
+            owner = _owner(file.fileno())
+            document = tomllib.loads(file.read().decode())
+    except FileNotFoundError:
+        raise SpecError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read {path}: {error}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, a number of thousands of digits, tables without end
+        raise SpecError(f"{path} is not TOML: {error}") from None
+    code = next(_code_named(document), None)
+    if code is not None and not trust and owner not in (os.getuid(), 0):
+        raise SpecError(
+            f"{path} belongs to another user (id {owner}) and runs code ({code}): read it, then say so with --trust"
+        )
+    return document
+
+
+def _owner(descriptor: int) -> int:
+    return os.fstat(descriptor).st_uid
+
+
+def _code_named(table: Any) -> Iterator[str]:
+    """What in a table is run: pickles, commands, functions and models from files."""
+    if isinstance(table, list):
+        for part in table:
+            yield from _code_named(part)
+    if not isinstance(table, dict):
+        return
+    for name, value in table.items():
+        texts = value if isinstance(value, list) else [value]
+        if name in ("artifact", "command_prefix", "check_inputs", "python", "setup"):
+            yield name
+        elif name == "model" and any(".py:" in text for text in texts if isinstance(text, str)):
+            yield "a model from a file"
+        else:
+            yield from _code_named(value)
+
+
+def load_specs(path: Path, overrides: Mapping[str, Any] | None = None, *, trust: bool = False) -> list[RunSpec]:
+    """Read a TOML file: shared settings at the top, one `[[run]]` table per thing to measure.
+
+    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both, also inside
+    the tables `measure` and `launch`; `recipe` may be text or a list of texts, and `model` a name or a list of names,
+    each combination being one spec. `trust`: see `read_toml`.
+    """
+    document = read_toml(path, trust=trust)
+    runs = document.pop("run", [{}])
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise SpecError(f"{path}: write each run as a [[run]] table")
+    tables = [layered(document, run, overrides or {}) for run in runs]
+    try:
+        return [spec for table in for_trainers(tables) for spec in specs_from_table(table, where=str(path))]
+    except TableError:
+        raise
+    except SpecError as error:
+        # A range, an effort or a recipe is refused by its own class, which does not know the file.
+        raise SpecError(f"{path}: {error}") from None
+
+
+class TableError(SpecError):
+    """Already says where the mistake is."""
+
+
+def _located(where: str, told: str) -> str:
+    """A mistake with the file it is in; flags and keyword arguments come from no file."""
+    return f"{where}: {told}" if where else told
+
+
+def specs_from_table(table: Mapping[str, Any], where: str = "") -> list[RunSpec]:
+    """Specs from a flat table of plain values, as flags and TOML write them."""
+    _refuse_unknown(table, where)
+    rest = dict(table)
+    models = _names(rest.pop("model", []), "model", where)
+    recipes = _names(rest.pop("recipe", BASELINE), "recipe", where)
+    own_measure = rest.pop("measure", {})
+    effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
+    if not isinstance(tail, bool):
+        raise TableError(_located(where, f"tail must be true or false, got {tail!r}"))
+    no_check = rest.pop("no_check", False)
+    if not isinstance(no_check, bool):
+        raise TableError(_located(where, f"no_check must be true or false, got {no_check!r}"))
+    if no_check and rest.get("check_inputs") is not None:
+        raise TableError(_located(where, "no_check leaves check_inputs nothing to check: leave one out"))
+    if "batch_axis" in rest:
+        rest["batch_axis"] = _batch_axis(rest["batch_axis"], where)
+    measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, _located(where, "measure"))
+    if no_check:
+        measure = msgspec.structs.replace(measure, check_numerics=False)
+    launch = _override(LaunchSpec(), _launch_table(rest), _located(where, "launch"))
+    _share_batch(rest, where)
+    shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed", "ranks") if name in rest}
+    if (train := rest.pop("train", None)) is not None:
+        shared["train"] = _train(train, where)
+    specs = []
+    for model in models:
+        workload = _convert({"model": model, **rest}, WorkloadSpec, where)
+        if "optimizer" in rest and workload.task != "train":
+            raise TableError(
+                _located(where, f"optimizer {rest['optimizer']} is for training: give task train, or leave it out")
+            )
+        for recipe in recipes:
+            specs.append(
+                _convert(
+                    {
+                        "workload": workload,
+                        "recipe": Recipe.parse(recipe),
+                        "measure": measure,
+                        "launch": launch,
+                        **shared,
+                    },
+                    RunSpec,
+                    where,
+                )
+            )
+    return specs
+
+
+def for_trainers(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """An optimizer that several runs share goes to those that train; where none does, it is left to be refused."""
+    trains = [table.get("task") == "train" for table in tables]
+    return [
+        {name: value for name, value in table.items() if name != "optimizer" or is_trainer or not any(trains)}
+        for table, is_trainer in zip(tables, trains, strict=True)
+    ]
+
+
+def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
+    """A key written wrong is named first: what is missing without it would be told as the mistake else."""
+    known = {
+        "model",
+        "recipe",
+        "measure",
+        "launch",
+        "effort",
+        "tail",
+        "no_check",
+        "max_memory",
+        "device",
+        "threads",
+        "seed",
+        "train",
+        "ranks",
+        "batch_per_rank",
+        "rendezvous",
+    }
+    known |= set(WorkloadSpec.__struct_fields__)
+    for name in table:
+        if name not in known:
+            near = closest(str(name), known, count=1)
+            raise TableError(_located(where, f"unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}"))
+
+
+def _batch_axis(value: Any, where: str) -> Any:
+    """A number, `list`, or a structure of them; a flag writes it as JSON."""
+    if not isinstance(value, str) or value == "list":
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        raise SpecError(
+            _located(
+                where, f"batch_axis must be a number, 'list' or JSON such as [0, null] or {{\"x\": 1}}, got {value!r}"
+            )
+        ) from None
+
+
+def _train(table: Any, where: str) -> TrainSpec:
+    if not isinstance(table, Mapping) or not isinstance(table.get("data"), Mapping):
+        raise SpecError(_located(where, f"train must be a table with a table data in it, got {table!r}"))
+    data = _convert(table["data"], DataSpec, _located(where, "data"))
+    train: TrainSpec = _convert({**table, "data": data}, TrainSpec, _located(where, "train"))
+    return train
+
+
+def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
+    """Written beside the table `measure` or in it; settings follow it, so two different ones cannot both be meant."""
+    inside = own_measure.get("effort") if isinstance(own_measure, Mapping) else None
+    effort = rest.pop("effort", "normal" if inside is None else inside)
+    if inside is not None and inside != effort:
+        raise TableError(_located(where, f"effort is {effort!r}, but {inside!r} in the table measure: leave one out"))
+    return effort
+
+
+def _share_batch(rest: dict[str, Any], where: str) -> None:
+    """`batch_per_rank` is another way to give the batch: items on every rank."""
+    each = rest.pop("batch_per_rank", None)
+    if each is None:
+        return
+    if rest.get("batch") is not None:
+        raise TableError(_located(where, "give batch (of all ranks) or batch_per_rank, not both"))
+    ranks = rest.get("ranks", 1)
+    for name, value in (("batch_per_rank", each), ("ranks", ranks)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TableError(_located(where, f"{name} must be a whole number, got {value!r}"))
+        require_range(name, value, 1, MOST_ITEMS)
+    rest["batch"] = each * ranks
+
+
+def _launch_table(rest: dict[str, Any]) -> Any:
+    """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes.
+
+    Ranks are started by torchrun unless another door is named.
+    """
+    table = rest.pop("launch", {})
+    rendezvous = rest.pop("rendezvous", None)
+    limit = rest.pop("max_memory", None)
+    if not isinstance(table, Mapping):
+        return table
+    if rest.get("ranks") is not None or rendezvous is not None:
+        table = {"door": "torchrun", **table}
+    if rendezvous is not None:
+        table = {**table, "rendezvous": rendezvous}
+    if limit is None:
+        return table
+    try:
+        limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
+    except SpecError as error:
+        raise SpecError(f"max_memory: {error}") from None
+    if limit_bytes < 1:
+        raise SpecError(f"max_memory must be above 0, got {limit}")
+    require_range("max_memory", limit_bytes, 1, MOST_BYTES)
+    return {**table, "memory_limit_bytes": limit_bytes}
+
+
+def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
+    merged: dict[str, Any] = {}
+    for table in tables:
+        merged = _without_effort(merged) if _names_effort(table) else merged
+        for name, value in table.items():
+            below = merged.get(name)
+            merged[name] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _names_effort(table: Mapping[str, Any]) -> bool:
+    measure = table.get("measure")
+    return "effort" in table or (isinstance(measure, Mapping) and "effort" in measure)
+
+
+def _without_effort(table: Mapping[str, Any]) -> dict[str, Any]:
+    """It has two places, so the later word must clear both: else a flag would change the settings and keep the name."""
+    rest = {name: value for name, value in table.items() if name != "effort"}
+    if isinstance(rest.get("measure"), Mapping):
+        rest["measure"] = {name: value for name, value in rest["measure"].items() if name != "effort"}
+    return rest
+
+
+def _override(base: Any, changes: Any, where: str) -> Any:
+    if not isinstance(changes, Mapping):
+        raise TableError(f"{where} must be a table, got {changes!r}")
+    return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
+
+
+def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
+    for name, choices in _choices_of(kind).items():
+        if isinstance(value := table.get(name), str):
+            require_choice(name, value, choices)
+    try:
+        return msgspec.convert(msgspec.to_builtins(table), kind)
+    except msgspec.ValidationError as error:
+        raise TableError(_located(where, str(error))) from None
+
+
+@cache
+def _choices_of(kind: Any) -> dict[str, Any]:
+    """Fields that are one of a few words. msgspec refuses others too, but does not name the choices."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind) if get_origin(field.type) is Literal}
+
+
+def _names(value: Any, what: str, where: str) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise TableError(_located(where, f"{what} must be a name or a list of names, got {value!r}"))
+    if not names:
+        raise TableError(_located(where, f"name at least one {what}"))
+    return list(names)

@@ -1,0 +1,222 @@
+"""A training: what is asked of it, and what it leaves behind: the data it saw, its epochs, and what feeding it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from redline.model.errors import SpecError
+from redline.model.fields import MOST_ITEMS, MOST_ROWS, MOST_THREADS, Frozen, require_choice, require_range
+
+DATA_PHASE = "data"
+"""The phase in which a step waits for its batch. The other phases are those of the training step."""
+
+Stem = Literal["imagenet", "cifar"]
+Schedule = Literal["constant", "cosine", "one-cycle"]
+Augment = Literal["none", "host", "device"]
+LastBatch = Literal["run", "drop"]
+FedPart = Literal["loader", "model", "together"]
+LastBatchFate = Literal["none", "run", "run eagerly", "dropped"]
+
+
+class DataSpec(Frozen):
+    """Which data a training sees, and how they reach the device."""
+
+    name: str
+    """`cifar10`, `imagefolder`, `synthetic`, `synthetic-learnable`, or the user's own as `file.py:loaders`."""
+    folder: str | None = None
+    """Of `cifar10` and `imagefolder`. Its pickles are read, so it must be one the user trusts."""
+    train_samples: int | None = None
+    """How many samples of the training set to use; None: all."""
+    val_samples: int | None = None
+    workers: int = 0
+    """Processes that load batches; 0: the training process loads them itself."""
+    pin_memory: bool = True
+    """Page-locked batches, which a GPU copies without waiting. Nothing on a CPU."""
+    persistent_workers: bool = True
+    """Workers stay from one epoch to the next."""
+    prefetch_factor: int = 2
+    """Batches each worker keeps ready."""
+    prefetch: bool = True
+    """Load and copy the next batch while this one computes; off: load, copy, compute and wait, one after the other."""
+    on_device: bool = False
+    """Keep the whole set in the device's memory."""
+    augment: Augment = "none"
+    """Random shifts and mirror images, made by the loader or on the device."""
+    download: bool = False
+    loader_timeout_s: float = 60.0
+    """A loader that gives no batch for this many seconds counts as hung."""
+
+    def __post_init__(self) -> None:
+        require_choice("augment", self.augment, Augment)
+        for name in ("train_samples", "val_samples", "prefetch_factor"):
+            require_range(name, getattr(self, name), 1, MOST_ITEMS)
+        require_range("workers", self.workers, 0, MOST_THREADS)
+        if not self.loader_timeout_s > 0:
+            raise SpecError(f"loader_timeout_s must be above 0, got {self.loader_timeout_s}")
+        if self.on_device and (self.workers or self.augment == "host"):
+            raise SpecError("data on the device pass no loader: leave out workers, and augment on the device")
+
+
+class TrainSpec(Frozen):
+    """A training on data, for epochs, to an accuracy."""
+
+    data: DataSpec
+    epochs: int = 1
+    learning_rate: float | None = None
+    """The highest of the schedule. None: 0.1 for SGD at batch 256, in proportion to the batch; 0.001 for Adam."""
+    weight_decay: float = 5e-4
+    schedule: Schedule = "one-cycle"
+    target_accuracy: float | None = None
+    """Stop after the epoch that reaches it."""
+    last_batch: LastBatch = "run"
+    """What becomes of the smaller batch that ends an epoch; compiled and graphed recipes run it eagerly."""
+    max_seconds: float | None = None
+    """Stop training after this many seconds, even within an epoch, which is then recorded as incomplete."""
+    deterministic: bool = False
+    """Algorithms that give the same bits again, also on a GPU; some are slower."""
+
+    def __post_init__(self) -> None:
+        require_choice("schedule", self.schedule, Schedule)
+        require_choice("last_batch", self.last_batch, LastBatch)
+        require_range("epochs", self.epochs, 1, MOST_ROWS)
+        for name in ("learning_rate", "max_seconds"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise SpecError(f"{name} must be above 0, got {value}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise SpecError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
+
+
+class DataInfo(Frozen):
+    """The data of a training as they turned out, and what was chosen because of them."""
+
+    name: str
+    train_samples: int
+    val_samples: int
+    classes: int | None = None
+    """None: the targets are no classes."""
+    shape: tuple[int, ...] = ()
+    """The shape of one sample as the model sees it."""
+    fingerprint: str = ""
+    """Of names, sizes and the first samples: whether two trainings saw the same data."""
+    stem: Stem | None = None
+    """For a ResNet; None for other models."""
+    steps_per_epoch: int = 0
+    last_batch: int = 0
+    """Samples in the smaller batch that ends an epoch; 0: all are whole."""
+    last_batch_fate: LastBatchFate = "none"
+    learning_rate: float = 0.0
+    """The highest of the schedule."""
+    workers: int = 0
+    augment: Augment = "none"
+    random_labels: bool = False
+    """Nothing can be learned: accuracy says nothing."""
+
+
+class Epoch(Frozen):
+    """One pass over the training set, and over the held-out set after it."""
+
+    number: int
+    """From 1."""
+    seconds: float
+    """Training and validation, by the wall clock."""
+    train_s: float
+    steps: int
+    samples: int
+    """Trained on."""
+    train_loss: float | None
+    """Mean over the epoch; None: not finite."""
+    validation_s: float = 0.0
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_judged: int = 0
+    """Held-out targets that the accuracy is a share of."""
+    val_most_frequent: float | None = None
+    """The share of the most frequent class among them: the accuracy of always naming that one."""
+    val_batches: int = 0
+    val_batches_not_finite: int = 0
+    """Held-out batches whose loss was no number; the validation loss is then unknown."""
+    trainable: int = 0
+    """Tensors that the optimizer may change."""
+    unchanged: int = 0
+    """How many of them were the same after the epoch as before."""
+    learning_rate: float = 0.0
+    """Of the last step."""
+    phases_s: dict[str, float] = {}
+    """Seconds of all steps together, by phase; `data` is waiting for batches."""
+    host_wait_s: float = 0.0
+    """Host seconds blocked on the loader: on a GPU they need not hold it up."""
+    gradient_scale: float | None = None
+    """GradScaler's, at the end; None where gradients are not scaled."""
+    peak_bytes: int | None = None
+    """What must fit: reserved by the allocator, on a CPU the resident memory."""
+    utilisation: float | None = None
+    """Mean of the looks at the device."""
+    energy_j: float | None = None
+    """During training only, as is the utilisation."""
+    is_cut: bool = False
+    """Ended before its last batch, because the time was over."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second of training, without validation."""
+        return self.samples / self.train_s if self.train_s > 0 else None
+
+    @property
+    def samples_per_s_whole(self) -> float | None:
+        """Samples per second, with the time of validation."""
+        return self.samples / self.seconds if self.seconds > 0 else None
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """The share of the training time in which no batch was there to work on."""
+        whole = sum(self.phases_s.values())
+        return self.phases_s[DATA_PHASE] / whole if whole > 0 and DATA_PHASE in self.phases_s else None
+
+
+def steady_epochs(epochs: Sequence[Epoch]) -> list[Epoch]:
+    """Epochs that speeds are computed from: not the first, which pays for start-up, nor an incomplete one."""
+    whole = [epoch for epoch in epochs if not epoch.is_cut]
+    return whole[1:] or whole or list(epochs)
+
+
+def wait_share(epochs: Sequence[Epoch]) -> float | None:
+    """Share of the training time of all epochs."""
+    whole = sum(sum(epoch.phases_s.values()) for epoch in epochs)
+    return sum(epoch.phases_s.get(DATA_PHASE, 0.0) for epoch in epochs) / whole if whole > 0 else None
+
+
+class Fed(Frozen):
+    """A stretch of loading alone, of the model alone on batches that are there already, or of both."""
+
+    part: FedPart
+    samples: int
+    seconds: float
+    wait_s: float = 0.0
+    """With both together: seconds in which the device had no batch."""
+    workers: int = 0
+    prefetch: bool = True
+
+    @property
+    def per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_s / self.seconds if self.seconds > 0 else 0.0
+
+
+class TrainingProgress(Frozen):
+    """Where a training is."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    """In this epoch; 0: unknown, because the user's loader does not say how long it is."""
+    loss: float | None = None
+    """Mean over the epoch so far, a moment ago."""
+    samples_per_s: float | None = None

@@ -1,0 +1,362 @@
+"""What a step has to do, what it was seen doing, and what a device can do at most: work, facts and ceilings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from redline.model.fields import Count, Figure, Frozen, Items, Moment, Seconds
+from redline.model.note import Code, Note
+
+OperatorKind = Literal[
+    "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "other"
+]  # fmt: skip
+"""The same words as for the kernels of a trace, so that work and time can be set side by side."""
+
+PRODUCTS: frozenset[OperatorKind] = frozenset(("convolution", "matmul", "attention"))
+"""What a FLOP count means by FLOPs: multiplications with additions, two FLOPs for each. The rest has its own line."""
+
+NOT_COUNTED: frozenset[Code] = frozenset(("work-not-counted", "work-changes"))
+"""Notes of a workload that say why its work was not counted."""
+
+WorkPhase = Literal["forward", "backward", "optimizer"]
+
+CEILINGS_SCHEMA = 2
+"""Raised when ceilings are measured in another way: older ones are then measured again."""
+
+
+class OperatorWork(Frozen):
+    """All calls of one operator that do the same amount of work."""
+
+    name: str
+    kind: OperatorKind
+    number_format: str
+    """What it computes in: fp32, tf32, fp16, bf16, fp8, int8 …"""
+    phase: WorkPhase
+    calls: Count
+    flops: Count
+    """Per call."""
+    bytes: Count
+    """Per call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
+
+
+class ModuleWork(Frozen):
+    """A module with everything inside it."""
+
+    path: str
+    """As `named_modules` tells it; the model itself is the empty path."""
+    type: str
+    params: Count
+    calls: Count
+    number_format: str
+    """Of most of its products."""
+    flops: Count
+    """Products of the forward pass."""
+    backward_flops: Count
+    other_flops: Count
+    """Norms, elementwise work and reductions, forward and backward."""
+    bytes: Count
+    backward_bytes: Count
+
+
+class Uncounted(Frozen):
+    """An operator without a FLOP formula; its bytes are counted."""
+
+    name: str
+    calls: Count
+
+
+class WorkCount(Frozen):
+    """FLOPs and bytes of one step. Two byte counts, never mixed: per operator and compulsory."""
+
+    params: Count
+    compulsory_bytes: Count
+    """What perfect fusion must still move: weights, inputs and outputs of the whole model once.
+
+    Training reads and writes weights and optimizer state instead of writing outputs.
+    """
+    operators: tuple[OperatorWork, ...]
+    uncounted: tuple[Uncounted, ...] = ()
+    modules: tuple[ModuleWork, ...] = ()
+    """Parents before children; only where they were asked for."""
+    for_these_inputs: str | None = None
+    """Set where control flow depends on data: counted in one real forward, and why."""
+    notes: tuple[Note, ...] = ()
+    seconds: Seconds = 0.0
+    """What counting took."""
+
+    @property
+    def flops(self) -> int:
+        """Products of the forward pass."""
+        return self._products("forward")
+
+    @property
+    def backward_flops(self) -> int:
+        return self._products("backward")
+
+    @property
+    def total_flops(self) -> int:
+        return self.flops + self.backward_flops
+
+    @property
+    def macs(self) -> int:
+        return self.flops // 2
+
+    @property
+    def operator_bytes(self) -> int:
+        """What must move when every operator reads its inputs and writes its outputs: unfused, all phases."""
+        return sum(one.bytes * one.calls for one in self.operators)
+
+    def other_flops(self, kinds: Iterable[OperatorKind] | None = None) -> int:
+        wanted = set(kinds) if kinds is not None else None
+        return sum(
+            one.flops * one.calls
+            for one in self.operators
+            if one.kind not in PRODUCTS and (wanted is None or one.kind in wanted)
+        )
+
+    def flops_by_format(self) -> dict[str, int]:
+        """Products of all phases, by what they compute in."""
+        found: Counter[str] = Counter()
+        for one in self.operators:
+            if one.kind in PRODUCTS:
+                found[one.number_format] += one.flops * one.calls
+        return dict(found)
+
+    def _products(self, phase: WorkPhase) -> int:
+        return sum(one.flops * one.calls for one in self.operators if one.phase == phase and one.kind in PRODUCTS)
+
+
+LayerKind = Literal["convolution", "linear", "attention", "batch-norm", "norm", "recurrent", "embedding", "max-pooling"]
+"""`attention` is a call of scaled_dot_product_attention; attention written out in products and softmax is not one."""
+
+
+class LayerShare(Frozen):
+    """All layers of one kind that ran in the forward pass."""
+
+    calls: Count
+    share: float
+    """Share of the time that the operators of the forward pass took."""
+    kinds: Count = 0
+    """Calls that differ in shapes or settings; 0 in old records."""
+
+
+class OperatorShare(Frozen):
+    name: str
+    kind: OperatorKind
+    calls: Count
+    share: float
+    """Share of the time that all operators of the step took."""
+
+
+class RepeatedBlock(Frozen):
+    """Modules of one class that run one after the other, none inside another: the layers of a network."""
+
+    class_name: str
+    count: int
+    share: float
+    """Share of the time that the operators of the forward pass took."""
+    kinds: int | None = None
+    """How many of them differ in what they compute, by shapes or by constants such as the rate of a dropout: each kind is
+    compiled by itself. None in old records."""
+
+
+class Facts(Frozen):
+    """What one real step of a workload did in strict fp32, eager. Switches say from this whether they are relevant."""
+
+    layers: dict[LayerKind, LayerShare] = {}
+    """Kinds that did not run are missing."""
+    activated: LayerShare | None = None
+    """ReLU or GELU right behind a linear layer with a bias, which one kernel can do with it; None where there is none."""
+    operators: tuple[OperatorShare, ...] = ()
+    """Those that took most of the time, the longest first."""
+    kinds: dict[OperatorKind, float] = {}
+    """Share of the operators' time by kind, over the whole step."""
+    launches: int = 0
+    """Operators in one step that put work on the device."""
+    double_share: float = 0.0
+    """Of the operators' time, what those take that compute with 64 bits."""
+    attention_backends: dict[str, tuple[str, ...]] = {}
+    """By number format (fp32, fp16, bf16): the backends that can do every attention of the model here."""
+    blocks: RepeatedBlock | None = None
+    """What takes most of the forward pass among blocks that repeat; None where nothing repeats."""
+    reads: tuple[str, ...] = ()
+    """Where Python reads the values of tensors, for which it waits: `item in roi_heads (3)`."""
+    parts: int | None = None
+    """Modules below the model that run several operators and read no value; None in old records."""
+    synchronises: bool | None = None
+    """Whether a step waits for the device by itself; None where nothing runs ahead of the host."""
+    branches: bool = False
+    """Other inputs of the same shapes ran other operators."""
+    varies_shapes: bool = False
+    """Other inputs of the same shapes gave the same operators other shapes."""
+    mutates: tuple[str, ...] = ()
+    """Buffers, and other tensors the model holds, that the forward pass writes to."""
+    accumulates: tuple[str, ...] = ()
+    """Of these, buffers of floating-point numbers to which it adds call by call, such as counters and moving averages: with
+    few bits they stop moving. Only looked at in inference."""
+    draws_random_numbers: bool = False
+    sparse_gradients: tuple[str, ...] = ()
+    """Parameters whose gradients are sparse tensors in training: few optimizers and compilers take those."""
+    strange_outputs: tuple[str, ...] = ()
+    """Classes in its outputs that torch's pytree does not know: no program made from the model can return them."""
+    step_s: float | None = None
+    """Seconds of one step in the steady state, waited for."""
+    host_s: float | None = None
+    """Seconds the host needs to issue one step; None where nothing runs ahead of the host."""
+    device_s: float | None = None
+    """Seconds of one step in which the device has work, by the sum of its operators."""
+    page_faults: float | None = None
+    """Pages that the kernel gave to one step, cleared: memory that is freed and asked for again. None with a GPU."""
+    peak_bytes: int | None = None
+    """Device memory that the process held at most, its context included; None on a CPU."""
+    limit_bytes: int | None = None
+    """Device memory that was free, or the cap that was asked for."""
+    seconds: Seconds = 0.0
+    """What finding all this out took."""
+
+    @property
+    def products_share(self) -> float:
+        """Share of the operators' time that products and convolutions take."""
+        return min(sum(self.kinds.get(kind, 0.0) for kind in PRODUCTS), 1.0)
+
+
+class Ceilings(Frozen):
+    """How fast this device is at its best, measured."""
+
+    kind: str
+    """`cpu`, `cuda` or `rocm`."""
+    name: str
+    driver: str | None
+    torch: str | None
+    threads: int | None
+    """For a CPU, whose limits they set; None elsewhere."""
+    flops_per_s: dict[str, Figure]
+    """Matrix products by number format; a format the device does not have is missing."""
+    copy_bytes_per_s: Figure
+    """Read and written bytes together, of buffers that no cache holds."""
+    launch_s: Seconds
+    """From one tiny operator to the next, issued from Python without waiting."""
+    cache_bytes: int | None = None
+    """The last cache in front of memory; None where the device does not tell."""
+    shapes: dict[str, str] = {}
+    """Which matrix product reached the figure."""
+    measured_at: Moment = 0.0
+    seconds: Seconds = 0.0
+    usual: dict[str, float] = {}
+    """By figure (`fp32`, `copy`, `launch`): what half of the bursts reached, where the figure itself is the best of them."""
+    doubts: tuple[Note, ...] = ()
+    """Why these figures may be too low: the machine was busy, or the best was reached only once."""
+    notes: tuple[Note, ...] = ()
+    schema: int = CEILINGS_SCHEMA
+
+    @property
+    def is_trusted(self) -> bool:
+        return not self.doubts
+
+    def with_best_of(self, other: Ceilings) -> Ceilings:
+        """What both reached at their best: a ceiling is what a device can do, whichever run saw it."""
+        ours = {form: self.flops_per_s.get(form, 0.0) for form in {*self.flops_per_s, *other.flops_per_s}}
+        behind = [form for form, value in ours.items() if other.flops_per_s.get(form, 0.0) > value]
+        better = {form: other.flops_per_s[form] for form in behind}
+        return msgspec.structs.replace(
+            self,
+            flops_per_s={**self.flops_per_s, **better},
+            shapes={**self.shapes, **{form: other.shapes[form] for form in behind if form in other.shapes}},
+            usual={**self.usual, **{form: other.usual[form] for form in behind if form in other.usual}},
+            copy_bytes_per_s=max(self.copy_bytes_per_s, other.copy_bytes_per_s),
+            launch_s=min(self.launch_s, other.launch_s),
+        )
+
+
+class OperatorTime(Frozen):
+    """One operator, timed in bursts; `refusal` says why it was not."""
+
+    operator: str
+    shape: str
+    number_format: str
+    calls: int = 1
+    """How often the model calls it in one forward."""
+    kind: OperatorKind = "other"
+    samples: tuple[float, ...] = ()
+    """Seconds per call, one of each burst."""
+    flops: int = 0
+    bytes: int = 0
+    refusal: str | None = None
+
+
+MemoryCategory = Literal["weights", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace"]
+"""`activations`: made by the forward pass and kept for the backward pass; in inference, whatever is not a weight.
+`workspace`: what the device's allocator gave out beyond tensors, such as scratch memory of libraries."""
+
+
+class MemoryHolder(Frozen):
+    """A module that holds memory at the peak."""
+
+    module: str
+    """Its path; empty for the model itself and for what no module made."""
+    bytes: int
+    category: MemoryCategory
+    """Of most of it."""
+    line: str = ""
+    """Of the code that made most of it, where that is known: `model.py:12`."""
+
+
+class MemoryPoint(Frozen):
+    """A moment of a step."""
+
+    at: float
+    """From 0 to 1, by allocations."""
+    bytes: int
+    phase: str
+    categories: dict[MemoryCategory, int] = {}
+    """They add up to the bytes; what an allocator gave out beyond tensors is in neither."""
+    reserved_bytes: int | None = None
+    """What the allocator held then, given out or not; None without an allocator that tells."""
+
+
+class MemoryUse(Frozen):
+    """One step's memory."""
+
+    peak_bytes: int
+    """Allocated at most: the allocator's own figure on a GPU; on a CPU all tensors together."""
+    peak_phase: str
+    categories: dict[MemoryCategory, int]
+    """Of the peak; they add up to it."""
+    holders: tuple[MemoryHolder, ...] = ()
+    timeline: tuple[MemoryPoint, ...] = ()
+    reserved_bytes: int | None = None
+    fragments_bytes: int | None = None
+    """Reserved but not given out when most was given out; None without an allocator that tells."""
+
+
+CacheKind = Literal["growing", "static", "state", "own", "unseen"]
+"""How keys and values are kept: `state` has one size however long the text is, `own` is what the user's forward
+returns, `unseen` belongs to a model that only generates as a whole."""
+
+
+class GenerationInfo(Frozen):
+    """What is generated, and what every token has to read."""
+
+    prompt: Items
+    new_tokens: Items
+    weight_bytes: Count
+    """Of all weights under the recipe."""
+    read_bytes: Count
+    """Of the weights that a decode step reads: without tables of which it takes a row, and without an encoder."""
+    cache_bytes: Count
+    """As it was allocated after one generation."""
+    cache_read_bytes: Count | None = None
+    """Of the cache, what a decode step reads on average: the positions that are filled by then."""
+    copy_bytes_per_s: Figure | None = None
+    """Copied on this device just before, read and written bytes together."""
+    is_static: bool = False
+    cache: CacheKind | None = None
+    """None in records made before it was told."""
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        return self.cache or ("static" if self.is_static else "growing")

@@ -1,0 +1,1 @@
+"""What the operating system and the drivers provide: processes, locks and telemetry."""

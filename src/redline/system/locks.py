@@ -1,0 +1,196 @@
+"""Locks between processes, as files the kernel unlocks when their holder dies; one of them lets one run at a time use a GPU.
+
+Locks that all users of a machine share live in one folder, wherever a process keeps its temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+from filelock import BaseFileLock, FileLock, Timeout
+
+from redline.model.errors import UsageError
+
+MACHINE_FOLDER = Path("/tmp/redline-locks")
+"""Not under TMPDIR: two processes with different temporary folders lock the same GPU."""
+SHARED_FOLDER_MODE = 0o1777
+"""Everybody may add a lock; only its owner may remove it."""
+SHARED_FILE_MODE = 0o666
+POLL_S = 0.2
+
+_HOLDER_BYTES = 40
+
+
+def machine_folder(on_fallback: Callable[[str], None]) -> Path:
+    """The folder of locks that every user of this machine sees.
+
+    Where something else stands in its place, the user's own folder, and `on_fallback` receives one line that says so.
+    """
+    problem = _make_shared(MACHINE_FOLDER)
+    if problem is None:
+        return MACHINE_FOLDER
+    own = Path(platformdirs.user_data_path("redline")) / "locks"
+    try:
+        own.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make a folder for locks: {MACHINE_FOLDER} {problem}, and {own}: {_why(error)}"
+        ) from None
+    on_fallback(f"{MACHINE_FOLDER} {problem}; locking in {own}, which other users of this machine do not see")
+    return own
+
+
+@contextmanager
+def file_lock(
+    path: Path, *, mode: int = SHARED_FILE_MODE, on_wait: Callable[[str], None] | None = None
+) -> Iterator[str | None]:
+    """Hold the lock at `path`. Yields None to the holder.
+
+    With `on_wait`, a lock that is held is waited for, and `on_wait` is told once who holds it. Without, the name of
+    the holder is yielded instead of waiting.
+    """
+    lock = FileLock(path, mode=mode, poll_interval=POLL_S)
+    holder = _acquire(lock, path, mode, on_wait)
+    try:
+        yield holder
+    finally:
+        lock.release()
+
+
+def _acquire(lock: BaseFileLock, path: Path, mode: int, on_wait: Callable[[str], None] | None) -> str | None:
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            if on_wait is None:
+                return _holder(path)
+            on_wait(_holder(path))
+            lock.acquire()
+        _sign(path, mode)
+    except OSError as error:
+        lock.release()
+        raise UsageError(f"cannot lock {path}: {_why(error)}; remove it, or ask its owner to") from None
+    return None
+
+
+def _make_shared(folder: Path) -> str | None:
+    """Make the folder, or check the one that is there; returns what is wrong with it. Follows no link."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        return f"cannot be made ({_why(error)})"
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return "is a link" if folder.is_symlink() else "is not a folder that can be opened"
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_IMODE(found.st_mode) == SHARED_FOLDER_MODE:
+            return None
+        if found.st_uid != os.getuid():
+            return f"has the mode {stat.S_IMODE(found.st_mode):o} instead of {SHARED_FOLDER_MODE:o}"
+        os.fchmod(descriptor, SHARED_FOLDER_MODE)  # just made, or left by a process that was killed before this line
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _sign(path: Path, mode: int) -> None:
+    """Write who holds the lock. Only into a plain file of one name: anything else somebody has put there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(0, "it is not a plain file")
+        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(descriptor, mode)
+        # Always the same length, so that nothing of the last holder's name remains.
+        os.pwrite(descriptor, f"process {os.getpid()}".ljust(_HOLDER_BYTES).encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _holder(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return "another process"
+    try:
+        text = os.pread(descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip()
+    except OSError:
+        text = ""
+    finally:
+        os.close(descriptor)
+    return text if text.isprintable() and text else "another process"
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+class _Held(threading.local):
+    """What this thread holds: a gate that also counts kernels asks for its device again."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+
+_held = _Held()
+
+
+@contextmanager
+def device_lock(
+    device: str,
+    on_wait: Callable[[str], None] = lambda holder: None,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> Iterator[None]:
+    """Hold `device` (`cuda:0`, …) alone; waits for another holder and says who it is. The CPU is not locked.
+
+    A thread that holds it may ask again and has it until its first hold ends. `on_note` is told when only this user's
+    processes are kept away.
+    """
+    if device == "cpu":
+        yield
+        return
+    name = re.sub("[^A-Za-z0-9-]", "-", physical_name(device))
+    if name in _held.names:
+        yield
+        return
+    with file_lock(machine_folder(on_note) / f"{name}.lock", on_wait=on_wait):
+        _held.names.add(name)
+        try:
+            yield
+        finally:
+            _held.names.discard(name)
+
+
+def physical_name(device: str) -> str:
+    """The card itself: `cuda:0` counts what is visible, so two runs may call one card by different numbers."""
+    kind, _, index_text = device.partition(":")
+    index = int(index_text or 0)
+    variable = "CUDA_VISIBLE_DEVICES" if kind == "cuda" else "HIP_VISIBLE_DEVICES"
+    visible = [part.strip() for part in os.environ.get(variable, "").split(",") if part.strip()]
+    identity = visible[index] if index < len(visible) else str(index)
+    return _uuid_of(identity) or f"{kind}-{identity}" if kind == "cuda" else f"{kind}-{identity}"
+
+
+def _uuid_of(identity: str) -> str | None:
+    if identity.startswith(("GPU-", "MIG-")):
+        return identity
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(identity)))
+    except (ValueError, pynvml.NVMLError):
+        return None
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)

@@ -1,0 +1,291 @@
+"""Telling processes apart, and leaving none behind. Real processes, killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from redline.launch.spawn import _GUARDIAN
+from redline.system import processes
+from redline.system.processes import (
+    adopt_orphans,
+    die_with_parent,
+    end_strays,
+    is_gone,
+    keep_standard_descriptors,
+    kill_group,
+    this_process,
+)
+
+SOURCE = str(Path(processes.__file__).parents[2])
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+
+
+def in_child(deed: Callable[[], object]) -> int:
+    """A forked child that does it and ends with status 0."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            deed()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(fact: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return fact()
+
+
+class TestIdentity:
+    def test_this_process_is_there(self) -> None:
+        assert this_process() == this_process()
+        assert not is_gone(this_process())
+
+    def test_a_child_is_another_until_it_has_ended(self) -> None:
+        read, write = os.pipe()
+        child = in_child(lambda: (os.write(write, this_process().encode()), time.sleep(600)))
+        name = os.read(read, 1000).decode()
+        assert name != this_process()
+        assert not is_gone(name)
+        os.kill(child, signal.SIGKILL)
+        assert wait_until(lambda: is_gone(name)), "a zombie has ended, too"
+        os.waitpid(child, 0)
+        assert is_gone(name)
+
+    def test_a_number_that_was_given_again_is_another_process(self) -> None:
+        machine, pid, started = this_process().rsplit(" ", 2)
+        assert is_gone(f"{machine} {pid} {float(started) - 1:.2f}")
+
+    def test_setting_the_clock_makes_no_other_process_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Running:
+            def create_time(self) -> float:
+                return psutil.boot_time() + 5
+
+        names = set()
+        for booted in (1000.0, 4600.0):
+            monkeypatch.setattr(psutil, "boot_time", lambda booted=booted: booted)
+            names.add(processes._started(Running()))  # type: ignore[arg-type]
+        assert names == {"5.00"}
+
+    def test_of_another_machine_nothing_is_known(self) -> None:
+        _, pid, started = this_process().rsplit(" ", 2)
+        assert not is_gone(f"elsewhere/1/pid {pid} {float(started) - 1:.2f}")
+        assert not is_gone(f"elsewhere/1/pid 999999999 {started}")
+
+    def test_one_that_may_not_be_looked_at_is_not_called_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def hidden(pid: int | None = None) -> psutil.Process:
+            raise psutil.AccessDenied(pid)
+
+        name = this_process()
+        monkeypatch.setattr(psutil, "Process", hidden)
+        assert not is_gone(name)
+
+
+class TestDyingWithTheParent:
+    @linux_only
+    def test_a_killed_parent_takes_it_along(self) -> None:
+        read, write = os.pipe()
+
+        def parent() -> None:
+            here = os.getpid()
+            in_child(lambda: (die_with_parent(here), os.write(write, f"{os.getpid()} ".encode()), time.sleep(600)))
+            time.sleep(600)
+
+        child = in_child(parent)
+        grandchild = int(os.read(read, 100))
+        assert is_alive(grandchild)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert wait_until(lambda: not is_alive(grandchild))
+
+    def test_one_whose_parent_has_gone_before_goes_at_once(self) -> None:
+        child = in_child(lambda: (die_with_parent(os.getpid()), time.sleep(600)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_a_group_is_ended_whole() -> None:
+    read, write = os.pipe()
+
+    def leader() -> None:
+        os.setsid()
+        member = in_child(lambda: time.sleep(600))
+        os.write(write, f"{member} ".encode())
+        time.sleep(600)
+
+    child = in_child(leader)
+    member = int(os.read(read, 100))
+    kill_group(child)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert wait_until(lambda: not is_alive(member))
+    kill_group(child)  # nobody is left, which is nothing to complain of
+
+
+def daemonise(write: int) -> None:
+    """Leaves parent, group and session, and tells its number."""
+    middle = in_child(
+        lambda: (os.setsid(), in_child(lambda: (os.write(write, f"{os.getpid():20}".encode()), time.sleep(600))))
+    )
+    os.waitpid(middle, 0)
+
+
+@linux_only
+def test_strays_are_ended_with_all_they_started_and_the_spared_are_not() -> None:
+    read, write = os.pipe()
+
+    def house() -> None:
+        assert adopt_orphans()
+        spared = in_child(lambda: time.sleep(600))
+        daemonise(write)
+        stray = in_child(lambda: (daemonise(write), time.sleep(600)))
+        daemons = [int(os.read(read, 20)), int(os.read(read, 20))]
+        end_strays(spared={spared})
+        left = psutil.Process().children(recursive=True)
+        assert [process.pid for process in left] == [spared], (left, stray)
+        assert not any(map(is_alive, daemons))
+        end_strays()
+        assert psutil.Process().children() == []
+
+    assert os.waitstatus_to_exitcode(os.waitpid(in_child(house), 0)[1]) == 0
+
+
+class Stray:
+    """A child that is gone one look after it was killed, if ever."""
+
+    def __init__(self, pid: int, stubborn: bool = False) -> None:
+        self.pid, self.stubborn, self.kills = pid, stubborn, 0
+
+    def children(self, recursive: bool) -> list[Stray]:
+        return []
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+class House:
+    """What `psutil` says of a process whose children come to light one after the other."""
+
+    def __init__(self, *strays: Stray) -> None:
+        self.strays = strays
+
+    def children(self) -> list[Stray]:
+        return [stray for stray in self.strays if stray.stubborn or not stray.kills][:1]
+
+
+def test_strays_that_come_to_light_later_are_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(Stray(1), Stray(2), Stray(3))
+    monkeypatch.setattr(psutil, "Process", lambda: house)
+    monkeypatch.setattr(psutil, "wait_procs", lambda strays, timeout: None)
+    end_strays()
+    assert [stray.kills for stray in house.strays] == [1, 1, 1]
+
+
+def test_one_that_cannot_be_ended_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, clock = House(Stray(1, stubborn=True)), iter(range(1000))
+    monkeypatch.setattr(psutil, "Process", lambda: house)
+    monkeypatch.setattr(psutil, "wait_procs", lambda strays, timeout: None)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: float(next(clock)))
+    end_strays()
+    assert house.strays[0].kills == processes.STRAYS_END_S + 1
+
+
+class TestGuardian:
+    def start(self, *command: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.settimeout(60)
+        guardian = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                _GUARDIAN,
+                SOURCE,
+                str(theirs.fileno()),
+                *command,
+            ],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "REDLINE_WORKER_FDS": ""},
+        )
+        theirs.close()
+        return line, guardian
+
+    @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", -9), ("true", 0)])
+    def test_it_tells_how_the_worker_ended(self, script: str, status: int) -> None:
+        line, guardian = self.start("sh", "-c", script)
+        assert int(line.recv(64)) > 0
+        assert int(line.recv(64)) == status
+        assert guardian.wait() == 0
+        line.close()
+
+    def test_ctrl_c_is_for_the_desk(self) -> None:
+        line, guardian = self.start("sh", "-c", "sleep 0.2; exit 7")
+        assert int(line.recv(64)) > 0
+        guardian.send_signal(signal.SIGINT)
+        assert int(line.recv(64)) == 7
+        assert guardian.wait() == 0
+        line.close()
+
+    @linux_only
+    @pytest.mark.parametrize("hang_up", [True, False])
+    def test_nothing_that_the_worker_started_stays(self, tmp_path: Path, hang_up: bool) -> None:
+        """Neither a child of its group nor a daemon: when the desk is gone, and when the worker is."""
+        pids = tmp_path / "pids"
+        script = f"sleep 600 & echo $! >> {pids}; setsid -f sh -c 'echo $$ >> {pids}; exec sleep 600'; "
+        both = f"while [ $(wc -l < {pids}) -lt 2 ]; do sleep 0.01; done"
+        line, guardian = self.start("sh", "-c", script + ("sleep 600" if hang_up else both))
+        worker = int(line.recv(64))
+        assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        if hang_up:
+            line.close()
+        assert guardian.wait() == 0
+        line.close()
+        assert not any(is_alive(pid) for pid in [worker, *map(int, pids.read_text().split())])
+
+    def test_descriptors_that_are_to_be_inherited_reach_the_worker(self) -> None:
+        read, write = os.pipe()
+        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        writer = [sys.executable, "-c", f"import os; os.write({write}, b'hello')"]
+        guardian = subprocess.Popen(
+            [sys.executable, "-P", "-c", _GUARDIAN, SOURCE, str(theirs.fileno()), *writer],
+            pass_fds=[theirs.fileno(), write],
+            env={**os.environ, "REDLINE_WORKER_FDS": str(write)},
+        )
+        theirs.close()
+        os.close(write)
+        assert os.read(read, 100) == b"hello"
+        assert os.read(read, 100) == b"", "nobody else holds it open"
+        guardian.wait()
+        line.close()
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1)])
+def test_closed_standard_descriptors_are_opened_again(closed: tuple[int, ...]) -> None:
+    def deed() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+        keep_standard_descriptors()
+        keep_standard_descriptors()
+        assert min(os.pipe()) > 2
+        assert 0 not in closed or os.read(0, 1) == b""
+
+    assert os.waitstatus_to_exitcode(os.waitpid(in_child(deed), 0)[1]) == 0
