@@ -66,7 +66,15 @@ def check(given: argparse.Namespace, workspace: Workspace) -> int:
 def by_script(mode: str, words: list[str], batch: int, iterations: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
-        command = [sys.executable, "micro_benchmarking_pytorch.py", "--network", "resnet50", "--mode", mode, *words]
+        command = [
+            sys.executable,
+            "examples/micro_benchmarking_pytorch.py",
+            "--network",
+            "resnet50",
+            "--mode",
+            mode,
+            *words,
+        ]
         command += ["--batch-size", str(batch), "--iterations", str(iterations), "--output-file", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -24,7 +24,7 @@ from redline.testing import bench
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 BENCH = """
 device = "cuda:0"

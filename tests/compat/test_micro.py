@@ -21,7 +21,7 @@ from redline.compat.micro import ALIASES, _asked, main, parser
 from redline.launch.fork import reserved_port
 from redline.model.errors import UsageError
 
-SCRIPT = Path(__file__).parents[2] / "micro_benchmarking_pytorch.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "micro_benchmarking_pytorch.py"
 TINY = ("--image-size", "32", "--device", "cpu")
 
 COMMANDS = """
@@ -294,8 +294,8 @@ def port() -> Iterator[int]:
 @pytest.mark.slow
 def test_two_ranks_under_torchrun_split_the_batch(port: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
-               str(SCRIPT), "--network", "simple_cnn", "--batch-size", "5", "--iterations", "2", *TINY]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+               SCRIPT.name, "--network", "simple_cnn", "--batch-size", "5", "--iterations", "2", *TINY]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=SCRIPT.parent)
     assert done.returncode == 0, done.stderr
     assert "**** Launching with torchrun ****" in done.stdout
     assert re.search(r"^\[GPU 0\] Epoch 1: Loss = ", done.stdout, re.M)

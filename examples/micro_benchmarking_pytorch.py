@@ -6,7 +6,7 @@ from pathlib import Path
 try:
     from redline.compat.micro import script
 except ImportError:  # run from a checkout that is not installed
-    sys.path.insert(0, str(Path(__file__).parent / "src"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
     from redline.compat.micro import script
 
 if __name__ == "__main__":
