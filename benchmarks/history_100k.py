@@ -47,8 +47,8 @@ def main() -> None:
         commands = {
             "redline history": ["history"],
             "redline history MODEL (one trend)": ["history", "model-0", "--json"],
-            "redline show": ["show"],
-            "redline show ID": ["show", f"{7:021x}"],
+            "redline history show": ["history", "show"],
+            "redline history show ID": ["history", "show", f"{7:021x}"],
         }
         for name, words in commands.items():
             print(f"{name:<40}{timed(words, path, arguments.repeats):>8.2f} s", flush=True)

@@ -50,7 +50,7 @@ def main() -> None:
             ],
             "redline profile": [sys.executable, "-m", "redline", "profile", quick[0], "--device", "cpu"],
             "redline models": [sys.executable, "-m", "redline", "models", "resnet"],
-            "redline show": [sys.executable, "-m", "redline", "show"],
+            "redline history show": [sys.executable, "-m", "redline", "history", "show"],
         }  # fmt: skip
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(ROUNDS):

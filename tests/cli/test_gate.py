@@ -198,7 +198,7 @@ def test_stored_records_are_a_baseline(redline: Redline, project: Path, world: W
         batch = ["--batch", "8"] if model == "m" else []
         words = ["run", model, *batch, "--device", "cuda:0", "--effort", "quick", "--replicates", "6"]
         assert redline(*words).exit_code == 0
-    assert redline("export", "--format", "json", "--raw", "-o", "records.json").exit_code == 0
+    assert redline("history", "export", "--format", "json", "--raw", "-o", "records.json").exit_code == 0
     world.slowdown["m"] = 1.08
     found = {}
     for baseline in ("history", "records.json"):  # what the first measures is in the history of the second

@@ -103,14 +103,14 @@ MISTAKES = [
     (["history", "--batch", "-1"], "batch must be 1 or more"),
     (["history", "--since", "2026-02-01", "--until", "2026-01-01"], "since is later than until"),
     (["history", "--plot", "."], "name a file such as trend.png"),
-    (["tag", "0"], "give at least one record and a tag"),
-    (["tag", "ffff", "v1"], "no record 'ffff'"),
-    (["tag", f"{3:021x}", "a:b"], "a tag has no colon"),
-    (["prune"], "say what to prune"),
-    (["delete", "ffff"], "no record 'ffff'"),
-    (["import", "no-such-file"], "cannot read no-such-file"),
-    (["export", "--format", "archive"], "name a file"),
-    (["export", "--format", "xml"], "format must be csv, json or archive"),
+    (["history", "tag", "0"], "give at least one record and a tag"),
+    (["history", "tag", "ffff", "v1"], "no record 'ffff'"),
+    (["history", "tag", f"{3:021x}", "a:b"], "a tag has no colon"),
+    (["history", "prune"], "say what to prune"),
+    (["history", "delete", "ffff"], "no record 'ffff'"),
+    (["history", "import", "no-such-file"], "cannot read no-such-file"),
+    (["history", "export", "--format", "archive"], "name a file"),
+    (["history", "export", "--format", "xml"], "format must be csv, json or archive"),
 ]
 
 
@@ -158,25 +158,28 @@ def name_of(series: list[dict[str, Any]]) -> str:
 
 def test_tags_and_notes_are_set_shown_and_taken_away(kept: list[RunRecord]) -> None:
     first, second = kept[0].id, kept[1].id
-    assert invoke("tag", first, second, "v1").exit_code == 0
-    assert invoke("tag", "--note", first, "after the update").exit_code == 0
+    assert invoke("history", "tag", first, second, "v1").exit_code == 0
+    assert invoke("history", "tag", "--note", first, "after the update").exit_code == 0
     points = document(invoke("history", "--tag", "v1", "--json"))["series"][0]["points"]
     assert [(point["tags"], point["notes"]) for point in points] == [(["v1"], ["after the update"]), (["v1"], [])]
-    assert document(invoke("tag", "--remove", first, "v1", "--json"))["changed"] == [first]
-    assert [mark["words"] for mark in document(invoke("tag", "--json"))["marks"]] == ["v1", "after the update"]
+    assert document(invoke("history", "tag", "--remove", first, "v1", "--json"))["changed"] == [first]
+    assert [mark["words"] for mark in document(invoke("history", "tag", "--json"))["marks"]] == [
+        "v1",
+        "after the update",
+    ]
 
 
 def test_a_back_up_comes_back_bit_for_bit(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
-    invoke("tag", kept[0].id, "v1")
-    assert invoke("export", "--format", "archive", "-o", tmp_path / "one").exit_code == 0
+    invoke("history", "tag", kept[0].id, "v1")
+    assert invoke("history", "export", "--format", "archive", "-o", tmp_path / "one").exit_code == 0
     monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
-    assert document(invoke("import", tmp_path / "one", "--json"))["added"] == 20
-    assert document(invoke("import", tmp_path / "one", "--json")) | {"schema": 0, "kind": ""} == {
+    assert document(invoke("history", "import", tmp_path / "one", "--json"))["added"] == 20
+    assert document(invoke("history", "import", tmp_path / "one", "--json")) | {"schema": 0, "kind": ""} == {
         "schema": 0, "kind": "", "added": 0, "known": 20,
     }  # fmt: skip
-    assert invoke("export", "--format", "archive", "-o", tmp_path / "two").exit_code == 0
+    assert invoke("history", "export", "--format", "archive", "-o", tmp_path / "two").exit_code == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    assert invoke("export", "--format", "archive", "-o", tmp_path / "two", "no-such-id").exit_code == 2
+    assert invoke("history", "export", "--format", "archive", "-o", tmp_path / "two", "no-such-id").exit_code == 2
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes(), "what was there stays"
     assert sorted(each.name for each in tmp_path.iterdir() if "unfinished" in each.name) == []
     with History.open(only_to_read=True) as history:
@@ -197,24 +200,24 @@ def test_a_damaged_back_up_adds_nothing(kept: list[RunRecord], tmp_path: Path, m
         bytes(body[:-50]) if damage == "cut" else b"x" + bytes(body) if damage == "foreign" else bytes(body)
     )
     monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
-    result = invoke("import", bad)
+    result = invoke("history", "import", bad)
     assert result.exit_code == 2
     with History.open() as history:
         assert history.count() == 0
 
 
 def test_an_exported_document_can_be_imported(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
-    invoke("export", "--format", "json", "--raw", "-o", tmp_path / "records.json")
+    invoke("history", "export", "--format", "json", "--raw", "-o", tmp_path / "records.json")
     monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
-    assert document(invoke("import", tmp_path / "records.json", "--json"))["added"] == 20
+    assert document(invoke("history", "import", tmp_path / "records.json", "--json"))["added"] == 20
     with History.open(only_to_read=True) as history:
         assert history.load(kept[3].id) == kept[3]
 
 
 def test_another_history_can_be_imported(kept: list[RunRecord], own_history: Path, monkeypatch: Any) -> None:
-    invoke("tag", kept[3].id, "v1")
+    invoke("history", "tag", kept[3].id, "v1")
     monkeypatch.setenv("REDLINE_STORE", str(own_history.with_name("other.sqlite")))
-    assert document(invoke("import", own_history, "--json"))["added"] == 20
+    assert document(invoke("history", "import", own_history, "--json"))["added"] == 20
     with History.open(only_to_read=True) as history:
         assert (history.load(kept[3].id), history.tagged("v1")) == (kept[3], [kept[3].id])
 
@@ -226,9 +229,9 @@ def test_what_is_deleted_is_gone_with_its_trace(kept: list[RunRecord], own_histo
     traced = made(50, trace=TraceRef(path=str(trace), steps=1, capture_s=0.1, bytes=1))
     with History.open() as history:
         history.finish(traced)
-    assert invoke("delete", traced.id, "--dry-run").exit_code == 0
+    assert invoke("history", "delete", traced.id, "--dry-run").exit_code == 0
     assert trace.exists()
-    assert document(invoke("delete", traced.id, kept[0].id, "--json"))["ids"] == [traced.id, kept[0].id]
+    assert document(invoke("history", "delete", traced.id, kept[0].id, "--json"))["ids"] == [traced.id, kept[0].id]
     assert not trace.exists()
     with History.open(only_to_read=True) as history:
         assert history.count() == 19
@@ -238,11 +241,11 @@ def test_what_is_deleted_is_gone_with_its_trace(kept: list[RunRecord], own_histo
 def test_pruning_spares_what_is_tagged_and_what_is_new(kept: list[RunRecord]) -> None:
     with History.open() as history:
         history.finish(made(60, created_at=time.time()))
-    invoke("tag", kept[0].id, "v1")
-    assert len(document(invoke("prune", "--older-than", "30d", "--dry-run", "--json"))["ids"]) == 19
-    assert len(document(invoke("prune", "--older-than", "30d", "--keep", "5", "--json"))["ids"]) == 15
+    invoke("history", "tag", kept[0].id, "v1")
+    assert len(document(invoke("history", "prune", "--older-than", "30d", "--dry-run", "--json"))["ids"]) == 19
+    assert len(document(invoke("history", "prune", "--older-than", "30d", "--keep", "5", "--json"))["ids"]) == 15
     with History.open(only_to_read=True) as history:
         left = {row.id for row in history.rows()}
     assert kept[0].id in left
     assert len(left) == 6
-    assert document(invoke("prune", "--failed", "--json"))["ids"] == []
+    assert document(invoke("history", "prune", "--failed", "--json"))["ids"] == []

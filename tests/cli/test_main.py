@@ -25,7 +25,7 @@ from typer.testing import Result
 
 from redline.api.workspace import Workspace
 from redline.bench.recipe.base import SWITCHES
-from redline.cli.main import COMMANDS, Interrupts
+from redline.cli.main import GROUPS, RENAMED, Interrupts
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.report.terminal import PIPE_WIDTH
@@ -427,7 +427,11 @@ def test_a_number_beyond_any_machine_is_refused_by_every_command(arguments: list
 
 
 def test_a_mistake_is_the_same_in_a_process_of_its_own(own_history: Path) -> None:
-    for arguments in (["run", "simple_cnn", "--batch", "0"], ["show", "no-such-record"], ["export", "--format", "xml"]):
+    for arguments in (
+        ["run", "simple_cnn", "--batch", "0"],
+        ["history", "show", "no-such-record"],
+        ["history", "export", "--format", "xml"],
+    ):
         done = command(*arguments)
         assert done.returncode == 2
         complaint(done)
@@ -500,9 +504,9 @@ def test_a_failed_row_is_told_in_the_table_without_a_traceback(tiny: str, model:
     assert "failed: user" in result.stdout
     assert "ValueError: expected four channels" in result.stdout
     assert "Traceback" not in result.output
-    record_id = re.search(r"'redline show ([0-9a-f]+)'", result.stdout.splitlines()[-1])
+    record_id = re.search(r"'redline history show ([0-9a-f]+)'", result.stdout.splitlines()[-1])
     assert record_id is not None
-    told = redline("show", record_id[1])
+    told = redline("history", "show", record_id[1])
     assert "expected four channels" in told.stdout
     assert ".py:" in told.stdout, "the line of the user's file"
 
@@ -530,7 +534,7 @@ def test_a_hostile_name_does_not_break_anything(tiny: str, model: WriteModel, na
     header = next(line for line in lines if line.startswith("recipe"))
     row = next(line for line in lines if line.startswith("baseline "))
     assert len(row) == len(header), "columns stand under their headers"
-    listed = redline("show")
+    listed = redline("history", "show")
     assert listed.exit_code == 0
     assert all(len(line) <= PIPE_WIDTH for line in listed.stdout.splitlines())
     assert len(re.findall(r"^[0-9a-f]{13} ", listed.stdout, re.MULTILINE)) == 2
@@ -595,10 +599,10 @@ def test_characters_that_the_terminal_lacks_are_replaced(
     measured: list[dict[str, Any]], environment: dict[str, str]
 ) -> None:
     row = measured[0]
-    done = command("show", row["record_id"], **environment)
+    done = command("history", "show", row["record_id"], **environment)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert not redline("show", row["record_id"]).stdout.isascii()
+    assert not redline("history", "show", row["record_id"]).stdout.isascii()
     assert re.search(r"^ *recipe .*baseline", done.stdout, re.MULTILINE), done.stdout
     assert command("run", "--help", **environment).returncode == 0
 
@@ -611,7 +615,9 @@ def test_a_name_that_the_locale_cannot_read_is_a_mistake(model: WriteModel, own_
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["run", "--help"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["history", "show"], ["history", "show", "--json"], ["run", "--help"], ["--version"]], ids=" ".join
+)
 def test_a_full_disk_is_one_line(arguments: list[str], own_history: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -622,64 +628,66 @@ def test_a_full_disk_is_one_line(arguments: list[str], own_history: Path) -> Non
 
 
 def test_show_lists_what_was_measured_and_tells_all_about_one(measured: list[dict[str, Any]]) -> None:
-    listed = redline("show")
+    listed = redline("history", "show")
     assert listed.exit_code == 0
     for row in measured:
         assert row["record_id"][:13] in listed.stdout
     assert "done" in listed.stdout
     assert "failed" in listed.stdout
     first, failed = measured
-    one = redline("show", first["record_id"])
+    one = redline("history", "show", first["record_id"])
     assert one.exit_code == 0
     for words in (first["record_id"], "warm-up", "numerics", "versions", "2×4 float32", "latency", "peak memory"):
         assert words in one.stdout
-    assert redline("show", first["record_id"][:13]).stdout == one.stdout, "what is listed is enough to find it"
-    broken = redline("show", failed["record_id"])
+    assert redline("history", "show", first["record_id"][:13]).stdout == one.stdout, (
+        "what is listed is enough to find it"
+    )
+    broken = redline("history", "show", failed["record_id"])
     assert "the model has no convolution weights" in broken.stdout
     assert "Traceback" in broken.stdout, "here the whole story belongs"
 
 
 def test_show_as_json_carries_every_sample(measured: list[dict[str, Any]]) -> None:
     record_id = measured[0]["record_id"]
-    document = json.loads(redline("show", record_id, "--json").stdout)
+    document = json.loads(redline("history", "show", record_id, "--json").stdout)
     (record,) = document["records"]
     assert record["id"] == record_id
     assert sum(len(block["samples"]) for block in record["blocks"]) == measured[0]["latency_s"]["n"]
-    assert {row["id"] for row in json.loads(redline("show", "--json").stdout)["records"]} == {
+    assert {row["id"] for row in json.loads(redline("history", "show", "--json").stdout)["records"]} == {
         row["record_id"] for row in measured
     }
-    assert len(json.loads(redline("show", "--limit", "1", "--json").stdout)["records"]) == 1
+    assert len(json.loads(redline("history", "show", "--limit", "1", "--json").stdout)["records"]) == 1
 
 
 def test_an_id_that_fits_none_or_several_is_a_mistake(measured: list[dict[str, Any]]) -> None:
-    assert "no record 'zzz'" in complaint(redline("show", "zzz"))
-    several = redline("show", measured[0]["record_id"][:4])
+    assert "no record 'zzz'" in complaint(redline("history", "show", "zzz"))
+    several = redline("history", "show", measured[0]["record_id"][:4])
     assert several.exit_code == 2
     assert "fits several records" in complaint(several)
 
 
 def test_an_empty_history_says_where_to_begin() -> None:
-    result = redline("show")
+    result = redline("history", "show")
     assert result.exit_code == 0
     assert "redline demo" in result.stdout
 
 
 def test_the_history_is_exported_as_csv_and_json(measured: list[dict[str, Any]], tmp_path: Path) -> None:
     target = tmp_path / "out.csv"
-    written = redline("export", "--format", "csv", "-o", str(target))
+    written = redline("history", "export", "--format", "csv", "-o", str(target))
     assert (written.exit_code, written.stdout) == (0, "")
     rows = list(csv.DictReader(StringIO(target.read_text())))
     assert [row["record_id"] for row in rows] == [row["record_id"] for row in measured]
     assert float(rows[0]["throughput_per_s"]) == measured[0]["throughput_per_s"]
     assert rows[1]["failure_kind"] == "unsupported"
     target = tmp_path / "out.json"
-    assert redline("export", "--format", "json", "-o", str(target)).exit_code == 0
+    assert redline("history", "export", "--format", "json", "-o", str(target)).exit_code == 0
     assert json.loads(target.read_text())["results"] == measured
-    printed = redline("export", measured[1]["record_id"], "--format", "json")
+    printed = redline("history", "export", measured[1]["record_id"], "--format", "json")
     assert [row["record_id"] for row in results(printed)] == [measured[1]["record_id"]]
-    assert json.loads(redline("export", "--format", "json", "--raw").stdout)["records"]
-    assert "cannot write" in complaint(redline("export", "-o", str(tmp_path / "absent" / "out.csv")))
-    assert "format must be csv, json or archive" in complaint(redline("export", "--format", "xml"))
+    assert json.loads(redline("history", "export", "--format", "json", "--raw").stdout)["records"]
+    assert "cannot write" in complaint(redline("history", "export", "-o", str(tmp_path / "absent" / "out.csv")))
+    assert "format must be csv, json or archive" in complaint(redline("history", "export", "--format", "xml"))
 
 
 def test_the_doctor_answers_in_json_and_says_how_to_mend() -> None:
@@ -694,14 +702,24 @@ def test_the_doctor_answers_in_json_and_says_how_to_mend() -> None:
 
 
 def test_help_names_every_command_and_every_step() -> None:
-    overview = redline("--help")
+    overview = redline("-h")
     assert overview.exit_code == 0
-    for name in (command.__name__.rstrip("_") for command in COMMANDS):
+    assert overview.stdout == redline("--help").stdout
+    for name in (command.__name__ for commands in GROUPS.values() for command in commands):
         assert re.search(rf"^\s+{name}\s", overview.stdout, re.MULTILINE)
+    assert re.findall(r"^(\S.*):$", overview.stdout, re.MULTILINE) == list(GROUPS)
     told = "".join(redline("run", "--help").stdout.split())  # lines may end at a hyphen
     # Other tests plant faults as steps of their own.
     assert [step for step in SWITCHES if step not in told and not step.startswith("fault-")] == []
     assert re.fullmatch(r"\d+\.\d+.*\n", redline("--version").stdout)
+
+
+def test_a_removed_command_names_the_new_one() -> None:
+    for name, now in RENAMED.items():
+        done = redline(name, "resnet50", "--no-such-option", "--help")
+        assert (done.exit_code, complaint(done)) == (2, f"'{name}' is now '{now}'")
+        parsed = redline(*now.split(), "--help")
+        assert parsed.exit_code == 0, now
 
 
 def test_the_demo_refuses_a_device_that_is_not_there_in_one_line() -> None:
@@ -778,7 +796,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(
     assert running.returncode == 130
     assert stdout == ""
     assert [line for line in stderr.splitlines() if line.startswith("redline: ")] == [
-        "redline: interrupted; what was measured is kept: 'redline show' lists it"
+        "redline: interrupted; what was measured is kept: 'redline history show' lists it"
     ]
     assert stderr.splitlines()[-1].startswith("redline: interrupted")
     assert "Traceback" not in stderr
@@ -789,7 +807,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(
     assert any(record.blocks for record in kept)
     with History.open(own_history) as opened:
         assert {row.status for row in opened.rows()} == {"interrupted"}
-    shown = redline("show", kept[0].id)
+    shown = redline("history", "show", kept[0].id)
     assert "interrupted" in shown.stdout
 
 

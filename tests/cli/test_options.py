@@ -62,7 +62,7 @@ def test_zero_and_an_empty_text_were_set_by_someone(value: Any, kept: bool) -> N
 
 @pytest.mark.parametrize("command", sorted(set(typer.main.get_command(redline_app).commands) - {"micro"}))  # type: ignore[attr-defined]
 def test_help_has_examples_and_choices_and_cuts_nothing(command: str) -> None:
-    shown = CliRunner().invoke(redline_app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    shown = CliRunner().invoke(redline_app, [*command.split(), "--help"], env={"COLUMNS": "80"}).stdout
     examples = shown.partition("Examples:")[2].partition("\n\n")[0].strip().splitlines()
     assert 1 <= len(examples) <= 3
     assert all(line.strip().startswith(f"redline {command}") for line in examples)

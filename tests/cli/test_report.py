@@ -154,9 +154,9 @@ class TestReport:
     def test_of_a_back_up(self, redline: Callable[..., Result], tmp_path: Path, name: str) -> None:
         ids = [record.id for record in keep(race_records())]
         words = ("--format", "json", "--raw") if "json" in name else ("--format", "archive")
-        assert redline("export", *words, "-o", str(tmp_path / name)).exit_code == 0
+        assert redline("history", "export", *words, "-o", str(tmp_path / name)).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
-        assert redline("delete", *ids).exit_code == 0
+        assert redline("history", "delete", *ids).exit_code == 0
         told = document(redline("report", str(tmp_path / name), "--out", str(tmp_path / "out"), "--json"))
         assert told["records"] == 3
 

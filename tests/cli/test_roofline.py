@@ -209,10 +209,10 @@ class TestRoofline:
     def test_rows_of_the_history_carry_it_too(self, measured: Ceilings) -> None:
         with History.open() as history:
             (listed,) = history.rows()
-        assert "left" in redline("show", listed.id).stdout
-        (row,) = json.loads(redline("export", "--format", "json").stdout)["results"]
+        assert "left" in redline("history", "show", listed.id).stdout
+        (row,) = json.loads(redline("history", "export", "--format", "json").stdout)["results"]
         assert row["roofline"]["headroom"] > 1
-        assert "headroom" in redline("export").stdout.splitlines()[0]
+        assert "headroom" in redline("history", "export").stdout.splitlines()[0]
 
 
 SMALL = ("simple_cnn", "-b", "4", "--image-size", "32", "--device", "cpu")

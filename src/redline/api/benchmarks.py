@@ -196,7 +196,7 @@ def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: Ex
         with workspace.reading() as history:
             if not history.tagged(name):
                 raise UsageError(
-                    f"no record in {history.location} has the tag {name!r}: 'redline tag ID {name}' sets it"
+                    f"no record in {history.location} has the tag {name!r}: 'redline history tag ID {name}' sets it"
                 )
         return Baseline(f"records tagged {name}", tag=name)
     if is_file(word):

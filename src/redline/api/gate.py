@@ -117,7 +117,7 @@ def gate(
     """Measure the benchmarks of a TOML file against a baseline, each until it is decided or its time is up.
 
     `baseline` is a git ref (checked out beside this one and measured interleaved with it), a file of records
-    (`redline export --raw`, or a history), `history`, `tag:NAME` or `recipe:RECIPE`.
+    (`redline history export --raw`, or a history), `history`, `tag:NAME` or `recipe:RECIPE`.
     """
     check_budget(budget_s)
     benchmarks, environment = load_benchmarks(file, settings, threshold=threshold, fail_on=fail_on, trust=trust)

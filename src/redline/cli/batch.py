@@ -64,15 +64,15 @@ def batch(
     plot: Annotated[Path | None, opt(group=OUTPUT, help="Write throughput, latency and memory as a PNG.")] = None,
     json: Json = False,
 ) -> int:
-    """Find the largest batch that fits, the throughput knee, and the best batch under a latency target.
+    """Find the largest batch, the knee, the best for a latency target.
 
-    Every batch is tried in its own process. Numerics are not checked on the way ('redline run' does that).
+    The knee is the batch from which on more items a step bring little more throughput. Every batch is tried in its own process. Numerics are not checked on the way ('redline run' does that).
 
     \b
     Examples:
       redline batch resnet50 -r fp16+channels-last
-      redline batch resnet50 --task train -r amp --max-memory 16GiB --plot batches.png
-      redline batch hf:gpt2 --task generate --prompt 512 --slo-ttft 200ms --slo-tpot 20ms
+      redline batch resnet50 --task train -r amp --plot batches.png
+      redline batch hf:gpt2 --task generate --slo-ttft 200ms --slo-tpot 20ms
     """
     from redline.api.batch import find_batch
     from redline.api.workspace import Workspace

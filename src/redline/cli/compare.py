@@ -16,7 +16,7 @@ def compare(
     first: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="A record's id, a sweep's name or a file of 'export --raw'; commas join several."
+            metavar="A", help="A record's id, a sweep's name or a file of 'history export --raw'; commas join several."
         ),
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="The same, to be compared with A.")],
@@ -32,9 +32,9 @@ def compare(
     markdown: Annotated[bool, opt("--markdown", group=OUTPUT, help="Print the table as Markdown.")] = False,
     json: Json = False,
 ) -> int:
-    """Is B faster or slower than A? One verdict per benchmark: with an interval, or with the reason why there is none.
+    """Is B faster or slower than A? A verdict with an interval.
 
-    For generations, TTFT, TPOT and the tokens per second of prefill and decode each have an interval and a verdict. If one of
+    There is one verdict per benchmark, or the reason why there is none. For generations, TTFT, TPOT and the tokens per second of prefill and decode each have an interval and a verdict. If one of
     them clearly got slower and none got faster, the verdict is slower, even if the total time does not show it. Generations
     of different lengths are incomparable.
 

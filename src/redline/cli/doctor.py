@@ -41,7 +41,9 @@ def models(
 
 
 def doctor(json: Json = False) -> int:
-    """Check drivers, torch, devices, permissions, compilers, profilers and extras; say how to fix each.
+    """Check drivers, torch, devices, profilers; say how to fix each.
+
+    Permissions, compilers and optional packages are checked too.
 
     \b
     Examples:

@@ -51,7 +51,9 @@ def flops(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Count parameters, MACs, FLOPs and bytes per module, forward and backward, without running the model.
+    """Count parameters, MACs, FLOPs and bytes per module.
+
+    Forward and backward are counted without running the model.
 
     \b
     Examples:

@@ -13,7 +13,7 @@ from redline.model.errors import SpecError
 
 BASELINE_HELP = (
     "What to compare with: a git ref such as main (checked out beside this one and measured interleaved with it), a file of "
-    "'export --format json --raw' or a history, 'history', tag:NAME, or recipe:RECIPE."
+    "'history export --format json --raw' or a history, 'history', tag:NAME, or recipe:RECIPE."
 )
 Device = Annotated[
     str | None,
@@ -73,7 +73,7 @@ def gate(
     \b
     Examples:
       redline gate bench.toml --baseline main
-      redline gate bench.toml --baseline records.json --undecided ok --summary gate.md --junit gate.xml
+      redline gate bench.toml --baseline records.json --summary gate.md
     """
     from redline.api.gate import gate as run_gate
     from redline.api.workspace import Workspace
@@ -128,7 +128,7 @@ def bisect(
     \b
     Examples:
       redline bisect bench.toml --good v1.0 --bad main
-      redline bisect bench.toml --python torch27/bin/python --python torch28/bin/python
+      redline bisect bench.toml --recipe baseline --recipe fp16
     """
     from redline.api.bisect import bisect as run_bisect
     from redline.api.workspace import Workspace

@@ -35,7 +35,7 @@ def history(
     plot: Annotated[Path | None, opt("--plot", group=OUTPUT, metavar="FILE.png", help="Also draw the trends.")] = None,
     json: Json = False,
 ) -> int:
-    """Show benchmarks over time: what was measured when, and where each got faster or slower.
+    """Show benchmarks over time, and where each got faster or slower.
 
     A series is one benchmark on one device, across commits and versions. Each change is listed with when, how much and how
     certain; slow drift is listed separately. In JSON, ratio is time before over time after: below 1 it got slower.
@@ -69,7 +69,7 @@ def history(
     elif found:
         make_console().print(history_report(found.series, left_out=found.left_out))
     else:
-        make_console().print("no record fits; 'redline show' lists what was measured", markup=False)
+        make_console().print("no record fits; 'redline history show' lists what was measured", markup=False)
     return Exit.DONE
 
 
@@ -93,8 +93,8 @@ def tag(
 
     \b
     Examples:
-      redline tag 19f1a2 19f1b7 v1.2
-      redline tag --note 19f1a2 "after the driver update"
+      redline history tag 19f1a2 19f1b7 v1.2
+      redline history tag --note 19f1a2 "after the driver update"
     """
     from redline.api.history import marks
     from redline.api.history import tag as set_tag
@@ -109,7 +109,7 @@ def tag(
             make_console().print(f"{each.record_id[:13]}  {each.kind}  {each.words}", markup=False)
         return Exit.DONE
     if len(words) < 2:
-        raise UsageError("give at least one record and a tag: redline tag ID TAG")
+        raise UsageError("give at least one record and a tag: redline history tag ID TAG")
     changed = set_tag(words[:-1], words[-1], kind="note" if note else "tag", remove=remove)
     if json:
         print_json(json_document("tag", {"changed": changed}))
@@ -122,7 +122,9 @@ def tag(
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(help="A back-up ('export --format archive'), another history, or a file of 'export --raw'."),
+        typer.Argument(
+            help="A back-up ('history export --format archive'), another history, or a file of 'history export --raw'."
+        ),
     ],
     json: Json = False,
 ) -> int:
@@ -130,7 +132,7 @@ def import_(
 
     \b
     Examples:
-      redline import backup.redline
+      redline history import backup.redline
     """
     from redline.api.history import import_records
     from redline.report.export import json_document
@@ -149,7 +151,7 @@ def delete(ids: Ids, dry_run: DryRun = False, json: Json = False) -> int:
 
     \b
     Examples:
-      redline delete 19f1a2
+      redline history delete 19f1a2
     """
     from redline.api.history import delete as delete_records
 
@@ -169,7 +171,7 @@ def prune(
 
     \b
     Examples:
-      redline prune --older-than 365d --keep 50 --dry-run
+      redline history prune --older-than 365d --keep 50 --dry-run
     """
     from redline.api.history import moment_of
     from redline.api.history import prune as prune_records
@@ -203,8 +205,8 @@ def show(
 
     \b
     Examples:
-      redline show
-      redline show 19f1a2
+      redline history show
+      redline history show 19f1a2
     """
     from redline.api.history import latest, record_and_row
     from redline.report.export import export_json, json_document
@@ -236,7 +238,7 @@ def export(
             "--format",
             group=OUTPUT,
             metavar="[csv|json|archive]",
-            help="Format of the file; archive is a back-up for 'redline import'.",
+            help="Format of the file; archive is a back-up for 'redline history import'.",
         ),
     ] = "csv",
     output: Annotated[
@@ -248,9 +250,9 @@ def export(
 
     \b
     Examples:
-      redline export > results.csv
-      redline export --format json --raw -o records.json
-      redline export --format archive -o backup.redline.gz
+      redline history export > results.csv
+      redline history export --format json --raw -o records.json
+      redline history export --format archive -o backup.redline.gz
     """
     from redline.api.history import records_and_rows
     from redline.report.export import export_csv, export_json

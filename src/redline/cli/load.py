@@ -69,15 +69,15 @@ def load(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Measure latency under load: requests arrive at random, at each of several rates, and are batched for the model.
+    """Measure latency under load: requests arrive at random.
 
-    Arrivals are a seeded Poisson process and do not wait for earlier answers; latency counts from the intended arrival. The inputs of
+    They arrive at each of several rates and are batched for the model. Arrivals are a seeded Poisson process and do not wait for earlier answers; latency counts from the intended arrival. The inputs of
     requests are on the device already. This is a measurement, not a server.
 
     \b
     Examples:
-      redline load resnet50 --rate 50..2000 --max-batch 32 --max-wait 5ms --slo-p99 50ms
-      redline load resnet50 --rate 500..16000 --slo-p99 20ms -r baseline -r fp16+channels-last+compile:reduce-overhead
+      redline load resnet50 --rate 50..2000 --max-wait 5ms --slo-p99 50ms
+      redline load resnet50 --rate 500..16000 -r baseline -r fp16+channels-last
     """
     from redline.api.load import load as load_models
     from redline.api.report import report_records

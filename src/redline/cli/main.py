@@ -1,4 +1,4 @@
-"""`redline`: the app, its commands in the order of `--help`, and what a mistake prints."""
+"""`redline`: the app, its commands in the groups of `--help`, and what a mistake prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
@@ -40,51 +40,42 @@ from redline.cli.train import loader, train
 from redline.cli.tune import tune
 from redline.cli.watch import watch
 from redline.cli.workshop import checklist, workshop
-from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError
+from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError, UsageError
 from redline.model.units import printable
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (
-    run,
-    sweep,
-    batch,
-    load,
-    race,
-    scale,
-    study,
-    tune,
-    train,
-    loader,
-    ladder,
-    profile,
-    flops,
-    memory,
-    ceilings,
-    roofline,
-    ops,
-    demo,
-    workshop,
-    checklist,
-    report,
-    compare,
-    gate,
-    bisect,
-    monitor,
-    models,
-    doctor,
-    show,
-    history,
-    tag,
-    export,
-    import_,
-    delete,
-    prune,
-    serve,
-)
+GROUPS: dict[str, tuple[Callable[..., int | None], ...]] = {
+    "Start here": (demo, doctor, models),
+    "Measure": (run, sweep, race, batch, train, loader, load, scale, study, ladder),
+    "Make it faster": (tune, profile, memory, roofline, ceilings, ops, flops),
+    "Your own script": (watch, monitor),
+    "Keep and share": (history, compare, report, serve, gate, bisect),
+    "Learn": (workshop, checklist, micro),
+}
+"""The commands as `redline --help` lists them."""
+
+SUBCOMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
+    "history": (show, tag, export, import_, delete, prune),
+}
+"""Commands of two words: `redline history show`. The first word alone is a command too."""
+
+RENAMED: dict[str, str] = {
+    "show": "history show",
+    "tag": "history tag",
+    "export": "history export",
+    "import": "history import",
+    "delete": "history delete",
+    "prune": "history prune",
+}
+"""Commands that were removed, and what to type instead."""
 
 app = typer.Typer(
     name="redline",
     cls=CommandGroup,
-    help="How fast is your PyTorch model here, how fast could it be, what is in the way, what to switch on.",
+    help="How fast is your PyTorch model here, what is in the way, and what to switch on.",
+    epilog="'redline COMMAND -h' shows the options of a command and examples.",
+    subcommand_metavar="COMMAND",
+    options_metavar="",
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # rich's help costs as much time as everything else together
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -108,7 +99,9 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
         try:
             code = command(*args, **kwargs)
         except KeyboardInterrupt as error:
-            kept = "; what was measured is kept: 'redline show' lists it" if isinstance(error, Interrupted) else ""
+            kept = (
+                "; what was measured is kept: 'redline history show' lists it" if isinstance(error, Interrupted) else ""
+            )
             _complain(f"interrupted{kept}")
             raise typer.Exit(Exit.INTERRUPTED) from None
         except RedlineError as error:
@@ -133,19 +126,33 @@ def _root(
         raise typer.Exit
 
 
-for command in COMMANDS:
-    # A word that Python keeps for itself has a line at its end.
-    app.command(command.__name__.rstrip("_"), cls=Command)(one_line_errors(command))
-# What follows the first word is the script's own.
-app.command(  # `redline watch -m package.train`: the module is part of what is watched
-    "watch", cls=Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
-)(one_line_errors(watch))
-# Its flags are read by the program behind it, `--help` among them.
-app.command(
-    "micro",
-    cls=Command,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)(one_line_errors(micro))
+CONTEXTS: dict[str, dict[str, Any]] = {
+    # What follows the first word is the script's own: in `redline watch -m package.train` the module is watched.
+    "watch": {"allow_interspersed_args": False, "ignore_unknown_options": True},
+    # Its flags are read by the program behind it, `--help` among them.
+    "micro": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+}
+"""How commands read their words that pass them on to a program."""
+
+
+def _register(command: Callable[..., int | None], *, group: str, under: str = "") -> None:
+    name = command.__name__.rstrip("_")  # a word that Python keeps for itself has a line at its end
+    register = app.command(
+        f"{under} {name}".strip(),
+        cls=Command,
+        rich_help_panel=group,
+        context_settings=CONTEXTS.get(name),
+        options_metavar="[OPTIONS]",
+        hidden=bool(under),
+    )
+    register(one_line_errors(command))
+
+
+for group, commands in GROUPS.items():
+    for command in commands:
+        _register(command, group=group)
+        for subcommand in SUBCOMMANDS.get(command.__name__, ()):
+            _register(subcommand, group=group, under=command.__name__)
 
 
 def _complain(message: str) -> None:
@@ -162,12 +169,20 @@ ArgumentMistake: type[Exception] = next(
 
 def app_for(words: Sequence[str]) -> typer.Typer:
     """The app with only the command that `words` begin with: typer builds every command that is there, for 45 ms."""
-    named = [each for each in app.registered_commands if words and each.name == words[0]]
-    if not named:
-        return app
+    first = words[0] if words else ""
     narrow = copy.copy(app)
-    narrow.registered_commands = named
-    return narrow
+    if first in RENAMED:
+
+        def removed() -> None:
+            raise UsageError(f"{first!r} is now {RENAMED[first]!r}")
+
+        narrow.registered_commands = []
+        narrow.command(first, context_settings=CONTEXTS["micro"])(one_line_errors(removed))
+        return narrow
+    narrow.registered_commands = [
+        command for command in app.registered_commands if str(command.name).split()[0] == first
+    ]
+    return narrow if narrow.registered_commands else app
 
 
 def main() -> None:

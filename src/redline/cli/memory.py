@@ -36,7 +36,7 @@ def memory(
     \b
     Examples:
       redline memory resnet50 --batch 32
-      redline memory resnet50 --task train --batch 32 -r baseline -r checkpointing -r amp-bf16
+      redline memory resnet50 --task train --batch 32 -r checkpointing
     """
     from redline.api.memory import memory as look_at_memory
     from redline.api.workspace import Workspace

@@ -21,9 +21,9 @@ def monitor(
     csv: Annotated[Path | None, opt("--csv", group=OUTPUT, metavar="FILE", help="Log every sample as a row.")] = None,
     json: Json = False,
 ) -> int:
-    """Show every GPU and the CPU live: utilisation, memory, power, clocks, throttling, traffic, processes.
+    """Show every GPU and the CPU live: load, memory, power, clocks.
 
-    Ctrl-C ends it with a summary. What a driver does not report is shown as unknown.
+    Throttling, traffic and processes are shown too. Ctrl-C ends it with a summary. What a driver does not report is shown as unknown.
 
     \b
     Examples:

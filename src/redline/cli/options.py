@@ -310,13 +310,34 @@ class Command(_WholeWords, TyperCommand):
             if name in groups:
                 with formatter.section(name):
                     formatter.write_dl(groups[name])
+        siblings = ctx.parent.command.commands if ctx.parent is not None else {}
+        under = [command for name, command in siblings.items() if name.startswith(f"{ctx.info_name} ")]
+        if under:
+            with formatter.section("Commands"):
+                formatter.write_dl([(f"redline {command.name}", _first_sentence(command)) for command in under])
 
 
 class CommandGroup(_WholeWords, TyperGroup):
-    """Lists its commands with their whole first sentence."""
+    """Lists its commands in groups, each with the first line of its help. A command may have two words."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, (found.help or "").partition("\n")[0]) for name, found in commands if found and not found.hidden]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        both = " ".join(args[:2])
+        if both in self.commands:
+            return both, self.commands[both], args[2:]
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Commands only. The group's own two options are in the epilog, so that all fits on one screen."""
+        shown = [command for command in self.commands.values() if not command.hidden]
+        width = max(len(str(command.name)) for command in shown)
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for command in shown:
+            row = (str(command.name).ljust(width), _first_sentence(command))
+            groups.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(row)
+        for panel, rows in groups.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
+def _first_sentence(command: Any) -> str:
+    return str(command.help or "").partition("\n")[0]

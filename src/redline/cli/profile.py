@@ -105,7 +105,7 @@ def profile(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Show where a step's time goes, what is in the way and what to try: for a model, for traces, or for two profiles.
+    """Show where a step's time goes, and what is in the way.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ def report(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Records; or files: a back-up or a history, 'export --raw', or what another command's --json printed. "
+            help="Records; or files: a back-up or a history, 'history export --raw', or what another command's --json printed. "
             "Default: the whole history."
         ),
     ] = None,
@@ -38,9 +38,9 @@ def report(
     open_: Annotated[bool, opt("--open", group=OUTPUT, help="Open the dashboard in a browser.")] = False,
     json: Json = False,
 ) -> int:
-    """Write a folder: a one-file dashboard, a Markdown report with pictures, CSV and JSON. Needs no torch.
+    """Write a folder: dashboard, Markdown with pictures, CSV, JSON.
 
-    A JSON document without raw records is printed as a table instead.
+    The dashboard is one file. A JSON document without raw records is printed as a table instead.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def _show_documents(documents: Sequence[Document], out: Path | None, json: bool,
     if out is not None or has_options:
         raise UsageError(
             f"{documents[0].path} holds no raw records, so no report folder can be made of it: write it with "
-            "'redline export --format json --raw', or leave out the options to have it printed"
+            "'redline history export --format json --raw', or leave out the options to have it printed"
         )
     if json:
         print_json(json_document("report", {"documents": [each.plain() for each in documents]}))

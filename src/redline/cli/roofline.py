@@ -35,7 +35,7 @@ def roofline(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Show how far a model is from the device's limits: intensity, attainable time, efficiency, headroom.
+    """Show how far a model is from the device's limits.
 
     \b
     Examples:

@@ -85,7 +85,7 @@ def run(
 
 
 def demo(device: DeviceName = "auto", json: Json = False) -> int:
-    """Measure a well-known model with good defaults for the device at hand.
+    """Measure a well-known model with good defaults for this machine.
 
     \b
     Examples:
@@ -106,7 +106,9 @@ def demo(device: DeviceName = "auto", json: Json = False) -> int:
 
 
 def micro(context: typer.Context) -> int:
-    """Run `micro_benchmarking_pytorch.py` with its own flags ('redline micro --help' lists them).
+    """Run micro_benchmarking_pytorch.py with its own flags.
+
+    'redline micro --help' lists them.
 
     \b
     Examples:

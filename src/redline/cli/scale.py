@@ -45,7 +45,7 @@ def scale(
     plot: Annotated[Path | None, opt(group=OUTPUT, help="Write throughput and efficiency as a PNG.")] = None,
     json: Json = False,
 ) -> int:
-    """Measure a model on 1, 2, 4 and more ranks: throughput against the ideal, communication, and what is in the way.
+    """Measure 1, 2, 4 and more ranks: throughput against the ideal.
 
     Training averages gradients with DDP (or the switch fsdp); inference runs one replica per rank. Ranks that would share
     a GPU are refused; more threads than processors are marked and not counted as scaling.

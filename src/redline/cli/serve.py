@@ -20,9 +20,9 @@ def serve(
         bool, opt("--idle", group=WAY, help="Run only while the processors have nothing else to do; pages may be slow.")
     ] = False,
 ) -> int:
-    """Show the history as a web page, with live progress. Read-only; ends with Ctrl-C.
+    """Show the history as a web page, live and read-only.
 
-    The address is printed on stderr. With a token, the address contains it: open it once, and a cookie remembers it.
+    Ctrl-C ends it. The address is printed on stderr. With a token, the address contains it: open it once, and a cookie remembers it.
 
     \b
     Examples:

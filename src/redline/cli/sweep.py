@@ -91,8 +91,8 @@ def sweep(
     \b
     Examples:
       redline sweep resnet50 vit_b_16 -r baseline -r fp16 --batch 1..64
-      redline sweep resnet50 -r baseline -r fp16 --batch 1..64 --launch ray --address auto
-      redline sweep hf:llama?num_hidden_layers=4 --task generate --batch 1..32 --prompt 128,512 --slo-tpot 20ms
+      redline sweep resnet50 -r baseline -r fp16 --batch 1..64 --launch ray
+      redline sweep hf:gpt2 --task generate --batch 1..32 --slo-tpot 20ms
     """
     from redline.api.report import report_records
     from redline.api.sweep import sweep as sweep_models

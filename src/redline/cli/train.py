@@ -136,14 +136,14 @@ def train(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Train on data for epochs: time, throughput, losses, accuracy, data wait and memory of each.
+    """Train on data for epochs: time, accuracy, data wait, memory.
 
     Every epoch is kept as soon as it is done; after Ctrl-C or a crash the same command with --resume continues.
 
     \b
     Examples:
-      redline train resnet18 --data cifar10 --folder ~/data --epochs 10 -r amp-bf16+channels-last
-      redline train simple_cnn resnet18 transformer --data synthetic-learnable --compare
+      redline train resnet18 --data cifar10 --folder ~/data -r amp-bf16
+      redline train simple_cnn resnet18 transformer --compare
     """
     from redline.api.report import report_records
     from redline.api.train import train as train_models
@@ -199,8 +199,7 @@ def loader(
 
     \b
     Examples:
-      redline loader resnet18 --data cifar10 --folder ~/data --batch 256 -r amp-bf16+channels-last
-      redline loader resnet50 --data imagefolder --folder ~/pictures --workers 4
+      redline loader resnet18 --data cifar10 --folder ~/data --batch 256
     """
     from redline.api.train import loader as measure_loader
     from redline.api.workspace import Workspace

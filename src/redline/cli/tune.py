@@ -91,15 +91,15 @@ def tune(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Find the fastest recipe that keeps the numerics, prove it, say what each switch brings, and write the code.
+    """Find the fastest recipe that keeps the numerics; write its code.
 
-    Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far. A
+    The winner is proven against the baseline, and each of its switches is measured. Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far. A
     --check that raises an error under a recipe rejects that recipe, and the exit code is 5.
 
     \b
     Examples:
       redline tune resnet50 --batch 32 --budget 5m --snippet fast.py
-      redline tune my_model.py:build --task train --objective energy --price 2.50/h
+      redline tune my_model.py:build --task train --objective energy
       redline tune hf:gpt2 --task generate --prompt 512 --objective tpot
     """
     from redline.api.report import report_records

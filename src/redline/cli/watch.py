@@ -47,15 +47,15 @@ def watch(
         bool, opt("--quiet", "-q", group=OUTPUT, help="Print nothing but the script's own output.")
     ] = False,
 ) -> int:
-    """Watch your own training script, unchanged: steps/s, samples/s, where the time goes, what to change.
+    """Watch your own script, unchanged: its steps, where its time goes.
 
-    Its output, exit code and signals pass through; what Redline says goes to stderr. The record goes into the history.
+    At its end Redline says what to change. Its output, exit code and signals pass through; what Redline says goes to stderr. The record goes into the history.
 
     \b
     Examples:
       redline watch -- python train.py --epochs 3
-      redline watch --profile --summary watch.json -- torchrun --nproc-per-node 2 train.py
-      redline watch --every 30m --window 20 --alert 'notify-send slow' -- python train.py
+      redline watch --profile -- torchrun --nproc-per-node 2 train.py
+      redline watch --alert 'notify-send slow' -- python train.py
     """
     import sys
 

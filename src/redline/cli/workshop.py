@@ -25,9 +25,9 @@ def workshop(
     ] = Path("."),
     json: Json = False,
 ) -> int:
-    """Walk through seven exercises on this machine: baseline, precision, profiler, FLOPs, GPUs, compilation, vendors.
+    """Walk through seven exercises on this machine.
 
-    Each one explains, measures, checks its own checkpoints and answers its questions from your numbers.
+    They are about a baseline, precision, the profiler, FLOPs, several GPUs, compilation and vendors' profilers. Each one explains, measures, checks its own checkpoints and answers its questions from your numbers.
 
     \b
     Examples:

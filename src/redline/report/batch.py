@@ -202,7 +202,7 @@ def _next_step(rows: Sequence[BatchSummary]) -> str:
     running = [found for found in rows if found.max_batch is not None]
     if not running:
         tried = next((trial.record_id for found in rows for trial in found.trials if trial.failure), "")
-        return f"next: no batch ran at all; 'redline show {tried[:13]}' has the whole error"
+        return f"next: no batch ran at all; 'redline history show {tried[:13]}' has the whole error"
     best = max(running, key=lambda found: found.max_batch or 0)
     if best.slo:
         return _next_under_target(running)

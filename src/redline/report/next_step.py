@@ -25,7 +25,7 @@ APART = 1.05
 
 UNKNOWN_BATCH = (
     "the batch is unknown, so steps are counted: let the factory take batch, or declare batch_axis or items "
-    "('redline show' says what was tried)"
+    "('redline history show' says what was tried)"
 )
 
 
@@ -84,7 +84,7 @@ def next_step(rows: Sequence[RunSummary]) -> str:
     if not rows:
         return "next: nothing to measure; name a model"
     if not measured:
-        return f"next: nothing could be measured; 'redline show {rows[0].record_id[:13]}' has the whole error"
+        return f"next: nothing could be measured; 'redline history show {rows[0].record_id[:13]}' has the whole error"
     by_model: dict[str, list[RunSummary]] = {}
     for row in measured:
         by_model.setdefault(row.model, []).append(row)
@@ -106,7 +106,7 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
         told = f"{best.recipe} is the fastest here that has acceptable outputs ({ratio_cell(best)})"
         if best.bound.label == "host" and best.worth_trying:
             return f"{told}; it is host-bound: {_try(best)}"
-        return f"{told}; 'redline show {best.record_id[:13]}' has the details"
+        return f"{told}; 'redline history show {best.record_id[:13]}' has the details"
     if (undecided := next((row for row in measured if _is_undecided(row)), None)) is not None:
         return f"inconclusive: {undecided.recipe} {_open_question(undecided.vs_first)}; {LONGER}"
     if first.bound.evidence.code == "outside-operators" and not any(row.vs_first for row in measured):

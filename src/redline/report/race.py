@@ -120,7 +120,7 @@ def _next_step(replicates: Sequence[Replicate], racers: Mapping[str, Sequence[Ru
     fit = [name for name in sound if not any(row.numerics and row.numerics.is_wrong for row in racers[name])]
     if len(sound) < 2:
         failed = next(row.record_id for rows in racers.values() for row in rows if row.failure)
-        return f"next: fewer than two recipes ran; 'redline show {failed[:13]}' has the whole error"
+        return f"next: fewer than two recipes ran; 'redline history show {failed[:13]}' has the whole error"
     pairs = {(pair.a, pair.b): pair for pair in pairs_of(replicates)}
     if not pairs:
         return "next: no replicate finished, so nothing is known; run the same command again"

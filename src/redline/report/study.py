@@ -57,7 +57,7 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
     doubts = Counter(label for row in rows if row.failure is None for label in row.verdict.labels if label != "valid")
     if doubts:
         counted = ", ".join(f"{label}: {count} of {len(rows)} rows" for label, count in doubts.most_common())
-        told.append(Text(f"  not to be relied on: {counted}; 'redline show' has the reasons", style="yellow"))
+        told.append(Text(f"  not to be relied on: {counted}; 'redline history show' has the reasons", style="yellow"))
     return told
 
 

@@ -262,8 +262,10 @@ def _next_step(summary: SweepSummary, estimate: Estimate | None) -> str:
         return "next: the same command continues with the rest"
     if summary.failed:
         failed = next(cell.record_id or "" for cell in summary.cells if cell.status == "failed")
-        return f"next: 'redline show {failed[:13]}' has the whole error; --retry-failed tries failed cells again"
-    return "next: all cells are done; --fresh measures them again, 'redline export' writes them as CSV"
+        return (
+            f"next: 'redline history show {failed[:13]}' has the whole error; --retry-failed tries failed cells again"
+        )
+    return "next: all cells are done; --fresh measures them again, 'redline history export' writes them as CSV"
 
 
 def _number(value: int | None) -> str:

@@ -53,7 +53,7 @@ def watch_report(record: RunRecord) -> RenderableType:
         parts.append(Text("nothing stands out"))
     parts += notes
     if not any(each.code == "not-kept" for each in record.notes):
-        parts.append(Text(f"record {record.id}: redline show {record.id}", style="dim"))
+        parts.append(Text(f"record {record.id}: redline history show {record.id}", style="dim"))
     return Group(*parts)
 
 

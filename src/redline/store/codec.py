@@ -288,7 +288,7 @@ def read_json(path: Path) -> Any:
 
 
 def has_raw_records(document: Any) -> bool:
-    """Whether it is a document of `export --format json --raw`."""
+    """Whether it is a document of `history export --format json --raw`."""
     return isinstance(document, dict) and all(isinstance(document.get(name), list) for name in ("results", "records"))
 
 
@@ -300,7 +300,7 @@ def read_exported(path: Path) -> list[RunRecord]:
             raise UsageError(f"{path} is not a JSON document of Redline: it has no results")
         raise UsageError(
             f"{path} holds no raw records, and rows alone say neither where nor how they were measured: "
-            "write it with 'redline export --format json --raw'"
+            "write it with 'redline history export --format json --raw'"
         )
     return [_record(plain, path) for plain in document["records"]]
 
