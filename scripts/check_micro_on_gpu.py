@@ -22,9 +22,9 @@ from redline.api.workspace import Workspace
 WITHIN = 0.02
 CASES = (
     ("training", "fp32", ["--fp16", "0"], "baseline"),
-    ("training", "fp16", ["--fp16", "1"], "fp16-bn-fp32"),
+    ("training", "fp16", ["--fp16", "1"], "fp16"),
     ("inference", "fp32", ["--fp16", "0"], "baseline"),
-    ("inference", "fp16", ["--fp16", "1"], "fp16-bn-fp32"),
+    ("inference", "fp16", ["--fp16", "1"], "fp16"),
 )
 
 

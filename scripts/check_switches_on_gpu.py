@@ -33,7 +33,6 @@ INFER = (
 )
 TRAIN = (
     "amp-bf16",
-    "amp-bf16+expandable-segments",
     "amp-bf16+checkpointing",
     "amp-bf16+compile:regional",
     "amp-bf16+compile:regional+fp8",

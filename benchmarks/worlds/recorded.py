@@ -44,7 +44,7 @@ LEAST_SPREAD, MOST_SPREAD = 0.002, 0.08
 SMALLEST_VARIANCE = 1e-9
 """Beside rounding, which may make a variance negative."""
 OLDER = (
-    *("fp16", "fp16-bn-fp32", "bf16", "amp", "amp-bf16", "tf32", "channels-last", "fold-bn"),
+    *("fp16", "bf16", "amp", "amp-bf16", "tf32", "channels-last", "fold-bn"),
     *("compile", "compile:reduce-overhead", "compile:freeze", BY_BLOCK, "compile:max-autotune", "torchscript"),
     *("fused-optimizer", "graphs", "cudnn-benchmark"),
     *("sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"),

@@ -37,7 +37,7 @@ EVERYTHING = {
     "threads": 2,
     "seed": 7,
     "max_memory": "1500MiB",
-    "batch_axis": [1, None, "list"],
+    "batch_axis": 1,
     "items": 57,
 }
 
@@ -67,7 +67,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
         *({name: value} for name, value in EVERYTHING.items() if name != "optimizer"),  # which needs the task
         EVERYTHING,
         {"max_memory": 123456789},
-        {"check_inputs": "json:loads"},
         {"model": "my models/net.py:make", "recipe": "compile:max-autotune,fullgraph=true"},
     ],
     ids=str,

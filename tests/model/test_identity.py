@@ -168,7 +168,6 @@ class TestSettings:
             (spec_of("train", optimizer="adamw"), "adamw"),
             (spec_of(launch=LaunchSpec(memory_limit_bytes=2**30)), "within 1.00 GiB"),
             (spec_of(batch_axis=1, items=40), "batch axis 1, items 40"),
-            (spec_of(check_inputs="file.py:again"), ""),
         ],
         ids=lambda each: each if isinstance(each, str) else "",
     )

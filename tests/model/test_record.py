@@ -14,6 +14,7 @@ from redline.model import migrations, record
 from redline.model.arrivals import Served
 from redline.model.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.model.errors import RecordError
+from redline.model.identity import series_of
 from redline.model.migrations import decode, encode, migrate
 from redline.model.note import note
 from redline.model.record import (
@@ -442,7 +443,6 @@ class TestRoundTrip:
         assert set(parts_at_their_default(whole_record())) == {
             "RunRecord.schema",
             "RunRecord.benchmark_version",
-            "WorkloadSpec.check_inputs",  # of inference
             "Block.unit",  # there is only one
             "Block.phases",  # of the latency block
             "Switch.argument",  # of fp16
@@ -514,6 +514,17 @@ class TestSchema:
         steps = {1: lambda plain: {**plain, "one": True}, 2: lambda plain: {**plain, "two": True}}
         assert migrate({"schema": 2}, steps, to=3) == {"schema": 3, "two": True}
         assert migrate({"schema": 3}, steps, to=3) == {"schema": 3}
+
+    def test_settings_and_switches_that_were_removed_share_a_series_with_what_is_measured_today(self) -> None:
+        before: dict[str, Any] = msgspec.to_builtins(whole_record())
+        before["spec"]["workload"]["check_inputs"] = "file.py:again"
+        old = decode(msgspec.msgpack.encode(before))
+        assert old == whole_record()
+        recipe = Recipe.parse("fp16-bn-fp32+channels-last")
+        one = msgspec.structs.replace(whole_record(), spec=msgspec.structs.replace(old.spec, recipe=recipe))
+        assert decode(encode(one)) == one
+        turned = msgspec.structs.replace(old.spec, recipe=Recipe.parse("channels-last+fp16-bn-fp32"))
+        assert series_of(one) == series_of(msgspec.structs.replace(one, spec=turned))
 
     def test_a_gap_in_the_chain_is_named(self) -> None:
         with pytest.raises(RecordError, match="cannot update a record from schema 2 to 3"):

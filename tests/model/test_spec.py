@@ -369,7 +369,10 @@ class TestFiles:
         ("table", "says"),
         [
             ({}, "name at least one model"),
-            ({"model": "a", "no_check": True, "check_inputs": "f.py:g"}, "no_check leaves check_inputs nothing"),
+            (
+                {"model": "a", "batch_axis": [0, None]},
+                r"batch_axis must be a number, got \[0, None\]; for other inputs let",
+            ),
             ({"model": "a", "max_memory": "lots"}, "max_memory: expected a size such as 16GiB"),
             ({"model": "a", "measure": {"nosuch": 1}}, "measure: .*unknown field `nosuch`"),
         ],
@@ -492,7 +495,6 @@ class TestFiles:
     CODE = (
         'model = "a"\nartifact = "model.pkl"',
         'model = "a"\n[launch]\ndoor = "spawn"\ncommand_prefix = ["rm", "-rf"]',
-        'model = "a"\ncheck_inputs = "pickle:evil.pkl"',
         'model = "/tmp/evil.py:build"',
         '[[run]]\nmodel = ["a", "evil.py:build"]',
     )

@@ -31,9 +31,8 @@ class OtherSettings(TypedDict, total=False):
     sequence_length: int | None
     prompt: int | None
     new_tokens: int | None
-    batch_axis: Any
+    batch_axis: int | None
     items: int | None
-    check_inputs: Any
     targets: Any
     setup: Any
     teardown: Any
@@ -117,7 +116,6 @@ def specs_of(
     **settings: Any,
 ) -> tuple[list[RunSpec], Workspace]:
     """The specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
-    settings = with_named_functions(workspace, settings)
     if file is not None:
         named = {} if model is None else {"model": model}
         given = {} if recipes == "baseline" else {"recipe": listed(recipes)}
@@ -206,14 +204,6 @@ def _described_function(
     live = {"step": function, "name": name, "inputs": inputs, "setup": setup, "teardown": teardown}
     described, workspace = _handed_over(workspace, live, f"live:{name}", function)
     return {**described, "task": "step"}, workspace
-
-
-def with_named_functions(workspace: Workspace, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with functions as something a worker can open."""
-    given = settings.get("check_inputs")
-    if given is None:
-        return dict(settings)
-    return {**settings, "check_inputs": named_function(workspace, "check_inputs", given)}
 
 
 def named_function(workspace: Workspace, what: str, given: Any) -> str:

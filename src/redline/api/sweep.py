@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import CeilingsOf, RunSummary, with_price
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, TokenTargets, UnderTargets, under_targets
-from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
+from redline.api.settings import OtherSettings, described_model, listed, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.model.errors import SpecError
 from redline.model.fields import MOST_REPLICATES, require_range, seconds_of
@@ -138,9 +138,7 @@ def sweep(
     with use(workspace) as opened:
         handed = [settings.pop("targets", None), settings.pop("setup", None), settings.pop("teardown", None)]
         described, working = described_model(opened, model, inputs, loss, *handed, task=given.get("task"))
-        table = layered(
-            _table_of(file, preset, trust), {**given, **with_named_functions(opened, settings), **described}
-        )
+        table = layered(_table_of(file, preset, trust), {**given, **settings, **described})
         name = table.pop("name", None) if name is None else name
         table.pop("name", None)
         elsewhere = partial(spread, address=address) if ray else None

@@ -86,19 +86,10 @@ ANY_BATCH: Options = {
     "classes": Annotated[int | None, opt(group=WHAT, help="Output classes. Default: 1000, or the model's own.")],
     "sequence_length": Annotated[int | None, opt(group=WHAT, help="Tokens per sequence, for models that take tokens.")],
     "batch_axis": Annotated[
-        str | None,
+        int | None,
         opt(
             group=WHAT,
-            help="Where your own inputs hold their items: an axis such as 1, 'list' for a list with one entry per item, or "
-            "JSON like the inputs, such as [0, null]. Default: found by running the model.",
-        ),
-    ],
-    "check_inputs": Annotated[
-        str | None,
-        opt(
-            group=WHAT,
-            metavar="FILE.PY:FUNCTION",
-            help="A function that makes a second set of inputs to compare outputs on. Default: your factory is called again with another seed.",
+            help="The axis along which your own inputs hold their items. Default: found by running the model.",
         ),
     ],
     "task": task_option("infer", "train", "step", "generate"),

@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch-size", "--batch_size", type=int, default=64, help="split over the ranks under torchrun")
     made.add_argument("--iterations", type=int, default=20, help="timed iterations")
     made.add_argument("--mode", choices=("training", "inference"), default="training")
-    made.add_argument("--fp16", type=int, choices=(0, 1), default=0, help="1: fp16 with BatchNorm kept in fp32")
+    made.add_argument("--fp16", type=int, choices=(0, 1), default=0, help="1: weights, inputs and arithmetic in fp16")
     made.add_argument("--amp", action="store_true", help="fp16 autocast, with GradScaler in training")
     made.add_argument("--amp-opt-level", "--amp_opt_level", type=int, choices=tuple(AMP_LEVELS), help="old APEX levels")
     made.add_argument("--nhwc", action="store_true", help="channels-last")
@@ -193,11 +193,11 @@ def _trace_name(given: argparse.Namespace) -> str | None:
 
 
 def _precision(given: argparse.Namespace, notes: list[str]) -> str:
-    wanted = {switch for switch, on in (("fp16-bn-fp32", given.fp16 == 1), ("amp", given.amp)) if on}
+    wanted = {switch for switch, on in (("fp16", given.fp16 == 1), ("amp", given.amp)) if on}
     if given.amp_opt_level is not None:
         level = AMP_LEVELS[given.amp_opt_level]
         notes.append(f"--amp-opt-level {given.amp_opt_level} is an APEX level; it now means {level or 'fp32'}")
-        wanted |= {"fp16-bn-fp32" if level == "fp16" else level} - {""}
+        wanted |= {level} - {""}
     if len(wanted) > 1:
         raise UsageError("--fp16 1 and mixed precision exclude each other: give one of --fp16, --amp, --amp-opt-level")
     return next(iter(wanted), "")

@@ -37,8 +37,8 @@ NOT_OF_THE_WORKLOAD = ("artifact",)
 """Where a pickled model lies: its hash says what it is."""
 NOT_OF_THE_DATA = ("folder", "download", "loader_timeout_s")
 """Where they lie and how they came there: their fingerprint says what they are."""
-NOT_SETTINGS = (*NOT_OF_THE_WORKLOAD, "model", "task", "batch", "check_inputs")
-"""What a benchmark and a subject name by themselves, and what only the check of numerics looks at."""
+NOT_SETTINGS = (*NOT_OF_THE_WORKLOAD, "model", "task", "batch")
+"""What a benchmark and a subject name by themselves."""
 
 
 def record_key(spec: RunSpec, prepared: Prepared) -> str:

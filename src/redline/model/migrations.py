@@ -91,6 +91,7 @@ def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
 
 MIGRATIONS: dict[int, Migration] = {1: _from_1_to_2}
 """From schema n to n + 1, on plain dicts."""
+REMOVED_SETTINGS = frozenset({"check_inputs"})
 
 
 def encode(record: RunRecord) -> bytes:
@@ -120,7 +121,15 @@ def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = Non
             raise RecordError(f"cannot update a record from schema {schema} to {schema + 1}")
         plain = {**table[schema](plain), "schema": schema + 1}
         schema += 1
-    return plain
+    return {**plain, "spec": without_removed_settings(plain["spec"])} if "spec" in plain else plain
+
+
+def without_removed_settings(spec: Any) -> Any:
+    """A spec as a plain table, without settings of the workload that Redline once had and that changed no number."""
+    workload = spec.get("workload") if isinstance(spec, dict) else None
+    if not isinstance(workload, dict):
+        return spec
+    return {**spec, "workload": {name: value for name, value in workload.items() if name not in REMOVED_SETTINGS}}
 
 
 def _convert(plain: dict[str, Any]) -> RunRecord:

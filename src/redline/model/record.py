@@ -39,7 +39,7 @@ dimension 0 of the first tensor of the user's own inputs.
 """
 SecondInputs = Literal["drawn", "factory", "noise", "given"]
 """Where the second inputs of the numerics came from: drawn freely, the user's factory called again, the user's own with
-a little noise, or a function of the user's.
+a little noise, or, in older records, a function of the user's.
 """
 StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"]
 """`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""

@@ -52,6 +52,21 @@ class Switch(Frozen):
         return f"{self.name}:{','.join(words)}" if words else self.name
 
 
+REMOVED_SWITCHES = {
+    "fp16-bn-fp32": "use fp16, which is as fast",
+    "expandable-segments": "set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment",
+}
+"""Switches that recipes of older records name, and what to use instead. `docs/results/switches.md` says why they went."""
+
+
+def refuse_removed(switch: Switch) -> None:
+    """Raise what to use in place of a switch that Redline once had."""
+    name = f"{switch.name}:{switch.argument}"
+    removed = name if name in REMOVED_SWITCHES else switch.name
+    if removed in REMOVED_SWITCHES:
+        raise SpecError(f"switch {removed} was removed: {REMOVED_SWITCHES[removed]}")
+
+
 class Recipe(Frozen):
     """A set of switches. The order in which they are written does not matter; the bench knows which comes first."""
 
@@ -92,15 +107,11 @@ class WorkloadSpec(Frozen):
     batch: int | None = None
     """Items per step. None: a model by name takes its source's default, the user's own inputs stay as given."""
     batch_axis: int | str | list[Any] | dict[str, Any] | None = None
-    """Where the user's own inputs hold their items: one axis for all tensors, or a structure of axes like the inputs, with
-    None for what has no batch and `list` for a list with one entry per item. None: the model is asked.
+    """The axis along which all tensors of the user's own inputs hold their items. None: the model is asked. Only older records
+    hold a structure of axes.
     """
     items: int | None = None
     """What one step counts as, for inputs whose items are not the batch: packed, ragged, graphs."""
-    check_inputs: str | None = None
-    """A function that makes the second inputs on which outputs are compared with fp32: `file.py:function`,
-    `package.module:function` or `pickle:PATH`. None: the factory is called again, or the inputs get a little noise.
-    """
     image_size: int | None = None
     classes: int | None = None
     sequence_length: int | None = None
@@ -127,9 +138,6 @@ class WorkloadSpec(Frozen):
                 raise SpecError(f"{name} is for task generate, not for {self.task}")
         for name in ("batch", "items", "classes", "sequence_length", "prompt", "new_tokens"):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
-        if self.check_inputs is not None and self.task != "infer":
-            why = "training compares its loss path" if self.task == "train" else "a function is timed as it is"
-            raise SpecError(f"check_inputs is for inference, not for {self.task}: {why}")
         if not self.model.strip():
             raise SpecError("model must not be empty")
         require_unicode("model", self.model)

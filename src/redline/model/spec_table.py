@@ -55,7 +55,7 @@ def _code_named(table: Any) -> Iterator[str]:
         return
     for name, value in table.items():
         texts = value if isinstance(value, list) else [value]
-        if name in ("artifact", "command_prefix", "check_inputs", "python", "setup"):
+        if name in ("artifact", "command_prefix", "python", "setup"):
             yield name
         elif name == "model" and any(".py:" in text for text in texts if isinstance(text, str)):
             yield "a model from a file"
@@ -106,10 +106,10 @@ def specs_from_table(table: Mapping[str, Any], where: str = "") -> list[RunSpec]
     no_check = rest.pop("no_check", False)
     if not isinstance(no_check, bool):
         raise TableError(_located(where, f"no_check must be true or false, got {no_check!r}"))
-    if no_check and rest.get("check_inputs") is not None:
-        raise TableError(_located(where, "no_check leaves check_inputs nothing to check: leave one out"))
-    if "batch_axis" in rest:
-        rest["batch_axis"] = _batch_axis(rest["batch_axis"], where)
+    axis = rest.get("batch_axis")
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        told = f"batch_axis must be a number, got {axis!r}; for other inputs let the factory take batch"
+        raise TableError(_located(where, told))
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, _located(where, "measure"))
     if no_check:
         measure = msgspec.structs.replace(measure, check_numerics=False)
@@ -175,20 +175,6 @@ def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
         if name not in known:
             near = closest(str(name), known, count=1)
             raise TableError(_located(where, f"unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}"))
-
-
-def _batch_axis(value: Any, where: str) -> Any:
-    """A number, `list`, or a structure of them; a flag writes it as JSON."""
-    if not isinstance(value, str) or value == "list":
-        return value
-    try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        raise SpecError(
-            _located(
-                where, f"batch_axis must be a number, 'list' or JSON such as [0, null] or {{\"x\": 1}}, got {value!r}"
-            )
-        ) from None
 
 
 def _train(table: Any, where: str) -> TrainSpec:

@@ -141,7 +141,7 @@ def test_a_backend_for_some_formats_says_which_switches_it_needs_and_which_it_ex
     )
     told = choices(Attends(), seen)
     (need,) = told["sdpa:flash"].needs
-    assert set(need.wants) == {"fp16", "amp", "fp16-bn-fp32"}
+    assert set(need.wants) == {"fp16", "amp"}
     assert not need.is_met({"sdpa:flash"})
     assert need.is_met({"sdpa:flash", "amp"})
     assert {"bf16", "amp-bf16"} <= set(told["sdpa:flash"].excludes)

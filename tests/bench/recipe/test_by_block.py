@@ -40,16 +40,6 @@ def network(blocks: int = 4) -> nn.Sequential:
 class Gpu(CpuDevice):
     kind = "cuda"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[bool] = []
-
-    def segments_refusal(self) -> str | None:
-        return None
-
-    def expand_segments(self, expand: bool) -> None:
-        self.told.append(expand)
-
 
 class TestRepeatedBlocks:
     def test_are_told_by_class_and_weights_not_by_names(self) -> None:
@@ -241,18 +231,6 @@ class TestCheckpointing:
         assert model[0].first.weight.grad is not None
 
 
-class TestExpandableSegments:
-    def test_are_asked_of_the_device(self) -> None:
-        device = Gpu()
-        applied("expandable-segments", network(), torch.randn(2, 8), device=device)
-        assert device.told == [True]
-        assert "expandable_segments:True" in code_of("expandable-segments", device="cuda").flags[0]
-
-    def test_are_refused_where_the_allocator_has_none(self) -> None:
-        with pytest.raises(BenchError, match="segments are those of torch's allocator for NVIDIA GPUs, not of cpu"):
-            applied("expandable-segments", network(), torch.randn(2, 8))
-
-
 class TestKeepMemory:
     """Freed memory stays with the process: what a step frees, the next one has without the kernel."""
 
@@ -285,7 +263,7 @@ class TestKeepMemory:
 
 def test_what_spares_memory_says_so_to_the_tuner() -> None:
     told = [choice for choice in switch_choices(network(), Gpu(), "train") if choice.relieves == "memory"]
-    assert {choice.switch for choice in told if choice.refusal is None} == {"checkpointing", "expandable-segments"}
+    assert {choice.switch for choice in told if choice.refusal is None} == {"checkpointing"}
     assert {choice.switch for choice in told if choice.refusal is not None} == {"fsdp", "gradient-as-bucket-view"}
 
 

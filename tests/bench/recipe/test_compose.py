@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -31,11 +33,13 @@ from redline.model.protocol import Ask
 from redline.model.questions import AskCheck, CheckedSpecs
 from redline.model.record import Capabilities
 from redline.model.registry import Registry
-from redline.model.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
+from redline.model.spec import REMOVED_SWITCHES, LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
+from redline.search.tune.record import TuneSpec
+from redline.search.tune.space import space_for
 
 HOUSE = (
     "amp", "amp-bf16", "bf16", "bucket-size", "cache-dtype", "channels-last", "checkpointing", "compile",
-    "cudnn-benchmark", "decode-kernels", "expandable-segments", "fold-bn", "fp16", "fp16-bn-fp32", "fp8", "fsdp", "fused-linear", "fused-optimizer",
+    "cudnn-benchmark", "decode-kernels", "fold-bn", "fp16", "fp8", "fsdp", "fused-linear", "fused-optimizer",
     "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "overlap-gradients", "patch-products", "pool-gradients", "prefill-chunk", "sdpa", "static-cache",
     "static-graph", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
@@ -51,7 +55,7 @@ FOR_TRAINING = tuple(
     for name in HOUSE
     if name not in ("fold-bn", "fused-linear", "int4", "int8", "onnx", "tensorrt", "torchscript", *FOR_TOKENS)
 )
-FORMATS = ("amp", "amp-bf16", "bf16", "fp16", "fp16-bn-fp32")
+FORMATS = ("amp", "amp-bf16", "bf16", "fp16")
 ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
 EXCLUSIVE = {
     *(frozenset(pair) for pair in combinations(FORMATS, 2)),
@@ -66,7 +70,6 @@ EXCLUSIVE = {
     *(frozenset({"fused-linear", other}) for other in ("amp", "amp-bf16", "int4", "int8", "fp8")),
     frozenset({"graphs", "torchscript"}),
     frozenset({"tf32", "fp16"}),
-    frozenset({"tf32", "fp16-bn-fp32"}),
     frozenset({"tf32", "bf16"}),
 }
 
@@ -121,6 +124,18 @@ def test_every_switch_of_the_house_is_known_and_says_what_it_does() -> None:
         assert switch.name == name
         assert switch.summary
         assert names(spelled(name), switch.tasks[0]) == [name]
+
+
+@pytest.mark.parametrize("name", REMOVED_SWITCHES)
+def test_a_switch_that_was_removed_is_refused_with_what_to_use_instead(name: str) -> None:
+    says = re.escape(f"switch {name} was removed: {REMOVED_SWITCHES[name]}")
+    with pytest.raises(SpecError, match=says):
+        names(f"channels-last+{name}")
+    asked = TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="resnet50")), switches=(name,))
+    with pytest.raises(SpecError, match=says):
+        space_for(asked, [])
+    with pytest.raises(SpecError, match=says):
+        space_for(msgspec.structs.replace(asked, switches=(), seeds=(name,)), [])
 
 
 def test_the_baseline_is_no_switch_and_forbids_tf32() -> None:

@@ -74,16 +74,6 @@ def output_of(setup: Setup) -> Any:
         return step()
 
 
-def test_batch_norm_may_stay_in_fp32_while_the_rest_is_fp16() -> None:
-    setup = applied("fp16-bn-fp32", Normed().eval(), torch.randn(2, 3, 8, 8))
-    model = setup.workload.model
-    assert model.convolution.weight.dtype == torch.float16
-    assert {tensor.dtype for tensor in (model.norm.weight, model.norm.running_mean)} == {torch.float32}
-    assert output_of(setup).dtype == torch.float16
-    with pytest.raises(BenchError, match="no BatchNorm"):
-        applied("fp16-bn-fp32", nn.Linear(4, 4), torch.randn(2, 4))
-
-
 @pytest.mark.parametrize(("recipe", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_a_cast_reaches_weights_statistics_and_floating_inputs(recipe: str, dtype: torch.dtype) -> None:
     class Picks(Normed):
@@ -395,8 +385,6 @@ def test_training_is_compiled_forward_and_backward() -> None:
         ("fp16", "seen", True),
         ("bf16", "", False),
         ("amp-bf16", "seen", False),
-        ("fp16-bn-fp32", "seen", True),
-        ("fp16-bn-fp32", "norm.running_mean", False),
         ("fp16", "norm.running_mean", True),
     ],
 )

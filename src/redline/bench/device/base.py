@@ -183,14 +183,6 @@ class Device(ABC):
         """Run `work` some times, then record it: what replays it, and what it returned, which every replay rewrites."""
         raise NotImplementedError(self.graph_refusal())
 
-    def segments_refusal(self) -> str | None:
-        """Why the allocator here cannot grow its segments, or None."""
-        return f"segments are those of torch's allocator for NVIDIA GPUs, not of {self.kind}"
-
-    def expand_segments(self, expand: bool) -> None:
-        """Let the allocator grow its segments from here on, or add new ones as it does by itself."""
-        raise NotImplementedError(self.segments_refusal())
-
     def keeping_refusal(self) -> str | None:
         """Why the process cannot be told to keep the memory that is freed, or None."""
         return "it is about the memory of a CPU: that of a GPU is kept by torch's own allocator"

@@ -121,7 +121,6 @@ class CudaDevice(Device):
         torch.cuda.init()
         self._card: NvmlCard | None = self._open_card()
         self._limit_bytes: int | None = None
-        self._expands_segments = False
 
     def _open_card(self) -> NvmlCard | None:
         uuid = getattr(self._properties(), "uuid", None)
@@ -290,18 +289,6 @@ class CudaDevice(Device):
         return (
             why and f"no second CUDA context could be opened and closed, so each kernel may start a little later: {why}"
         )
-
-    def segments_refusal(self) -> str | None:
-        has_them = hasattr(torch.cuda.memory, "_set_allocator_settings")
-        return None if has_them else "this torch cannot change its allocator while it runs"
-
-    def expand_segments(self, expand: bool) -> None:
-        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{expand}")
-        self._expands_segments = expand
-
-    def restore(self) -> None:
-        if self._expands_segments:
-            self.expand_segments(False)
 
     def versions(self) -> dict[str, str]:
         found = {"cuda": torch.version.cuda or ""}

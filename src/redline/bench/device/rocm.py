@@ -74,9 +74,6 @@ class RocmDevice(CudaDevice):
     def synchronises(self, step: Callable[[], object]) -> bool | None:
         return None  # torch's synchronisation warnings are not raised on ROCm
 
-    def segments_refusal(self) -> str | None:
-        return "expandable segments have not been tested on AMD GPUs"
-
     def start_profiler(self) -> None:
         """HIP has the call and says that it is not supported; ROCm's profilers look at the whole process."""
         return

@@ -27,22 +27,18 @@ from redline.bench.recipe.numerics import LossReference, OutputReference, forwar
 from redline.bench.recipe.outputs import Answer, Difference, answer_of, difference, sketch_of
 from redline.bench.recipe.rounding import rounded_weights
 from redline.bench.workload.build import build_workload
-from redline.bench.workload.called import batch_parameter, call_with
 from redline.bench.workload.decoder import Decoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
-from redline.bench.workload.handed import sort_inputs
 from redline.bench.workload.hf_decoder import HfDecoder
-from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.sources.user import load_function
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
-from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
 from redline.model.questions import MetricAnswer
 from redline.model.record import Numerics
-from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.spec import Recipe, RunSpec
 
 T = TypeVar("T")
 
@@ -194,29 +190,13 @@ def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks
     if workload.task == "generate":
         return GreedyReference.of(workload, device, number_format)
     if workload.task == "infer":
-        given = _own_check_inputs(spec.workload, workload, spec.seed + 1)
         return perhaps_differentiating(
-            workload, device, lambda: OutputReference.of(workload, device, number_format, spec.seed, given)
+            workload, device, lambda: OutputReference.of(workload, device, number_format, spec.seed)
         )
     steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
     return LossReference.of(
         workload, device, number_format, spec.seed, steps, optimizer, ranks.distribute, ranks.any_of
     )
-
-
-def _own_check_inputs(spec: WorkloadSpec, workload: Workload, seed: int) -> Inputs | None:
-    """The second inputs the user's own function makes, where the model is; None where there is no such function."""
-    if spec.check_inputs is None:
-        return None
-    function = load_function(spec.check_inputs, "check_inputs")
-    whose = f"check_inputs {spec.check_inputs}"
-    with seeded(seed):
-        made = call_with(function, batch_parameter(function, whose), workload.batch, seed, whose)
-    inputs = workload.moved(sort_inputs(made))
-    own = workload.args, workload.kwargs
-    if describe(inputs) != describe(own):
-        raise SpecError(f"{whose} must give inputs like the model's own: {describe(inputs)} against {describe(own)}")
-    return inputs
 
 
 def judge(reference: Reference, step: Timed, setup: Setup) -> Numerics:

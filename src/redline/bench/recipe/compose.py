@@ -16,7 +16,7 @@ from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.note import Note, note
 from redline.model.questions import SwitchChoice, SwitchNeed
-from redline.model.spec import Recipe, RunSpec, Switch, Task
+from redline.model.spec import Recipe, RunSpec, Switch, Task, refuse_removed
 from redline.model.work import Facts
 
 _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8", "int4-weights")
@@ -24,6 +24,8 @@ _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "f
 
 def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
     """The recipe's switches in the order of application. A mistake in the recipe itself is a `UsageError`."""
+    for named in recipe.switches:
+        refuse_removed(named)
     switches = [SWITCHES.get(switch.name)(switch) for switch in recipe.switches]
     for switch in switches:
         if task not in switch.tasks:

@@ -91,10 +91,7 @@ class OutputReference:
         return self.seed_floor is None and self.mover == "rounding"
 
     @classmethod
-    def of(
-        cls, workload: Workload, device: Device, number_format: str, seed: int, given: Inputs | None = None
-    ) -> OutputReference:
-        """`given`: the user's own second inputs, for which nothing else is put in."""
+    def of(cls, workload: Workload, device: Device, number_format: str, seed: int) -> OutputReference:
         step = InferenceStep(_strict(workload, device))
         keep_if_written(workload, step.context)
         inputs: list[Inputs] = [workload.originals or (workload.args, workload.kwargs)]
@@ -102,7 +99,7 @@ class OutputReference:
         fresh = device.random_state()
         outputs = [_answers(step, inputs[0])]
         draws_random_numbers = not torch.equal(fresh, device.random_state())
-        second = Second(given, "given") if given is not None else workload.second_inputs(seed + 1)
+        second = workload.second_inputs(seed + 1)
         answers = None if second is None else _second_answers(step, second, outputs[0], workload)
         if second is not None and answers is not None:
             inputs, outputs = [*inputs, second.inputs], [*outputs, answers]
@@ -202,7 +199,7 @@ def _second_answers(step: InferenceStep, second: Second, first: Answer, workload
     try:
         answers = _answers(step, second.inputs)
     except Exception as error:
-        if second.how == "given" or is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         why = f"the model fails on a second one: {one_line(error)}"
     if answers is not None and answers.form != first.form:

@@ -1,5 +1,5 @@
 """Inputs of any structure. Other values for them: drawn anew where they are free, changed a little where they are not.
-Other items: the axes along which they hold items, as a person declares them, how many there are, and how to take others."""
+Other items: the axis along which they hold items, as a person declares it, how many there are, and how to take others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from redline.bench.workload.structure import (
     stored,
     tensors_within,
 )
-from redline.model.errors import SpecError, closest
+from redline.model.errors import SpecError
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -203,57 +203,18 @@ def _says_nothing(tensor: Tensor) -> bool:
 # Items
 
 
-def declared_axes(declared: Any, inputs: Inputs) -> Axes:
-    """The axes a person gave: one for all tensors, or a structure like the inputs; None leaves what lies below it alone."""
-    args, kwargs = inputs
+def declared_axes(axis: Any, inputs: Inputs) -> Axes:
+    """The axis that a person gave, for every tensor of the inputs."""
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise SpecError(f"batch_axis must be a number, got {axis!r}; for other inputs let the factory take batch")
     axes: Axes = {}
-    if isinstance(declared, Mapping) and len(args) == 1 and "0" not in declared:
-        _declare(declared, args[0], "0", axes)  # the one input has parts with names
-    elif isinstance(declared, Mapping | list | tuple):
-        _declare(declared, kwargs or args, "", axes)
-    else:
-        _declare(declared, args, "", axes)
-        _declare(declared, kwargs, "", axes)
+    for path, tensor in input_tensors(inputs):
+        if not -tensor.ndim <= axis < tensor.ndim:
+            raise SpecError(f"batch_axis {axis}: input {path} has {tensor.ndim} dimensions")
+        axes[path] = axis % tensor.ndim
     if not axes:
-        raise SpecError(f"batch_axis {declared!r} names no tensor of the inputs")
+        raise SpecError(f"batch_axis {axis}: the inputs hold no tensor")
     return axes
-
-
-def _declare(declared: Any, value: Any, path: str, axes: Axes) -> None:
-    """Collect the axes of `value`, which stands at `path`."""
-    where = f"input {path}" if path else "the inputs"
-    if declared is None:
-        return
-    parts = children(value)
-    if declared == LIST and path:
-        if not isinstance(value, list | tuple):
-            raise SpecError(f"batch_axis: {where} is {type(value).__name__}, not a list")
-        axes[path] = LIST
-    elif isinstance(declared, Mapping):
-        names = dict(parts or ())
-        for key, below in declared.items():
-            if key not in names:
-                near = closest(str(key), names)
-                hint = f"; did you mean {' or '.join(near)}?" if near else ""
-                raise SpecError(f"batch_axis: {where} has no part {key!r}{hint}")
-            _declare(below, names[key], join(path, str(key)), axes)
-    elif isinstance(declared, list | tuple):
-        if len(parts or ()) != len(declared):
-            raise SpecError(f"batch_axis: {where} has {len(parts or ())} parts, but {len(declared)} axes were given")
-        for (key, child), below in zip(parts or (), declared, strict=True):
-            _declare(below, child, join(path, key), axes)
-    elif isinstance(declared, int) and not isinstance(declared, bool):
-        if isinstance(value, Tensor):
-            if not -value.ndim <= declared < value.ndim:
-                raise SpecError(f"batch_axis {declared}: {where} has {value.ndim} dimensions")
-            axes[path] = declared % value.ndim
-        for key, child in parts or ():
-            _declare(declared, child, join(path, key), axes)
-    elif declared == LIST:
-        for key, child in parts or ():
-            _declare(LIST, child, key, axes)
-    else:
-        raise SpecError(f"batch_axis must be a number, 'list', or a structure of them, got {declared!r}")
 
 
 def size_along(inputs: Inputs, axes: Axes) -> int:

@@ -15,6 +15,7 @@ import msgspec
 from redline.model.errors import RecordError, SpecError, UsageError
 from redline.model.fields import Frozen, require_choice
 from redline.model.identity import different_fields, given, question_key
+from redline.model.migrations import without_removed_settings
 from redline.model.note import Note, notes_from_texts
 from redline.model.record import FailureScope, TimeKind
 from redline.model.spec import RunSpec
@@ -272,7 +273,9 @@ def decode_tune(body: bytes) -> TuneRecord:
 
 
 def _migrated(plain: Any) -> Any:
-    """Schema 1 called switches steps and replicates heats, and its notes were plain texts."""
+    """Settings that were removed are left out. Schema 1 called switches steps and replicates heats, and its notes were texts."""
+    if isinstance(plain, dict) and isinstance(asked := plain.get("tune"), dict) and "spec" in asked:
+        plain = {**plain, "tune": {**asked, "spec": without_removed_settings(asked["spec"])}}
     if not isinstance(plain, dict) or plain.get("schema") != 1:
         return plain
     refused = [{"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]]

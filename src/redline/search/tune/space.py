@@ -16,7 +16,7 @@ import msgspec
 from redline.model.errors import SpecError, UnknownName
 from redline.model.note import Note, note
 from redline.model.questions import SwitchChoice, SwitchNeed
-from redline.model.spec import Recipe, Task
+from redline.model.spec import Recipe, Task, refuse_removed
 from redline.search.tune.record import Refused, TuneSpec
 
 BY_BLOCK = "compile:regional"
@@ -34,7 +34,6 @@ class Expectation:
 
 ON_GPU: dict[str, Expectation] = {
     "fp16": Expectation(-0.8, 0.3),
-    "fp16-bn-fp32": Expectation(-0.75, 0.3),
     "bf16": Expectation(-0.75, 0.3),
     "amp": Expectation(-0.55, 0.3, 0.3, 0.3),
     "amp-bf16": Expectation(-0.55, 0.3, 0.3, 0.3),
@@ -68,7 +67,6 @@ ON_GPU: dict[str, Expectation] = {
     # Without a compiler the scales are kernels of their own, which cost more than the shorter products save.
     "fp8": Expectation(-0.1, 0.4, 0.4, 0.3),
     "checkpointing": Expectation(0.25, 0.1),
-    "expandable-segments": Expectation(0.0, 0.03),
 }
 DECODING_ON_GPU: dict[str, Expectation] = {
     "static-cache": Expectation(0.03, 0.1, 0.0, 0.2),
@@ -84,7 +82,7 @@ DECODING_ON_GPU: dict[str, Expectation] = {
 ON_CPU: dict[str, Expectation] = {
     "static-cache": Expectation(0.05, 0.15),
     # Few CPUs have arithmetic for them; where they do not, they are many times slower.
-    **dict.fromkeys(("fp16", "fp16-bn-fp32", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
+    **dict.fromkeys(("fp16", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
     "channels-last": Expectation(-0.2, 0.2),
     "compile": Expectation(-0.15, 0.2),
     "compile:regional": Expectation(-0.12, 0.2),
@@ -237,7 +235,10 @@ class Space:
         return {}
 
     def _parsed(self, text: str) -> Switches:
-        switches = frozenset(str(switch) for switch in Recipe.parse(text).switches)
+        parts = Recipe.parse(text).switches
+        for switch in parts:
+            refuse_removed(switch)
+        switches = frozenset(map(str, parts))
         unknown = sorted(switches - self.by_switch.keys())
         if unknown:
             raise UnknownName("switch", unknown[0], self.by_switch, hint="not among those that can be tried here")
@@ -314,6 +315,8 @@ def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, l
     names = {name for choice in known for name in _names(choice)}
     for asked in (*tune.switches, *tune.without):
         if asked not in names:
+            for switch in Recipe.parse(asked).switches:
+                refuse_removed(switch)
             raise UnknownName("switch", asked, names, hint=f"there are {', '.join(sorted(c.switch for c in choices))}")
     usable, refused = [], []
     for choice in known:
@@ -348,6 +351,7 @@ def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list
         plain = next((choice for choice in choices if choice.switch.partition(":")[0] == switch.name), None)
         if str(switch) in known:
             continue
+        refuse_removed(switch)
         if plain is None:
             raise UnknownName("switch", str(switch), known, hint="not among those that can be tried here")
         known.add(str(switch))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
@@ -16,7 +15,7 @@ from redline.model.record import Capabilities
 from redline.model.spec import Task
 from redline.model.work import PRODUCTS, Facts
 
-_OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16", "fp16-bn-fp32"})
+_OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16"})
 
 
 @SWITCHES.register("tf32")
@@ -27,7 +26,7 @@ class Tf32(RecipeSwitch):
     family = "tf32"
     number_format = "tf32"
     tasks = ("infer", "train", "step", "generate")
-    excludes = frozenset({"fp16", "bf16", "fp16-bn-fp32"})  # nothing is left in fp32 for it to speed up
+    excludes = frozenset({"fp16", "bf16"})  # nothing is left in fp32 for it to speed up
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return device.tf32_refusal()
@@ -92,15 +91,12 @@ class _CastWhole(_Precision):
 
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
         """A short comparison cannot see it: in bf16 a count stops at 256, in fp16 at 2048."""
-        added_to = [name for name in (facts.accumulates if facts is not None else ()) if self._casts(model, name)]
+        added_to = facts.accumulates if facts is not None else ()
         if not added_to:
             return None
         return (
             f"the forward adds to {added_to[0]} call by call, and in 16 bits that stops moving; amp keeps it as it is"
         )
-
-    def _casts(self, model: torch.nn.Module, buffer: str) -> bool:
-        return True
 
     def apply(self, setup: Setup) -> None:
         model = setup.workload.model.to(self.dtype)
@@ -122,37 +118,6 @@ class Fp16(_CastWhole):
     summary = "weights, inputs and arithmetic in fp16"
     number_format = "fp16"
     dtype = torch.float16
-
-
-@SWITCHES.register("fp16-bn-fp32")
-class Fp16BatchNormFp32(_CastWhole):
-    """As fp16, but BatchNorm keeps its weights and statistics in fp32: sums over a batch need the range."""
-
-    name = "fp16-bn-fp32"
-    summary = "weights, inputs and arithmetic in fp16; BatchNorm's weights and statistics stay in fp32"
-    number_format = "fp16"
-    dtype = torch.float16
-
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
-        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-            return "the model has no BatchNorm; fp16 does the same"
-        return super().irrelevance(model, task, facts)
-
-    def _casts(self, model: torch.nn.Module, buffer: str) -> bool:
-        return not isinstance(model.get_submodule(buffer.rpartition(".")[0]), _BatchNorm)
-
-    def apply(self, setup: Setup) -> None:
-        super().apply(setup)
-        for module in setup.workload.model.modules():
-            if isinstance(module, _BatchNorm):
-                module.float()
-
-    def write(self, code: RecipeCode) -> None:
-        super().write(code)
-        code.bring_in("from torch.nn.modules.batchnorm import _BatchNorm")
-        code.model_lines.append("for module in model.modules():")
-        code.model_lines.append("    if isinstance(module, _BatchNorm):")
-        code.model_lines.append("        module.float()")
 
 
 @SWITCHES.register("bf16")

@@ -23,7 +23,7 @@ SMALLEST_SHARE = 0.1
 """Share of the model's weights, and of the time: below it a quantized model is the old one with a few rounded layers."""
 
 
-_UNTRIED_IN_TRAINING = frozenset({"int8", "amp", "fp16", "fp16-bn-fp32"})
+_UNTRIED_IN_TRAINING = frozenset({"int8", "amp", "fp16"})
 
 
 class _Quantized(RecipeSwitch):

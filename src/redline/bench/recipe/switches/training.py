@@ -159,26 +159,6 @@ class Checkpointing(RecipeSwitch):
         code.model_lines.append("recompute_blocks(model)")
 
 
-@SWITCHES.register("expandable-segments")
-class ExpandableSegments(RecipeSwitch):
-    name = "expandable-segments"
-    summary = "torch's allocator grows its segments instead of adding new ones, so less memory is lost between them"
-    stage = FLAGS
-    relieves = "memory"
-    leaves_program = True
-
-    def refusal(self, device: Device, task: Task) -> str | None:
-        return device.segments_refusal()
-
-    def apply(self, setup: Setup) -> None:
-        # What was allocated so far stays where it is: the weights, and nothing else once the cache is given back.
-        setup.device.release_cache()
-        setup.device.expand_segments(True)
-
-    def write(self, code: RecipeCode) -> None:
-        code.flags.append('torch.cuda.memory._set_allocator_settings("expandable_segments:True")')
-
-
 @SWITCHES.register("keep-memory")
 class KeepMemory(RecipeSwitch):
     name = "keep-memory"
