@@ -33,7 +33,9 @@ for module in {DESK}:
 
 
 def test_help_loads_no_command_s_body() -> None:
-    code = "import sys, redline.cli.main; print([name for name in ('rich', 'msgspec', 'sqlalchemy', 'numpy') if name in sys.modules])"
+    code = (
+        "import sys, redline.cli.main; print([name for name in ('rich', 'sqlalchemy', 'numpy') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -55,8 +55,8 @@ def test_a_group_stands_where_the_command_wrote_given() -> None:
     assert list(inspect.signature(command).parameters) == ["first", "batch", "seed", "json"]
 
 
-@pytest.mark.parametrize(("value", "kept"), [(None, False), (False, False), ([], False), (0, True), ("", True)])
-def test_zero_and_an_empty_text_were_set_by_someone(value: Any, kept: bool) -> None:
+@pytest.mark.parametrize(("value", "kept"), [(None, False), ([], False), (False, True), (0, True), ("", True)])
+def test_zero_false_and_an_empty_text_were_set_by_someone(value: Any, kept: bool) -> None:
     assert only_set(option=value) == ({"option": value} if kept else {})
 
 

@@ -21,9 +21,9 @@ from redline.cli.options import (
     print_json,
     takes,
 )
-from redline.cli.train import DATA_OPTIONS, TRAINED_MODEL, DataName, data_settings
+from redline.cli.train import DATA_OPTIONS, TRAINED_MODEL, DataName
 
-_CHOSEN_BY_RUNGS = ("workers", "on_device", "no_prefetch")
+_CHOSEN_BY_RUNGS = ("workers", "on_device", "prefetch")
 LADDER_OPTIONS: Options = {
     name: option
     for name, option in (DATA_OPTIONS | TRAINED_MODEL).items()
@@ -71,7 +71,7 @@ def ladder(
         check_picture(plot)
     if report is not None:
         check_folder(report)
-    asked = data_settings(given) | only_set(quick=quick, epochs=epochs)
+    asked = given | only_set(quick=quick, epochs=epochs)
     with LiveTrain() as observer, Workspace(observer=observer) as workspace:
         result = climb(model, data=data, batch=batch, device=device, **asked, workspace=workspace)
         observer.stop()

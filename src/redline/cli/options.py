@@ -15,6 +15,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from redline.model.errors import Exit as Exit
 from redline.model.errors import SpecError
+from redline.model.settings import HOW as HOW
+from redline.model.settings import OUTPUT as OUTPUT
+from redline.model.settings import WHAT as WHAT
+from redline.model.settings import WHICH as WHICH
+from redline.model.settings import Declared
+from redline.model.spec_table import SHARED
 
 if TYPE_CHECKING:  # the report is imported by the commands that print one
     from redline.report.export import JsonDocument
@@ -30,9 +36,8 @@ Options = dict[str, Any]
 MODEL_HELP = "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory."
 RECIPE_HELP = "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager."
 
-WHAT, HOW, OUTPUT = "What is measured", "How it is measured", "Output"
-WHICH, WAY = "Which records", "How it is done"
-"""The same for commands that measure nothing."""
+WAY = "How it is done"
+"""The group of options of commands that measure nothing."""
 
 
 def opt(*names: str, group: str = "", **settings: Any) -> Any:
@@ -47,8 +52,31 @@ Recipe = Annotated[str | None, opt("--recipe", "-r", group=WHAT, help=RECIPE_HEL
 Recipes = Annotated[
     list[str] | None, opt("--recipe", "-r", group=WHAT, help=f"{RECIPE_HELP} Repeat to compare several.")
 ]
-DeviceName = Annotated[str, opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device to use.")]
-Threads = Annotated[int | None, opt(group=WHAT, help="CPU threads inside operators. Default: torch's own choice.")]
+
+
+def option_of(declared: Declared) -> Any:
+    """The annotation that typer reads, from a setting's one declaration. What was not given is None."""
+    known = declared.setting
+    names = [declared.option, *([known.short] if known.short else [])]
+    told, default = known.doc, declared.default
+    if declared.is_flag:
+        names = [f"{declared.option}/--no-{declared.option[2:]}"] if default else names
+        kind: Any = bool
+    else:
+        kind = declared.kind if declared.kind in (int, float) else list[str] if declared.takes_several else str
+        is_told = default in (None, (), [], {}) or "Default" in told
+        told += "" if is_told else f" Default: {default}."
+    shape = known.shape or (f"[{'|'.join(declared.choices)}]" if declared.choices else None)
+    return Annotated[kind | None, opt(*names, group=known.group, metavar=shape, help=told)]
+
+
+def options_of(*names: str) -> Options:
+    """The options of shared settings, by name."""
+    return {name: option_of(SHARED[name]) for name in names}
+
+
+DeviceName = option_of(SHARED["device"])
+Threads = option_of(SHARED["threads"])
 TrialEffort = Annotated[
     str, opt(group=HOW, metavar="[quick|normal|strict]", help="How long each trial is timed; see 'redline run --help'.")
 ]
@@ -67,7 +95,7 @@ Report = Annotated[
 Json = Annotated[bool, opt("--json", group=OUTPUT, help="Print one JSON document on stdout and nothing else there.")]
 
 TASKS = {
-    "infer": "inference (default)",
+    "infer": "inference",
     "train": "a training step",
     "step": "a function of yours timed as it is (file.py:step)",
     "generate": "text generation",
@@ -77,107 +105,25 @@ TASKS = {
 def task_option(*tasks: str) -> Any:
     """The option `--task` of a command that can do these."""
     *others, last = (TASKS[task] for task in tasks)
-    told = f"{', '.join(others)} or {last}."
+    told = f"{', '.join(others)} or {last}. Default: {tasks[0]}."
     return Annotated[str | None, opt(group=WHAT, metavar=f"[{'|'.join(tasks)}]", help=told[0].upper() + told[1:])]
 
 
 ANY_BATCH: Options = {
-    "image_size": Annotated[int | None, opt(group=WHAT, help="Pixels per side. Default: the model's own size.")],
-    "classes": Annotated[int | None, opt(group=WHAT, help="Output classes. Default: 1000, or the model's own.")],
-    "sequence_length": Annotated[int | None, opt(group=WHAT, help="Tokens per sequence, for models that take tokens.")],
-    "batch_axis": Annotated[
-        int | None,
-        opt(
-            group=WHAT,
-            help="The axis along which your own inputs hold their items. Default: found by running the model.",
-        ),
-    ],
+    **options_of("image_size", "classes", "sequence_length", "batch_axis"),
     "task": task_option("infer", "train", "step", "generate"),
-    "prompt": Annotated[int | None, opt(group=WHAT, help="Tokens read before the first is written. Default: 128.")],
-    "new_tokens": Annotated[int | None, opt(group=WHAT, help="Tokens written per sequence. Default: 32.")],
-    "optimizer": Annotated[
-        str | None, opt(group=WHAT, metavar="[sgd|adam|adamw]", help="Optimizer of a training step. Default: sgd.")
-    ],
-    "stem": Annotated[
-        str | None,
-        opt(
-            group=WHAT,
-            metavar="[imagenet|cifar]",
-            help="First layers of a ResNet. Default: imagenet; cifar for training on data of 32 pixels or less.",
-        ),
-    ],
-    "device": Annotated[
-        str | None,
-        opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="Default: auto, a GPU if there is one."),
-    ],
-    "threads": Threads,
-    "seed": Annotated[int | None, opt(group=WHAT, help="Seed for weights and inputs. Default: 0.")],
+    **options_of("prompt", "new_tokens", "optimizer", "stem", "device", "threads", "seed"),
 }
 """What is measured, for a command that searches the batch itself."""
-WORKLOAD: Options = {
-    "batch": Annotated[int | None, opt("--batch", "-b", group=WHAT, help="Items per step. Default: the model's own.")],
-    "items": Annotated[
-        int | None, opt(group=WHAT, help="Items that one step counts as, if not the batch: packed tokens, nodes.")
-    ],
-    **ANY_BATCH,
-}
+WORKLOAD: Options = {**options_of("batch", "items"), **ANY_BATCH}
 """What is measured."""
 ONE_STEP: Options = {name: option for name, option in WORKLOAD.items() if name not in ("prompt", "new_tokens")} | {
     "task": task_option("infer", "train", "step")
 }
 """What is measured, for a command about one step: a generation has many."""
-_MAX_MEMORY = Annotated[
-    str | None,
-    opt(
-        "--max-memory",
-        group=HOW,
-        help="Measure as if the device had this much memory, such as 16GiB or 14GB. On a CPU: stay within it.",
-    ),
-]
-MEASURED: Options = {
-    "effort": Annotated[
-        str | None,
-        opt(
-            group=HOW,
-            metavar="[quick|normal|strict]",
-            help="How narrow the 95% interval must get, and how long to try: quick 3% (CPU 10%) within 10 s, normal 1% "
-            "(CPU 5%) within 60 s, strict 0.5% (CPU 3%) within 60 s. Default: normal.",
-        ),
-    ],
-    "no_check": Annotated[
-        bool | None, opt("--no-check", group=HOW, help="Do not compare outputs (training: losses) with strict fp32.")
-    ],
-    "tail": Annotated[bool | None, opt("--tail", group=HOW, help="Collect enough samples (662) to report p99.")],
-    "max_memory": _MAX_MEMORY,
-    "door": Annotated[
-        str | None,
-        opt(
-            group=HOW,
-            metavar="[fork|spawn|inline|torchrun]",
-            help="How workers are started. Default: fork; torchrun for several ranks.",
-        ),
-    ],
-}
+MEASURED: Options = options_of("effort", "no_check", "tail", "max_memory", "door")
 """How it is measured."""
-RANKS: Options = {
-    "ranks": Annotated[
-        int | None,
-        opt(
-            group=WHAT,
-            help="Processes that work together, one per GPU: DDP for training, replicas for inference. --batch is then the "
-            "total over all of them.",
-        ),
-    ],
-    "batch_per_rank": Annotated[int | None, opt(group=WHAT, help="Items per step on every rank, instead of --batch.")],
-    "rendezvous": Annotated[
-        str | None,
-        opt(
-            group=HOW,
-            metavar="HOST:PORT",
-            help="Address to wait at for ranks that torchrun starts on other machines (docs/clusters.md).",
-        ),
-    ],
-}
+RANKS: Options = options_of("ranks", "batch_per_rank", "rendezvous")
 """How many processes work together."""
 CLUSTER: Options = {
     "cluster": Annotated[
@@ -189,12 +135,7 @@ CLUSTER: Options = {
     ],
 }
 """Where it is measured, if not here."""
-ISOLATED: Options = {
-    "max_memory": _MAX_MEMORY,
-    "door": Annotated[
-        str | None, opt(group=HOW, metavar="[fork|spawn]", help="How workers are started. Default: fork.")
-    ],
-}
+ISOLATED: Options = options_of("max_memory", "door")
 """How the workers of a search are started."""
 
 
@@ -234,8 +175,8 @@ def _is_ray(cluster: str) -> bool:
 
 
 def only_set(**options: Any) -> Given:
-    """Drop options that were not set: None, a flag that is off, an empty list."""
-    return {name: value for name, value in options.items() if value is not None and value is not False and value != []}
+    """Drop options that were not set: None, or an empty list."""
+    return {name: value for name, value in options.items() if value is not None and value != []}
 
 
 def print_json(document: JsonDocument) -> None:

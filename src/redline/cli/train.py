@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from redline.cli.options import (
     ANY_BATCH,
@@ -23,46 +23,16 @@ from redline.cli.options import (
     Report,
     only_set,
     opt,
+    options_of,
     print_json,
     takes,
     tell,
 )
 from redline.model.errors import UsageError
+from redline.model.settings import DATA, settings_of
+from redline.model.training import DataSpec, TrainSpec
 
-DATA = "Data"
-
-DATA_OPTIONS: Options = {
-    "folder": Annotated[
-        str | None, opt("--folder", group=DATA, metavar="DIR", help="Folder of cifar10 or imagefolder.")
-    ],
-    "download": Annotated[bool | None, opt("--download", group=DATA, help="Fetch CIFAR-10 into --folder first.")],
-    "train_samples": Annotated[int | None, opt(group=DATA, help="Train on this many samples only.")],
-    "val_samples": Annotated[int | None, opt(group=DATA, help="Validate on this many samples only.")],
-    "workers": Annotated[int | None, opt("--workers", group=DATA, help="Processes that load batches. Default: 0.")],
-    "prefetch_factor": Annotated[int | None, opt(group=DATA, help="Batches each worker keeps ready. Default: 2.")],
-    "augment": Annotated[
-        str | None,
-        opt(group=DATA, metavar="[none|host|device]", help="Random shifts and flips, and where they are computed."),
-    ],
-    "on_device": Annotated[bool | None, opt("--on-device", group=DATA, help="Keep the whole set on the device.")],
-    "no_prefetch": Annotated[
-        bool | None, opt("--no-prefetch", group=DATA, help="Load, copy and compute in sequence, without overlap.")
-    ],
-    "no_pin_memory": Annotated[
-        bool | None, opt("--no-pin-memory", group=DATA, help="Keep batches in pageable memory.")
-    ],
-    "no_persistent_workers": Annotated[
-        bool | None, opt("--no-persistent-workers", group=DATA, help="Restart the workers in every epoch.")
-    ],
-    "loader_timeout_s": Annotated[
-        float | None,
-        opt(
-            "--loader-timeout",
-            group=DATA,
-            help="Seconds without a batch after which the loader counts as hung. Default: 60.",
-        ),
-    ],
-}
+DATA_OPTIONS: Options = options_of(*settings_of(DataSpec))
 """Which data, and how they reach the device."""
 
 TRAINED_MODEL: Options = {
@@ -86,36 +56,7 @@ DataName = Annotated[
     ),
 ]
 
-TRAINING: Options = {
-    "learning_rate": Annotated[
-        float | None,
-        opt(
-            "--learning-rate",
-            "--lr",
-            group=HOW,
-            help="Highest learning rate. Default: SGD 0.1 per 256 samples, Adam 0.001.",
-        ),
-    ],
-    "schedule": Annotated[
-        str | None,
-        opt(
-            group=HOW, metavar="[constant|cosine|one-cycle]", help="Schedule of the learning rate. Default: one-cycle."
-        ),
-    ],
-    "weight_decay": Annotated[float | None, opt(group=HOW, help="Weight decay. Default: 0.0005.")],
-    "target_accuracy": Annotated[
-        float | None, opt(group=HOW, help="Stop once this accuracy is reached, such as 0.9, and say when.")
-    ],
-    "last_batch": Annotated[
-        str | None,
-        opt(group=HOW, metavar="[run|drop]", help="What to do with the smaller last batch of an epoch. Default: run."),
-    ],
-    "max_seconds": Annotated[float | None, opt(group=HOW, help="Stop training after this long, even within an epoch.")],
-    "deterministic": Annotated[
-        bool | None,
-        opt("--deterministic", group=HOW, help="Make results bitwise reproducible on a GPU too; may be slower."),
-    ],
-}
+TRAINING: Options = options_of(*(name for name in settings_of(TrainSpec) if name != "epochs"))
 
 
 @takes(DATA_OPTIONS | BATCH | TRAINED_MODEL | TRAINING | ISOLATED)
@@ -163,7 +104,7 @@ def train(
         check_folder(report)
     if plot is not None:
         check_picture(plot)
-    asked = data_settings(given) | only_set(recipes=recipe, resume=resume, diagnose=diagnose, price=price)
+    asked = given | only_set(recipes=recipe, resume=resume, diagnose=diagnose, price=price)
     try:
         with LiveTrain() as observer, Workspace(observer=observer) as workspace:
             result = train_models(model, data=data, epochs=epochs, **asked, workspace=workspace)
@@ -178,12 +119,6 @@ def train(
         tell("interrupted; finished epochs are kept, and the same command with --resume continues")
         return Exit.INTERRUPTED
     return Exit.FAILED_ROW if result.failed else Exit.DONE
-
-
-def data_settings(given: Given) -> dict[str, Any]:
-    """Flags that switch something off, under the names that specs use."""
-    off = {"no_prefetch": "prefetch", "no_pin_memory": "pin_memory", "no_persistent_workers": "persistent_workers"}
-    return {off.get(name, name): False if name in off else value for name, value in given.items()}
 
 
 @takes(DATA_OPTIONS | BATCH | TRAINED_MODEL | ISOLATED)
@@ -208,9 +143,7 @@ def loader(
     from redline.report.train import loader_report
 
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
-        result = measure_loader(
-            model, data=data, recipe=recipe or "baseline", **data_settings(given), workspace=workspace
-        )
+        result = measure_loader(model, data=data, recipe=recipe or "baseline", **given, workspace=workspace)
         observer.stop()
     print_json(result.to_json()) if json else make_console().print(loader_report(result.summary))
     return Exit.DONE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ from redline.model.fields import (
     require_unicode,
     split_address,
 )
+from redline.model.settings import WHAT, check_settings, setting
 from redline.model.training import Stem, TrainSpec
 
 Task = Literal["infer", "train", "step", "generate"]
@@ -103,41 +104,67 @@ class WorkloadSpec(Frozen):
 
     model: str
     """A torchvision name, `timm:NAME`, `hf:NAME`, `path/to/file.py:factory` or `package.module:factory`."""
-    task: Task = "infer"
-    batch: int | None = None
-    """Items per step. None: a model by name takes its source's default, the user's own inputs stay as given."""
-    batch_axis: int | str | list[Any] | dict[str, Any] | None = None
-    """The axis along which all tensors of the user's own inputs hold their items. None: the model is asked. Only older records
-    hold a structure of axes.
-    """
-    items: int | None = None
-    """What one step counts as, for inputs whose items are not the batch: packed, ragged, graphs."""
-    image_size: int | None = None
-    classes: int | None = None
-    sequence_length: int | None = None
-    prompt: int | None = None
-    """Generation: tokens that are read before the first is written. None: `DEFAULT_PROMPT`."""
-    new_tokens: int | None = None
-    """Generation: tokens that are written. None: `DEFAULT_NEW_TOKENS`."""
-    optimizer: OptimizerName = "sgd"
-    """For training only."""
-    stem: Stem | None = None
-    """How a ResNet begins: `imagenet` halves the image twice, `cifar` keeps small images whole. None: `imagenet`, but
-    `cifar` where a training sees images of 32 pixels or less."""
+    task: Annotated[
+        Task, setting("inference, a training step, a function of yours timed as it is, or text generation.", group=WHAT)
+    ] = "infer"
+    batch: Annotated[
+        int | None,
+        setting("Items per step. Default: the model's own.", short="-b", group=WHAT, least=1, most=MOST_ITEMS),
+    ] = None
+    batch_axis: Annotated[
+        int | str | list[Any] | dict[str, Any] | None,
+        setting(
+            "The axis along which your own inputs hold their items. Default: found by running the model.",
+            group=WHAT,
+            kind=int,
+        ),
+    ] = None
+    """Only older records hold a structure of axes."""
+    items: Annotated[
+        int | None,
+        setting(
+            "Items that one step counts as, if not the batch: packed tokens, nodes.",
+            group=WHAT,
+            least=1,
+            most=MOST_ITEMS,
+        ),
+    ] = None
+    image_size: Annotated[
+        int | None, setting("Pixels per side. Default: the model's own size.", group=WHAT, least=1, most=MOST_PIXELS)
+    ] = None
+    classes: Annotated[
+        int | None, setting("Output classes. Default: 1000, or the model's own.", group=WHAT, least=1, most=MOST_ITEMS)
+    ] = None
+    sequence_length: Annotated[
+        int | None, setting("Tokens per sequence, for models that take tokens.", group=WHAT, least=1, most=MOST_ITEMS)
+    ] = None
+    prompt: Annotated[
+        int | None,
+        setting(
+            f"Tokens read before the first is written. Default: {DEFAULT_PROMPT}.", group=WHAT, least=1, most=MOST_ITEMS
+        ),
+    ] = None
+    new_tokens: Annotated[
+        int | None,
+        setting(f"Tokens written per sequence. Default: {DEFAULT_NEW_TOKENS}.", group=WHAT, least=1, most=MOST_ITEMS),
+    ] = None
+    optimizer: Annotated[OptimizerName, setting("Optimizer of a training step.", group=WHAT)] = "sgd"
+    stem: Annotated[
+        Stem | None,
+        setting(
+            "First layers of a ResNet: imagenet halves the image twice, cifar keeps small images whole. Default: imagenet; cifar for "
+            "training on data of 32 pixels or less.",
+            group=WHAT,
+        ),
+    ] = None
     artifact: str | None = None
     """Path of a cloudpickled (module, inputs, loss) for a live model; `model` then carries its name."""
 
     def __post_init__(self) -> None:
-        require_choice("task", self.task, Task)
-        require_choice("optimizer", self.optimizer, OptimizerName)
-        if self.stem is not None:
-            require_choice("stem", self.stem, Stem)
-        require_range("image_size", self.image_size, 1, MOST_PIXELS)
+        check_settings(self)
         for name in ("prompt", "new_tokens"):
             if getattr(self, name) is not None and self.task != "generate":
                 raise SpecError(f"{name} is for task generate, not for {self.task}")
-        for name in ("batch", "items", "classes", "sequence_length", "prompt", "new_tokens"):
-            require_range(name, getattr(self, name), 1, MOST_ITEMS)
         if not self.model.strip():
             raise SpecError("model must not be empty")
         require_unicode("model", self.model)
@@ -146,7 +173,13 @@ class WorkloadSpec(Frozen):
 class MeasureSpec(Frozen):
     """How long to measure, and when to stop. `for_effort` fills it in; single fields may be set by hand."""
 
-    effort: Effort = "normal"
+    effort: Annotated[
+        Effort,
+        setting(
+            "How narrow the 95% interval must get, and how long to try: quick 3% (CPU 10%) within 10 s, normal 1% (CPU 5%) within "
+            "60 s, strict 0.5% (CPU 3%) within 60 s."
+        ),
+    ] = "normal"
     target_half_width: float = 0.01
     """Stop when the 95 % interval of the median is this narrow, relative to the median."""
     cpu_target_half_width: float = 0.05
@@ -178,7 +211,7 @@ class MeasureSpec(Frozen):
     """After timing, find the least memory with which the step still runs. Devices whose allocator can be capped only."""
 
     def __post_init__(self) -> None:
-        require_choice("effort", self.effort, Effort)
+        check_settings(self)
         for name in ("target_half_width", "cpu_target_half_width"):
             if not getattr(self, name) > 0:
                 raise SpecError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -219,7 +252,9 @@ class MeasureSpec(Frozen):
 class LaunchSpec(Frozen):
     """Through which door the bench is opened, and how long it may take to answer."""
 
-    door: DoorName = "fork"
+    door: Annotated[
+        DoorName, setting("How workers are started; torchrun for several ranks.", shape="[fork|spawn|inline|torchrun]")
+    ] = "fork"
     prepare_timeout_s: float = 1800.0
     measure_timeout_s: float = 300.0
     """For one block; a block that takes this long hangs."""
@@ -239,11 +274,15 @@ class LaunchSpec(Frozen):
 
     port: int | None = None
     """Where the ranks on this machine meet; None: a free port."""
-    rendezvous: str | None = None
-    """`HOST:PORT` where this process waits for ranks that torchrun starts elsewhere; None: they are started here."""
+    rendezvous: Annotated[
+        str | None,
+        setting(
+            "Address to wait at for ranks that torchrun starts on other machines (docs/clusters.md).", shape="HOST:PORT"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        require_choice("door", self.door, DoorName)
+        check_settings(self)
         require_range("port", self.port, 1, 65535)
         if self.rendezvous is not None:
             split_address("rendezvous", self.rendezvous)
@@ -267,30 +306,39 @@ class RunSpec(Frozen):
     recipe: Recipe = Recipe()
     measure: MeasureSpec = MeasureSpec()
     launch: LaunchSpec = LaunchSpec()
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:1`, `rocm`, `rocm:0`."""
-    threads: int | None = None
-    """CPU threads inside operators; None leaves torch's own choice."""
-    seed: int = 0
+    device: Annotated[
+        str,
+        setting("auto is a GPU if there is one.", shape="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", group=WHAT),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        setting("CPU threads inside operators. Default: torch's own choice.", group=WHAT, least=1, most=MOST_THREADS),
+    ] = None
+    seed: Annotated[int, setting("Seed for weights and inputs.", group=WHAT, least=SEEDS[0], most=SEEDS[1])] = 0
     train: TrainSpec | None = None
     """Epochs on data instead of timed steps on one batch."""
     load: LoadSpec | None = None
     """Requests that arrive by themselves instead of timed steps one after the other."""
-    ranks: int = 1
-    """Processes that work together, one per GPU. Training averages their gradients; inference runs replicas. The batch
-    is that of all of them; without one, each takes the model's own."""
+    ranks: Annotated[
+        int,
+        setting(
+            "Processes that work together, one per GPU: DDP for training, replicas for inference. The batch is then the total over "
+            "all of them.",
+            group=WHAT,
+            least=1,
+            most=MOST_RANKS,
+        ),
+    ] = 1
 
     def __post_init__(self) -> None:
         if self.load is not None and self.workload.task != "infer":
             raise SpecError(f"a load is served by task 'infer', got {self.workload.task!r}")
-        require_range("ranks", self.ranks, 1, MOST_RANKS)
+        check_settings(self)
         if self.ranks > 1:
             self._check_ranks()
         if self.train is not None and self.workload.task != "train":
             raise SpecError(f"epochs on data are for task 'train', got {self.workload.task!r}")
         require_unicode("device", self.device)
-        require_range("threads", self.threads, 1, MOST_THREADS)
-        require_range("seed", self.seed, *SEEDS)
 
     def _check_ranks(self) -> None:
         if self.launch.door not in ("torchrun", "fork", "fake"):

@@ -7,15 +7,39 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 
 from redline.model.errors import SpecError, closest
-from redline.model.fields import MOST_BYTES, MOST_ITEMS, require_choice, require_range
+from redline.model.fields import MOST_BYTES, MOST_ITEMS, Frozen, require_choice, require_range
+from redline.model.settings import WHAT, Declared, plain_type, setting, settings_of
 from redline.model.spec import BASELINE, LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.model.training import DataSpec, TrainSpec
 from redline.model.units import parse_bytes
+
+
+class Words(Frozen):
+    """Settings that a person gives under a name of their own and that become fields of a spec."""
+
+    tail: Annotated[bool, setting("Collect enough samples (662) to report p99.")] = False
+    no_check: Annotated[bool, setting("Do not compare outputs (training: losses) with strict fp32.")] = False
+    max_memory: Annotated[
+        str | None,
+        setting("Measure as if the device had this much memory, such as 16GiB or 14GB. On a CPU: stay within it."),
+    ] = None
+    batch_per_rank: Annotated[
+        int | None,
+        setting("Items per step on every rank, instead of --batch.", group=WHAT, least=1, most=MOST_ITEMS),
+    ] = None
+
+
+SHARED: Mapping[str, Declared] = {
+    name: declared
+    for owner in (WorkloadSpec, RunSpec, MeasureSpec, LaunchSpec, Words, DataSpec, TrainSpec)
+    for name, declared in settings_of(owner).items()
+}
+"""Every setting of what is measured and how, by name: flags, keyword arguments and keys of TOML files have these names."""
 
 
 def read_toml(path: Path, *, trust: bool = False) -> dict[str, Any]:
@@ -153,23 +177,8 @@ def for_trainers(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
     """A key written wrong is named first: what is missing without it would be told as the mistake else."""
-    known = {
-        "model",
-        "recipe",
-        "measure",
-        "launch",
-        "effort",
-        "tail",
-        "no_check",
-        "max_memory",
-        "device",
-        "threads",
-        "seed",
-        "train",
-        "ranks",
-        "batch_per_rank",
-        "rendezvous",
-    }
+    own = {"model", "recipe", "measure", "launch", "train"}
+    known = own | (SHARED.keys() - settings_of(DataSpec).keys() - settings_of(TrainSpec).keys())
     known |= set(WorkloadSpec.__struct_fields__)
     for name in table:
         if name not in known:
@@ -278,7 +287,8 @@ def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
 @cache
 def _choices_of(kind: Any) -> dict[str, Any]:
     """Fields that are one of a few words. msgspec refuses others too, but does not name the choices."""
-    return {field.name: field.type for field in msgspec.structs.fields(kind) if get_origin(field.type) is Literal}
+    types = {field.name: plain_type(field.type) for field in msgspec.structs.fields(kind)}
+    return {name: each for name, each in types.items() if get_origin(each) is Literal}
 
 
 def _names(value: Any, what: str, where: str) -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from redline.model.errors import SpecError
-from redline.model.fields import MOST_ITEMS, MOST_ROWS, MOST_THREADS, Frozen, require_choice, require_range
+from redline.model.fields import MOST_ITEMS, MOST_ROWS, MOST_THREADS, Frozen
+from redline.model.settings import DATA, check_settings, setting
 
 DATA_PHASE = "data"
 """The phase in which a step waits for its batch. The other phases are those of the training step."""
@@ -25,34 +26,54 @@ class DataSpec(Frozen):
 
     name: str
     """`cifar10`, `imagefolder`, `synthetic`, `synthetic-learnable`, or the user's own as `file.py:loaders`."""
-    folder: str | None = None
-    """Of `cifar10` and `imagefolder`. Its pickles are read, so it must be one the user trusts."""
-    train_samples: int | None = None
-    """How many samples of the training set to use; None: all."""
-    val_samples: int | None = None
-    workers: int = 0
-    """Processes that load batches; 0: the training process loads them itself."""
-    pin_memory: bool = True
-    """Page-locked batches, which a GPU copies without waiting. Nothing on a CPU."""
-    persistent_workers: bool = True
-    """Workers stay from one epoch to the next."""
-    prefetch_factor: int = 2
-    """Batches each worker keeps ready."""
-    prefetch: bool = True
-    """Load and copy the next batch while this one computes; off: load, copy, compute and wait, one after the other."""
-    on_device: bool = False
-    """Keep the whole set in the device's memory."""
-    augment: Augment = "none"
-    """Random shifts and mirror images, made by the loader or on the device."""
-    download: bool = False
-    loader_timeout_s: float = 60.0
-    """A loader that gives no batch for this many seconds counts as hung."""
+    folder: Annotated[
+        str | None,
+        setting(
+            "Folder of cifar10 or imagefolder. Its pickles are read, so it must be one you trust.",
+            shape="DIR",
+            group=DATA,
+        ),
+    ] = None
+    train_samples: Annotated[
+        int | None, setting("Train on this many samples only.", group=DATA, least=1, most=MOST_ITEMS)
+    ] = None
+    val_samples: Annotated[
+        int | None, setting("Validate on this many samples only.", group=DATA, least=1, most=MOST_ITEMS)
+    ] = None
+    workers: Annotated[
+        int,
+        setting(
+            "Processes that load batches; with 0 the training process loads them itself.",
+            group=DATA,
+            least=0,
+            most=MOST_THREADS,
+        ),
+    ] = 0
+    pin_memory: Annotated[
+        bool, setting("Keep batches page-locked, so that a GPU copies them without waiting.", group=DATA)
+    ] = True
+    persistent_workers: Annotated[bool, setting("Keep the workers from one epoch to the next.", group=DATA)] = True
+    prefetch_factor: Annotated[
+        int, setting("Batches each worker keeps ready.", group=DATA, least=1, most=MOST_ITEMS)
+    ] = 2
+    prefetch: Annotated[
+        bool,
+        setting("Load and copy the next batch while this one computes, rather than one after the other.", group=DATA),
+    ] = True
+    on_device: Annotated[bool, setting("Keep the whole set in the device's memory.", group=DATA)] = False
+    augment: Annotated[
+        Augment, setting("Random shifts and mirror images, and where they are computed.", group=DATA)
+    ] = "none"
+    download: Annotated[bool, setting("Fetch CIFAR-10 into --folder first.", group=DATA)] = False
+    loader_timeout_s: Annotated[
+        float,
+        setting(
+            "Seconds without a batch after which the loader counts as hung.", option="--loader-timeout", group=DATA
+        ),
+    ] = 60.0
 
     def __post_init__(self) -> None:
-        require_choice("augment", self.augment, Augment)
-        for name in ("train_samples", "val_samples", "prefetch_factor"):
-            require_range(name, getattr(self, name), 1, MOST_ITEMS)
-        require_range("workers", self.workers, 0, MOST_THREADS)
+        check_settings(self)
         if not self.loader_timeout_s > 0:
             raise SpecError(f"loader_timeout_s must be above 0, got {self.loader_timeout_s}")
         if self.on_device and (self.workers or self.augment == "host"):
@@ -63,24 +84,29 @@ class TrainSpec(Frozen):
     """A training on data, for epochs, to an accuracy."""
 
     data: DataSpec
-    epochs: int = 1
-    learning_rate: float | None = None
-    """The highest of the schedule. None: 0.1 for SGD at batch 256, in proportion to the batch; 0.001 for Adam."""
-    weight_decay: float = 5e-4
-    schedule: Schedule = "one-cycle"
-    target_accuracy: float | None = None
-    """Stop after the epoch that reaches it."""
-    last_batch: LastBatch = "run"
-    """What becomes of the smaller batch that ends an epoch; compiled and graphed recipes run it eagerly."""
-    max_seconds: float | None = None
-    """Stop training after this many seconds, even within an epoch, which is then recorded as incomplete."""
-    deterministic: bool = False
-    """Algorithms that give the same bits again, also on a GPU; some are slower."""
+    epochs: Annotated[int, setting("Number of epochs.", short="-e", least=1, most=MOST_ROWS)] = 1
+    learning_rate: Annotated[
+        float | None, setting("Highest learning rate. Default: SGD 0.1 per 256 samples, Adam 0.001.", short="--lr")
+    ] = None
+    weight_decay: Annotated[float, setting("Weight decay.")] = 5e-4
+    schedule: Annotated[Schedule, setting("Schedule of the learning rate.")] = "one-cycle"
+    target_accuracy: Annotated[
+        float | None, setting("Stop after the epoch that reaches this accuracy, such as 0.9, and say when.")
+    ] = None
+    last_batch: Annotated[
+        LastBatch,
+        setting("What to do with the smaller last batch of an epoch; compiled and graphed recipes run it eagerly."),
+    ] = "run"
+    max_seconds: Annotated[
+        float | None,
+        setting("Stop training after this many seconds, even within an epoch, which is recorded as incomplete."),
+    ] = None
+    deterministic: Annotated[
+        bool, setting("Use algorithms that give the same bits again, also on a GPU; some are slower.")
+    ] = False
 
     def __post_init__(self) -> None:
-        require_choice("schedule", self.schedule, Schedule)
-        require_choice("last_batch", self.last_batch, LastBatch)
-        require_range("epochs", self.epochs, 1, MOST_ROWS)
+        check_settings(self)
         for name in ("learning_rate", "max_seconds"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise SpecError(f"{name} must be above 0, got {value}")
