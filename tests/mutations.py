@@ -1,6 +1,6 @@
 """Traces, damaged in every way that was met or thought of; and what no profile of them may say.
 
-Used by `scripts/mutate_traces.py` for a hundred thousand of them, and by the tests for a sample.
+Used by `tests/mutate_traces.py` for a hundred thousand of them, and by the tests for a sample.
 """
 
 from __future__ import annotations

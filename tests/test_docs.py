@@ -65,6 +65,12 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_programs_beside_the_source_are_there(path: Path) -> None:
+    named = re.findall(r"(?<![\w/])((?:benchmarks|scripts|tests|tools)/[\w/]+\.py)", path.read_text("utf-8"))
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_commands_can_be_typed_as_they_stand(path: Path) -> None:
     """They are parsed and not run: options and commands are there, and values are of their kind."""
     for line in whole_commands(path.read_text("utf-8")):

@@ -1,6 +1,6 @@
 """Traces that Redline captured on real machines, each with its record: the same verdict anywhere, at any time.
 
-`scripts/check_profile_on_gpu.py` writes more of them; put its `traces` into `tests/data/traces`.
+`tools/gpu/check.py profile` writes more of them; put its `traces` into `tests/data/traces`.
 """
 
 from __future__ import annotations

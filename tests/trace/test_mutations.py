@@ -1,4 +1,4 @@
-"""A sample of damaged traces; `scripts/mutate_traces.py` goes through a hundred thousand."""
+"""A sample of damaged traces; `tests/mutate_traces.py` goes through a hundred thousand."""
 
 from __future__ import annotations
 

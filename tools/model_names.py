@@ -3,12 +3,12 @@
 Each name is measured for a moment on the CPU with one item and a small input, or must be refused with a reason. Of
 `hf:` names the config is made small first (few layers, narrow, a short vocabulary): the architecture is what is tried.
 
-    python scripts/check_model_names.py                # all of them, a few minutes on two cores
-    python scripts/check_model_names.py hf timm        # some sources
-    python scripts/check_model_names.py --only detr    # names that contain this
-    python scripts/check_model_names.py --every-hf     # every hf: name that `redline models` lists
-    python scripts/check_model_names.py --write        # also write the table into docs/models.md
-    python scripts/check_model_names.py --seconds 150 --keep found.json --write    # in pieces: repeat it until it is done
+    python tools/model_names.py                # all of them, a few minutes on two cores
+    python tools/model_names.py hf timm        # some sources
+    python tools/model_names.py --only detr    # names that contain this
+    python tools/model_names.py --every-hf     # every hf: name that `redline models` lists
+    python tools/model_names.py --write        # also write the table into docs/models.md
+    python tools/model_names.py --unfed        # write the list of hf: names that refuse what Redline can make up
 
 Exits with 1 where something broke without being refused.
 """
@@ -30,7 +30,7 @@ import redline
 from redline.model.errors import RedlineError
 
 DOCS = Path(__file__).parents[1] / "docs" / "models.md"
-BEGIN, END = "<!-- table begins: scripts/check_model_names.py -->", "<!-- table ends -->"
+BEGIN, END = "<!-- table begins: tools/model_names.py -->", "<!-- table ends -->"
 
 QUICK = {
     "block_seconds": 0.05,
@@ -111,28 +111,19 @@ def main() -> int:
     parser.add_argument(
         "--unfed", action="store_true", help="only ask every hf: name, without memory, and keep which refuse"
     )
-    parser.add_argument("--keep", type=Path, help="a file of what was tried before, which is not tried again")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so long")
     asked = parser.parse_args()
     if asked.unfed:
         return _write_unfed()
     sources = asked.sources or ["torchvision", "timm", "hf"]
-    outcomes = _kept(asked.keep)
-    done = {(one.name, one.task) for one in outcomes}
-    started = time.perf_counter()
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, redline.Workspace(keep=False) as workspace:
         listed = {model.name: model.kind for model in redline.models(workspace=workspace).models}
         for name, task in _wanted(sources, listed, every_hf=asked.every_hf):
-            if asked.only not in name or (name, task) in done:
+            if asked.only not in name:
                 continue
-            if time.perf_counter() - started > asked.seconds:
-                print("not done yet: the same command goes on", flush=True)
-                break
             one = _tried(name, task, listed.get(name, "not listed"), Path(folder), workspace)
             outcomes.append(one)
             print(f"{one.state:9} {one.seconds:5.1f} s  {name} {task}: {one.said}", flush=True)
-            if asked.keep is not None:
-                asked.keep.write_text(json.dumps([vars(each) for each in outcomes], indent=1))
     counts = {state: sum(one.state == state for one in outcomes) for state in ("measured", "refused", "broken")}
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if asked.write:
@@ -157,10 +148,6 @@ def _write_unfed() -> int:
     hf.UNFED.write_text("".join(f"{name}\n" for name in sorted(refused)))
     print(f"{len(refused)} are not listed")
     return 0
-
-
-def _kept(path: Path | None) -> list[Outcome]:
-    return [Outcome(**one) for one in json.loads(path.read_text())] if path is not None and path.exists() else []
 
 
 def _wanted(sources: list[str], listed: dict[str, str], *, every_hf: bool) -> Iterator[tuple[str, str]]:
@@ -268,7 +255,7 @@ def _write(outcomes: list[Outcome]) -> None:
     packages = ("torch", "torchvision", "timm", "transformers")
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     lines = [
-        f"Made by `scripts/check_model_names.py` with {versions}.",
+        f"Made by `tools/model_names.py` with {versions}.",
         "",
         "| name | task | kind | what was measured, or why not |",
     ]

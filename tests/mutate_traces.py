@@ -1,6 +1,6 @@
 """A hundred thousand damaged traces: no traceback, nothing that takes longer than five seconds, no impossible figure.
 
-    python scripts/mutate_traces.py [--first 0] [--count 100000] [--seed 0] [--jobs 2] [--traces FOLDER] [--keep FOLDER]
+    python tests/mutate_traces.py [--first 0] [--count 100000] [--seed 0] [--jobs 2] [--traces FOLDER] [--keep FOLDER]
 
 The traces come from tests/mutations.py; `--traces` adds those of a folder, cut to their first events. What fails is
 kept in `--keep` under its number; the same number and seed make the same file anywhere.
@@ -17,8 +17,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import FrameType
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from mutations import impossible, mutated, profile_all, seeds
 

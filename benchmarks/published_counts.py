@@ -4,7 +4,7 @@ Each model is counted at the crop size of its V1 weights, batch 1, without memor
 against `weights.meta["_ops"]` (GMACs) and `weights.meta["num_params"]`. Nothing is downloaded. Exits 1 when a difference
 above 1 % is not among those that `EXPLAINED` names.
 
-    python scripts/check_counts.py [PATTERN]
+    python benchmarks/published_counts.py [PATTERN]
 """
 
 from __future__ import annotations

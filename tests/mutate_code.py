@@ -3,9 +3,9 @@
 A fault is a comparison at its edge (`<` for `<=`) or turned round, `+` for `-`, `and` for `or`, a lost `not`, a threshold
 moved, a line dropped. A fault that no test notices survives. Faults are drawn with a seed, so a score can be repeated.
 
-    python scripts/mutate_code.py                          # 40 faults in each room, about an hour on two cores
-    python scripts/mutate_code.py statistics race -n 100   # some rooms, more of each
-    python scripts/mutate_code.py trust --show             # print every survivor as a diff
+    python tests/mutate_code.py                          # 40 faults in each room, about an hour on two cores
+    python tests/mutate_code.py statistics race -n 100   # some rooms, more of each
+    python tests/mutate_code.py trust --show             # print every survivor as a diff
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROOMS: dict[str, Any] = {
     "group": (["search/group.py"], ["search/test_group.py", "search/test_race.py"], "TestTheRatio", "TestFalseAlarms"),
     "sweep": (["search/sweep.py"], ["search/test_sweep_plan.py"]),
     "connection": (["launch/connection.py"], ["launch/test_connection.py"]),
-    "processes": (["processes.py"], ["test_processes.py"]),
+    "processes": (["system/processes.py"], ["system/test_processes.py"]),
     "forkserver": (["bench/forkserver.py"], ["launch/test_doors.py"]),  # loads torch for every fault
     "store": (
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],

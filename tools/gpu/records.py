@@ -1,14 +1,10 @@
 """The records behind a check's figures, as one file in its folder.
 
-    with RawRecords(given.out) as raw, Workspace(journal=raw.journal) as workspace:
-        redline.run(…, workspace=workspace)
+    python tools/gpu/records.py --out FOLDER FILE…    histories and archives of several calls as one file
 
-    python scripts/raw_records.py --out FOLDER FILE…    # histories and archives of several calls as one file
-
-The records are kept outside the folder while the check runs. `records.redline.gz` is written at the end, on SIGTERM, and
-whenever `write` is called; a second call into the same folder adds to it. `redline report FILE` reads it and `redline
-import FILE` adds it to a history. The names of the machine and the folders of whoever ran it are taken out, so that the
-file can be published. A record takes 5 to 30 KB.
+Records are kept outside the folder while checks run. `records.redline.gz` is written at the end, on SIGTERM, and whenever
+`write` is called; a second call into the same folder adds to it. `redline report FILE` reads it. The names of the machine and
+the folders of whoever ran it are taken out, so that the file can be published. A record takes 5 to 30 KB.
 """
 
 from __future__ import annotations
@@ -33,23 +29,20 @@ from redline.api.workspace import Workspace
 from redline.store import History
 
 NAME = "records.redline.gz"
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MACHINES = ("hostname", "host")
 PACKAGES = re.compile(r"(?:/[^\s/'\":,()]+)+/(?=(?:site|dist)-packages/|lib/python\d)")
 """Where Python and its packages are installed."""
 
 
 class RawRecords:
-    """Collects records for `out / NAME`; without a folder they are dropped at the end.
+    """Collects records for `out / NAME`, with those of the histories and archives in `others`."""
 
-    `others`: further histories and archives, such as a history that the check itself writes into its folder.
-    """
-
-    def __init__(self, out: Path | None, *others: Path) -> None:
+    def __init__(self, out: Path, *others: Path) -> None:
         self._out, self._others = out, others
         self._scratch = Path(tempfile.mkdtemp(prefix="redline-raw-"))
         self._earlier = self._scratch / NAME
-        if out is not None and (out / NAME).exists():
+        if (out / NAME).exists():
             shutil.copy(out / NAME, self._earlier)
         self._journal: History | None = None
         self._writing = threading.RLock()  # a signal may come while the same thread writes
@@ -67,15 +60,14 @@ class RawRecords:
 
     def write(self) -> None:
         """All that was measured until now. Never raises, as it is called when a script has to end at once."""
-        if self._out is None:
-            return
         try:
             with self._writing:
-                self._write(self._out)
+                self._write()
         except Exception as error:
             print(f"the records were not written: {error!r}", flush=True)
 
-    def _write(self, out: Path) -> None:
+    def _write(self) -> None:
+        out = self._out
         found = [file for file in (*sorted(self._scratch.glob("*.sqlite")), *self._others) if file.exists()]
         with tempfile.TemporaryDirectory() as folder:
             gathered = Path(folder) / "history.sqlite"

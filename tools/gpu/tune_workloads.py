@@ -1,9 +1,9 @@
-"""Unlike workloads for `check_tune_on_gpu.py`, and plain loops over them as a careful hand writes them.
+"""Workloads of many kinds for the check `tune`, and plain loops over them as a careful hand writes them.
 
-    python scripts/tune_workloads.py NAME VARIANT    prints seconds per step
+    python tools/gpu/tune_workloads.py NAME VARIANT    prints seconds per step
 
 Nothing here uses Redline. A workload is a function of the batch that returns a module and its inputs (a tuple, or a dict of
-keywords), and for training a loss of the output; `redline tune scripts/tune_workloads.py:decoder` takes the same functions.
+keywords), and for training a loss of the output; `redline tune tools/gpu/tune_workloads.py:decoder` takes the same functions.
 """
 
 from __future__ import annotations
