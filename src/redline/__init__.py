@@ -10,7 +10,6 @@ __version__ = "0.9.0"
 _HOMES = {
     "batch": ("BatchResult", "find_batch"),
     "bisect": ("BisectResult", "bisect"),
-    "ceilings": ("CeilingsResult", "OpsResult", "ceilings", "ops"),
     "compare": ("CompareResult", "compare"),
     "doctor": ("doctor", "models"),
     "flops": ("FlopsResult", "flops"),
@@ -19,7 +18,7 @@ _HOMES = {
     "serve": ("serve",),
     "ladder": ("LadderResult", "ladder"),
     "load": ("LoadResult", "load"),
-    "memory": ("MemoryResult", "memory"),
+    "memory": ("MemoryResult", "profile_memory"),
     "monitor": ("MonitorResult", "monitor"),
     "profile": ("ProfileResult", "compare_profiles", "import_profile", "profile", "read_profile"),
     "quick": ("QuickProfile", "run_quick_profile"),
@@ -31,7 +30,7 @@ _HOMES = {
     "scale": ("ScaleResult", "scale"),
     "study": ("StudyResult", "study"),
     "sweep": ("SweepResult", "sweep"),
-    "train": ("LoaderResult", "TrainResult", "loader", "train"),
+    "train": ("LoaderResult", "TrainResult", "find_workers", "train"),
     "tune": ("TuneResult", "kept_tune", "tune"),
     "watch": ("Watch", "WatchResult", "lightning_callback", "trainer_callback", "watch"),
     "workshop": ("checklist", "workshop"),
@@ -42,7 +41,6 @@ _HOMES = {
 if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
     from redline.api.bisect import BisectResult, bisect
-    from redline.api.ceilings import CeilingsResult, OpsResult, ceilings, ops
     from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     from redline.api.history import HistoryFilters, HistoryResult, history
     from redline.api.ladder import LadderResult, ladder
     from redline.api.load import LoadResult, load
-    from redline.api.memory import MemoryResult, memory
+    from redline.api.memory import MemoryResult, profile_memory
     from redline.api.monitor import MonitorResult, monitor
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
@@ -63,7 +61,7 @@ if TYPE_CHECKING:
     from redline.api.serve import serve
     from redline.api.study import StudyResult, study
     from redline.api.sweep import SweepResult, sweep
-    from redline.api.train import LoaderResult, TrainResult, loader, train
+    from redline.api.train import LoaderResult, TrainResult, find_workers, train
     from redline.api.tune import TuneResult, kept_tune, tune
     from redline.api.watch import Watch, WatchResult, lightning_callback, trainer_callback, watch
     from redline.api.workshop import checklist, workshop
@@ -72,7 +70,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchResult",
     "BisectResult",
-    "CeilingsResult",
     "CompareResult",
     "FlopsResult",
     "GateResult",
@@ -83,7 +80,6 @@ __all__ = [
     "LoaderResult",
     "MemoryResult",
     "MonitorResult",
-    "OpsResult",
     "PlainRecipe",
     "ProfileResult",
     "QuickProfile",
@@ -100,13 +96,13 @@ __all__ = [
     "Workspace",
     "__version__",
     "bisect",
-    "ceilings",
     "checklist",
     "compare",
     "compare_profiles",
     "demo",
     "doctor",
     "find_batch",
+    "find_workers",
     "flops",
     "gate",
     "history",
@@ -115,12 +111,10 @@ __all__ = [
     "ladder",
     "lightning_callback",
     "load",
-    "loader",
-    "memory",
     "models",
     "monitor",
-    "ops",
     "profile",
+    "profile_memory",
     "race",
     "read_profile",
     "recipe",

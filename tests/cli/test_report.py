@@ -194,7 +194,7 @@ class TestBeside:
         assert door.opened == 0
 
     def test_a_trace_from_elsewhere_has_no_record(self, redline: Callable[..., Result], tmp_path: Path) -> None:
-        result = redline("profile", "--trace", "x.json", "--report", str(tmp_path / "out"))
+        result = redline("profile", "x.json", "--report", str(tmp_path / "out"))
         assert result.exit_code == 2
         assert "--html" in result.stderr
 

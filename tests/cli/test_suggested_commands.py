@@ -105,7 +105,7 @@ def test_what_a_search_chose_by_itself_is_not_said() -> None:
     assert options_of("run", spec) == ""
 
 
-@pytest.mark.parametrize("command", ["run", "batch", "race", "tune", "profile", "memory"])
+@pytest.mark.parametrize("command", ["run", "batch", "race", "tune", "profile", "profile --memory"])
 def test_every_command_that_is_suggested_knows_the_options_it_is_given(command: str) -> None:
     line = command_line(command, spec_of(**EVERYTHING), batch=None if command == "batch" else 4)
     assert line is not None
@@ -158,7 +158,7 @@ def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("redline.api.train.train_specs", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 2
     assert seen == [spec]
-    fed = command_line("loader", spec, batch=64)
+    fed = command_line("train --find-workers", spec, batch=64)
     assert invoke(*shlex.split(str(fed))[1:]).exit_code == 2
     assert seen[1].train is not None
     assert seen[1].train.data == seen[0].train.data  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""`redline train` and `redline loader` from the outside: documents, exit codes, resuming after a kill."""
+"""`redline train` and `redline train --find-workers` from the outside: documents, exit codes, resuming after a kill."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class TestReported:
 
 class TestLoader:
     def test_the_document_tells_rates_verdict_and_workers(self, redline: Callable[..., Result]) -> None:
-        result = redline("loader", "resnet18", "--json")
+        result = redline("train", "resnet18", "--find-workers", "--json")
         assert result.exit_code == 0
         told = document(result)
         wanted = {"loader_per_s", "model_per_s", "together_per_s", "data_wait_share", "verdict", "best_workers"}
@@ -148,7 +148,7 @@ class TestLoader:
         assert (told["verdict"], told["best_workers"]) == ("data-bound", 2)
 
     def test_the_table_ends_with_what_to_do(self, redline: Callable[..., Result]) -> None:
-        shown = redline("loader", "resnet18").stdout
+        shown = redline("train", "resnet18", "--find-workers").stdout
         assert "model alone" in shown
         assert "2 workers end it" in shown
         assert "next: train with --workers 2" in shown

@@ -29,7 +29,7 @@ from redline.report.notebook import Shown
 from redline.search.grid import parse_batches
 
 DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
-NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline ceilings")
+NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline roofline")
 UNMARKED = note("modules-not-marked", "no latency per module: no module of the model was seen in the trace")
 
 

@@ -124,7 +124,7 @@ def report_records(
 ) -> ReportFiles:
     """Write the report of these records.
 
-    `memories`: which of what `redline memory` saw belongs to it. `profiles`: those at hand already; None reads the traces that
+    `memories`: which of what `redline profile --memory` saw belongs to it. `profiles`: those at hand already; None reads the traces that
     the records name. `tunes`: the searches among them. `ceilings_of`: what came with the records; the history knows others.
     """
     with use(workspace) as opened:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import RenderableType
 
-from redline.api.ceilings import ceilings
+from redline.api.roofline import device_ceilings
 from redline.api.run import RunResult
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
@@ -67,7 +67,7 @@ def study(
         checked = [msgspec.structs.replace(spec, measure=study_measure(spec.measure)) for spec in opened.checked(specs)]
         first = checked[0]
         if opened.keeps:
-            ceilings(first.device, workspace=opened)
+            device_ceilings(first.device, workspace=opened)
         groups = [
             list(each) for _, each in groupby(checked, lambda spec: msgspec.structs.replace(spec, recipe=Recipe()))
         ]

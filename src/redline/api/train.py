@@ -1,4 +1,4 @@
-"""`redline.train`: epochs on data, with losses, accuracy and where the time goes; and `redline.loader`: does the training
+"""`redline.train`: epochs on data, with losses, accuracy and where the time goes; and `redline.find_workers`: does the training
 wait for its data, and how many loader workers would fix it?"""
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class LoaderResult(Shown):
 
 
 @takes_settings
-def loader(
+def find_workers(
     model: Any,
     inputs: Any | None = None,
     *,

@@ -23,7 +23,15 @@ from redline.model.record import RunRecord
 from redline.model.training import Epoch, TrainingProgress
 from redline.model.units import counted, format_seconds, format_share
 from redline.report.batch import TrialLine, search_title
-from redline.report.course import Course, ended_words, in_columns, replicate_words, shortened, stage_words
+from redline.report.course import (
+    Course,
+    ended_words,
+    in_columns,
+    interval_words,
+    replicate_words,
+    shortened,
+    stage_words,
+)
 from redline.report.race import pair_line
 from redline.report.sweep import estimate_text
 from redline.report.terminal import make_console, one_line
@@ -50,7 +58,6 @@ class LiveObserver(Observer):
         )
         self._tasks: dict[str, TaskID] = {}
         self.course = Course()
-        self._names: dict[str, str] = {}
         self._overall: TaskID | None = None
         self._last_line_at = 0.0
         self._last_line = ""
@@ -98,15 +105,13 @@ class LiveObserver(Observer):
             self._progress.update(self._start, description=words)
 
     def progress(self, record: RunRecord, progress: Progress) -> None:
-        self.course.entered(record, progress.stage)
         self._tell(record, stage_words(progress))
 
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None:
-        words = self.course.measured(record, self.short_name(record), rounds, interval, target)
         now = time.monotonic()
         if self._live or now - self._last_line_at > QUIET_LINE_PERIOD_S:
             self._last_line_at = now
-            self._tell(record, words)
+            self._tell(record, interval_words(rounds, interval, target))
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
         self.say(Text(replicate_words(number, planned), style="dim"), on_stdout=False)
@@ -127,17 +132,6 @@ class LiveObserver(Observer):
     def name_of(self, record: RunRecord) -> str:
         return f"{record.spec.workload.model} {record.spec.recipe}"
 
-    def short_name(self, record: RunRecord) -> str:
-        """As a leader is called: beside its siblings the recipe says enough."""
-        batch = record.spec.workload.batch
-        several = len({each.split(" ")[0] for each in self._names.values()}) > 1
-        parts = (
-            record.spec.workload.model if several else "",
-            str(record.spec.recipe),
-            f"batch {batch}" if several and batch else "",
-        )
-        return " ".join(part for part in parts if part)
-
     def forget(self, record: RunRecord) -> None:
         """Take its line off the display."""
         if (task := self._tasks.pop(record.id, None)) is not None:
@@ -156,7 +150,6 @@ class LiveObserver(Observer):
 
     def _tell(self, record: RunRecord, words: str) -> None:
         name = " ".join(self.name_of(record).splitlines())
-        self._names[record.id] = name
         if not self._live:
             overall = self.course.told
             standing = f" [{overall}]" if overall else ""
@@ -168,7 +161,7 @@ class LiveObserver(Observer):
         self._show_overall()
 
     def _show_overall(self) -> None:
-        """The last line of the display: how much is done, how long the rest may take, who leads."""
+        """The last line of the display: how much is done, how long the rest may take."""
         told = self.course.told
         if not told:
             return
@@ -189,7 +182,6 @@ class LiveSweep(LiveObserver):
         self._index = ""
         self._began = time.monotonic()
         self._settled = 0
-        self._leader = ""
 
     def sweep_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
         settled = len(plan.cells) - waiting
@@ -216,13 +208,6 @@ class LiveSweep(LiveObserver):
     def settled(self, cell: Cell, record: RunRecord) -> None:
         self._settled += 1
         self.forget(record)
-        leader = self.course.leader
-        if leader != self._leader:
-            self._leader = leader
-            self.say(Text(one_line(f"leader: {leader}"), style="dim"), on_stdout=False)
-
-    def short_name(self, record: RunRecord) -> str:
-        return self.name_of(record).removeprefix(f"{self._index} ")
 
 
 PURPOSES = {"largest": "the largest batch", "knee": "the knee", "slo": "the latency target"}

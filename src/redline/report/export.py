@@ -24,7 +24,7 @@ In 2, reasons and notes became objects of code, about and text, and every docume
 """
 
 DocumentKind = Literal[
-    "run", "study", "sweep", "batch", "race", "tune", "profile", "profile-diff", "flops", "ops", "ceilings", "roofline", "report",
+    "run", "study", "sweep", "batch", "race", "tune", "profile", "profile-diff", "flops", "roofline", "report",
     "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro", "train", "loader", "ladder", "quick",
     "load", "gate", "history", "tag", "import", "delete", "prune", "bisect", "monitor", "memory", "scale", "watch",
 ]  # fmt: skip
