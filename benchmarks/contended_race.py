@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
 import redline
-from redline.analyze.race import Pair
+from redline.analyze.pairs import Pair
 from redline.api.workspace import Workspace
 
 LOADS: dict[str, list[tuple[float, bool]]] = {
@@ -56,10 +56,11 @@ def beside(load: list[tuple[float, bool]]) -> Iterator[None]:
 
 def raced(asked: argparse.Namespace) -> Pair:
     with TemporaryDirectory() as folder, Workspace(history=f"{folder}/history.sqlite") as workspace:
-        result = redline.race(
+        result = redline.run(
             asked.model,
             recipes=["baseline", asked.recipe],
             device="cpu",
+            decide=True,
             workspace=workspace,
         )
     (pair,) = result.pairs

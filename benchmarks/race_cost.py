@@ -15,12 +15,12 @@ import math
 from collections import Counter
 from statistics import fmean, median, variance
 
-from redline.analyze.race import CONFIDENCE_AFTER, CONFIDENCE_LATER, pairs_of, verdict_of
+from redline.analyze.pairs import CONFIDENCE_AFTER, CONFIDENCE_LATER, pairs_of, verdict_of
 from redline.analyze.statistics import student_t
 from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.search.observer import NoJournal
-from redline.search.race import race_specs
+from redline.search.decide import decide
+from redline.search.observer import NoJournal, Observer
 from redline.search.run import measure_together
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
@@ -71,9 +71,8 @@ def spec_of(recipe: str, effort: str) -> RunSpec:
 
 def by_race(landscape: Landscape) -> tuple[str, float]:
     door = FakeDoor(landscape)
-    replicates = race_specs(
-        [spec_of(recipe, "quick") for recipe in ("baseline", "fp16")], door, NoJournal(), seed=landscape.seed
-    )
+    specs = [spec_of(recipe, "quick") for recipe in ("baseline", "fp16")]
+    replicates = decide(specs, door, Observer(), seed=landscape.seed)
     return pairs_of(replicates)[0].verdict, door.clock_s
 
 

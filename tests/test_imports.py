@@ -17,7 +17,17 @@ import redline
 HEAVY = ("torch", "torchvision", "matplotlib", "plotly")
 
 
-DESK = ("cli.main", "api.run", "api.profile", "api.report", "api.quick", "api.race", "api.tune", "api.doctor", "launch")
+DESK = (
+    "cli.main",
+    "api.run",
+    "api.profile",
+    "api.report",
+    "api.quick",
+    "api.study",
+    "api.tune",
+    "api.doctor",
+    "launch",
+)
 
 
 def test_the_desk_loads_nothing_heavy() -> None:
@@ -89,8 +99,8 @@ def test_a_circle_through_the_package_s_face_is_found(tmp_path: Path, used: str)
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")
     (tmp_path / "__init__.py").write_text("")
-    (tmp_path / "api/tune.py").write_text("import redline.analyze.race")
-    (tmp_path / "analyze/race.py").write_text(used)
+    (tmp_path / "api/tune.py").write_text("import redline.analyze.pairs")
+    (tmp_path / "analyze/pairs.py").write_text(used)
     with pytest.raises(CycleError):
         TopologicalSorter(folder_imports(tmp_path)).prepare()
 

@@ -10,27 +10,25 @@ __version__ = "0.9.0"
 _HOMES = {
     "batch": ("BatchResult", "find_batch"),
     "bisect": ("BisectResult", "bisect"),
+    "ceilings": ("CeilingsResult", "OpsResult", "ceilings", "ops"),
     "compare": ("CompareResult", "compare"),
     "doctor": ("doctor", "models"),
     "flops": ("FlopsResult", "flops"),
     "gate": ("GateResult", "gate"),
     "history": ("HistoryFilters", "HistoryResult", "history"),
     "serve": ("serve",),
-    "ladder": ("LadderResult", "ladder"),
     "load": ("LoadResult", "load"),
-    "memory": ("MemoryResult", "profile_memory"),
+    "memory": ("MemoryResult", "memory"),
     "monitor": ("MonitorResult", "monitor"),
     "profile": ("ProfileResult", "compare_profiles", "import_profile", "profile", "read_profile"),
     "quick": ("QuickProfile", "run_quick_profile"),
-    "race": ("RaceResult", "race"),
     "recipe": ("PlainRecipe", "recipe"),
     "report": ("write_report",),
     "roofline": ("RooflineResult", "roofline"),
     "run": ("RunResult", "demo", "run", "run_step"),
     "scale": ("ScaleResult", "scale"),
     "study": ("StudyResult", "study"),
-    "sweep": ("SweepResult", "sweep"),
-    "train": ("LoaderResult", "TrainResult", "find_workers", "train"),
+    "train": ("LoaderResult", "TrainResult", "loader", "train"),
     "tune": ("TuneResult", "kept_tune", "tune"),
     "watch": ("Watch", "WatchResult", "lightning_callback", "trainer_callback", "watch"),
     "workshop": ("checklist", "workshop"),
@@ -41,18 +39,17 @@ _HOMES = {
 if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
     from redline.api.bisect import BisectResult, bisect
+    from redline.api.ceilings import CeilingsResult, OpsResult, ceilings, ops
     from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
     from redline.api.gate import GateResult, gate
     from redline.api.history import HistoryFilters, HistoryResult, history
-    from redline.api.ladder import LadderResult, ladder
     from redline.api.load import LoadResult, load
-    from redline.api.memory import MemoryResult, profile_memory
+    from redline.api.memory import MemoryResult, memory
     from redline.api.monitor import MonitorResult, monitor
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
-    from redline.api.race import RaceResult, race
     from redline.api.recipe import PlainRecipe, recipe
     from redline.api.report import write_report
     from redline.api.roofline import RooflineResult, roofline
@@ -60,8 +57,7 @@ if TYPE_CHECKING:
     from redline.api.scale import ScaleResult, scale
     from redline.api.serve import serve
     from redline.api.study import StudyResult, study
-    from redline.api.sweep import SweepResult, sweep
-    from redline.api.train import LoaderResult, TrainResult, find_workers, train
+    from redline.api.train import LoaderResult, TrainResult, loader, train
     from redline.api.tune import TuneResult, kept_tune, tune
     from redline.api.watch import Watch, WatchResult, lightning_callback, trainer_callback, watch
     from redline.api.workshop import checklist, workshop
@@ -70,25 +66,24 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchResult",
     "BisectResult",
+    "CeilingsResult",
     "CompareResult",
     "FlopsResult",
     "GateResult",
     "HistoryFilters",
     "HistoryResult",
-    "LadderResult",
     "LoadResult",
     "LoaderResult",
     "MemoryResult",
     "MonitorResult",
+    "OpsResult",
     "PlainRecipe",
     "ProfileResult",
     "QuickProfile",
-    "RaceResult",
     "RooflineResult",
     "RunResult",
     "ScaleResult",
     "StudyResult",
-    "SweepResult",
     "TrainResult",
     "TuneResult",
     "Watch",
@@ -96,26 +91,26 @@ __all__ = [
     "Workspace",
     "__version__",
     "bisect",
+    "ceilings",
     "checklist",
     "compare",
     "compare_profiles",
     "demo",
     "doctor",
     "find_batch",
-    "find_workers",
     "flops",
     "gate",
     "history",
     "import_profile",
     "kept_tune",
-    "ladder",
     "lightning_callback",
     "load",
+    "loader",
+    "memory",
     "models",
     "monitor",
+    "ops",
     "profile",
-    "profile_memory",
-    "race",
     "read_profile",
     "recipe",
     "roofline",
@@ -125,7 +120,6 @@ __all__ = [
     "scale",
     "serve",
     "study",
-    "sweep",
     "train",
     "trainer_callback",
     "tune",

@@ -21,7 +21,7 @@ from redline.analyze.compare import (
     compare_records,
     valid_step_s,
 )
-from redline.analyze.race import pairs_of
+from redline.analyze.pairs import pairs_of
 from redline.analyze.statistics import Ratio
 from redline.model.errors import UsageError
 from redline.model.record import Failure, Numerics, RunRecord

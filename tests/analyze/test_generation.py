@@ -16,10 +16,10 @@ from redline.analyze.bound import bound
 from redline.analyze.diagnose import diagnose
 from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
+from redline.analyze.grid import TokenTargets, under_targets
+from redline.analyze.pairs import pair_of
 from redline.analyze.profile import Capture, profile_of
-from redline.analyze.race import pair_of
 from redline.analyze.summary import summarize
-from redline.analyze.sweep import TokenTargets, under_targets
 from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
 from redline.model.record import Block, Capabilities, RunRecord
@@ -27,8 +27,8 @@ from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.model.work import GenerationInfo
 from redline.report.cells import generation_cells
 from redline.report.export import export_csv
+from redline.report.grid import grid_report
 from redline.report.profile_facts import facts
-from redline.report.sweep import sweep_report
 from redline.report.terminal import as_text
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
@@ -193,7 +193,7 @@ def test_a_batch_keeps_its_targets_where_all_are_kept() -> None:
         SloTargets(tpot_s=0.0)
 
 
-def test_a_sweep_tells_its_curve_and_its_best_under_targets() -> None:
+def test_a_grid_tells_its_curve_and_its_best_under_targets() -> None:
     """1 ms and 0.1 ms for each of the batch per token: by hand, 10 sequences at 2 ms are 5 000 tokens a second."""
 
     def first_s(spec: RunSpec) -> float:
@@ -204,11 +204,11 @@ def test_a_sweep_tells_its_curve_and_its_best_under_targets() -> None:
 
     door = FakeDoor(Landscape(step_s=step_s, ttft_s=first_s, noise_sigma=0.0))
     with Workspace(door=door, history="sqlite://") as workspace:
-        result = redline.sweep(
+        result = redline.run(
             "m", task="generate", batch=[10, 30], prompt=[8, 16], new_tokens=16, launch={"door": "fake"},
             slo_tpot="3ms", slo_ttft="10ms", workspace=workspace,
         )  # fmt: skip
-        table = list(csv.DictReader(io.StringIO(export_csv(list(result.records.values())))))
+        table = list(csv.DictReader(io.StringIO(export_csv(result.records))))
     told = " ".join(str(result).split())
     line = (
         "time per token, baseline, prompt 8, 16 new tokens: 2.00 ms at 5 000 tok/s (batch 10), 4.00 ms at 7 500 tok/s"
@@ -219,10 +219,10 @@ def test_a_sweep_tells_its_curve_and_its_best_under_targets() -> None:
     rows, summary = result.rows, result.summary
     none = under_targets(rows, TokenTargets(ttft_s=0.007))
     assert (none.record_id, none.kept) == (None, ())
-    assert "no cell keeps its first token within 7.00 ms" in as_text(sweep_report(summary, rows, under=none))
+    assert "no cell keeps its first token within 7.00 ms" in as_text(grid_report(rows, summary, under=none))
     whole = under_targets(rows, TokenTargets(ttft_s=0.1, tpot_s=0.1))
     assert (len(whole.kept), whole.batch, whole.prompt) == (4, 30, 8)
-    assert "(4 cells keep it)" in as_text(sweep_report(summary, rows, under=whole))
+    assert "(4 cells keep it)" in as_text(grid_report(rows, summary, under=whole))
     single = [msgspec.structs.replace(row, tpot_s=None, decode_tokens_per_s=None) for row in rows]
     assert len(under_targets(single, TokenTargets(ttft_s=0.01, tpot_s=1e-9)).kept) == 2  # no token follows the first
     cell = next(row for row in table if (row["batch"], row["prompt"]) == ("30", "16"))
@@ -248,7 +248,7 @@ def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared:
 
 @pytest.mark.parametrize(
     ("look", "told"),
-    [(redline.roofline, "the share of the copy bandwidth"), (redline.profile_memory, "the memory of weights, cache")],
+    [(redline.roofline, "the share of the copy bandwidth"), (redline.memory, "the memory of weights, cache")],
 )
 def test_what_looks_at_one_step_sends_a_generation_to_run(look: Any, told: str) -> None:
     with (

@@ -213,11 +213,11 @@ def test_a_sweep_and_a_search_of_a_live_module_go_on_in_the_next_process(program
     """And leave no copy of it behind."""
     code = (
         f"import sys; sys.path.append({str(Path(__file__).parent.parent)!r}); import brief; brief.shorten_efforts()\n"
-        "import redline; result = redline.sweep(*make()[:2], recipes=['baseline', 'fold-bn'], device='cpu', threads=1,"
-        " effort='quick')\n"
+        "import redline; result = redline.run(*make()[:2], recipes=['baseline', 'fold-bn'], device='cpu', threads=1,"
+        " effort='quick', name='grid', resume={resume})\n"
         "found = redline.tune(*make()[:2], name='study', budget='1s', device='cpu', threads=1, resume={resume},"
         " switches=['fold-bn'], replicates=1).tune\n"
-        "print(json.dumps([found.name, *sorted(cell.record_id for cell in result)]))"
+        "print(json.dumps([found.name, *sorted(row.record_id for row in result)]))"
     )
     first, again = (json.loads(program(code.format(resume=resume))) for resume in (False, True))
     assert len(first) == 1 + 2

@@ -240,15 +240,15 @@ class Restarting(Observer):
 def test_a_server_that_is_started_in_the_middle_of_a_sweep_shows_all_of_it() -> None:
     observer = Restarting()
     truth = Landscape(step_s={"a": 0.01, "b": 0.002})
-    grid: dict[str, Any] = {"model": ["a", "b"], "batches": [1, 2, 4], "name": "study", "launch": {"door": "fake"}}
+    grid: dict[str, Any] = {"model": ["a", "b"], "batch": [1, 2, 4], "name": "study", "launch": {"door": "fake"}}
     with Workspace(door=FakeDoor(truth), observer=observer) as workspace, pytest.raises(KeyboardInterrupt):
-        redline.sweep(**grid, workspace=workspace)
+        redline.run(**grid, workspace=workspace)
     told = [(each.state, each.settled, each.total, each.left_s is not None) for each in observer.seen]
     assert told == [("running", number, 6, number > 0) for number in range(5)]
     assert all(each.now.startswith(("a infer baseline", "b infer baseline")) for each in observer.seen)
     assert observer.seen[-1].leader == "b infer baseline batch 4"
     with Workspace(door=FakeDoor(truth)) as workspace:
-        assert len(redline.sweep(**grid, workspace=workspace)) == 6
+        assert len(redline.run(**grid, resume=True, workspace=workspace)) == 6
     (after,) = look_anew().sweeps
     assert (after.state, after.settled, after.total) == ("done", 6, None)
 

@@ -19,7 +19,7 @@ from redline.model.spec_table import SHARED
 from redline.model.training import DataSpec, TrainSpec
 
 REPOSITORY = Path(__file__).parents[2]
-VERBS = ["run", "race", "sweep", "tune", "profile", "roofline", "flops", "find_batch"]
+VERBS = ["run", "tune", "profile", "roofline", "flops", "find_batch"]
 TRAINERS = ["train", "run_quick_profile"]
 
 
@@ -51,11 +51,6 @@ def test_type_checkers_are_told_of_the_settings_that_the_specs_declare() -> None
     assert typed == set(SHARED) - of_trainings - {"door"}
 
 
-def test_a_verb_shows_no_setting_that_it_replaces() -> None:
-    assert "batch" not in inspect.signature(redline.sweep).parameters
-    assert "batches" in inspect.signature(redline.sweep).parameters
-
-
 def test_every_public_name_is_listed_and_can_be_had() -> None:
     assert set(dir(redline)) == set(redline.__all__)
     for name in redline.__all__:
@@ -67,7 +62,7 @@ import redline
 
 result = redline.run("resnet18", recipes=["baseline", "channels-last"], batch=4, effort="quick")
 speed: float | None = result.rows[0].throughput_per_s
-verdict: str = redline.race("resnet18", recipes=["baseline", "compile"])[0].verdict
+verdict: str = redline.run("resnet18", recipes=["baseline", "compile"], batch="1..8", decide=True).pairs[0].verdict
 code: str = redline.recipe("fp16", task="train", device="cpu").code
 
 redline.run("resnet18", bach=4)  # wrong

@@ -31,16 +31,18 @@ QUICK: dict[str, Any] = {"device": "cpu", "threads": 1, "batch": 2, "image_size"
 
 FAKED: dict[str, Callable[[Workspace], object]] = {
     "run": lambda workspace: redline.run("m", workspace=workspace, **FAKE),
-    "sweep": lambda workspace: redline.sweep("m", batches=[1, 2], workspace=workspace, **FAKE),
+    "grid": lambda workspace: redline.run("m", batch=[1, 2], workspace=workspace, **FAKE),
     "batch": lambda workspace: redline.find_batch("m", workspace=workspace, **FAKE),
-    "race": lambda workspace: redline.race("m", recipes=["baseline", "fp16"], workspace=workspace, **FAKE),
+    "decide": lambda workspace: redline.run(
+        "m", recipes=["baseline", "fp16"], decide=True, workspace=workspace, **FAKE
+    ),
     "tune": lambda workspace: redline.tune("m", budget="20s", workspace=workspace, launch={"door": "fake"}),
 }
 REAL: dict[str, Callable[[Workspace], object]] = {
     "profile": lambda workspace: redline.profile("simple_cnn", workspace=workspace, **QUICK),
     "flops": lambda workspace: redline.flops("simple_cnn", workspace=workspace, **QUICK),
     "flops with latency": lambda workspace: redline.flops("simple_cnn", latency=True, workspace=workspace, **QUICK),
-    "ceilings": lambda workspace: redline.roofline(device="cpu", threads=1, workspace=workspace),
+    "ceilings": lambda workspace: redline.ceilings("cpu", threads=1, workspace=workspace),
     "roofline": lambda workspace: redline.roofline("simple_cnn", workspace=workspace, **QUICK),
     "doctor": lambda workspace: redline.doctor(workspace=workspace),
     "models": lambda workspace: redline.models(workspace=workspace),

@@ -112,14 +112,43 @@ class TestReport:
         told = document(redline("report", str(exported), "--out", str(tmp_path / "out"), "--json"))
         assert told["records"] == 3
 
-    def test_what_json_printed_is_not_read_back(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+    def test_of_a_file_without_raw_records_says_how_to_write_one(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        exported = tmp_path / "rows.json"
+        exported.write_text(export_json(race_records()))
+        result = redline("report", str(exported), "--out", str(tmp_path / "out"))
+        assert result.exit_code == 2
+        assert "--raw" in result.stderr
+
+    def test_a_document_without_raw_records_is_printed(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         rows = tmp_path / "rows.json"
         rows.write_text(export_json(race_records()))
-        for words in (["report", rows], ["compare", rows, rows], ["history", "import", rows]):
-            result = redline(*map(str, words))
-            assert result.exit_code == 2
-            assert "'redline history export --format archive -o FILE' writes records" in result.stderr
-            assert len(result.stderr.strip().splitlines()) == 1
+        result = redline("report", str(rows))
+        assert result.exit_code == 0
+        assert "fp16+compile" in result.stdout
+        (told,) = document(redline("report", str(rows), "--json"))["documents"]
+        assert [told["kind"], len(told["content"]["results"])] == ["export", 3]
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ('{"schema": 2, "kind": "doctor", "items": []}', "read it as JSON"),
+            ('{"schema": 3, "kind": "run", "results": []}', "update Redline"),
+            ('{"schema": 2, "kind": "run", "results": [{"model": "a"}]}', "is damaged"),
+            ('{"fine": true}', "other.redline' shows the records beside it"),
+        ],
+    )
+    def test_a_document_that_cannot_be_shown_is_one_line(
+        self, redline: Callable[..., Result], tmp_path: Path, text: str, complaint: str
+    ) -> None:
+        (tmp_path / "other.redline").write_text("")
+        other = tmp_path / "other.json"
+        other.write_text(text)
+        result = redline("report", str(other))
+        assert result.exit_code == 2
+        assert complaint in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
 
     @pytest.mark.parametrize("name", ["backup.redline", "backup.redline.gz", "records.json.gz"])
     def test_of_a_back_up(self, redline: Callable[..., Result], tmp_path: Path, name: str) -> None:
@@ -194,7 +223,7 @@ class TestBeside:
         assert door.opened == 0
 
     def test_a_trace_from_elsewhere_has_no_record(self, redline: Callable[..., Result], tmp_path: Path) -> None:
-        result = redline("profile", "x.json", "--report", str(tmp_path / "out"))
+        result = redline("profile", "--trace", "x.json", "--report", str(tmp_path / "out"))
         assert result.exit_code == 2
         assert "--html" in result.stderr
 

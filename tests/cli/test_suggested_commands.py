@@ -12,6 +12,7 @@ from invoking import invoke
 
 from redline.analyze.advice import command_line, options_of, tuning_command
 from redline.analyze.summary import summarize
+from redline.api.run import RunResult
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
 from redline.model.arrivals import LoadSpec
@@ -21,6 +22,7 @@ from redline.model.spec import RunSpec
 from redline.model.spec_table import specs_from_table
 from redline.model.training import DataSpec
 from redline.search.batch import trial_measure
+from redline.search.grid import grid_from_tables
 from redline.search.observer import NoJournal
 from redline.search.train import train_spec
 from redline.testing.fake import FakeDoor
@@ -51,11 +53,11 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
     """What the command line makes of it, with nothing measured."""
     seen: list[RunSpec] = []
 
-    def keep(specs: Sequence[RunSpec], workspace: Workspace, *more: int) -> list[RunRecord]:
-        seen.extend(specs)
-        return []
+    def keep(tables: Sequence[dict[str, Any]], *more: Any, **known: Any) -> RunResult:
+        seen.extend(grid_from_tables(tables, where=known["where"]).cells)
+        return RunResult([])
 
-    monkeypatch.setattr("redline.api.run.measure_specs", keep)
+    monkeypatch.setattr("redline.api.run.measure_tables", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 0
     return seen
 
@@ -105,7 +107,7 @@ def test_what_a_search_chose_by_itself_is_not_said() -> None:
     assert options_of("run", spec) == ""
 
 
-@pytest.mark.parametrize("command", ["run", "batch", "race", "tune", "profile", "profile --memory"])
+@pytest.mark.parametrize("command", ["run", "batch", "tune", "profile", "memory"])
 def test_every_command_that_is_suggested_knows_the_options_it_is_given(command: str) -> None:
     line = command_line(command, spec_of(**EVERYTHING), batch=None if command == "batch" else 4)
     assert line is not None
@@ -158,7 +160,7 @@ def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("redline.api.train.train_specs", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 2
     assert seen == [spec]
-    fed = command_line("train --find-workers", spec, batch=64)
+    fed = command_line("loader", spec, batch=64)
     assert invoke(*shlex.split(str(fed))[1:]).exit_code == 2
     assert seen[1].train is not None
     assert seen[1].train.data == seen[0].train.data  # type: ignore[union-attr]

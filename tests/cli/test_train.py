@@ -1,8 +1,7 @@
-"""`redline train` and `redline train --find-workers` from the outside: documents, exit codes, resuming after a kill."""
+"""`redline train` and `redline loader` from the outside: documents, exit codes, resuming after a kill."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -140,7 +139,7 @@ class TestReported:
 
 class TestLoader:
     def test_the_document_tells_rates_verdict_and_workers(self, redline: Callable[..., Result]) -> None:
-        result = redline("train", "resnet18", "--find-workers", "--json")
+        result = redline("loader", "resnet18", "--json")
         assert result.exit_code == 0
         told = document(result)
         wanted = {"loader_per_s", "model_per_s", "together_per_s", "data_wait_share", "verdict", "best_workers"}
@@ -148,7 +147,7 @@ class TestLoader:
         assert (told["verdict"], told["best_workers"]) == ("data-bound", 2)
 
     def test_the_table_ends_with_what_to_do(self, redline: Callable[..., Result]) -> None:
-        shown = redline("train", "resnet18", "--find-workers").stdout
+        shown = redline("loader", "resnet18").stdout
         assert "model alone" in shown
         assert "2 workers end it" in shown
         assert "next: train with --workers 2" in shown
@@ -176,30 +175,41 @@ class TestLadder:
     def test_each_rung_tells_its_gain_over_the_last_and_over_the_first(
         self, redline: Callable[..., Result], tmp_path: Path
     ) -> None:
-        told = document(redline("ladder", "resnet18", "--quick", "--plot", str(tmp_path / "l.png"), "--json"))
-        rungs = told["rungs"]
-        names = [rung["name"] for rung in rungs]
+        told = document(redline("study", "ladder", "--effort", "quick", "--out", str(tmp_path), "--json"))
+        rungs, rows = told["rungs"], {row["record_id"]: row["training"] for row in told["results"]}
+        names = [rung["run"] for rung in rungs]
         assert names[:3] == ["CPU, 1 thread", "CPU, 8 threads and 4 loader workers", "GPU, fp32"]
-        assert [rung["batch"] for rung in rungs if "AMP, batch" in rung["name"]] == [16, 64, 256]
-        assert names[-2:] == ["GPU, AMP at the best batch (256)", "GPU, best recipe, data on the GPU"]
-        wanted = "name device threads workers recipe batch epoch_s samples_per_s accuracy peak_bytes top_operator"
-        assert {*wanted.split(), "gain_over_last", "gain_over_first", "skipped"} <= set(rungs[0])
+        assert [rows[rung["record_id"]]["batch"] for rung in rungs if "AMP, batch" in rung["run"]] == [
+            16, 32, 64, 128, 256, 512,
+        ]  # fmt: skip
+        assert names[-2:] == ["GPU, AMP at the best batch (512)", "GPU, best recipe, data on the GPU"]
+        wanted = "device threads workers recipe batch epoch_s samples_per_s accuracy peak_bytes"
+        assert {*wanted.split()} <= set(rows[rungs[0]["record_id"]])
         assert rungs[1]["gain_over_last"] == rungs[1]["gain_over_first"] == pytest.approx(8, rel=0.01)
-        for before, rung in itertools.pairwise(rungs):
-            assert rung["gain_over_last"] == pytest.approx(rung["samples_per_s"] / before["samples_per_s"])
-            assert rung["gain_over_first"] == pytest.approx(rung["samples_per_s"] / rungs[0]["samples_per_s"])
+        speeds = [rows[rung["record_id"]]["samples_per_s"] for rung in rungs]
+        for number, rung in enumerate(rungs[1:], start=1):
+            assert rung["gain_over_last"] == pytest.approx(speeds[number] / speeds[number - 1])
+            assert rung["gain_over_first"] == pytest.approx(speeds[number] / speeds[0])
         assert all(rung["limit"] for rung in rungs)
-        assert (tmp_path / "l.png").stat().st_size > 1000
+        assert (tmp_path / "speed.png").stat().st_size > 1000
+        page = (tmp_path / "README.md").read_text()
+        assert "| CPU, 1 thread |" in page
+        assert "accuracy" in page
+
+    def test_a_ladder_resumes_without_training_twice(self, redline: Callable[..., Result]) -> None:
+        first = document(redline("study", "ladder", "--effort", "quick", "--json"))
+        again = document(redline("study", "ladder", "--effort", "quick", "--resume", "--json"))
+        assert [cell["record_id"] for cell in again["cells"]] == [cell["record_id"] for cell in first["cells"]]
 
     @pytest.mark.parametrize("door", ["cpu"], indirect=True)
     def test_rungs_without_their_device_are_skipped_and_said_so(self, redline: Callable[..., Result]) -> None:
-        shown = redline("ladder", "resnet18", "--quick")
+        shown = redline("study", "ladder", "--effort", "quick")
         assert shown.exit_code == 0
         assert "skipped (there is no GPU here): GPU, fp32" in shown.stdout
-        asked = redline("ladder", "resnet18", "--quick", "--device", "cpu")
+        asked = redline("study", "ladder", "--effort", "quick", "--device", "cpu")
         assert "skipped (only the CPU was asked for): GPU, fp32" in asked.stdout
-        rungs = document(redline("ladder", "resnet18", "--quick", "--json"))["rungs"]
-        assert [bool(rung["skipped"]) for rung in rungs] == [False, False, True, True, True, True]
+        told = document(redline("study", "ladder", "--effort", "quick", "--json"))
+        assert (len(told["cells"]), len(told["left_out"])) == (2, 4)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`redline race` and `redline tune` from the outside: exit codes, one-line mistakes, documents on stdout."""
+"""`redline run --decide` and `redline tune` from the outside: exit codes, one-line mistakes, documents on stdout."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from invoking import document
 from typer.testing import Result
 from worlds.recipes import WRONG, switches_of
 
-from redline.api import race as racing
 from redline.api import tune as tuning
+from redline.api.run import run
 from redline.api.workspace import Workspace
 from redline.model.errors import UsageError
 from redline.model.note import note
@@ -65,30 +65,30 @@ def door() -> FakeDoor:
     )
 
 
-class TestRace:
+class TestDecide:
     def test_says_who_is_faster(self, redline: Callable[..., Result]) -> None:
-        result = redline("race", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "channels-last")
+        result = redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "channels-last")
         assert result.exit_code == 0
         assert "vs baseline" in result.stdout
         assert "channels-last is slower than fp16" in result.stdout
         assert "next: fp16 is the fastest here that has acceptable outputs" in result.stdout
 
     def test_does_not_recommend_what_is_wrong(self, redline: Callable[..., Result]) -> None:
-        result = redline("race", "resnet50", "-r", "baseline", "-r", "bf16")
+        result = redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "bf16")
         assert "✗" in result.stdout
         assert "next: baseline is the fastest" in result.stdout
 
     def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
-        told = document(redline("race", "resnet50", "-r", "baseline", "-r", "fp16", "--json"))
+        told = document(redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "fp16", "--json"))
         (pair,) = told["pairs"]
         assert pair.keys() >= {"a", "b", "ratio", "low", "high", "verdict"}
         assert (pair["a"], pair["b"], pair["verdict"]) == ("baseline", "fp16", "faster")
         assert pair["low"] <= 2.0 <= pair["high"]
-        assert len(told["results"]) == 2 * told["replicates"]
+        assert [len(row["replicate_ids"]) for row in told["results"]] == [pair["replicates"]] * 2
         assert {"recipe", "throughput_per_s", "latency_s", "numerics", "verdict"} <= told["results"][0].keys()
 
     def test_a_recipe_that_fails_is_told_and_exits_5(self, redline: Callable[..., Result]) -> None:
-        result = redline("race", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "compile")
+        result = redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "compile")
         assert result.exit_code == 5
         assert "no compiler here" in result.stdout
 
@@ -104,7 +104,7 @@ class TestRace:
     def test_mistakes_are_one_line_and_exit_2(
         self, redline: Callable[..., Result], arguments: list[str], words: str
     ) -> None:
-        result = redline("race", *arguments)
+        result = redline("run", "--decide", *arguments)
         assert result.exit_code == 2
         complaint = [line for line in result.stderr.splitlines() if line.startswith("redline: ")]
         assert len(complaint) == 1
@@ -214,9 +214,9 @@ class TestTune:
 
 
 class TestFromPython:
-    def test_a_race(self, door: FakeDoor) -> None:
-        result = racing.race("resnet50", recipes=["baseline", "fp16"], workspace=Workspace(door=door))
-        assert result[0].verdict == "faster"
+    def test_a_decision(self, door: FakeDoor) -> None:
+        result = run("resnet50", recipes=["baseline", "fp16"], decide=True, workspace=Workspace(door=door))
+        assert result.pairs[0].verdict == "faster"
         assert "fp16" in str(result)
         assert json.loads(result.to_json())["pairs"][0]["b"] == "fp16"
 

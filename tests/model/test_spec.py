@@ -16,7 +16,13 @@ import redline.model.record  # noqa: F401  (their messages and records are specs
 from redline.model.errors import SpecError
 from redline.model.fields import MOST_SECONDS, Frozen
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec
-from redline.model.spec_table import load_specs, specs_from_table
+from redline.model.spec_table import read_runs, specs_from_table
+from redline.search.grid import grid_from_tables
+
+
+def load_specs(path: Path, overrides: dict[str, Any] | None = None, *, trust: bool = False) -> list[RunSpec]:
+    _, tables = read_runs(path, overrides, trust=trust)
+    return grid_from_tables(tables, where=str(path)).cells
 
 
 class TestRecipeText:
@@ -398,7 +404,7 @@ class TestFiles:
             ('model = "a"\noptimizer = "adam"', "optimizer adam is for training"),
             ('model = "a"\n[measure]\nmax_secs = 8', "measure: .*unknown field `max_secs`"),
             ('model = "a"\n[launch]\nwindow = 8', "launch: .*unknown field `window`"),
-            ('model = "a"\nbatch = "eight"', "Expected `int .*got `str`.*batch"),
+            ('model = "a"\nbatch = "eight"', "batch must be a number, a list such as 1,8,16"),
             ('model = "a"\nbatch = 2.5', "Expected `int .*got `float`.*batch"),
             ('model = "a"\ndevice = 0', "Expected `str`, got `int`.*device"),
             ('model = "a"\ntail = "no"', "tail must be true or false, got 'no'"),

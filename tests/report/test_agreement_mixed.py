@@ -17,7 +17,7 @@ from reported import ceilings_of, failed_record, fake_door, race_records, sweep_
 from redline.analyze.recommend import is_surely_faster
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary, with_price
-from redline.api.race import RaceResult
+from redline.api.run import RunResult
 from redline.api.tune import tune
 from redline.api.workspace import Workspace
 from redline.model.questions import SwitchChoice
@@ -31,7 +31,6 @@ from redline.report.folder import write_folder
 from redline.report.markdown import markdown
 from redline.report.payload import payload_of
 from redline.report.plots import bars_of, throughput_of
-from redline.report.race import joined_racers
 from redline.search.tune.gains import waterfall
 
 
@@ -220,12 +219,13 @@ def test_a_doubted_baseline_decides_nothing() -> None:
     assert "×" not in contents.headline
 
 
-def test_a_race_prints_what_the_report_says() -> None:
+def test_a_decision_prints_what_the_report_says() -> None:
     records = doubted_replicates()
     replicates = [records[number : number + 3] for number in (0, 3, 6)]
-    racers = joined_racers(replicates, ceilings_of)
+    result = RunResult(records, ceilings_of, decided=[replicates])
+    racers = {row.recipe: row for row in result}
     lines = {line.row.recipe: line.row for line in contents_of(records, ceilings_of=ceilings_of).lines}
-    pairs = {pair.b: pair for pair in RaceResult(replicates).pairs if pair.a == "baseline"}
+    pairs = {pair.b: pair for pair in result.pairs if pair.a == "baseline"}
     for recipe, row in lines.items():
         assert figures(racers[recipe]) == figures(row)
         if recipe in pairs:

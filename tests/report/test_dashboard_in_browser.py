@@ -468,7 +468,7 @@ def test_two_ticked_rows_are_set_beside_each_other(browser: Any, replicated_page
     browser.until("return document.querySelector('#compare .plot').data?.length === 2")
     told = browser.ask("return document.getElementById('compare').innerText")
     assert "without an interval: they were not set against each other in turns" in told
-    assert "redline race resnet50 --batch 32 -r fp16 -r fp16+compile" in told
+    assert "redline run resnet50 --batch 32 --decide -r fp16 -r fp16+compile" in told
     browser.ask("document.getElementById('uncompare').click()")
     browser.ask(tick, "fp16")
     browser.ask(tick, "baseline")
@@ -515,7 +515,7 @@ def test_the_page_of_a_profile_draws_its_steps(browser: Any, tmp_path: Path) -> 
 
 
 def test_memory_alone_makes_a_page(browser: Any, tmp_path: Path) -> None:
-    """Who only ran `redline profile --memory` has no record."""
+    """Who only ran `redline memory` has no record."""
     browser.open(page_of(tmp_path, [], memories=[HELD]))
     draw_all(browser)
     assert points(browser, "held") == 15

@@ -10,11 +10,11 @@ import pytest
 from reported import race_records
 from rich.console import Console, RenderableType
 
+from redline.analyze.grid import GridCell, GridSummary
 from redline.analyze.summary import RunSummary, summarize
-from redline.analyze.sweep import SweepCell, SweepSummary
+from redline.report.grid import grid_report
 from redline.report.history import Listed, detail, listing
 from redline.report.run import RunReport
-from redline.report.sweep import sweep_report
 from redline.store.codec import row_of
 
 RECIPES = ("baseline", "fp16+channels-last+compile:reduce-overhead", "amp+channels-last")
@@ -101,7 +101,7 @@ def test_names_in_the_overview_are_broken_between_their_parts(width: int) -> Non
     assert sum("✗" in line for line in shown) == 2, "outputs that are wrong are marked here too"
 
 
-def test_a_sweep_breaks_no_word_of_its_status_and_keeps_what_tells_rows_apart() -> None:
+def test_a_grid_breaks_no_word_of_its_status_and_keeps_what_tells_rows_apart() -> None:
     (measured,) = summarize(race_records(["baseline"]))
     shared = msgspec.structs.replace(
         measured,
@@ -113,19 +113,20 @@ def test_a_sweep_breaks_no_word_of_its_status_and_keeps_what_tells_rows_apart() 
 
     def header_of(threads: tuple[int, int]) -> str:
         cells = tuple(
-            SweepCell(
+            GridCell(
                 model="m",
                 task="infer",
                 recipe="baseline",
                 batch=32,
                 threads=each,
+                axes={"threads": each, "batch": row.batch},
                 status="done",
                 record_id=row.record_id,
             )
             for each, row in zip(threads, rows, strict=True)
         )
-        lines = lines_of(sweep_report(SweepSummary(name="s", planned=2, done=2, failed=0, cells=cells), rows), 80)
-        assert sum(line.rstrip().endswith("shared-cpu") for line in lines) == len(set(threads))
+        lines = lines_of(grid_report(rows, GridSummary(name="s", planned=2, done=2, failed=0, cells=cells)), 80)
+        assert sum(line.rstrip().endswith("shared-cpu") for line in lines) == len(threads)
         return headers_of(lines)[0]
 
     assert "threads" not in header_of((1, 1))

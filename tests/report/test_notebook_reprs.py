@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import CEILINGS, captured, ceilings_of, race_records
+from reported import CEILINGS, captured, race_records
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from redline.analyze.ceilings import roofline_row
+from redline.analyze.ceilings import ceilings_summary, roofline_row
 from redline.analyze.compare import compare_records
 from redline.analyze.gate import GateRow
 from redline.analyze.profile import profile_of
 from redline.analyze.summary import summarize
+from redline.api.ceilings import CeilingsResult
 from redline.api.memory import MemoryRow
 from redline.api.monitor import DeviceTotal
 from redline.api.profile import ProfileResult
-from redline.api.race import RaceResult
 from redline.api.roofline import RooflineResult
 from redline.api.run import RunResult
 from redline.model.conditions import conditions_of
@@ -35,13 +35,13 @@ from redline.report.history import Listed, listing
 from redline.report.memory import memory_report
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Shown, html_of
-from redline.report.study import study_report
 from redline.report.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
 
 LONG = "fp16+channels-last+compile:reduce-overhead"
 RECORDS = race_records(("baseline", LONG, "fp16"))
+AGAIN = race_records(("baseline", LONG, "fp16"))
 
 
 def row_of(record: Any) -> Row:
@@ -56,9 +56,9 @@ def results() -> dict[str, Shown]:
     profile = profile_of([read_trace(Path(record.trace.path))], record)
     return {
         "run": RunResult(RECORDS),
-        "race": RaceResult([RECORDS, race_records(("baseline", LONG, "fp16"))]),
-        "ceilings": RooflineResult(CEILINGS),
-        "roofline": RooflineResult(CEILINGS, [roofline_row(each, CEILINGS) for each in RECORDS]),
+        "decided": RunResult([*RECORDS, *AGAIN], decided=[[RECORDS, AGAIN]]),
+        "ceilings": CeilingsResult(ceilings_summary(CEILINGS), CEILINGS),
+        "roofline": RooflineResult([roofline_row(each, CEILINGS) for each in RECORDS], ceilings_summary(CEILINGS)),
         "profile": ProfileResult(profile, record),
     }
 
@@ -98,7 +98,6 @@ def reports() -> dict[str, RenderableType]:
         **{name: each.report() for name, each in RESULTS.items()},
         "show": listing(listed),
         "compare": compared,
-        "study": study_report(summarize(RECORDS, ceilings_of)),
         **others(),
     }
 

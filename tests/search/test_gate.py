@@ -9,7 +9,7 @@ import pytest
 from gate_trials import BASELINE, CANDIDATE, interleaved, landscape, stored
 
 from redline.analyze.gate import FEWEST_PROCESSES, Judged, judge
-from redline.analyze.race import logs_of, racer_names
+from redline.analyze.pairs import logs_of, racer_names
 from redline.analyze.statistics import PairedLog
 from redline.model.record import Failure
 from redline.search.gate import MOST_PROCESSES, GateRun

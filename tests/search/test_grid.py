@@ -9,19 +9,22 @@ import pytest
 
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_CELLS
-from redline.model.questions import Checked
-from redline.model.record import Capabilities
-from redline.model.spec import MeasureSpec, RunSpec
-from redline.model.spec_table import layered
+from redline.model.spec import RunSpec
+from redline.model.spec_table import read_runs
 from redline.search.grid import (
-    PRESETS,
+    Cell,
+    Grid,
     default_name,
-    grid_from_table,
+    grid_from_tables,
     in_informative_order,
-    parse_batches,
-    preset,
-    read_sweep,
+    parse_numbers,
+    value_of,
 )
+
+
+def grid_from_table(table: dict[str, Any]) -> Grid:
+    rest = dict(table)
+    return grid_from_tables([rest], rest.pop("exclude", ()))
 
 
 def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:
@@ -59,13 +62,13 @@ def test_left_out_axes_have_one_value() -> None:
     ],
 )
 def test_batches_are_written_in_many_ways(given: Any, batches: list[int]) -> None:
-    assert parse_batches(given) == batches
+    assert parse_numbers(given) == batches
 
 
 @pytest.mark.parametrize("given", ["x", "1..", "8..4", "0..4", "1.5", True, ""])
 def test_a_batch_that_is_none_is_told(given: Any) -> None:
     with pytest.raises(SpecError, match="batch"):
-        parse_batches(given)
+        parse_numbers(given)
 
 
 def test_exclusions_take_out_what_fits_all_their_fields() -> None:
@@ -117,9 +120,9 @@ def test_what_another_exclusion_took_out_already_is_no_reason_to_tell() -> None:
         ({}, "name at least one model"),
         ({"model": "a", "exclude": [{"modle": "a"}]}, "'modle'; did you mean model"),
         ({"model": "a", "exclude": [{}]}, "must name at least one"),
-        ({"model": "a", "exclude": {"model": "a"}}, r"\[\[sweep.exclude\]\]"),
+        ({"model": "a", "exclude": {"model": "a"}}, r"\[\[exclude\]\]"),
         ({"model": "a", "exclude": [{"model": "a"}]}, "leave nothing to measure"),
-        ({"model": "a", "exclude": 3}, r"\[\[sweep.exclude\]\]"),
+        ({"model": "a", "exclude": 3}, r"\[\[exclude\]\]"),
         ({"model": "a", "exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text or a list of texts, got 3"),
         ({"model": "a", "exclude": [{"recipe": [["fp16"]]}]}, "recipe of an exclusion must be a text"),
         ({"model": "a", "exclude": [{"recipe": "fp16+"}]}, "empty switch"),
@@ -143,20 +146,45 @@ def test_mistakes_are_told_in_one_line(table: dict[str, Any], words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_early_cells_tell_most() -> None:
+def test_early_groups_tell_most() -> None:
     grid = grid_from_table({"model": ["a", "b"], "recipe": ["my-compiler", "baseline"], "batch": "1..16"}).cells
-    answers = [Checked(spec=cell, capabilities=Capabilities(compiles=bool(cell.recipe.switches))) for cell in grid]
-    cells = [answer.spec for answer in in_informative_order(answers)]
-    batches = list(dict.fromkeys(cell.workload.batch for cell in cells))
+    groups = [[Cell(spec=cell, key="")] for cell in grid]
+    batches = list(dict.fromkeys(group[0].spec.workload.batch for group in in_informative_order(groups)))
     assert batches == [1, 16, 4, 2, 8]
-    # Both models without compiling, then with: within one batch the quick answers come first.
-    assert [(model, recipe) for model, _, _, _, recipe in shape(cells)[:4]] == [
-        ("a", "baseline"),
-        ("b", "baseline"),
-        ("a", "my-compiler"),
-        ("b", "my-compiler"),
-    ]
-    assert len(cells) == 20
+    named = [[Cell(spec=cell, key="", run=f"run {cell.workload.batch}")] for cell in grid]
+    assert in_informative_order(named) == named, "runs with names keep the order of their file"
+
+
+@pytest.mark.parametrize(
+    ("setting", "given", "values"),
+    [
+        ("threads", "1..4", [1, 2, 4]),
+        ("threads", [1, 3], [1, 3]),
+        ("device", "cpu,cuda", ["cpu", "cuda"]),
+        ("effort", ["quick", "normal"], ["quick", "normal"]),
+        ("seed", [0, -1], [0, -1]),
+        ("image_size", "32,64", [32, 64]),
+        ("optimizer", ["sgd", "adam"], ["sgd", "adam"]),
+        ("max_memory", ["1GiB", "2GiB"], ["1GiB", "2GiB"]),
+        ("prompt", "128..512", [128, 256, 512]),
+    ],
+)
+def test_every_setting_takes_several_values(setting: str, given: Any, values: list[Any]) -> None:
+    task = {"optimizer": "train", "prompt": "generate"}.get(setting, "infer")
+    cells = grid_from_table({"model": "a", "task": task, setting: given}).cells
+    if setting == "max_memory":
+        assert [cell.launch.memory_limit_bytes for cell in cells] == [2**30, 2**31]
+    else:
+        assert [value_of(cell, setting) for cell in cells] == values
+
+
+def test_a_setting_of_one_task_goes_to_the_runs_that_have_it() -> None:
+    cells = grid_from_table({"model": "a", "task": ["infer", "generate"], "prompt": [8, 16]}).cells
+    assert {(cell.workload.task, cell.workload.prompt) for cell in cells} == {
+        ("infer", None), ("generate", 8), ("generate", 16),
+    }  # fmt: skip
+    with pytest.raises(SpecError):
+        grid_from_table({"model": "a", "prompt": [8, 16]})
 
 
 def test_the_same_grid_has_the_same_name_whatever_its_order() -> None:
@@ -168,49 +196,44 @@ def test_the_same_grid_has_the_same_name_whatever_its_order() -> None:
     assert "/" not in default_name(grid_from_table({"model": "some/where/net.py:make"}).cells)
 
 
-def test_a_file_holds_a_sweep(tmp_path: Path) -> None:
+def test_a_file_holds_a_grid_and_flags_are_over_it(tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(
         """
+        name = "study"
         device = "cpu"
         effort = "quick"
-        [sweep]
-        name = "study"
-        model = ["a", "b"]
         recipe = ["baseline", "fp16"]
-        batch = "1..4"
         max_memory = "2GiB"
-        [[sweep.exclude]]
+        [quick]
+        seed = 7
+        [[run]]
+        name = "small ones, batch {batch}"
+        model = ["a", "b"]
+        batch = "1..4"
+        [[run]]
+        model = "c"
+        [[exclude]]
         model = "b"
         recipe = "fp16"
         """
     )
-    table = read_sweep(file)
-    assert table.pop("name") == "study"
-    cells = grid_from_table(table).cells
-    assert len(cells) == 9
-    assert {cell.device for cell in cells} == {"cpu"}
-    assert {cell.measure.effort for cell in cells} == {"quick"}
-    assert {cell.launch.memory_limit_bytes for cell in cells} == {2**31}
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [("x = ", "not TOML"), ("model = 'a'", "no \\[sweep\\] table"), ("sweep = 3", "no \\[sweep\\] table")],
-)
-def test_a_file_that_holds_none_is_told(tmp_path: Path, content: str, words: str) -> None:
-    file = tmp_path / "study.toml"
-    file.write_text(content)
-    with pytest.raises(SpecError, match=words):
-        read_sweep(file)
-    with pytest.raises(SpecError, match="no such file"):
-        read_sweep(tmp_path / "nowhere.toml")
+    about, tables = read_runs(file)
+    assert about["name"] == "study"
+    grid = grid_from_tables(tables, about["exclude"])
+    assert len(grid.cells) == 9 + 2
+    assert set(grid.runs) == {"small ones, batch 1", "small ones, batch 2", "small ones, batch 4", ""}
+    assert {(cell.device, cell.measure.effort, cell.seed) for cell in grid.cells} == {("cpu", "quick", 7)}
+    assert {cell.launch.memory_limit_bytes for cell in grid.cells} == {2**31}
+    _, tables = read_runs(file, {"effort": "normal", "batch": [8]})
+    cells = grid_from_tables(tables).cells
+    assert {(cell.workload.batch, cell.measure.effort, cell.seed) for cell in cells} == {(8, "normal", 0)}
 
 
 def test_a_grid_of_a_million_cells_is_refused_at_once() -> None:
     table = {"model": [f"m{n}" for n in range(100)], "batch": list(range(1, 101)), "recipe": ["baseline", "fp16"]}
     assert len(grid_from_table(table).cells) == MOST_CELLS
-    with pytest.raises(SpecError, match="the grid has 30000 cells; a sweep takes 20000 at most"):
+    with pytest.raises(SpecError, match="the grid has 30000 cells; it may have 20000 at most"):
         grid_from_table({**table, "recipe": ["baseline", "fp16", "bf16"]})
 
 
@@ -219,39 +242,3 @@ def test_a_batch_of_thousands_of_digits_is_one_short_line(batch: object) -> None
     with pytest.raises(SpecError, match="batch must be") as error:
         grid_from_table({"model": "m", "batch": batch})
     assert len(str(error.value)) < 200
-
-
-def test_a_file_of_somebody_else_that_runs_code_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "sweep.toml"
-    file.write_text('[sweep]\nmodel = "evil.py:build"\n')
-    monkeypatch.setattr("redline.model.spec_table._owner", lambda descriptor: 12345)
-    with pytest.raises(SpecError, match="belongs to another user"):
-        read_sweep(file)
-    assert read_sweep(file, trust=True) == {"model": "evil.py:build"}
-
-
-def test_presets_are_the_documents_studies() -> None:
-    study = shape(grid_from_table(preset("fp16-torchscript")).cells)
-    assert len(study) == 2 * 3 * 4
-    assert {batch for *_, batch, _ in study} == {1, 8, 16, 32}
-    amp = shape(grid_from_table(preset("amp-batches")).cells)
-    assert [(model, batch, recipe) for model, _, _, batch, recipe in amp] == [
-        ("resnet18", batch, "amp") for batch in (16, 32, 64, 128, 256, 512)
-    ]
-    with pytest.raises(UsageError, match="did you mean amp-batches"):
-        preset("amp-batchs")
-    assert set(PRESETS) == {"fp16-torchscript", "amp-batches"}
-
-
-def test_a_flag_for_the_effort_is_over_the_files_wherever_that_stands(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.toml"
-    file.write_text('[sweep]\nmodel = "a"\n[sweep.measure]\neffort = "normal"\n')
-    (cell,) = grid_from_table(layered(read_sweep(file), {"effort": "quick"})).cells
-    assert cell.measure == MeasureSpec.for_effort("quick")
-
-
-def test_a_table_of_the_sweep_leaves_the_rest_of_one_at_the_top(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.toml"
-    file.write_text('[launch]\nclose_timeout_s = 7\n[sweep]\nmodel = "a"\n[sweep.launch]\ndoor = "spawn"\n')
-    (cell,) = grid_from_table(read_sweep(file)).cells
-    assert (cell.launch.door, cell.launch.close_timeout_s) == ("spawn", 7)

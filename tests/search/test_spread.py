@@ -32,7 +32,7 @@ QUICK = MeasureSpec(
 
 def test_an_address_without_ray_is_a_mistake() -> None:
     with pytest.raises(SpecError, match="--launch ray"):
-        redline.sweep("simple_cnn", address="auto")
+        redline.run("simple_cnn", address="auto")
 
 
 def test_a_sweep_settles_what_comes_back_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,9 +44,9 @@ def test_a_sweep_settles_what_comes_back_in_any_order(monkeypatch: pytest.Monkey
             for number, spec in reversed(list(enumerate(specs))):
                 yield number, measure_together([spec], workspace.door(spec.launch), NoJournal())[0]
 
-    monkeypatch.setattr("redline.api.sweep.spread", backwards)
-    result = redline.sweep(
-        f"{MODELS}:sound", batches=[1, 2], device="cpu", ray=True, address="auto", effort="quick", no_check=True
+    monkeypatch.setattr("redline.api.run.spread", backwards)
+    result = redline.run(
+        f"{MODELS}:sound", batch=[1, 2], device="cpu", ray=True, address="auto", effort="quick", no_check=True
     )
     assert [cell.status for cell in result.summary.cells] == ["done"] * 2
     assert sorted(row.batch or 0 for row in result.rows) == [1, 2]

@@ -278,7 +278,7 @@ class TestHolding:
 GRID: dict[str, Any] = {
     "model": "m",
     "recipes": ["baseline", "fp16", "bf16"],
-    "batches": [1, 2, 4, 8, 16],
+    "batch": [1, 2, 4, 8, 16],
     "name": "study",
     "launch": {"door": "fake"},
 }
@@ -310,8 +310,8 @@ class TestSweeps:
     def test_a_sweep_outlives_its_server(self, stopped: Server, url: str) -> None:
         observer = Killing(stopped, after=4)
         with Workspace(door=fake_door(), history=url, observer=observer) as workspace:
-            result = redline.sweep(**GRID, workspace=workspace)
-        assert {cell.status for cell in result} == {"done"}
+            result = redline.run(**GRID, workspace=workspace)
+        assert {cell.status for cell in result.summary.cells} == {"done"}
         assert [note.rpartition(" is ")[2] for note in observer.notes] == ["away; waiting up to 300 s", "back"]
         with History.open(url) as history:
             assert history.count() == len(result) == 15
@@ -327,15 +327,15 @@ class TestSweeps:
             Workspace(door=fake_door(), history=url, observer=killing) as workspace,
             pytest.raises(StoreError, match="what was measured is kept in"),
         ):
-            redline.sweep(**GRID, workspace=workspace)
+            redline.run(**GRID, workspace=workspace)
         monkeypatch.undo()
         stopped.start()
         with History.open(url) as history:
             kept = {cell.record_id for cell in history.sweep("study").cells().values()}
             assert len(kept) == 4, "all that were measured before it went away"
         with Workspace(door=fake_door(), history=url) as workspace:
-            result = redline.sweep(**GRID, workspace=workspace)
-        assert kept < {cell.record_id for cell in result}
+            result = redline.run(**GRID, resume=True, workspace=workspace)
+        assert kept < {row.record_id for row in result}
         with History.open(url) as history:
             assert history.count() == 15
 
@@ -353,11 +353,11 @@ class TestSweeps:
                     Workspace(door=fake_door(), history=url) as second,
                     pytest.raises(UsageError, match="is being run by process") as error,
                 ):
-                    redline.sweep(**GRID, workspace=second)
+                    redline.run(**GRID, workspace=second)
                 refused.append(str(error.value))
 
         with Workspace(door=fake_door(), history=url, observer=Dropping()) as workspace:
-            redline.sweep(**GRID, workspace=workspace)
+            redline.run(**GRID, workspace=workspace)
         assert len(refused) == 15
         with History.open(url) as history:
             assert history.count() == 15

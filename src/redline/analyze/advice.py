@@ -86,13 +86,13 @@ FIRST_CHOICES = frozenset({"auto", "cuda", "cuda:0", "rocm", "rocm:0"})
 """Devices that need not be named: `auto` finds them. A CPU is named, because its machine may have a GPU too."""
 
 
-WITH_RANKS = ("run", "profile", "sweep")
+WITH_RANKS = ("run", "profile")
 """Commands that take --ranks as `run` does."""
-WITH_EFFORT = ("run", "sweep")
+WITH_EFFORT = ("run",)
 """Commands that take --effort, --tail and --no-check, and any door."""
-WITH_DOOR = (*WITH_EFFORT, "batch", "race", "tune", "train", "train --find-workers")
+WITH_DOOR = (*WITH_EFFORT, "batch", "memory", "tune", "train", "loader")
 """Commands that can start their workers in more than one way."""
-ON_DATA = ("train", "train --find-workers")
+ON_DATA = ("train", "loader")
 
 
 def command_line(
@@ -114,7 +114,7 @@ def command_line(
         return None
     unsaid = ("model", "batch", "artifact", *(("items",) if command == "batch" else ()))
     unsaid += () if spec.train is None else ("task",)
-    words = ["redline", *command.split(), workload.model, *_options(workload, leave_out=unsaid)]
+    words = ["redline", command, workload.model, *_options(workload, leave_out=unsaid)]
     words += ["--device", spec.device] if spec.device not in FIRST_CHOICES else []
     words += _options(spec, leave_out=("workload", "recipe", "measure", "launch", "device", "train"))
     words += _data_options(spec.train.data) if spec.train is not None else []

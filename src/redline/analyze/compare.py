@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from redline.analyze.blocks import device_kind, latency_blocks, median_step_s, ratio_in_turns, timed_blocks
-from redline.analyze.race import TIME_BAND, RaceVerdict, log_ratio, ratio_over, verdict_of
+from redline.analyze.pairs import TIME_BAND, RaceVerdict, log_ratio, ratio_over, verdict_of
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
 from redline.analyze.trust import verdict
 from redline.model.errors import UsageError

@@ -23,7 +23,7 @@ import numpy as np
 
 from redline.analyze.checks import Check
 from redline.analyze.compare import allowance, between_processes, valid_step_s
-from redline.analyze.race import SMALLEST_SPREAD, undisturbed
+from redline.analyze.pairs import SMALLEST_SPREAD, undisturbed
 from redline.analyze.statistics import PairedLog, student_t
 from redline.model.fields import Frozen
 from redline.model.note import Note, note

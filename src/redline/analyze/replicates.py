@@ -16,7 +16,7 @@ from statistics import fmean, median, stdev
 import msgspec
 
 from redline.analyze.blocks import Latency, ThroughputInterval
-from redline.analyze.race import log_ratio, ratio_over
+from redline.analyze.pairs import log_ratio, ratio_over
 from redline.analyze.roofline import at_step
 from redline.analyze.statistics import student_t
 from redline.analyze.summary import CeilingsOf, RunSummary, VersusFirst, first_of_each_group, summarize
@@ -34,10 +34,12 @@ def replicate_rows(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None 
     """One row for all records of one spec, in the order of their first; a record alone keeps its own row."""
     rows = summarize(records, ceilings_of)
     together: dict[tuple[bytes, int], list[Process]] = {}
+    copies: Counter[tuple[bytes, str]] = Counter()
     for record, row in zip(records, rows, strict=True):
-        # A recipe that is set against itself has the same spec twice in a group, at another position.
-        key = msgspec.msgpack.encode(record.spec), record.position if record.group else 0
-        together.setdefault(key, []).append((record, row))
+        # A recipe that is compared with itself has the same spec several times in a group.
+        spec = msgspec.msgpack.encode(record.spec)
+        copies[spec, record.group or record.id] += 1
+        together.setdefault((spec, copies[spec, record.group or record.id]), []).append((record, row))
     firsts = first_of_each_group(records)
     return [joined_row(processes, firsts) for processes in together.values()]
 

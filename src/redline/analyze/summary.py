@@ -28,7 +28,7 @@ from redline.analyze.blocks import (
 from redline.analyze.bound import Bound, bound
 from redline.analyze.generation import TokenTimes, generation_of
 from redline.analyze.load import LoadSummary, load_of
-from redline.analyze.race import TIME_BAND, RaceVerdict, verdict_of
+from redline.analyze.pairs import TIME_BAND, RaceVerdict, racer_name, verdict_of
 from redline.analyze.ranks import late_rank, rank_peaks
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.train import TrainingSummary, training_of
@@ -332,7 +332,7 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     first_step, own_step = (_median_step_s(each, common) for each in (first, record))
     first_latency, own_latency = latency_of(first), latency_of(record)
     return VersusFirst(
-        recipe=str(first.spec.recipe),
+        recipe=racer_name(first.spec),
         ratio=paired.ratio if paired else first_step / own_step,
         low=paired.low if paired else None,
         high=paired.high if paired else None,

@@ -187,7 +187,7 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         failure=record.failure.message if record.failure else None,
         state=_state(record),
         tuned_by=tuning_command(record),
-        fed_by=command_line("train --find-workers", record.spec, batch=record.spec.workload.batch),
+        fed_by=command_line("loader", record.spec, batch=record.spec.workload.batch),
     )
 
 

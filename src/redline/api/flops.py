@@ -26,10 +26,10 @@ from redline.model.work import NOT_COUNTED
 from redline.report.export import JsonDocument, json_document
 from redline.report.flops import FlopsReport
 from redline.report.notebook import Shown
-from redline.search.grid import parse_batches
+from redline.search.grid import parse_numbers
 
 DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
-NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline roofline")
+NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline ceilings")
 UNMARKED = note("modules-not-marked", "no latency per module: no module of the model was seen in the trace")
 
 
@@ -67,7 +67,7 @@ def flops(
     """
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a count", model, inputs, recipes=recipe, loss=loss, **settings)
-        reached, untold = _batches(spec, working, parse_batches(batches)) if batches is not None else ((), ())
+        reached, untold = _batches(spec, working, parse_numbers(batches)) if batches is not None else ((), ())
         if latency:
             return _flops_with_latency(spec, working, reached, untold)
         (on_cpu,) = working.checked([msgspec.structs.replace(spec, device="cpu")])

@@ -70,7 +70,7 @@ def profile(
     wait: int = 1,
     warmup: int = 2,
     shapes: bool = True,
-    allocations: bool = False,
+    memory: bool = False,
     stacks: bool = False,
     by_shape: bool = False,
     tool: str | None = None,
@@ -80,7 +80,7 @@ def profile(
 ) -> ProfileResult:
     """Profile a few steps of a model under one recipe.
 
-    `allocations` also records what operators allocate. With `tool` a vendor profiler captures instead of torch's. `folder` receives the trace, laid out for TensorBoard.
+    With `tool` a vendor profiler captures instead of torch's. `folder` receives the trace, laid out for TensorBoard.
     """
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a profile", model, inputs, recipes=recipe, loss=loss, **settings)
@@ -95,7 +95,7 @@ def profile(
             warmup=warmup,
             active=steps or DEFAULT_STEPS,
             shapes=shapes,
-            memory=allocations,
+            memory=memory,
             stacks=stacks,
         )
         return profile_spec(spec, request, working, folder=folder, by_shape=by_shape)

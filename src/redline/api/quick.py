@@ -20,13 +20,14 @@ from redline.analyze.train import TrainingSummary, training_of
 from redline.api.batch import find_batch_specs
 from redline.api.profile import trace_name
 from redline.api.settings import one_spec, takes_settings
-from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_specs, training_table
+from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_specs
 from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, require_range
 from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.spec_table import training_table
 from redline.report.contents import Contents, contents_of
 from redline.report.course import CollectingObserver, LineObserver
 from redline.report.dashboard import dashboard

@@ -23,7 +23,7 @@ from redline.model.spec import RunSpec
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.scale import plot_scale, scale_report
-from redline.search.grid import parse_batches
+from redline.search.grid import parse_numbers
 from redline.search.scale import measure_scale
 
 
@@ -111,7 +111,7 @@ def scale(
 
 def _numbers(name: str, given: Any) -> list[int]:
     try:
-        found = [given] if isinstance(given, int) else parse_batches(given if isinstance(given, str) else list(given))
+        found = [given] if isinstance(given, int) else parse_numbers(given if isinstance(given, str) else list(given))
     except SpecError:
         raise SpecError(f"{name} must be numbers such as 1,2,4 or a range such as 1..8, got {given!r}") from None
     if not found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
@@ -14,8 +14,8 @@ import msgspec
 from redline.api.workspace import Workspace
 from redline.launch.inline import InlineDoor
 from redline.model.errors import SpecError, UsageError
-from redline.model.spec import MeasureSpec, RunSpec, WorkloadSpec
-from redline.model.spec_table import load_specs, specs_from_table
+from redline.model.spec import MeasureSpec, RunSpec, Task, WorkloadSpec
+from redline.model.spec_table import specs_from_table
 from redline.model.training import DataSpec, TrainSpec
 
 P = ParamSpec("P")
@@ -55,6 +55,41 @@ class Settings(OtherSettings, total=False):
     threads: int | None
     ranks: int
     batch_per_rank: int | None
+    rendezvous: str | None
+
+
+Whole = int | str | Sequence[int] | None
+"""One number or several: 8, [1, 8], "1,8" or "1..8", which doubles."""
+
+
+class GridSettings(TypedDict, total=False):
+    """The same where every setting may have several values, which make a grid."""
+
+    task: Task | Sequence[Task]
+    image_size: Whole
+    classes: Whole
+    sequence_length: Whole
+    prompt: Whole
+    new_tokens: Whole
+    batch_axis: Any
+    items: int | None
+    targets: Any
+    setup: Any
+    teardown: Any
+    optimizer: Literal["sgd", "adam", "adamw"] | Sequence[Literal["sgd", "adam", "adamw"]]
+    stem: Literal["imagenet", "cifar"] | Sequence[Literal["imagenet", "cifar"]] | None
+    device: str | Sequence[str]
+    seed: int | Sequence[int]
+    effort: Literal["quick", "normal", "strict"] | Sequence[Literal["quick", "normal", "strict"]]
+    tail: bool
+    no_check: bool
+    max_memory: str | int | Sequence[str | int] | None
+    measure: Mapping[str, Any]
+    launch: Mapping[str, Any]
+    batch: Whole
+    threads: Whole
+    ranks: Whole
+    batch_per_rank: Whole
     rendezvous: str | None
 
 
@@ -111,15 +146,9 @@ def specs_of(
     targets: Any | None = None,
     setup: Any | None = None,
     teardown: Any | None = None,
-    file: str | Path | None = None,
-    trust: bool = False,
     **settings: Any,
 ) -> tuple[list[RunSpec], Workspace]:
     """The specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
-    if file is not None:
-        named = {} if model is None else {"model": model}
-        given = {} if recipes == "baseline" else {"recipe": listed(recipes)}
-        return load_specs(Path(file), {**settings, **named, **given}, trust=trust), workspace
     described, workspace = described_model(
         workspace, model, inputs, loss, targets, setup, teardown, task=settings.get("task")
     )

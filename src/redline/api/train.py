@@ -1,10 +1,9 @@
-"""`redline.train`: epochs on data, with losses, accuracy and where the time goes; and `redline.find_workers`: does the training
+"""`redline.train`: epochs on data, with losses, accuracy and where the time goes; and `redline.loader`: does the training
 wait for its data, and how many loader workers would fix it?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
@@ -17,7 +16,7 @@ from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, UsageError
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
-from redline.model.training import DataSpec, TrainSpec
+from redline.model.spec_table import training_table
 from redline.model.units import parse_price
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
@@ -149,18 +148,6 @@ def _priced(row: TrainingSummary, per_hour: float) -> TrainingSummary:
     return msgspec.structs.replace(row, cost_per_million=cost_per_million(row.samples_per_s, per_hour))
 
 
-def training_table(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat settings as a table of a spec: those of the data and of the training go below `train`."""
-    of_data = {field.name for field in msgspec.structs.fields(DataSpec)}
-    of_train = {field.name for field in msgspec.structs.fields(TrainSpec)}
-    rest = {name: value for name, value in settings.items() if name not in of_data | of_train}
-    inner = {name: value for name, value in settings.items() if name in of_data}
-    if inner.get("folder") is not None:
-        inner["folder"] = str(Path(inner["folder"]).expanduser().absolute())
-    train = {name: value for name, value in settings.items() if name in of_train}
-    return {**rest, "task": "train", "train": {**train, "data": {"name": data, **inner}}}
-
-
 def train_specs(
     specs: Sequence[RunSpec],
     workspace: Workspace,
@@ -265,7 +252,7 @@ class LoaderResult(Shown):
 
 
 @takes_settings
-def find_workers(
+def loader(
     model: Any,
     inputs: Any | None = None,
     *,

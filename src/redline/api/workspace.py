@@ -72,6 +72,8 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if isinstance(error, Interrupted):
+            return
         if isinstance(error, KeyboardInterrupt) and self.keeps and self._history and self._history.has_written:
             raise Interrupted().with_traceback(trace) from None
 

@@ -16,38 +16,37 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from redline.cli.batch import batch
+from redline.cli.ceilings import ceilings, ops
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
-from redline.cli.gate import gate
+from redline.cli.gate import bisect, gate
 from redline.cli.history import delete, export, history, import_, prune, show, tag
-from redline.cli.ladder import ladder
 from redline.cli.load import load
+from redline.cli.memory import memory
 from redline.cli.monitor import monitor
 from redline.cli.options import Command, CommandGroup, Exit
 from redline.cli.profile import profile
-from redline.cli.race import race
 from redline.cli.report import report
 from redline.cli.roofline import roofline
 from redline.cli.run import demo, micro, run
 from redline.cli.scale import scale
 from redline.cli.serve import serve
 from redline.cli.study import study
-from redline.cli.sweep import sweep
-from redline.cli.train import train
+from redline.cli.train import loader, train
 from redline.cli.tune import tune
 from redline.cli.watch import watch
-from redline.cli.workshop import workshop
+from redline.cli.workshop import checklist, workshop
 from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError, UsageError
 from redline.model.units import printable
 
 GROUPS: dict[str, tuple[Callable[..., int | None], ...]] = {
     "Start here": (demo, doctor, models),
-    "Measure": (run, sweep, race, batch, train, load, scale, study, ladder),
-    "Make it faster": (tune, profile, roofline, flops),
+    "Measure": (run, batch, train, loader, load, scale, study),
+    "Make it faster": (tune, profile, memory, roofline, ceilings, ops, flops),
     "Your own script": (watch, monitor),
-    "Keep and share": (history, compare, report, serve, gate),
-    "Learn": (workshop, micro),
+    "Keep and share": (history, compare, report, serve, gate, bisect),
+    "Learn": (workshop, checklist, micro),
 }
 """The commands as `redline --help` lists them."""
 
@@ -57,18 +56,15 @@ SUBCOMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
 """Commands of two words: `redline history show`. The first word alone is a command too."""
 
 RENAMED: dict[str, str] = {
+    "sweep": "run",
+    "race": "run --decide",
+    "ladder": "study ladder",
     "show": "history show",
     "tag": "history tag",
     "export": "history export",
     "import": "history import",
     "delete": "history delete",
     "prune": "history prune",
-    "loader": "train --find-workers",
-    "bisect": "gate --bisect",
-    "checklist": "workshop --checklist",
-    "memory": "profile --memory",
-    "ceilings": "roofline",
-    "ops": "roofline --ops",
 }
 """Commands that were removed, and what to type instead."""
 

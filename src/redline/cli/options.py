@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -172,6 +173,25 @@ def _is_ray(cluster: str) -> bool:
     if cluster != "ray":
         raise SpecError(f"launch must be ray, got {cluster!r}")
     return True
+
+
+def several(options: Options) -> Options:
+    """The same options where each takes several values: repeated, joined by commas, or for numbers a range."""
+    return {name: _listed(option) if name not in ONE_VALUE else option for name, option in options.items()}
+
+
+ONE_VALUE = ("batch_axis", "items", "door", "rendezvous")
+"""Options that have a single value in every grid."""
+
+
+def _listed(option: Any) -> Any:
+    kind, info = get_args(option)
+    if kind == bool | None:
+        return option
+    info = copy.copy(info)
+    if kind == int | None:
+        info.metavar = "N[,N…|N..M]"
+    return Annotated[list[str] | None, info]
 
 
 def only_set(**options: Any) -> Given:

@@ -14,30 +14,21 @@ from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.grid import Estimate
 from redline.analyze.load import LoadPoint
-from redline.analyze.race import Pair
+from redline.analyze.pairs import Pair
 from redline.analyze.statistics import Interval
-from redline.analyze.sweep import Estimate
 from redline.model.protocol import Progress
 from redline.model.record import RunRecord
 from redline.model.training import Epoch, TrainingProgress
-from redline.model.units import counted, format_seconds, format_share
+from redline.model.units import format_seconds, format_share
 from redline.report.batch import TrialLine, search_title
-from redline.report.course import (
-    Course,
-    ended_words,
-    in_columns,
-    interval_words,
-    replicate_words,
-    shortened,
-    stage_words,
-)
-from redline.report.race import pair_line
-from redline.report.sweep import estimate_text
+from redline.report.course import Course, ended_words, in_columns, replicate_words, shortened, stage_words
+from redline.report.grid import estimate_text, pair_line
 from redline.report.terminal import make_console, one_line
 from redline.report.train import epoch_line
+from redline.search.grid import Cell, Plan, value_of
 from redline.search.observer import Observer
-from redline.search.sweep import Cell, Plan
 
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are printed this often."""
@@ -58,6 +49,7 @@ class LiveObserver(Observer):
         )
         self._tasks: dict[str, TaskID] = {}
         self.course = Course()
+        self._names: dict[str, str] = {}
         self._overall: TaskID | None = None
         self._last_line_at = 0.0
         self._last_line = ""
@@ -105,13 +97,15 @@ class LiveObserver(Observer):
             self._progress.update(self._start, description=words)
 
     def progress(self, record: RunRecord, progress: Progress) -> None:
+        self.course.entered(record, progress.stage)
         self._tell(record, stage_words(progress))
 
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None:
+        words = self.course.measured(record, self.short_name(record), rounds, interval, target)
         now = time.monotonic()
         if self._live or now - self._last_line_at > QUIET_LINE_PERIOD_S:
             self._last_line_at = now
-            self._tell(record, interval_words(rounds, interval, target))
+            self._tell(record, words)
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
         self.say(Text(replicate_words(number, planned), style="dim"), on_stdout=False)
@@ -132,6 +126,17 @@ class LiveObserver(Observer):
     def name_of(self, record: RunRecord) -> str:
         return f"{record.spec.workload.model} {record.spec.recipe}"
 
+    def short_name(self, record: RunRecord) -> str:
+        """As a leader is called: beside its siblings the recipe says enough."""
+        batch = record.spec.workload.batch
+        several = len({each.split(" ")[0] for each in self._names.values()}) > 1
+        parts = (
+            record.spec.workload.model if several else "",
+            str(record.spec.recipe),
+            f"batch {batch}" if several and batch else "",
+        )
+        return " ".join(part for part in parts if part)
+
     def forget(self, record: RunRecord) -> None:
         """Take its line off the display."""
         if (task := self._tasks.pop(record.id, None)) is not None:
@@ -150,6 +155,7 @@ class LiveObserver(Observer):
 
     def _tell(self, record: RunRecord, words: str) -> None:
         name = " ".join(self.name_of(record).splitlines())
+        self._names[record.id] = name
         if not self._live:
             overall = self.course.told
             standing = f" [{overall}]" if overall else ""
@@ -161,7 +167,7 @@ class LiveObserver(Observer):
         self._show_overall()
 
     def _show_overall(self) -> None:
-        """The last line of the display: how much is done, how long the rest may take."""
+        """The last line of the display: how much is done, how long the rest may take, who leads."""
         told = self.course.told
         if not told:
             return
@@ -172,42 +178,6 @@ class LiveObserver(Observer):
 
 ROOM = 14
 """Columns of the spinner and the clock."""
-
-
-class LiveSweep(LiveObserver):
-    """One live line for the running cell, one permanent line for each finished cell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._index = ""
-        self._began = time.monotonic()
-        self._settled = 0
-
-    def sweep_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
-        settled = len(plan.cells) - waiting
-        told = (
-            f"sweep {plan.name}: {len(plan.cells)} cells, {settled} settled, {waiting} to do; {estimate_text(estimate)}"
-        )
-        self.say(Text(told), on_stdout=False)
-        for idle in plan.idle_exclusions:  # now, while it can still be stopped and fixed
-            self.say(Text(str(idle), style="yellow"), on_stdout=False)
-
-    def cell(self, cell: Cell, number: int, of: int) -> None:
-        left = (time.monotonic() - self._began) / self._settled * (of - number + 1) if self._settled else None
-        self._index = f"[{number}/{of}{'' if left is None else f', {format_seconds(left, 2)} left'}]"
-
-    def name_of(self, record: RunRecord) -> str:
-        workload, threads = record.spec.workload, record.spec.threads
-        parts = [self._index, workload.model, workload.task, str(record.spec.recipe)]
-        parts += [f"batch {workload.batch}"] if workload.batch else []
-        parts += [f"prompt {workload.prompt}"] if workload.prompt else []
-        parts += [f"{workload.new_tokens} new tokens"] if workload.new_tokens else []
-        parts += [counted(threads, "thread")] if threads else []
-        return " ".join(parts)
-
-    def settled(self, cell: Cell, record: RunRecord) -> None:
-        self._settled += 1
-        self.forget(record)
 
 
 PURPOSES = {"largest": "the largest batch", "knee": "the knee", "slo": "the latency target"}
@@ -331,6 +301,61 @@ class LiveTrain(LiveObserver):
         if self._live or time.monotonic() > quiet_until:
             self._last_line_at = time.monotonic()
             self._tell(record, told)
+
+
+class LiveGrid(LiveTrain):
+    """One live line for each running cell, one permanent line for each finished cell; pairs as they stand after a replicate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plan: Plan | None = None
+        self._index = ""
+        self._replicate = ""
+        self._grid_began = time.monotonic()
+        self._settled = 0
+        self._leader = ""
+
+    def grid_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
+        self._plan = plan
+        settled = len(plan.cells) - waiting
+        told = (
+            f"grid {plan.name}: {len(plan.cells)} cells, {settled} settled, {waiting} to do; {estimate_text(estimate)}"
+        )
+        self.say(Text(told), on_stdout=False)
+        for idle in plan.idle_exclusions:  # now, while it can still be stopped and fixed
+            self.say(Text(str(idle), style="yellow"), on_stdout=False)
+
+    def measuring(self, cells: Sequence[Cell], number: int, of: int) -> None:
+        left = (time.monotonic() - self._grid_began) / self._settled * (of - number + 1) if self._settled else None
+        self._index = f"[{number}/{of}{'' if left is None else f', {format_seconds(left, 2)} left'}]"
+
+    def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
+        self._replicate = replicate_words(number, planned)
+        super().replicate(number, planned, recipes)
+
+    def standing(self, pairs: Sequence[Pair]) -> None:
+        for pair in pairs:
+            self.say(Text(f"{self._replicate}: {pair_line(pair)}", style="dim"), on_stdout=False)
+
+    def name_of(self, record: RunRecord) -> str:
+        if self._plan is None:
+            return super().name_of(record)
+        workload = record.spec.workload
+        parts = [self._index, self._replicate, workload.model, workload.task, str(record.spec.recipe)]
+        parts += [f"{name.replace('_', ' ')} {value_of(record.spec, name)}" for name in self._plan.axes]
+        return " ".join(part for part in parts if part)
+
+    def settled(self, cell: Cell, record: RunRecord) -> None:
+        self._settled += 1
+        leader = self.course.leader
+        if self._plan is not None and leader != self._leader:
+            self._leader = leader
+            self.say(Text(one_line(f"leader: {leader}"), style="dim"), on_stdout=False)
+
+    def short_name(self, record: RunRecord) -> str:
+        if self._plan is None:
+            return super().short_name(record)
+        return self.name_of(record).removeprefix(f"{self._index} ")
 
 
 class LiveTune(LiveRace):

@@ -1,4 +1,4 @@
-"""`redline train`, and the options of all commands that train on data."""
+"""`redline train` and `redline loader`, and the options of all commands that train on data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from redline.cli.options import (
     Exit,
     Given,
     Json,
+    Model,
     Models,
     Options,
     Price,
+    Recipe,
     Recipes,
     Report,
     only_set,
@@ -62,17 +64,9 @@ def train(
     *,
     model: Models = None,
     data: DataName = "synthetic-learnable",
-    epochs: Annotated[int | None, opt("--epochs", "-e", group=HOW, help="Number of epochs. Default: 3.")] = None,
+    epochs: Annotated[int, opt("--epochs", "-e", group=HOW, help="Number of epochs.")] = 3,
     recipe: Recipes = None,
     given: Given,
-    find_workers: Annotated[
-        bool,
-        opt(
-            "--find-workers",
-            group=HOW,
-            help="Train nothing: measure loader and model separately and together, and how many loader workers are enough.",
-        ),
-    ] = False,
     resume: Annotated[bool, opt("--resume", group=HOW, help="Resume this training where it stopped.")] = False,
     diagnose: Annotated[
         bool, opt("--diagnose", group=HOW, help="Also measure loader and model separately and together.")
@@ -91,7 +85,6 @@ def train(
     Examples:
       redline train resnet18 --data cifar10 --folder ~/data -r amp-bf16
       redline train simple_cnn resnet18 transformer --compare
-      redline train resnet18 --data cifar10 --folder ~/data --find-workers
     """
     from redline.api.report import report_records
     from redline.api.train import train as train_models
@@ -111,24 +104,10 @@ def train(
         check_folder(report)
     if plot is not None:
         check_picture(plot)
-    if find_workers:
-        of_training = {name: value for name, value in given.items() if name in TRAINING}
-        flags = {
-            "resume": resume or None,
-            "diagnose": diagnose or None,
-            "compare": compare or None,
-            "plot": plot,
-            "report": report,
-            "price": price,
-        }
-        needless = next(iter(of_training | only_set(epochs=epochs, **flags)), None)
-        if needless is not None:
-            raise UsageError(f"--find-workers trains nothing: leave out --{needless.replace('_', '-')}")
-        return _find_workers(model, data, recipe or ["baseline"], given, json)
-    asked = given | only_set(recipes=recipe, epochs=epochs, resume=resume, diagnose=diagnose, price=price)
+    asked = given | only_set(recipes=recipe, resume=resume, diagnose=diagnose, price=price)
     try:
         with LiveTrain() as observer, Workspace(observer=observer) as workspace:
-            result = train_models(model, data=data, **asked, workspace=workspace)
+            result = train_models(model, data=data, epochs=epochs, **asked, workspace=workspace)
             observer.stop()
             shown = train_report(result.rows, compare=compare)
             print_json(result.to_json()) if json else make_console().print(shown)
@@ -142,16 +121,29 @@ def train(
     return Exit.FAILED_ROW if result.failed else Exit.DONE
 
 
-def _find_workers(models: list[str], data: str, recipes: list[str], given: Given, json: bool) -> int:
-    from redline.api.train import find_workers
+@takes(DATA_OPTIONS | BATCH | TRAINED_MODEL | ISOLATED)
+def loader(
+    *,
+    model: Model = "resnet18",
+    data: DataName = "synthetic-learnable",
+    recipe: Recipe = None,
+    given: Given,
+    json: Json = False,
+) -> int:
+    """Measure loader and model separately and together: is the training data-bound, and how many loader workers would fix it?
+
+    \b
+    Examples:
+      redline loader resnet18 --data cifar10 --folder ~/data --batch 256
+    """
+    from redline.api.train import loader as measure_loader
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.report.terminal import make_console
+    from redline.report.train import loader_report
 
-    if len(models) != 1 or len(recipes) != 1:
-        raise UsageError("--find-workers takes one model under one recipe")
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
-        result = find_workers(models[0], data=data, recipe=recipes[0], **given, workspace=workspace)
+        result = measure_loader(model, data=data, recipe=recipe or "baseline", **given, workspace=workspace)
         observer.stop()
-    print_json(result.to_json()) if json else make_console().print(result.report())
+    print_json(result.to_json()) if json else make_console().print(loader_report(result.summary))
     return Exit.DONE

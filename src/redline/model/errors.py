@@ -26,7 +26,14 @@ class RedlineError(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C after records were written into the history: what was measured until then is there."""
+    """Ctrl-C after records were written into the history: what was measured until then is there.
+
+    `result` has the finished rows of a grid, where some are finished.
+    """
+
+    def __init__(self, result: object = None) -> None:
+        super().__init__()
+        self.result = result
 
 
 class UsageError(RedlineError):

@@ -87,25 +87,34 @@ def _code_named(table: Any) -> Iterator[str]:
             yield from _code_named(value)
 
 
-def load_specs(path: Path, overrides: Mapping[str, Any] | None = None, *, trust: bool = False) -> list[RunSpec]:
-    """Read a TOML file: shared settings at the top, one `[[run]]` table per thing to measure.
+def read_runs(
+    path: Path, overrides: Mapping[str, Any] | None = None, *, trust: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read a file of runs: what it says of itself, and one table of settings for each of its runs.
 
-    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both, also inside
-    the tables `measure` and `launch`; `recipe` may be text or a list of texts, and `model` a name or a list of names,
-    each combination being one spec. `trust`: see `read_toml`.
+    Settings at the top are shared by all [[run]] tables; without such a table the file is one run. A value in a
+    [[run]] is over the same one at the top, and `overrides` (the flags) are over both, also inside the tables
+    `measure` and `launch`. A run on a device of its own stays there. `trust`: see `read_toml`.
     """
     document = read_toml(path, trust=trust)
+    about = {name: document.pop(name) for name in ABOUT if name in document}
+    quick = document.pop("quick", {})
     runs = document.pop("run", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")
-    tables = [layered(document, run, overrides or {}) for run in runs]
-    try:
-        return [spec for table in for_trainers(tables) for spec in specs_from_table(table, where=str(path))]
-    except TableError:
-        raise
-    except SpecError as error:
-        # A range, an effort or a recipe is refused by its own class, which does not know the file.
-        raise SpecError(f"{path}: {error}") from None
+    if not isinstance(quick, dict):
+        raise SpecError(f"{path}: quick must be a table of the settings that --effort quick changes, got {quick!r}")
+    given = dict(overrides or {})
+    is_quick = (given.get("effort") or document.get("effort")) in ("quick", ["quick"])
+    tables = [layered(document, quick if is_quick else {}, run, given) for run in runs]
+    for run, table in zip(runs, tables, strict=True):
+        if "device" in run and "device" in given:
+            table["device"], table["asked_device"] = run["device"], given["device"]
+    return about, tables
+
+
+ABOUT = ("title", "question", "name", "exclude", "columns", "explain", "jobs")
+"""What a file of runs says of itself, beside the settings of its runs."""
 
 
 class TableError(SpecError):
@@ -166,13 +175,33 @@ def specs_from_table(table: Mapping[str, Any], where: str = "") -> list[RunSpec]
     return specs
 
 
-def for_trainers(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """An optimizer that several runs share goes to those that train; where none does, it is left to be refused."""
-    trains = [table.get("task") == "train" for table in tables]
+OF_TASK = {"optimizer": "train", "prompt": "generate", "new_tokens": "generate"}
+"""Settings that only one task has."""
+
+
+def for_tasks(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Drop settings of one task from runs of another. Where no run has the task, the setting is left to be refused."""
+    tasks = {table.get("task") for table in tables}
     return [
-        {name: value for name, value in table.items() if name != "optimizer" or is_trainer or not any(trains)}
-        for table, is_trainer in zip(tables, trains, strict=True)
+        {
+            name: value
+            for name, value in table.items()
+            if OF_TASK.get(name) in (None, table.get("task")) or OF_TASK[name] not in tasks
+        }
+        for table in tables
     ]
+
+
+def training_table(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings as a table of a spec: those of the data and of the training go below `train`."""
+    of_data = {field.name for field in msgspec.structs.fields(DataSpec)}
+    of_train = {field.name for field in msgspec.structs.fields(TrainSpec)}
+    rest = {name: value for name, value in settings.items() if name not in of_data | of_train}
+    inner = {name: value for name, value in settings.items() if name in of_data}
+    if inner.get("folder") is not None:
+        inner["folder"] = str(Path(inner["folder"]).expanduser().absolute())
+    train = {name: value for name, value in settings.items() if name in of_train}
+    return {**rest, "task": "train", "train": {**train, "data": {"name": data, **inner}}}
 
 
 def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:

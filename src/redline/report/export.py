@@ -12,7 +12,7 @@ from typing import Any, Literal, NewType
 
 import msgspec
 
-from redline.analyze.race import verdict_of
+from redline.analyze.pairs import verdict_of
 from redline.analyze.summary import summarize
 from redline.analyze.train import TrainingSummary
 from redline.model.record import RunRecord
@@ -24,8 +24,8 @@ In 2, reasons and notes became objects of code, about and text, and every docume
 """
 
 DocumentKind = Literal[
-    "run", "study", "sweep", "batch", "race", "tune", "profile", "profile-diff", "flops", "roofline", "report",
-    "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro", "train", "loader", "ladder", "quick",
+    "run", "batch", "tune", "profile", "profile-diff", "flops", "ops", "ceilings", "roofline", "report",
+    "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro", "train", "loader", "quick",
     "load", "gate", "history", "tag", "import", "delete", "prune", "bisect", "monitor", "memory", "scale", "watch",
 ]  # fmt: skip
 """The command that made it."""

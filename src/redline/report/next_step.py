@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from redline.analyze.race import TIME_BAND
+from redline.analyze.pairs import TIME_BAND
 from redline.analyze.recommend import is_decided
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.model.spec import BASELINE
@@ -16,7 +16,7 @@ from redline.report.cells import (
     rounded,
 )
 
-LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
+LONGER = "--decide or --effort strict measures longer, a quieter machine helps too"
 
 
 APART = 1.05

@@ -44,7 +44,7 @@ EXTRA_COLUMNS = (
     "half_width",
     "spread",
     "command",
-    "race_command",
+    "decide_command",
 )
 
 
@@ -83,7 +83,7 @@ def _extra(line: Line) -> dict[str, Any]:
         "half_width": row.throughput_interval.half_width if row.throughput_interval else None,
         "spread": line.told if len(line.rates) > 1 else None,
         "command": row.command("run", [row.recipe]),
-        "race_command": row.command("race"),
+        "decide_command": None if row.arguments is None else f"redline run {row.arguments} --decide",
     }
 
 

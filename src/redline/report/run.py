@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
+from redline.model.spec import BASELINE
 from redline.model.units import format_seconds, format_share, significant
 from redline.report.cells import (
     bound_cell,
@@ -71,8 +72,9 @@ def speed_bars(rows: Sequence[RunSummary]) -> Bars | None:
 class RunReport:
     """One table per workload, what to know about single rows below; then all in one table, and the next step."""
 
-    def __init__(self, rows: Sequence[RunSummary]) -> None:
+    def __init__(self, rows: Sequence[RunSummary], *, with_next: bool = True) -> None:
         self._rows = rows
+        self._with_next = with_next
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         groups = [list(together) for _, together in groupby(self._rows, key=_workload)]
@@ -85,7 +87,8 @@ class RunReport:
             yield from cheapest(group)
         if len(groups) > 1:
             yield overview(groups)
-        yield Text(next_step(self._rows), style="bold")
+        if self._with_next:
+            yield Text(next_step(self._rows), style="bold")
 
 
 class FittingTable:
@@ -223,7 +226,7 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
     half_width = row.throughput_interval.half_width if row.throughput_interval else None
     phases = row.phases_s or {}
     return {
-        "recipe": Text(row.recipe),
+        "recipe": Text(_label(row)),
         "throughput": rounded(row.throughput_per_s, half_width),
         "p50 ms": milliseconds(latency.p50 if latency else None, half_width),
         "p95 ms": milliseconds(latency.p95 if latency else None, half_width),
@@ -243,7 +246,14 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
 def _failed_cells(row: RunSummary) -> dict[str, str | Text]:
     assert row.failure is not None
     told = Text(f"failed: {row.failure.kind} at {row.failure.stage}", style="red")
-    return {"recipe": Text(row.recipe), "trust": told}
+    return {"recipe": Text(_label(row)), "trust": told}
+
+
+def _label(row: RunSummary) -> str:
+    """The recipe. Functions that were compared go by their own names."""
+    if row.task != "step" or not row.group:
+        return row.recipe
+    return row.model if row.recipe == BASELINE else f"{row.model} {row.recipe}"
 
 
 def _memory_cell(row: RunSummary) -> str:
@@ -266,4 +276,5 @@ def _title(rows: Sequence[RunSummary]) -> Text:
 
 def _workload(row: RunSummary) -> tuple[Any, ...]:
     """Rows of one table: those measured together, or the same work under other recipes."""
-    return row.model, row.task, row.device, row.group or (row.batch, row.conditions)
+    model = "" if row.task == "step" and row.group else row.model  # functions that were compared stand in one table
+    return model, row.task, row.device, row.group or (row.batch, row.conditions)

@@ -1,89 +1,38 @@
-"""The study of precision and compilation: one table, two pictures with all models, and why one gains more than the other."""
+"""A study as a page with pictures, and why one model gains more than another."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
+from redline.analyze.grid import GridSummary, Rung
 from redline.analyze.recommend import is_surely_faster
 from redline.analyze.summary import RunSummary
 from redline.model.units import format_share
 from redline.report.canvas import COLOURS, label_text, log_ticks, new_figure, save_figure
-from redline.report.cells import milliseconds, ratio_cell, rounded
+from redline.report.cells import ratio_cell
+from redline.report.grid import plain_table
 from redline.report.plots import Measured, batch_ticks, latency_ms_of, throughput_of
-from redline.report.terminal import Fitted, cell, make_table, table
+from redline.report.terminal import cell, table
 
-HEADERS = (
-    "model",
-    "recipe",
-    "batch",
-    "items/s",
-    "mean ms",
-    "p50 ms",
-    "p95 ms",
-    "p99 ms",
-    "speed-up",
-    "memory change",
-    "trust",
-)
 MARKERS = "osD^vP"
 
 
-def study_report(rows: Sequence[RunSummary]) -> RenderableType:
-    shown = make_table(Text("precision and compilation", style="bold"))
-    for header in HEADERS:
-        left = header in ("model", "recipe", "trust")
-        shown.add_column(header, justify="left" if left else "right", no_wrap=not left)
-    for row in rows:
-        shown.add_row(*map(Text, study_cells(row)))
-    hidden = ("p99 ms", "p95 ms", "trust", "memory change", "p50 ms", "mean ms")
-    return Group(Fitted(shown, hidden), *_remarks(rows), Text(why(rows), style="bold"))
-
-
-def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
-    """What failed, what is wrong, and how many rows are doubted: their reasons are in each row."""
-    told = []
-    for row in rows:
-        name = f"  {row.model} {row.recipe} at batch {row.batch}"
-        if row.failure is not None:
-            told.append(Text(f"{name}: {row.failure.told}", style="red"))
-        elif row.numerics is not None and row.numerics.is_wrong:
-            told.append(Text(f"{name}: numerics: {row.numerics.reason}", style="red"))
-    doubts = Counter(label for row in rows if row.failure is None for label in row.verdict.labels if label != "valid")
-    if doubts:
-        counted = ", ".join(f"{label}: {count} of {len(rows)} rows" for label, count in doubts.most_common())
-        told.append(Text(f"  not to be relied on: {counted}; 'redline history show' has the reasons", style="yellow"))
-    return told
-
-
-def study_cells(row: RunSummary) -> list[str]:
-    batch = str(row.batch) if row.batch else "–"
-    if row.failure is not None:
-        return [row.model, row.recipe, batch, *["–"] * 7, f"failed: {row.failure.kind} at {row.failure.stage}"]
-    latency, versus = row.latency_s, row.vs_first
-    times = (latency.mean, latency.p50, latency.p95, latency.p99) if latency else (None,) * 4
-    change = versus.memory_change if versus else None
-    return [
-        row.model,
-        row.recipe,
-        batch,
-        rounded(row.throughput_per_s, None),
-        *(milliseconds(each, None) for each in times),
-        ratio_cell(row) or "–",
-        "–" if change is None else f"{100 * change:+.0f} %",
-        ", ".join(row.verdict.labels),
-    ]
-
-
-def study_markdown(rows: Sequence[RunSummary]) -> str:
-    lines = table(list(HEADERS), [[cell(each) for each in study_cells(row)] for row in rows], left=2)
-    pictures = ["![Latency against batch](latency.png)", "![Throughput against batch](throughput.png)"]
-    return "\n".join(["# Precision and compilation", "", f"**{why(rows)}**", "", *pictures, "", *lines, ""])
+def study_markdown(
+    title: str,
+    sentences: Sequence[str],
+    pictures: Sequence[Path],
+    summary: GridSummary,
+    rows: Sequence[RunSummary],
+    rungs: Sequence[Rung],
+    columns: Sequence[str],
+) -> str:
+    """The page of a study: its question, its pictures and its table."""
+    headers, cells = plain_table(summary, rows, rungs, columns)
+    lines = table(headers, [[cell(text) for text in line] for line in cells], left=2)
+    shown = [f"![{path.stem}]({path.name})" for path in pictures]
+    return "\n".join([f"# {title}", "", *(f"{text}\n" for text in sentences if text), *shown, "", *lines, ""])
 
 
 def why(rows: Sequence[RunSummary]) -> str:
@@ -139,7 +88,7 @@ def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> s
     before = [_first_of(row, rows) for row in (more, less)]
     limits = [row.roofline if row is not None else None for row in (*before, more, less)]
     if any(found is None or found.error is not None or found.headroom is None for found in limits):
-        return "(their rooflines, which would say why, are not known: redline roofline)"
+        return "(their rooflines, which would say why, are not known: redline ceilings)"
     products = [_products(row) for row in before if row is not None]
     if products[0] > products[1] + CLEARLY and _has_faster_products(more, before[0]):
         under = "fp32 operators" if _reference(rows) == "the baseline" else f"operators under {_reference(rows)}"
@@ -183,7 +132,10 @@ def _products(row: RunSummary) -> float:
 
 
 def draw_study(rows: Sequence[RunSummary], folder: Path) -> list[Path]:
-    """One picture of latency and one of throughput, with all models side by side."""
+    """One picture of latency and one of throughput against the batch, with all models side by side; none for one batch."""
+    rows = [row for row in rows if row.training is None]
+    if len({row.batch for row in rows if row.batch}) < 2:
+        return []
     latency = _drawn(rows, "median ms per step", latency_ms_of, log=True)
     speed = _drawn(rows, "items per second", throughput_of, log=False)
     return [save_figure(latency, folder / "latency.png"), save_figure(speed, folder / "throughput.png")]

@@ -238,7 +238,7 @@ def next_step(rows: Sequence[TrainingSummary]) -> str:
         return "next: fix what failed and run the same command again"
     waiting = next((row for row in rows if row.bound.label == "data" and row.loader is None), None)
     if waiting is not None:
-        search = f"'{waiting.fed_by}'" if waiting.fed_by else "redline.find_workers(model) with the same settings"
+        search = f"'{waiting.fed_by}'" if waiting.fed_by else "redline.loader(model) with the same settings"
         brings = "measures what loading costs" if ":" in waiting.data else "finds the workers it needs"
         return f"next: {waiting.model} waits for its data; {search} {brings}"
     told = "next: 'redline report' draws losses, accuracy and times"

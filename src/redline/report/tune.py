@@ -10,14 +10,14 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.race import TIME_BAND
+from redline.analyze.pairs import TIME_BAND
 from redline.analyze.trust import error_text
 from redline.model.note import Note
 from redline.model.spec import BASELINE
 from redline.model.units import counted, format_seconds, format_share, significant
 from redline.model.work import Facts
 from redline.report.cells import energy_cells, energy_columns, error_cell
-from redline.report.race import VERDICT_STYLE
+from redline.report.grid import VERDICT_STYLE
 from redline.report.terminal import Fitted, cell, escaped, make_table, table
 from redline.search.tune.record import Spent
 from redline.search.tune.result import Ranked, TuneSummary

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 
 from redline.analyze.gate import FEWEST_AGAINST_STORED, FEWEST_PROCESSES, Judged, inputs_apart, judge, judge_stored
-from redline.analyze.race import logs_of, racer_names
+from redline.analyze.pairs import logs_of, racer_names
 from redline.launch.door import Door
 from redline.model.note import Note
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
+from redline.search.decide import Race
 from redline.search.observer import Journal, Observer
-from redline.search.race import Race
 
 MOST_PROCESSES = 48
 """If this many processes leave a difference undecided, more are not worth their time."""

@@ -1,34 +1,51 @@
-"""How values of a grid's axes are written: one, a list, and for batches a range as well."""
+"""A grid and its plan: every setting of a run may have several values; cells that differ in their recipe alone are compared.
+
+A plan knows the keys of its cells before anything runs. The spec key of a record holds the hash of the built model, so
+it comes too late to ask whether a cell is already measured. The plan key stands in for it: the spec, the machine as one
+question to the bench describes it, and what the model's source knows without building it
+(`docs/decisions/0002-plan-keys.md`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import msgspec
 
-from redline.analyze.sweep import IdleExclusion
+from redline.analyze.grid import Estimate, GridCell, GridSummary, IdleExclusion, LeftOut, grid_summary, seconds_each
+from redline.model.environment import Environment
 from redline.model.errors import SpecError, UnknownName, UsageError
 from redline.model.fields import MOST_CELLS, MOST_ITEMS, require_range
-from redline.model.identity import spec_key
+from redline.model.identity import plan_key, spec_key
 from redline.model.note import note
 from redline.model.questions import Checked
+from redline.model.record import Failure, RunRecord
 from redline.model.spec import Recipe, RunSpec, Task
-from redline.model.spec_table import for_trainers, layered, read_toml, specs_from_table
+from redline.model.spec_table import SHARED, TableError, for_tasks, specs_from_table, training_table
+from redline.store import Row, SettledCell
 
 AXES = ("model", "task", "threads", "batch", "recipe")
-LENGTHS = ("prompt", "new_tokens")
-"""Axes of generation alone: cells of another task are the same for all of them."""
+"""Settings that an exclusion may name."""
+STRUCTURED = ("measure", "launch", "train", "batch_axis")
+"""Settings whose one value may be a list or a table."""
+CHOICES = {"device", *(name for name, declared in SHARED.items() if declared.choices)}
+"""Settings whose values are words without commas, so that several may be written as one text: cpu,cuda."""
 MOST_DIGITS = 19
-"""For a number that is written as text; what they make is checked against the ranges of a spec."""
+"""Digits of a number written as text. The number itself is checked against the ranges of a spec."""
 _DOUBLING = re.compile(rf"(\d{{1,{MOST_DIGITS}}})\.\.(\d{{1,{MOST_DIGITS}}})")
+_NUMBER = re.compile(rf"-?\d{{1,{MOST_DIGITS + 1}}}")
+WHOLE = {name for name, declared in SHARED.items() if declared.kind is int}
+"""Settings that are whole numbers: a text such as 1,8 or 1..8 means several."""
 
 
 def listed(value: Any) -> list[Any]:
@@ -37,34 +54,34 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple | set | range) else [value]
 
 
-def parse_batches(value: Any, what: str = "batch") -> list[int]:
+def parse_numbers(value: Any, what: str = "batch") -> list[int]:
     """`8`, `[1, 8]`, `"1,8,16"` and `"16..512"`, which doubles from the first to the last."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in (word for item in listed(value) for word in (item.split(",") if isinstance(item, str) else [item])):
         if isinstance(part, int) and abs(part) > MOST_ITEMS:  # before it is written out, which may not be possible
             require_range(what, part, 1, MOST_ITEMS)
         text = str(part).strip()
         doubling = _DOUBLING.fullmatch(text)
         if doubling:
-            found += _doubled(int(doubling.group(1)), int(doubling.group(2)), text)
+            numbers += _doubled(int(doubling.group(1)), int(doubling.group(2)), text, what)
         elif text.isdecimal() and not isinstance(part, bool):
             # A longer number is refused as too large; int() would refuse to read thousands of digits.
             number = int(text[: MOST_DIGITS + 1])
             require_range(what, number, 0, MOST_ITEMS)
-            found.append(number)
+            numbers.append(number)
         else:
             shown = text if len(text) < 40 else f"{text[:37]}…"
             raise SpecError(f"{what} must be a number, a list such as 1,8,16 or a range such as 16..512, got {shown!r}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(numbers))
 
 
-def _doubled(low: int, high: int, text: str) -> list[int]:
+def _doubled(low: int, high: int, text: str, what: str) -> list[int]:
     if not 0 < low <= high:
-        raise SpecError(f"batch range {text!r} must go from 1 or more upwards")
-    batches = [low]
-    while batches[-1] * 2 <= high:
-        batches.append(batches[-1] * 2)
-    return batches if batches[-1] == high else [*batches, high]
+        raise SpecError(f"{what} range {text!r} must go from 1 or more upwards")
+    numbers = [low]
+    while numbers[-1] * 2 <= high:
+        numbers.append(numbers[-1] * 2)
+    return numbers if numbers[-1] == high else [*numbers, high]
 
 
 _TASKS: tuple[Task, ...] = get_args(Task)
@@ -89,16 +106,16 @@ class Exclusion:
             for axis, values in self.wanted.items()
             if fits_none or axis in _WORDS
         }
-        told = [f"no {axis} {', '.join(map(str, values))}" for axis, values in missing.items() if values]
-        if not told:
+        absent = [f"no {axis} {', '.join(map(str, values))}" for axis, values in missing.items() if values]
+        if not absent:
             return None
         exclusion = {axis: list(values) for axis, values in self.wanted.items()}
-        return IdleExclusion(exclusion=exclusion, reason=note("not-in-grid", f"the grid has {' and '.join(told)}"))
+        return IdleExclusion(exclusion=exclusion, reason=note("not-in-grid", f"the grid has {' and '.join(absent)}"))
 
 
 def parse_exclusions(tables: Any, where: str) -> list[Exclusion]:
     if not isinstance(tables, list | tuple) or not all(isinstance(table, Mapping) for table in tables):
-        raise SpecError(f"{where}: write each exclusion as a [[sweep.exclude]] table")
+        raise SpecError(f"{where}: write each exclusion as a [[exclude]] table")
     return [_parsed(table, where) for table in tables]
 
 
@@ -132,7 +149,7 @@ def _parsed(table: Mapping[str, Any], where: str) -> Exclusion:
 
 
 def _values(axis: str, value: Any, what: str) -> list[Any]:
-    values: list[Any] = parse_batches(value) if axis == "batch" else listed(value)
+    values: list[Any] = parse_numbers(value) if axis == "batch" else listed(value)
     if not values:
         raise SpecError(f"{what} must name at least one value, got {value!r}")
     if axis in ("batch", "threads"):
@@ -159,110 +176,280 @@ def _has(cell: RunSpec, axis: str, value: Any) -> bool:
     return bool(value == (cell.recipe.canonical() if axis == "recipe" else values[axis]))
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "fp16-torchscript": {
-        "model": ["resnet50", "vit_b_16"],
-        "recipe": ["baseline", "fp16", "torchscript"],
-        "batch": [1, 8, 16, 32],
-        "task": "infer",
-    },
-    # On pictures of CIFAR-10's size, as the study did.
-    "amp-batches": {
-        "model": "resnet18",
-        "recipe": "amp",
-        "batch": "16..512",
-        "task": "train",
-        "image_size": 32,
-        "classes": 10,
-    },
-}
-"""Studies by name: half precision and TorchScript for inference, and how far AMP training goes with the batch."""
-
-
-def preset(name: str) -> dict[str, Any]:
-    if name not in PRESETS:
-        raise UnknownName("preset", name, PRESETS, hint=f"there are {', '.join(PRESETS)}")
-    return PRESETS[name]
-
-
-def read_sweep(path: Path, *, trust: bool = False) -> dict[str, Any]:
-    """The `[sweep]` table of a TOML file, over the settings at the top of the file."""
-    document = read_toml(path, trust=trust)
-    table = document.pop("sweep", None)
-    if not isinstance(table, dict):
-        raise SpecError(f"{path} has no [sweep] table")
-    return layered(document, table)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     cells: list[RunSpec]
-    """One spec for each combination, in the order in which the lists were written, each once."""
+    """One spec for each combination, in the order in which the values were written."""
+    runs: list[str] = field(default_factory=list)
+    """The name of each cell's [[run]]; empty for one without a name."""
     idle: tuple[IdleExclusion, ...] = ()
     """Exclusions that ask for what no combination has."""
 
 
-def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
-    rest = dict(table)
-    exclusions = parse_exclusions(rest.pop("exclude", []), where)
-    tasks = listed(rest.pop("task", None)) or ["infer"]
-    threads = listed(rest.pop("threads", None)) or [None]
-    batches: list[int | None] = [*parse_batches(rest.pop("batch", None))] or [None]
-    lengths: dict[str, list[int | None]] = {
-        name: [*parse_batches(rest.pop(name, None), name)] or [None] for name in LENGTHS
-    }
-    if rest.get("items") is not None and len(batches) > 1:
-        raise SpecError(f"{where}: items is what one batch counts as: for several the factory must return items itself")
-    rest["model"], rest["recipe"] = listed(rest.get("model")), listed(rest.get("recipe")) or ["baseline"]
-    number = math.prod(map(len, (tasks, threads, batches, *lengths.values(), rest["model"], rest["recipe"])))
-    if number > MOST_CELLS:
-        raise SpecError(f"{where}: the grid has {number} cells; a sweep takes {MOST_CELLS} at most")
-    combinations = [
-        {**rest, **{name: value for name, value in given.items() if value is not None}}
-        for task, thread_count, batch, prompt, new_tokens in product(tasks, threads, batches, *lengths.values())
-        if (
-            given := {
-                "task": task,
-                "threads": thread_count,
-                "batch": batch,
-                **({"prompt": prompt, "new_tokens": new_tokens} if task == "generate" else {}),
-            }
-        )
-    ]
-    cells = [cell for table in for_trainers(combinations) for cell in specs_from_table(table, where=where)]
-    kept = [cell for cell in cells if not any(exclusion.fits(cell) for exclusion in exclusions)]
-    if not kept:
-        raise SpecError(f"{where}: the exclusions leave nothing to measure")
+def grid_from_tables(tables: Sequence[Mapping[str, Any]], exclude: Any = (), where: str = "") -> Grid:
+    """All cells of all tables of settings: each table is a grid of its own, and may have a `name`."""
+    exclusions = parse_exclusions(exclude, where)
+    try:
+        named = _named_cells(tables, where)
+    except TableError:
+        raise
+    except SpecError as error:
+        # A range, an effort or a recipe is refused by its own class, which does not know the file.
+        raise SpecError(located(where, str(error))) from None
+    kept = [(name, cell) for name, cell in named if not any(exclusion.fits(cell) for exclusion in exclusions)]
+    cells = [cell for _, cell in named]
+    if cells and not kept:
+        raise SpecError(located(where, "the exclusions leave nothing to measure"))
     idle = [found for exclusion in exclusions if (found := exclusion.idle(cells)) is not None]
-    return Grid(cells=_once_each(kept), idle=tuple(idle))
+    return Grid(cells=[cell for _, cell in kept], runs=[name for name, _ in kept], idle=tuple(idle))
 
 
-def in_informative_order(answers: Sequence[Checked]) -> list[Checked]:
-    """Cells in the order of what they tell: whether it runs at all, whether the largest fits, then those between.
+def _named_cells(tables: Sequence[Mapping[str, Any]], where: str) -> list[tuple[str, RunSpec]]:
+    numbered = [_expanded(table) for table in tables]
+    number = sum(count for count, _ in numbered)
+    if number > MOST_CELLS:
+        raise SpecError(f"the grid has {number} cells; it may have {MOST_CELLS} at most")
+    combinations = [combination for _, found in numbered for combination in found]
+    tasked = for_tasks([combination for _, combination in combinations])
+    return [
+        (cell_name(name, cell), cell)
+        for (name, _), table in zip(combinations, tasked, strict=True)
+        for cell in specs_from_table(table, where=where)
+    ]
 
-    Smallest batch first, then the largest, then halves of halves; at each, recipes that compile come last, because the
-    others answer within seconds. Cells that compile the same graph stand next to each other.
+
+def _expanded(table: Mapping[str, Any]) -> tuple[int, Iterable[tuple[str, dict[str, Any]]]]:
+    """How many cells a table has, and a table for each combination of its settings; models and recipes stay lists."""
+    rest = dict(table)
+    name = rest.pop("name", "")
+    if not isinstance(name, str):
+        raise SpecError(f"the name of a run must be a text, got {name!r}")
+    models, recipes = listed(rest.get("model")), listed(rest.get("recipe"))
+    axes = {setting: values for setting in list(rest) if len(values := setting_values(setting, rest[setting])) != 1}
+    for setting, values in axes.items():
+        if not values:
+            raise SpecError(f"{setting} must name at least one value")
+    single = {
+        setting: value for setting in rest if setting not in axes for value in setting_values(setting, rest[setting])
+    }
+    if single.get("items") is not None and len(axes.get("batch", ())) > 1:
+        raise SpecError("items is what one batch counts as: for several the factory must return items itself")
+    count = math.prod(map(len, axes.values())) * len(models) * max(len(recipes), 1)
+
+    def tables() -> Iterable[tuple[str, dict[str, Any]]]:
+        for values in product(*axes.values()):
+            combination = {**single, **dict(zip(axes, values, strict=True))}
+            data = combination.pop("data", None)
+            yield name, combination if data is None else training_table(data, combination)
+
+    return count, tables()
+
+
+def setting_values(setting: str, value: Any) -> list[Any]:
+    """The values of a setting; a single one for settings that are lists by nature, and for models and recipes."""
+    if setting in ("model", "recipe", *STRUCTURED):
+        return [value]
+    texts = [part.strip() for part in listed(value) if isinstance(part, str)]
+    if setting in WHOLE and len(texts) == len(listed(value)) == 1 and _NUMBER.fullmatch(texts[0]):
+        return [int(texts[0])]  # its range is checked where the spec is made
+    if setting in WHOLE and texts:
+        return list(parse_numbers(value, setting))
+    if setting in CHOICES and isinstance(value, str):
+        return [word.strip() for word in value.split(",")]
+    return list(dict.fromkeys(value)) if isinstance(value, list | tuple | set | range) else [value]
+
+
+def located(where: str, told: str) -> str:
+    return f"{where}: {told}" if where else told
+
+
+def value_of(cell: RunSpec, setting: str) -> Any:
+    """The value of a setting in a spec, wherever it stands there; None where the spec has no such field."""
+    if setting == "effort":
+        return cell.measure.effort
+    if setting == "max_memory":
+        return cell.launch.memory_limit_bytes
+    if setting == "data":
+        return cell.train.data.name if cell.train is not None else None
+    data = cell.train.data if cell.train is not None else None
+    return next(
+        (getattr(part, setting) for part in (cell, cell.workload, cell.train, data) if hasattr(part, setting)), None
+    )
+
+
+def cell_name(template: str, cell: RunSpec) -> str:
+    """The name of a run, where `{threads}` stands for the value of that setting."""
+    return re.sub(r"\{(\w+)\}", lambda found: str(value_of(cell, found[1])), template)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination, to be measured in a process of its own."""
+
+    spec: RunSpec
+    key: str
+    replicate: int = 1
+    run: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    name: str
+    groups: tuple[tuple[Cell, ...], ...]
+    """Cells of one group differ in their recipe alone and are measured interleaved. In the order of measuring."""
+    is_kept: bool = True
+    """Its cells have keys by which a later process finds them; without, the keys are mere numbers."""
+    shares: bool = False
+    """It has no name of its own: cells that another such grid has measured need not be measured again."""
+    left_out: tuple[LeftOut, ...] = ()
+    idle_exclusions: tuple[IdleExclusion, ...] = ()
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for group in self.groups for cell in group]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Settings that are not the same in all cells, apart from model, task and recipe."""
+        specs = [cell.spec for cell in self.cells]
+        return tuple(name for name in _SETTINGS if len({str(value_of(spec, name)) for spec in specs}) > 1)
+
+
+_SETTINGS = tuple(dict.fromkeys(("device", "threads", "ranks", "batch", *SHARED, "data")))
+"""Settings that tell the rows of a table apart, in the order of its columns."""
+
+
+def make_plan(
+    grid: Grid,
+    answers: Sequence[Checked],
+    environment_of: Callable[[str], Environment],
+    name: str | None = None,
+    *,
+    replicates: int = 1,
+    decides: bool = False,
+    is_kept: bool | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> Plan:
+    """From a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out.
+
+    `decides`: a group is measured until its pairs are decided; functions are then compared with each other too.
+    `is_kept`: a later process may go on with it. A single group, which is settled all at once, is kept only where that is asked for: its keys cost
+    a question about the machine.
     """
-    ranks = _batch_ranks(answer.spec for answer in answers)
-    return sorted(answers, key=lambda answer: (ranks[answer.spec.workload.batch], answer.capabilities.compiles))
+    possible = [answer for answer in answers if answer.usage is None]
+    runs = grid.runs or [""] * len(answers)
+    refused = [
+        _left_out(answer, possible, run) for answer, run in zip(answers, runs, strict=True) if answer.usage is not None
+    ]
+    numbered = list(enumerate(zip(answers, runs, strict=True)))
+    together: dict[bytes, list[int]] = {}
+    for number, (answer, _) in numbered:
+        if answer.usage is None:
+            together.setdefault(_comparison(answer.spec, number, decides), []).append(number)
+    is_kept = decides or len(together) * replicates > 1 if is_kept is None else is_kept
+    devices = {answer.spec.device for answer in possible} if is_kept else set()
+    places = {device: environment_of(device) for device in devices}
+    copies: Counter[str] = Counter()
+
+    def cell_at(number: int) -> Cell:
+        answer, run = numbered[number][1]
+        key = plan_key(answer.spec, answer.fingerprint, places[answer.spec.device]) if is_kept else str(number)
+        key = f"decide {key}" if decides else key
+        copies[key] += 1  # the same twice is measured twice
+        return Cell(spec=answer.spec, key=key if copies[key] == 1 else f"{key}~{copies[key]}", run=run)
+
+    groups = [[cell_at(number) for number in numbers] for numbers in together.values()]
+    ordered = in_informative_order(groups)
+    return Plan(
+        # By what was asked for: what `auto` means may differ from machine to machine.
+        name=name or default_name(grid.cells, "decide" if decides else ""),
+        # All cells once before any is measured again: what drifts then hits all of them alike.
+        groups=tuple(
+            tuple(_repeated(cell, number) for cell in group)
+            for number in range(1, (1 if decides else replicates) + 1)
+            for group in ordered
+        ),
+        is_kept=is_kept,
+        shares=name is None and not decides,
+        left_out=(*left_out, *refused),
+        idle_exclusions=grid.idle,
+    )
 
 
-def default_name(cells: Sequence[RunSpec]) -> str:
-    """The same grid has the same name, so running it again goes on."""
+def _comparison(spec: RunSpec, number: int, decides: bool) -> bytes:
+    """The same for cells that are compared: those that differ in their recipe alone. Trainings on data run by themselves."""
+    if spec.train is not None:
+        return str(number).encode()
+    same = msgspec.structs.replace(spec, recipe=Recipe())
+    if decides and spec.workload.task == "step":  # one function against another
+        same = msgspec.structs.replace(
+            same, workload=msgspec.structs.replace(spec.workload, model="step", artifact=None)
+        )
+    return msgspec.msgpack.encode(same)
+
+
+def _repeated(cell: Cell, replicate: int) -> Cell:
+    """The first keeps the plain key, so that asking for more replicates goes on with what is there."""
+    if replicate == 1:
+        return cell
+    return Cell(spec=cell.spec, key=f"{cell.key}-{replicate}", replicate=replicate, run=cell.run)
+
+
+def _left_out(answer: Checked, possible: Sequence[Checked], run: str) -> LeftOut:
+    """A refusal is a mistake, unless its model and its recipe are both possible elsewhere in the grid."""
+    spec, reason = answer.spec, answer.usage
+    assert reason is not None
+    model_is_sound = any(other.spec.workload.model == spec.workload.model for other in possible)
+    recipe_is_sound = any(other.spec.recipe == spec.recipe for other in possible)
+    if not (model_is_sound and recipe_is_sound):
+        raise UsageError(reason)
+    workload = spec.workload
+    return LeftOut(
+        model=workload.model,
+        task=workload.task,
+        recipe=str(spec.recipe),
+        batch=workload.batch,
+        reason=note("impossible", reason),
+        run=run,
+    )
+
+
+def check_name(name: Any) -> None:
+    """Refuse a name that cannot be used later: `redline compare` takes several joined by commas."""
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise SpecError(f"name must be a text that is not empty, got {name!r}")
+    if name is not None and "," in name:
+        raise SpecError(f"name must not have a comma, which joins names where grids are compared, got {name!r}")
+
+
+def in_informative_order(groups: Sequence[Sequence[Cell]]) -> list[Sequence[Cell]]:
+    """Groups in the order of what they tell: whether it runs at all, whether the largest fits, then those between.
+
+    Smallest batch first, then the largest, then halves of halves. Named runs keep the order of their file.
+    """
+    places = {run: place for place, run in enumerate(dict.fromkeys(group[0].run for group in groups))}
+    named = any(places)
+    ranks = _batch_ranks(group[0].spec for group in groups)
+    return sorted(groups, key=lambda group: 0 if named else ranks[group[0].spec.workload.batch])
+
+
+def default_name(cells: Sequence[RunSpec], besides: str = "") -> str:
+    """The same grid has the same name, so that a resume finds it."""
     models = list(dict.fromkeys(cell.workload.model for cell in cells))
     first = re.sub(r"[^\w.+-]+", "-", Path(models[0].partition(":")[0]).stem if "/" in models[0] else models[0])
-    digest = hashlib.sha256("".join(sorted({spec_key(cell) for cell in cells})).encode()).hexdigest()[:8]
+    text = "".join(sorted({spec_key(cell) for cell in cells})) + besides
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{first}{f'+{len(models) - 1}' if len(models) > 1 else ''}-{digest}"
 
 
 def is_default_name(name: str) -> bool:
-    """Whether a sweep was named by its grid, and not by a person."""
+    """Whether a grid was named by its cells, and not by a person."""
     return re.fullmatch(r".*-[0-9a-f]{8}", name) is not None
 
 
 def _batch_ranks(cells: Iterable[RunSpec]) -> dict[int | None, int]:
     batches = sorted({cell.workload.batch for cell in cells}, key=lambda batch: batch or 0)
-    order = [batches[0], batches[-1], *_middles(batches[1:-1])]
+    order = [batches[0], batches[-1], *_middles(batches[1:-1])] if batches else []
     return {batch: rank for rank, batch in enumerate(dict.fromkeys(order))}
 
 
@@ -278,6 +465,73 @@ def _middles(batches: list[int | None]) -> list[int | None]:
     return order
 
 
-def _once_each(cells: Iterable[RunSpec]) -> list[RunSpec]:
-    """Specs hold dictionaries, which cannot be hashed: told apart by how they are written down."""
-    return list({msgspec.msgpack.encode(cell): cell for cell in cells}.values())
+class Past(Protocol):
+    """What an estimate asks a history: `redline.store.History`."""
+
+    def rows(self, *, model: str, limit: int) -> list[Row]: ...
+
+    def load(self, id_or_unique_prefix: str, /) -> RunRecord: ...
+
+    def group_of(self, record: RunRecord, /) -> list[RunRecord]: ...
+
+
+LOOK_BACK = 100
+"""Records of a model that an estimate looks through: the newest, so that a long history costs no more than a short one."""
+
+
+def estimate(cells: Iterable[Cell], past: Past) -> Estimate:
+    """A cell takes about as long as the newest of its model and task under the same recipe, else under any."""
+
+    @cache
+    def rows_of(model: str) -> list[Row]:
+        return [row for row in past.rows(model=model, limit=LOOK_BACK) if row.status == "done"]
+
+    @cache
+    def seconds_of(model: str, task: str, recipe: str) -> float | None:
+        same_task = [row for row in rows_of(model) if row.task == task]
+        for row in sorted(same_task, key=lambda row: row.recipe != recipe)[:1]:
+            return seconds_each(past.group_of(past.load(row.id)))
+        return None
+
+    cells = list(cells)
+    times = [seconds_of(cell.spec.workload.model, cell.spec.workload.task, str(cell.spec.recipe)) for cell in cells]
+    known = [seconds for seconds in times if seconds is not None]
+    strangers = [cell.spec.workload.model for cell, seconds in zip(cells, times, strict=True) if seconds is None]
+    return Estimate(
+        seconds=sum(known),
+        known=len(known),
+        unknown=len(strangers),
+        unknown_models=tuple(dict.fromkeys(strangers)),
+    )
+
+
+def standing(plan: Plan, settled: Mapping[str, SettledCell]) -> GridSummary:
+    """How every cell of the plan stands."""
+    axes = plan.axes
+    cells = [_cell(cell, settled.get(cell.key), axes) for cell in plan.cells]
+    return grid_summary(plan.name, cells, plan.left_out, plan.idle_exclusions)
+
+
+def _cell(cell: Cell, settled: SettledCell | None, axes: Sequence[str]) -> GridCell:
+    spec, failure = cell.spec, None
+    if settled is not None and settled.status == "failed":
+        failure = Failure(
+            stage=settled.failure_stage or "",
+            kind=settled.failure_kind or "crash",
+            message=settled.failure_message or "",
+        )
+    return GridCell(
+        model=spec.workload.model,
+        task=spec.workload.task,
+        recipe=str(spec.recipe),
+        batch=spec.workload.batch,
+        threads=spec.threads,
+        prompt=spec.workload.prompt,
+        new_tokens=spec.workload.new_tokens,
+        run=cell.run,
+        axes={name: value_of(spec, name) for name in axes},
+        replicate=cell.replicate,
+        status=settled.status if settled is not None else "pending",
+        record_id=settled.record_id if settled is not None else None,
+        failure=failure,
+    )

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.grid import Estimate
 from redline.analyze.load import LoadPoint
-from redline.analyze.race import Pair
+from redline.analyze.pairs import Pair
 from redline.analyze.statistics import Interval
-from redline.analyze.sweep import Estimate
 from redline.model.protocol import Progress
 from redline.model.record import Block, RunRecord
 from redline.model.training import Epoch
 
 if TYPE_CHECKING:
-    from redline.search.sweep import Cell, Plan
+    from redline.search.grid import Cell, Plan
 
 
 class Observer:
@@ -54,7 +54,7 @@ class Observer:
     def served(self, record: RunRecord, point: LoadPoint) -> None:
         """The requests of one rate are done."""
 
-    # race
+    # run, where pairs are decided
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
         """A new set of fresh processes is about to start."""
@@ -62,11 +62,12 @@ class Observer:
     def standing(self, pairs: Sequence[Pair]) -> None:
         """How the recipes compare after a replicate."""
 
-    # sweep
+    # run, of a grid
 
-    def sweep_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None: ...
+    def grid_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None: ...
 
-    def cell(self, cell: Cell, number: int, of: int) -> None: ...
+    def measuring(self, cells: Sequence[Cell], number: int, of: int) -> None:
+        """These cells are next, `number` being that of the first among all cells."""
 
     def settled(self, cell: Cell, record: RunRecord) -> None: ...
 

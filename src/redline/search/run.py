@@ -1,21 +1,366 @@
-"""What `run` measures: specs interleaved, each until its interval is narrow enough."""
+"""The loop behind every measurement: group by group, each record kept as it comes, until what was asked for is known.
+
+A group is measured interleaved, each of its recipes until its own interval is narrow enough (`UntilPrecise`), or in fresh
+processes until every pair is decided (`redline.search.decide`). A failure is a record like any other.
+"""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
 
 from redline.launch.door import Door
+from redline.launch.torchrun import invitation
+from redline.model.environment import TelemetrySample
+from redline.model.errors import DoorError
 from redline.model.note import Note, note
-from redline.model.record import RunRecord, StopReason
-from redline.model.spec import RunSpec
-from redline.search.group import Entry, Group, StopRule
+from redline.model.record import Block, Failure, RunRecord, StopReason, new_id
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.search.decide import decide
+from redline.search.grid import Cell, Plan, is_default_name
+from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.observer import Journal, Observer
+from redline.search.train import After, train_spec
+from redline.store import SettledCell
 
 HOPELESS_AFTER = 0.25
 HOPELESS_FACTOR = 4.0
 """After a quarter of the ceiling, a target that would take four times the ceiling is given up."""
+BROKEN_DOORS = 3
+"""After this many groups in a row whose workers could not be started, the machine is at fault, not the cells."""
+LOOK_S = 0.05
+"""How long each worker that prepares is waited for in turn."""
+
+
+class Place(Protocol):
+    """Where a grid is measured: `redline.api.workspace.Workspace`."""
+
+    observer: Observer
+
+    def door(self, launch: LaunchSpec | None = None) -> Door: ...
+
+    def lock(self, device: str, ranks: int = 1) -> AbstractContextManager[None]: ...
+
+
+class Ledger(Protocol):
+    """Where settled cells are kept: `redline.store.SweepLedger`, or `Account` for what nobody resumes."""
+
+    def held(self) -> AbstractContextManager[None]: ...
+
+    def cells(self) -> dict[str, SettledCell]: ...
+
+    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]: ...
+
+    def adopt(self, cells: Iterable[SettledCell]) -> None: ...
+
+    def settle(self, key: str, record: RunRecord) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None: ...
+
+    def observe(self, telemetry: TelemetrySample) -> None: ...
+
+
+class Account:
+    """A ledger in memory."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, SettledCell] = {}
+
+    def held(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def cells(self) -> dict[str, SettledCell]:
+        return dict(self._cells)
+
+    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
+        return {}
+
+    def adopt(self, cells: Iterable[SettledCell]) -> None:
+        self._cells |= {cell.key: cell for cell in cells}
+
+    def settle(self, key: str, record: RunRecord) -> None:
+        failure = record.failure
+        self._cells[key] = SettledCell(
+            key=key,
+            status="done" if failure is None else "failed",
+            record_id=record.id,
+            failure_kind=failure.kind if failure else None,
+            failure_stage=failure.stage if failure else None,
+            failure_message=failure.message if failure else None,
+        )
+
+    def forget(self) -> None:
+        self._cells.clear()
+
+    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None: ...
+
+    def observe(self, telemetry: TelemetrySample) -> None: ...
+
+
+Spread = Callable[[Sequence[RunSpec]], Iterator[tuple[int, RunRecord]]]
+"""Measures specs elsewhere: the record of each with its number, in the order in which they are done."""
+
+
+@dataclass
+class GridRun:
+    """The cells of a plan on their way into a ledger. What is settled there is not measured again."""
+
+    plan: Plan
+    place: Place
+    ledger: Ledger
+    live: Journal | None = None
+    """Receives every block as it is timed. None: a record is written when it is whole, since blocks of a cell that is
+    cut short are not worth a row in the history."""
+    load: Callable[[Iterable[str]], Mapping[str, RunRecord]] = lambda ids: {}
+    """Loads records that an earlier process has settled."""
+    replicates: int = 0
+    """Decide every pair, with this many replicates before an extension; 0: measure each group once."""
+    jobs: int = 1
+    """Workers that may prepare at the same time, those of several groups included."""
+    after: Callable[[RunSpec], After | None] = lambda spec: None
+    """What is asked of a training on data once its last epoch is done."""
+    spread: Spread | None = None
+    """Measures cells on other machines, one by one and in any order, instead of through the place's doors."""
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    """What was measured here, by the key of its cell."""
+    decided: list[list[list[RunRecord]]] = field(default_factory=list)
+    """The replicates of each group, where pairs are decided."""
+    _done: int = 0
+    _done_before: int = 0
+
+    def go(self, *, resume: bool = False, retry_failed: bool = False) -> None:
+        """Measure what is not settled yet; without `resume` all of it."""
+        with self.ledger.held():
+            if resume:
+                self.ledger.adopt(measured_elsewhere(self.plan, self.ledger).values())
+            else:
+                self.ledger.forget()
+            waiting = unsettled(self.plan, self.ledger.cells(), retry_failed=retry_failed)
+            self._done = self._done_before = len(self.plan.cells) - sum(map(len, waiting))
+            if self.replicates:
+                self._decide(retry_failed)
+                return
+            self.place.observer.planned(sum(map(len, waiting)))
+            if self.spread is not None and waiting:
+                self._measure_elsewhere([cell for group in waiting for cell in group], self.spread)
+            else:
+                self._measure(waiting)
+
+    def _measure(self, waiting: Sequence[Sequence[Cell]]) -> None:
+        broken = replicate = 0
+        replicates = max(cell.replicate for cell in self.plan.cells)
+        for chunk in _chunks(waiting, self.jobs):
+            cells = [cell for group in chunk for cell in group]
+            if replicates > 1 and cells[0].replicate > replicate:
+                replicate = cells[0].replicate
+                self.place.observer.replicate(replicate, replicates, [str(cell.spec.recipe) for cell in cells])
+            self._begin(cells)
+            try:
+                self._measure_chunk(chunk)
+                broken = 0
+            except DoorError as error:
+                if self.live is not None:
+                    raise
+                broken += len(chunk)
+                for cell in cells:
+                    if cell.key not in self.records:
+                        self._settle(cell, broken_record(cell.spec, error))
+                if broken >= BROKEN_DOORS:
+                    raise DoorError(f"the workers of {broken} groups in a row could not be started: {error}") from None
+
+    def _measure_chunk(self, chunk: Sequence[Sequence[Cell]]) -> None:
+        first, observer = chunk[0][0].spec, self.place.observer
+        with self.place.lock(first.device, first.ranks if first.launch.rendezvous is None else 1):
+            door = self.place.door(first.launch)
+            if first.launch.rendezvous is not None:
+                observer.noted(invitation(first))
+            journals = [_CellJournal(self, group) for group in chunk]
+            if first.train is not None:
+                train_spec(first, door, journals[0], observer, after=self.after(first))
+            elif len(chunk) == 1:
+                # The seed of the order in which blocks are timed.
+                seed = first.seed + chunk[0][0].replicate - 1
+                measure_together([cell.spec for cell in chunk[0]], door, journals[0], observer, seed)
+            else:
+                measure_side_by_side([[cell.spec for cell in group] for group in chunk], door, journals, observer)
+
+    def _measure_elsewhere(self, cells: Sequence[Cell], spread: Spread) -> None:
+        self.ledger.announce(self._done, len(self.plan.cells), "spread over other machines", done_before=self._done)
+        for index, record in spread([cell.spec for cell in cells]):
+            self._begin([cells[index]])
+            self._settle(cells[index], record)
+            self.ledger.announce(self._done, len(self.plan.cells), _words(record.spec), done_before=self._done_before)
+
+    def _decide(self, retry_failed: bool) -> None:
+        settled = self.ledger.cells()
+        known = self.load(cell.record_id for cell in settled.values())
+        for group in self.plan.groups:
+            specs, observer = [cell.spec for cell in group], self.place.observer
+            before = _replicates_before(group, settled, known, retry_failed=retry_failed)
+            replicates = list(before)
+            self.decided.append(replicates)
+            self._begin(group)
+
+            def keep(
+                records: list[RunRecord], group: Sequence[Cell] = group, kept: list[list[RunRecord]] = replicates
+            ) -> None:
+                kept.append(records)
+                for record in records:
+                    if self.live is not None:
+                        self.live.finish(record)
+                    if record.stopped != "interrupted":
+                        cell = group[record.position]
+                        key = cell.key if len(kept) == 1 else f"{cell.key}-{len(kept)}"
+                        self._settle(Cell(spec=cell.spec, key=key, replicate=len(kept), run=cell.run), record)
+
+            with self.place.lock(specs[0].device):
+                decide(
+                    specs,
+                    self.place.door(specs[0].launch),
+                    observer,
+                    keep,
+                    replicates=self.replicates,
+                    seed=specs[0].seed,
+                    before=before,
+                )
+
+    def _begin(self, cells: Sequence[Cell]) -> None:
+        done, total = self._done, len(self.plan.cells)
+        self.place.observer.measuring(cells, min(done + 1, total), total)
+        self.ledger.announce(done, total, _words(cells[0].spec), done_before=self._done_before)
+
+    def _settle(self, cell: Cell, record: RunRecord) -> None:
+        self.ledger.settle(cell.key, record)
+        self._done += cell.key not in self.records
+        self.records[cell.key] = record
+        self.place.observer.settled(cell, record)
+
+
+class _CellJournal:
+    """The records of one group on their way to its cells."""
+
+    def __init__(self, run: GridRun, cells: Sequence[Cell]) -> None:
+        self._run, self._cells = run, cells
+
+    def begin(self, record: RunRecord) -> None:
+        if self._run.live is not None:
+            self._run.live.begin(record)
+
+    def append(self, record_id: str, block: Block) -> None:
+        """Show the latest telemetry; without a live journal the block itself is written with the whole record."""
+        if self._run.live is not None:
+            self._run.live.append(record_id, block)
+        if block.telemetry:
+            self._run.ledger.observe(block.telemetry[-1])
+
+    def finish(self, record: RunRecord) -> None:
+        if self._run.live is not None:
+            self._run.live.finish(record)
+        if record.stopped != "interrupted":
+            self._run._settle(self._cells[record.position], record)
+
+
+def measured_elsewhere(plan: Plan, ledger: Ledger) -> dict[str, SettledCell]:
+    """Cells of this plan that a smaller or another grid has measured; a grid with a name of its own keeps to itself."""
+    if not plan.shares:
+        return {}
+    own = ledger.cells()
+    return ledger.elsewhere([cell.key for cell in plan.cells if cell.key not in own], is_default_name)
+
+
+def unsettled(plan: Plan, settled: Mapping[str, SettledCell], *, retry_failed: bool = False) -> list[list[Cell]]:
+    """The cells of each group that are still to be measured, groups without any left out."""
+
+    def is_settled(cell: Cell) -> bool:
+        known = settled.get(cell.key)
+        return known is not None and not (retry_failed and known.status == "failed")
+
+    waiting = [[cell for cell in group if not is_settled(cell)] for group in plan.groups]
+    return [group for group in waiting if group]
+
+
+def broken_record(spec: RunSpec, error: DoorError) -> RunRecord:
+    failure = Failure(stage="door", kind="crash", message=str(error))
+    return RunRecord(id=new_id(), spec=spec, created_at=time.time(), failure=failure, stopped="failed")
+
+
+def _replicates_before(
+    group: Sequence[Cell], settled: Mapping[str, SettledCell], known: Mapping[str, RunRecord], *, retry_failed: bool
+) -> list[list[RunRecord]]:
+    """The replicates that an earlier process has measured, each with the recipes that were in it."""
+    replicates: list[list[RunRecord]] = []
+    while True:
+        number = len(replicates) + 1
+        keys = [cell.key if number == 1 else f"{cell.key}-{number}" for cell in group]
+        records = [known[settled[key].record_id] for key in keys if key in settled and settled[key].record_id in known]
+        if not records or (retry_failed and any(record.failure is not None for record in records)):
+            return replicates
+        replicates.append(records)
+
+
+def _words(spec: RunSpec) -> str:
+    """Which cell, for those who look on."""
+    workload = spec.workload
+    batch = f"batch {workload.batch}" if workload.batch else ""
+    return " ".join(part for part in (workload.model, workload.task, str(spec.recipe), batch) if part)
+
+
+def _chunks(groups: Sequence[Sequence[Cell]], jobs: int) -> Iterator[list[Sequence[Cell]]]:
+    """Neighbouring groups of one device and launch, as many as their workers may prepare at the same time."""
+    chunk: list[Sequence[Cell]] = []
+    for group in groups:
+        first = group[0].spec
+        specs = [other[0].spec for other in chunk] + [first]
+        is_alike = len({(spec.device, msgspec.msgpack.encode(spec.launch)) for spec in specs}) == 1
+        trains = any(spec.train is not None for spec in specs)
+        if chunk and (trains or not is_alike or sum(map(len, chunk)) + len(group) > jobs):
+            yield chunk
+            chunk = []
+        chunk.append(group)
+    if chunk:
+        yield chunk
+
+
+def measure_side_by_side(
+    groups: Sequence[Sequence[RunSpec]], door: Door, journals: Sequence[Journal], observer: Observer
+) -> list[RunRecord]:
+    """Prepare the workers of all groups at the same time, then time each group by itself; records in the order of specs.
+
+    Compiling keeps the device idle and takes most of the time. Nothing is timed until all workers are ready.
+    """
+    with ExitStack() as stack:
+        opened: list[tuple[Group, list[Pending]]] = []
+        for specs, journal in zip(groups, journals, strict=True):
+            group = Group(
+                door, journal, observer, random.Random(0), is_shared=len(specs) > 1, solo_blocks=FEWEST_SOLO_BLOCKS
+            )
+            stack.enter_context(group)
+            opened.append((group, [group.start(spec, position) for position, spec in enumerate(specs)]))
+        waiting = [(group, pending) for group, started in opened for pending in started]
+        while waiting:  # whoever still compiles would disturb the one that is timed
+            waiting = [(group, pending) for group, pending in waiting if not group.is_ready(pending, LOOK_S)]
+        for group, started in opened:
+            for entry in [entry for pending in started if (entry := group.admit(pending)) is not None]:
+                group.measure_solo(entry, follows_others=True)
+            group.measure(UntilPrecise())
+            for entry in list(group.entries):  # its memory is free for the next group
+                group.close(entry)
+    records: list[RunRecord] = []
+    for specs, journal, (group, _) in zip(groups, journals, opened, strict=True):
+        if group.crowded:  # some ran out of memory beside other groups' workers: once more, without them
+            records += measure_together(specs, door, journal, observer)
+        else:
+            records += [group.done[position] for position in range(len(specs))]
+    return records
 
 
 def measure_together(

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, cast
 import pytest
 from tuner_stub import CHOICES, after, switches
 
-from redline.analyze.race import Pair
+from redline.analyze.pairs import Pair
 from redline.model.note import note
 from redline.model.questions import SwitchChoice
 from redline.model.record import Block, Capabilities, RunRecord
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.model.work import Facts
+from redline.search.decide import Race
 from redline.search.group import Entry, Pending
 from redline.search.observer import Observer
-from redline.search.race import Race
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.costs import COLD_COMPILE_S, SLOW_PREPARE_S, Candidate, Costs, first_of
 from redline.search.tune.final_runs import _keep_finals

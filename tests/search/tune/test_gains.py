@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from reported import ceilings_of, fake_door, race_records
 
-from redline.analyze.race import log_ratio, pair_of
+from redline.analyze.pairs import log_ratio, pair_of
 from redline.analyze.summary import summarize
 from redline.model.note import note
 from redline.model.record import RunRecord

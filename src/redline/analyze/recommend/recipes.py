@@ -95,10 +95,10 @@ def _undecided(evidence: Evidence, best: RunSummary, first: RunSummary) -> Advic
     seems, but = ("may be faster", "no gain at all") if ratio_of(best)[0] >= 1 else ("seems slower", "a gain")
     why = "its times are doubted" if not best.verdict.trusted else f"its interval allows for {but}"
     told = f"Not decided: {best.recipe} {seems} than {first.recipe} for {work(subject)}, but {why}"
-    again = evidence.command("race", best, batch=evidence.asked_batch(best), recipes=(first.recipe, best.recipe))
+    again = evidence.command("run", best, batch=evidence.asked_batch(best), recipes=(first.recipe, best.recipe))
     details = [
         f"{ratio_text(best)} at batch {best.batch}: {rate(best)} against {rate(first)}{noise_remark(best)}",
-        *([f"'{again}' decides it"] if again else []),
+        *([f"'{again} --decide' decides it"] if again else []),
     ]
     return msgspec.structs.replace(advise(subject, "recipe", told, details, first), decided=False)
 

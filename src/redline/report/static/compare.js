@@ -22,7 +22,7 @@ function drawComparison() {
   if (rows.length < 2) return;
   // The older one, or what the other was set against, comes first.
   const [a, b] = rows[0].first_recipe === rows[1].recipe && rows[0].subject === rows[1].subject ? [rows[1], rows[0]] : rows;
-  const parts = [comparedNames(a, b), element("p", { class: "told" }, comparison(a, b)), ...raceLine(a, b), ...whyLines(a, b), comparedTable(a, b)];
+  const parts = [comparedNames(a, b), element("p", { class: "told" }, comparison(a, b)), ...decideLine(a, b), ...whyLines(a, b), comparedTable(a, b)];
   section.querySelector(".body").replaceChildren(...parts);
   drawBoth(section, a, b);
   section.querySelector(".kernels").replaceChildren(...kernelParts(a, b));
@@ -55,10 +55,10 @@ function comparison(a, b) {
 }
 
 // What would decide it: both in turns.
-function raceLine(a, b) {
+function decideLine(a, b) {
   const alike = a.subject === b.subject && a.batch === b.batch;
-  if (!alike || !b.race_command || !known(a.throughput_per_s) || !known(b.throughput_per_s) || (known(b.ratio_low) && b.first_recipe === a.recipe)) return [];
-  const command = `${b.race_command} -r ${a.recipe} -r ${b.recipe}`;
+  if (!alike || !b.decide_command || !known(a.throughput_per_s) || !known(b.throughput_per_s) || (known(b.ratio_low) && b.first_recipe === a.recipe)) return [];
+  const command = `${b.decide_command} -r ${a.recipe} -r ${b.recipe}`;
   const line = element("p", { class: "hint" }, "What decides it: ");
   line.append(element("code", {}, command), " ", element("button", { type: "button", class: "copy", "data-copy": command }, "Copy command"));
   return [line];

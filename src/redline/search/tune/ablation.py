@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.analyze.race import pair_with_spread, process_spread
-from redline.search.race import FEWEST_REPLICATES
+from redline.analyze.pairs import pair_with_spread, process_spread
+from redline.search.decide import FEWEST_REPLICATES
 from redline.search.tune.costs import Costs
 from redline.search.tune.final_runs import race_of, run_final, run_replicate, run_replicate_at_once
 from redline.search.tune.finals import with_both

@@ -9,7 +9,7 @@ from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec
 from redline.search.batch import search_batch
-from redline.search.race import FEWEST_REPLICATES, Race
+from redline.search.decide import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.final_runs import final_spec, race_replicate_s
 from redline.search.tune.record import BatchChoice

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from redline.analyze.blocks import round_medians_s
 from redline.analyze.bound import HOST_BOUND_SHARE, host_share
-from redline.analyze.race import kind_measured, log_ratio
+from redline.analyze.pairs import kind_measured, log_ratio
 from redline.model.note import Note
 from redline.model.record import RunRecord, TimeKind
 from redline.search.tune.lessons import rejection

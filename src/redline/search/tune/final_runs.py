@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
-from redline.search.race import FEWEST_REPLICATES, Race
+from redline.search.decide import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.lessons import rejection
 from redline.search.tune.reserve import RACE_MARGIN, affordable, at_most_s, at_once_s, planned_replicates, together_s

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from redline.analyze.race import TIME_BAND, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
-from redline.search.race import FEWEST_REPLICATES
+from redline.analyze.pairs import TIME_BAND, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
+from redline.search.decide import FEWEST_REPLICATES
 from redline.search.tune.costs import Costs
 from redline.search.tune.final_runs import (
     race_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from redline.analyze.race import log_ratio
+from redline.analyze.pairs import log_ratio
 from redline.model.protocol import AFTER_COMPILING
 from redline.model.record import TimeKind
 from redline.search.group import Entry, Pending, StopRule

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from redline.analyze.race import RaceVerdict, verdict_of
+from redline.analyze.pairs import RaceVerdict, verdict_of
 from redline.analyze.recommend import Advice, costs, may_recommend, noise_remark, work
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary, VersusFirst

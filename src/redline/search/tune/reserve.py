@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from redline.search.race import FEWEST_REPLICATES
+from redline.search.decide import FEWEST_REPLICATES
 from redline.search.tune.costs import CONTENTION, Costs
 from redline.search.tune.estimates import PROCESS_SD
 from redline.search.tune.space import BASELINE, Switches

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from redline.analyze.advice import command_line
-from redline.analyze.race import RaceVerdict
+from redline.analyze.pairs import RaceVerdict
 from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, summarize
 from redline.analyze.trust import farthest
 from redline.model.fields import Frozen

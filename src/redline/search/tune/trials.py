@@ -9,7 +9,7 @@ from types import TracebackType
 
 import msgspec
 
-from redline.analyze.race import log_ratio
+from redline.analyze.pairs import log_ratio
 from redline.model.note import Note, note
 from redline.model.protocol import Sharing
 from redline.model.record import RunRecord

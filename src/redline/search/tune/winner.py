@@ -7,14 +7,14 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from redline.analyze.race import Pair, pair_of, pair_with_spread, process_spread, verdict_of
+from redline.analyze.pairs import Pair, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.analyze.replicates import lines_of
 from redline.analyze.summary import RunSummary
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.spec import BASELINE, Recipe
-from redline.search.race import FEWEST_REPLICATES
+from redline.search.decide import FEWEST_REPLICATES
 from redline.search.tune.estimates import Estimate, Records, estimates
 from redline.search.tune.lessons import overruled_by, rejection, unproven
 from redline.search.tune.record import TuneRecord

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
 
 import msgspec
 
-from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of, racer_name, racer_names
+from redline.analyze.pairs import TIME_BAND, Pair, log_ratio, pairs_of, racer_name, racer_names
 from redline.analyze.statistics import student_t
 from redline.launch.door import Door
 from redline.model.errors import UsageError
@@ -24,7 +24,7 @@ from redline.model.note import note
 from redline.model.record import RunRecord, TimeKind
 from redline.model.spec import RunSpec
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
-from redline.search.observer import Journal, Observer
+from redline.search.observer import Journal, NoJournal, Observer
 
 REPLICATES = 3
 EXTENSIONS = 2
@@ -211,56 +211,61 @@ class Race:
         )
 
 
-def race_specs(
+def decide(
     specs: Sequence[RunSpec],
     door: Door,
-    journal: Journal,
-    observer: Observer | None = None,
+    observer: Observer,
+    keep: Callable[[list[RunRecord]], None] = lambda records: None,
     *,
     replicates: int = REPLICATES,
     seed: int = 0,
+    before: Sequence[Sequence[RunRecord]] = (),
 ) -> list[list[RunRecord]]:
-    """Race `specs`, which differ in their recipes alone or are functions; the replicates, each a list of records.
+    """Measure `specs`, which differ in their recipes alone or are functions, until every pair is decided; returns the replicates.
 
-    A recipe that breaks is out after its first replicate; one whose every pair is decided leaves before an extension.
+    `keep` receives the records of each replicate, whose positions are those of `specs`. A recipe that breaks is out after
+    that replicate; one whose every pair is decided leaves before an extension. `before`: replicates that an earlier
+    process has measured.
     """
     check_racers(specs, replicates)
-    observer = observer or Observer()
-    running = Race(door, journal, observer, random.Random(seed), planned=replicates)
-    racers = list(specs)
-    planned, extensions = replicates, 0
+    race = Race(door, NoJournal(), observer, random.Random(seed), planned=replicates)
+    names = racer_names(specs)
+    racing, planned, extensions = list(range(len(specs))), replicates, 0
+    resumed = [list(records) for records in before]
     while True:
-        observer.replicate(len(running.replicates) + 1, planned, racer_names(racers))
-        records = running.run_replicate(racers)
+        if resumed:
+            records = resumed.pop(0)
+            race.replicates.append(records)
+        else:
+            observer.replicate(len(race.replicates) + 1, planned, [names[index] for index in racing])
+            records = race.run_replicate([specs[index] for index in racing])
+            records = race.replicates[-1] = [
+                msgspec.structs.replace(record, position=index) for index, record in zip(racing, records, strict=True)
+            ]
+            keep(records)
         broken = {racer_name(record.spec) for record in records if record.failure is not None}
-        racers = [spec for spec in racers if racer_name(spec) not in broken]
-        pairs = running.pairs
+        racing = [index for index in racing if racer_name(specs[index]) not in broken]
+        pairs = race.pairs
         observer.standing(pairs)
-        open_pairs = _undecided(pairs, racers)
-        if len(racers) < 2 or (len(running.replicates) >= min(FEWEST_REPLICATES, replicates) and not open_pairs):
-            return running.replicates
-        if len(running.replicates) >= planned:
+        here = set(racer_names(specs[index] for index in racing))
+        undecided = [pair for pair in pairs if pair.verdict == "inconclusive" and {pair.a, pair.b} <= here]
+        if len(racing) < 2 or (len(race.replicates) >= min(FEWEST_REPLICATES, replicates) and not undecided):
+            return race.replicates
+        if len(race.replicates) >= planned:
             if extensions == EXTENSIONS or replicates == 1:
-                return running.replicates
+                return race.replicates
             extensions, planned = extensions + 1, planned + REPLICATES_PER_EXTENSION
-            in_doubt = {name for pair in open_pairs for name in (pair.a, pair.b)}
-            # Copies of one that races itself stay together, or their names would change.
-            stays = {
-                racer_name(spec) for spec, name in zip(racers, racer_names(racers), strict=True) if name in in_doubt
-            }
-            racers = [spec for spec in racers if racer_name(spec) in stays]
+            in_doubt = {name for pair in undecided for name in (pair.a, pair.b)}
+            # Copies of one recipe that is compared with itself stay together, or their names would change.
+            stays = {racer_name(specs[index]) for index in racing if names[index] in in_doubt}
+            racing = [index for index in racing if racer_name(specs[index]) in stays]
 
 
 def check_racers(specs: Sequence[RunSpec], replicates: int) -> None:
-    """Refuse what is no race. The same recipe may race itself: what then differs is noise."""
+    """Refuse what cannot be decided. The same recipe may be compared with itself: what then differs is noise."""
     if len(specs) < 2:
         raise UsageError(
-            "a race needs at least two recipes (-r A -r B, or -r A -r A to see the noise floor), or two functions"
+            "--decide compares at least two recipes (-r A -r B, or -r A -r A to see the noise floor), or two functions"
         )
     if replicates < 1:
         raise UsageError(f"replicates must be 1 or more, got {replicates}")
-
-
-def _undecided(pairs: Sequence[Pair], racers: Collection[RunSpec]) -> list[Pair]:
-    names = set(racer_names(racers))
-    return [pair for pair in pairs if pair.verdict == "inconclusive" and {pair.a, pair.b} <= names]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
+import itertools
+
 from reported import fake_door
 
+from redline.api.workspace import Workspace
 from redline.model.protocol import FailureReply, Measure, Prepare, Reply, Request
-from redline.model.record import Failure
-from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.record import Failure, RunRecord
+from redline.model.spec import RunSpec
 from redline.model.spec_table import specs_from_table
-from redline.search.observer import NoJournal, Observer
-from redline.search.study import measure_groups, study_measure
+from redline.search.grid import Cell, Plan
+from redline.search.run import Account, GridRun
 from redline.testing.fake import FakeDoor, FakeSession
 
 RECIPES = ["baseline", "fp16", "fp16+compile"]
@@ -64,9 +66,17 @@ class Watched:
         self.inner.close()
 
 
+def measured(door: Watched, groups: list[list[RunSpec]], jobs: int) -> list[RunRecord]:
+    numbers = itertools.count()
+    cells = tuple(tuple(Cell(spec=spec, key=str(next(numbers))) for spec in group) for group in groups)
+    running = GridRun(Plan(name="p", groups=cells), Workspace(door=door, keep=False), Account(), jobs=jobs)
+    running.go()
+    return [running.records[cell.key] for group in cells for cell in group]
+
+
 def test_all_of_a_chunk_are_ready_before_the_first_is_timed() -> None:
     door = Watched()
-    records = measure_groups(groups(), door, NoJournal(), Observer(), workers=6)
+    records = measured(door, groups(), jobs=6)
     assert [(record.spec.workload.batch, str(record.spec.recipe)) for record in records] == [
         (batch, recipe) for batch in (1, 8, 16) for recipe in RECIPES
     ]
@@ -78,19 +88,12 @@ def test_all_of_a_chunk_are_ready_before_the_first_is_timed() -> None:
 
 def test_what_runs_out_of_memory_beside_other_groups_is_measured_again_without_them() -> None:
     door = Watched(most_open=5)
-    records = measure_groups(groups()[:2], door, NoJournal(), Observer(), workers=6)
+    records = measured(door, groups()[:2], jobs=6)
     assert all(record.failure is None for record in records)
     assert len({record.group for record in records}) == 2
 
 
 def test_a_group_larger_than_the_machine_is_prepared_one_by_one() -> None:
     door = Watched()
-    measure_groups(groups()[:1], door, NoJournal(), Observer(), workers=1)
+    measured(door, groups()[:1], jobs=1)
     assert [what for what, _ in door.asked][:2] == ["Prepare", "Measure"]
-
-
-def test_only_a_quick_study_is_shortened() -> None:
-    assert study_measure(MeasureSpec()) == MeasureSpec()
-    quick = study_measure(MeasureSpec.for_effort("quick"))
-    assert (quick.block_seconds, quick.tail_samples) == (0.1, 130)
-    assert msgspec.structs.replace(quick, block_seconds=0.25) != quick

@@ -12,18 +12,19 @@ import msgspec
 import pytest
 from reported import race_records
 
-from redline.analyze.race import pairs_of
+from redline.analyze.pairs import pairs_of
+from redline.analyze.replicates import replicate_rows
 from redline.analyze.statistics import PairedLog, student_t
 from redline.model.errors import UsageError
 from redline.model.protocol import FailureReply, OnProgress, Reply
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.report.race import race_report
+from redline.report.grid import grid_report
 from redline.report.terminal import as_text
-from redline.search import race
+from redline.search import decide as deciding
+from redline.search.decide import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, UntilTold, decide
 from redline.search.group import Entry
 from redline.search.observer import NoJournal, Observer
-from redline.search.race import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, UntilTold, race_specs
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 
@@ -42,7 +43,12 @@ def specs_of(*recipes: str, door: str = "fork") -> list[RunSpec]:
 
 def raced(landscape: Landscape, *recipes: str, **settings: Any) -> tuple[list[list[Any]], FakeDoor]:
     door = FakeDoor(landscape)
-    return race_specs(specs_of(*recipes), door, NoJournal(), **settings), door
+    return decide(specs_of(*recipes), door, Observer(), **settings), door
+
+
+def told_of(replicates: list[list[RunRecord]]) -> str:
+    records = [record for replicate in replicates for record in replicate]
+    return as_text(grid_report(replicate_rows(records), decided=[replicates]))
 
 
 def test_functions_race_each_other_under_their_own_names() -> None:
@@ -51,7 +57,7 @@ def test_functions_race_each_other_under_their_own_names() -> None:
         for model, recipe in (("a.py:step", "baseline"), ("b.py:step", "baseline"), ("a.py:step", "tf32"))
     ]
     truth = Landscape(step_s={"baseline": 0.02, "tf32": 0.01}, offset_sigma=0.0005)
-    pairs = {(pair.a, pair.b): pair.verdict for pair in pairs_of(race_specs(functions, FakeDoor(truth), NoJournal()))}
+    pairs = {(pair.a, pair.b): pair.verdict for pair in pairs_of(decide(functions, FakeDoor(truth), Observer()))}
     assert pairs == {
         ("a.py:step", "b.py:step"): "same",
         ("a.py:step", "a.py:step tf32"): "faster",
@@ -73,7 +79,7 @@ class TestBesideOthersOnACpu:
             seed=seed,
         )
         specs = [msgspec.structs.replace(spec, device="cpu") for spec in specs_of("baseline", "compile")]
-        (pair,) = pairs_of(race_specs(specs, FakeDoor(truth), NoJournal()))
+        (pair,) = pairs_of(decide(specs, FakeDoor(truth), Observer()))
         return pair
 
     def test_the_rounds_without_them_decide(self) -> None:
@@ -108,7 +114,7 @@ class TestVerdicts:
         replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.1), "baseline", "fp16")
         assert len(replicates) == 3 + EXTENSIONS * REPLICATES_PER_EXTENSION
         assert pairs_of(replicates)[0].verdict == "inconclusive"
-        told = " ".join(as_text(race_report(replicates)).split())
+        told = " ".join(told_of(replicates).split())
         assert f"--replicates {2 * len(replicates)} or --effort strict" in told, "more than it had"
 
     def test_who_is_decided_leaves_before_an_extension(self) -> None:
@@ -148,7 +154,7 @@ class TestFalseAlarms:
 
     def test_within_one_process_the_same_noise_would_be_a_difference(self) -> None:
         """The check can fail: rounds alone, pooled over replicates, call processes' offsets differences."""
-        from redline.analyze.race import log_ratio
+        from redline.analyze.pairs import log_ratio
 
         alarms = 0
         for seed in range(60):
@@ -227,7 +233,7 @@ class TestFailures:
 
 def test_blocks_are_in_random_order() -> None:
     rounds = []
-    for replicate in race_specs(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), NoJournal()):
+    for replicate in decide(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), Observer()):
         turns = [
             (block.started_at, str(record.spec.recipe))
             for record in replicate
@@ -245,7 +251,7 @@ def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
     truth = Landscape(
         step_s={"fp16": 0.002, "bf16": 0.002}, contended_factor={"fp16": 0.92, "bf16": 1.0}, offset_sigma=0.001
     )
-    (pair,) = pairs_of(race_specs(specs_of("bf16", "fp16"), FakeDoor(truth), NoJournal()))
+    (pair,) = pairs_of(decide(specs_of("bf16", "fp16"), FakeDoor(truth), Observer()))
     assert pair.ratio == pytest.approx(1.0, abs=0.01)
     assert pair.verdict != "faster"
 
@@ -262,18 +268,18 @@ class TestARecipeAgainstItself:
         replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16", "fp16")
         (pair,) = pairs_of(replicates)
         assert (pair.a, pair.b, pair.verdict) == ("fp16", "fp16 (2)", "same")
-        assert "one recipe was raced against itself: differences up to ±" in as_text(race_report(replicates))
+        assert "one recipe was compared with itself: differences up to ±" in told_of(replicates)
 
     def test_written_in_another_order_it_is_still_itself(self) -> None:
         replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16+graphs", "graphs+fp16")
-        assert "one recipe was raced against itself" in as_text(race_report(replicates))
+        assert "one recipe was compared with itself" in told_of(replicates)
 
     def test_a_false_verdict_is_called_false(self) -> None:
         """A machine that slows down every second process."""
         replicates, _ = raced(
             Landscape(step_s={"fp16+graphs": 0.01, "graphs+fp16": 0.02}), "fp16+graphs", "graphs+fp16"
         )
-        told = as_text(race_report(replicates))
+        told = told_of(replicates)
         assert "a verdict of faster or slower here is false" in told
 
     def test_its_copies_keep_their_names_when_others_leave(self) -> None:
@@ -289,7 +295,7 @@ class TestARecipeAgainstItself:
 def test_a_race_in_which_nobody_met_says_so() -> None:
     """Stopped before a replicate was finished."""
     records = [msgspec.structs.replace(record, blocks=()) for record in race_records(("baseline", "fp16"))]
-    assert "no replicate finished" in as_text(race_report([records]))
+    assert "no replicate finished" in told_of([records])
 
 
 class TestUntilTold:
@@ -315,17 +321,17 @@ class TestUntilTold:
         self, mean: float, half: float, is_over: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = PairedLog(mean=mean, error=half / student_t(9), rounds=10)
-        monkeypatch.setattr(race, "log_ratio", lambda one, other, kind: log)
+        monkeypatch.setattr(deciding, "log_ratio", lambda one, other, kind: log)
         entries = self.entries()
         rule = UntilTold("throughput", 3)
-        fewest = min(entries[0].spec.measure.min_rounds, race.FEWEST_ROUNDS)
+        fewest = min(entries[0].spec.measure.min_rounds, deciding.FEWEST_ROUNDS)
         rule.after_round(entries, fewest - 1)
         assert [entry.stopped for entry in entries] == [None, None], "too few rounds"
         rule.after_round(entries, fewest)
         assert [entry.stopped for entry in entries] == ["target" if is_over else None] * 2
 
     def test_at_its_share_of_the_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(race, "log_ratio", lambda one, other, kind: None)
+        monkeypatch.setattr(deciding, "log_ratio", lambda one, other, kind: None)
         first, other = self.entries()
         share_s = first.spec.measure.max_seconds / 3
         first.timed_s, other.timed_s = share_s, 0.99 * share_s
@@ -349,7 +355,7 @@ class TestWithLittleTime:
             door, NoJournal(), Noted(), random.Random(0), only="throughput", left_s=lambda: left_s - door.clock_s
         )
         measured = running.run_replicates_at_once([specs_of("baseline", "fp16")] * 5)
-        assert all(len(record.blocks) >= race.FEWEST_ROUNDS for replicate in measured for record in replicate)
+        assert all(len(record.blocks) >= deciding.FEWEST_ROUNDS for replicate in measured for record in replicate)
         return ends[1::2]
 
     def test_all_of_them_have_their_share_of_it(self) -> None:

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from redline.api.workspace import Workspace
 from redline.model.environment import DeviceInfo, Environment
 from redline.model.errors import DoorError, SpecError, UsageError
 from redline.model.identity import plan_key
 from redline.model.questions import Checked
 from redline.model.record import Block, Failure, RunRecord, new_id
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.search.grid import grid_from_table
+from redline.search.grid import Cell, Grid, Plan, check_name, estimate, grid_from_tables, make_plan, standing
 from redline.search.observer import Observer
-from redline.search.sweep import (
-    BROKEN_DOORS,
-    Cell,
-    Plan,
-    check_name,
-    estimate,
-    make_plan,
-    measured_elsewhere,
-    standing,
-    sweep_plan,
-    unsettled,
-)
+from redline.search.run import BROKEN_DOORS, Account, GridRun, Spread, measured_elsewhere, unsettled
 from redline.store import History
 from redline.store.codec import SettledCell
 from redline.testing.fake import FakeDoor
@@ -82,19 +71,21 @@ def test_the_same_measurement_has_the_same_key(same: str) -> None:
     assert same == key()
 
 
+def grid_of(table: dict[str, Any]) -> Grid:
+    return grid_from_tables([table])
+
+
 def answers(specs: list[RunSpec], refuse: Any = lambda spec: None) -> list[Checked]:
     return [Checked(spec=msgspec.structs.replace(spec, device="cuda:0"), usage=refuse(spec)) for spec in specs]
 
 
 def test_a_combination_that_cannot_be_is_left_out() -> None:
-    specs = grid_from_table(
-        {"model": ["a", "b"], "task": ["infer", "train"], "recipe": ["baseline", "torchscript"]}
-    ).cells
+    specs = grid_of({"model": ["a", "b"], "task": ["infer", "train"], "recipe": ["baseline", "torchscript"]}).cells
 
     def refuse(spec: RunSpec) -> str | None:
         return "torchscript is for infer" if spec.workload.task == "train" and spec.recipe.switches else None
 
-    plan = make_plan(specs, answers(specs, refuse), lambda device: PLACE)
+    plan = make_plan(Grid(cells=specs), answers(specs, refuse), lambda device: PLACE)
     assert len(plan.cells) == 6
     assert {(left.model, left.task, left.recipe) for left in plan.left_out} == {
         ("a", "train", "torchscript"),
@@ -111,14 +102,40 @@ def test_a_combination_that_cannot_be_is_left_out() -> None:
     ],
 )
 def test_what_is_wrong_everywhere_is_a_mistake(refuse: Any) -> None:
-    specs = grid_from_table({"model": ["a", "b"], "recipe": ["baseline", "fp16"]}).cells
+    specs = grid_of({"model": ["a", "b"], "recipe": ["baseline", "fp16"]}).cells
     with pytest.raises(UsageError, match=r"unknown|no such"):
-        make_plan(specs, answers(specs, refuse), lambda device: PLACE)
+        make_plan(Grid(cells=specs), answers(specs, refuse), lambda device: PLACE)
 
 
-def test_two_spellings_of_a_recipe_are_one_cell() -> None:
-    specs = grid_from_table({"model": "a", "recipe": ["fp16+compile", "compile+fp16"]}).cells
-    assert len(make_plan(specs, answers(specs), lambda device: PLACE).cells) == 1
+def test_a_recipe_that_is_named_twice_is_measured_twice() -> None:
+    """Against itself it shows the noise floor."""
+    specs = grid_of({"model": "a", "recipe": ["fp16+compile", "compile+fp16"]}).cells
+    plan = make_plan(Grid(cells=specs), answers(specs), lambda device: PLACE, is_kept=True)
+    (group,) = plan.groups
+    assert len({cell.key for cell in group}) == 2
+    assert group[1].key == f"{group[0].key}~2"
+
+
+def test_cells_that_differ_in_their_recipe_alone_make_a_group() -> None:
+    grid = grid_of({"model": ["a", "b"], "recipe": ["baseline", "fp16"], "batch": [1, 8], "threads": [1, 2]})
+    plan = make_plan(grid, answers(grid.cells), lambda device: PLACE)
+    assert [[str(cell.spec.recipe) for cell in group] for group in plan.groups] == [["baseline", "fp16"]] * 8
+    assert len({(c.spec.workload.model, c.spec.workload.batch, c.spec.threads) for c in plan.cells}) == 8
+    assert plan.axes == ("threads", "batch")
+
+
+def test_functions_are_compared_only_where_pairs_are_decided() -> None:
+    steps = grid_from_tables([{"model": f"steps.py:{name}", "task": "step"} for name in ("old", "new")])
+    assert len(make_plan(steps, answers(steps.cells), lambda device: PLACE).groups) == 2
+    assert len(make_plan(steps, answers(steps.cells), lambda device: PLACE, decides=True).groups) == 1
+
+
+def test_a_single_group_asks_nothing_about_the_machine() -> None:
+    """It is settled all at once, so there is nothing to go on with."""
+    grid = grid_of({"model": "a", "recipe": ["baseline", "fp16"]})
+    plan = make_plan(grid, answers(grid.cells), lambda device: pytest.fail("asked"))
+    assert not plan.is_kept
+    assert len({cell.key for cell in plan.cells}) == 2
 
 
 def record(model: str, recipe: str, took_s: float, at: float = 1000.0, **fields: Any) -> RunRecord:
@@ -128,24 +145,22 @@ def record(model: str, recipe: str, took_s: float, at: float = 1000.0, **fields:
 
 
 def test_an_estimate_knows_what_the_history_knows() -> None:
-    specs = grid_from_table(
-        {"model": ["known", "stranger"], "recipe": ["baseline", "fp16", "compile"], "batch": [1, 8]}
-    ).cells
+    specs = grid_of({"model": ["known", "stranger"], "recipe": ["baseline", "fp16", "compile"], "batch": [1, 8]}).cells
     cells = [Cell(spec=spec, key=str(number)) for number, spec in enumerate(specs)]
     with History.open(":memory:") as history:
         assert (estimate(cells, history).known, estimate(cells, history).unknown) == (0, 12)
-        history.finish(record("known", "baseline", 500.0, group="interleaved with others"))
-        assert estimate(cells, history).known == 0
-        history.finish(record("known", "baseline", 10.0))
+        # Two that were measured interleaved took their time together.
+        history.finish(record("known", "baseline", 20.0, group="g"))
+        history.finish(record("known", "fp16", 15.0, group="g", position=1))
         history.finish(record("known", "compile", 60.0, at=2000.0))
         found = estimate(cells, history)
     # The recipe's own time where it is known, else that of the model's newest.
-    assert found.seconds == pytest.approx(2 * 10 + 2 * 60 + 2 * 60)
+    assert found.seconds == pytest.approx(2 * 10 + 2 * 10 + 2 * 60)
     assert (found.known, found.unknown, found.unknown_models) == (6, 6, ("stranger",))
 
 
 def test_an_estimate_does_not_count_what_failed() -> None:
-    cells = [Cell(spec=spec, key="k") for spec in grid_from_table({"model": "known", "batch": 1}).cells]
+    cells = [Cell(spec=spec, key="k") for spec in grid_of({"model": "known", "batch": 1}).cells]
     broken = record("known", "baseline", 10.0)
     failure = Failure(stage="measure", kind="oom", message="no room")
     with History.open(":memory:") as history:
@@ -153,39 +168,21 @@ def test_an_estimate_does_not_count_what_failed() -> None:
         assert estimate(cells, history).known == 0
 
 
-class Memory:
-    """A ledger that keeps what it is told."""
+class Memory(Account):
+    """An account that also knows other grids, and keeps what it is told."""
 
     def __init__(self, **others: SettledCell) -> None:
-        self.kept: dict[str, SettledCell] = {}
+        super().__init__()
         self.others = others
         self.asked: list[str] = []
         self.announced: list[tuple[int, int, str, int]] = []
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        yield
-
-    def cells(self) -> dict[str, SettledCell]:
-        return dict(self.kept)
 
     def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
         self.asked = list(keys)
         return {key: cell for key, cell in self.others.items() if key in keys}
 
-    def adopt(self, cells: Iterable[SettledCell]) -> None:
-        self.kept |= {cell.key: cell for cell in cells}
-
-    def settle(self, key: str, record: RunRecord) -> None:
-        self.kept[key] = settled(key, record.id)
-
-    def forget(self) -> None:
-        self.kept.clear()
-
     def announce(self, done: int, total: int, now: str, *, done_before: int) -> None:
         self.announced.append((done, total, now, done_before))
-
-    def observe(self, telemetry: Any) -> None: ...
 
 
 def settled(key: str, record_id: str = "r", **failure: Any) -> SettledCell:
@@ -198,8 +195,8 @@ class Told(Observer):
         self.cells: list[tuple[str, int, int]] = []
         self.done: list[str] = []
 
-    def cell(self, cell: Cell, number: int, of: int) -> None:
-        self.cells.append((cell.key, number, of))
+    def measuring(self, cells: Sequence[Cell], number: int, of: int) -> None:
+        self.cells.append((cells[0].key, number, of))
 
     def settled(self, cell: Cell, record: RunRecord) -> None:
         self.done.append(cell.key)
@@ -208,48 +205,53 @@ class Told(Observer):
 def plan_of(*keys: str, **changes: Any) -> Plan:
     measure = MeasureSpec.for_effort("quick")
     spec = RunSpec(workload=WorkloadSpec(model="m", batch=1), measure=measure, device="cpu")
-    return Plan(**{"name": "p", "cells": tuple(Cell(spec=spec, key=key) for key in keys), "shares": True, **changes})
+    groups = tuple((Cell(spec=spec, key=key),) for key in keys)
+    return Plan(**{"name": "p", "groups": groups, "shares": True, **changes})
 
 
-class TestSweeping:
+def go(plan: Plan, ledger: Memory, told: Observer, door: Any = None, spread: Spread | None = None, **how: Any) -> None:
+    place = Workspace(door=door or FakeDoor(Landscape(step_s=0.01)), observer=told, keep=False)
+    GridRun(plan, place, ledger, spread=spread).go(**how)
+
+
+class TestMeasuring:
     def test_cells_are_counted_from_those_that_are_settled(self) -> None:
         ledger, told = Memory(), Told()
-        ledger.kept = {"a": settled("a")}
-        sweep_plan(plan_of("a", "b", "c"), FakeDoor(Landscape(step_s=0.01)), ledger, told)
+        ledger.adopt([settled("a")])
+        go(plan_of("a", "b", "c"), ledger, told, resume=True)
         assert told.cells == [("b", 2, 3), ("c", 3, 3)]
         assert told.done == ["b", "c"]
         assert ledger.announced == [(1, 3, "m infer baseline batch 1", 1), (2, 3, "m infer baseline batch 1", 1)]
 
     def test_cells_that_are_spread_are_counted_as_they_come_in(self) -> None:
         ledger, told = Memory(), Told()
-        ledger.kept = {"a": settled("a")}
+        ledger.adopt([settled("a")])
 
         def spread(specs: Sequence[RunSpec]) -> Iterator[tuple[int, RunRecord]]:
             yield from ((index, RunRecord(id=f"r{index}", spec=specs[index])) for index in (1, 0))
 
-        found = sweep_plan(plan_of("a", "b", "c"), FakeDoor(Landscape(step_s=0.01)), ledger, told, spread=spread)
+        go(plan_of("a", "b", "c"), ledger, told, spread=spread, resume=True)
         assert told.cells == [("c", 2, 3), ("b", 3, 3)]
         assert told.done == ["c", "b"]
-        assert [done for done, *_ in ledger.announced] == [1, 2, 3]
-        assert {key: cell.record_id for key, cell in ledger.kept.items()} == {"a": "r", "b": "r0", "c": "r1"}
-        assert (found.planned, found.done) == (3, 3)
+        assert ledger.announced[-1][0] == 3
+        assert {key: cell.record_id for key, cell in ledger.cells().items()} == {"a": "r", "b": "r0", "c": "r1"}
 
     def test_what_another_grid_has_measured_is_taken_over(self) -> None:
         ledger, told = Memory(b=settled("b", "theirs")), Told()
-        ledger.kept = {"a": settled("a")}
-        sweep_plan(plan_of("a", "b", "c"), FakeDoor(Landscape(step_s=0.01)), ledger, told)
+        ledger.adopt([settled("a")])
+        go(plan_of("a", "b", "c"), ledger, told, resume=True)
         assert ledger.asked == ["b", "c"], "not for what it has itself"
         assert [key for key, *_ in told.cells] == ["c"]
-        assert ledger.kept["b"].record_id == "theirs"
+        assert ledger.cells()["b"].record_id == "theirs"
 
-    def test_a_sweep_with_a_name_keeps_to_itself(self) -> None:
+    def test_a_grid_with_a_name_keeps_to_itself(self) -> None:
         assert measured_elsewhere(plan_of("b", shares=False), Memory(b=settled("b"))) == {}
         assert measured_elsewhere(plan_of("b"), Memory(b=settled("b"))) == {"b": settled("b")}
 
-    def test_starting_over_measures_all_again(self) -> None:
+    def test_without_a_resume_all_is_measured_again(self) -> None:
         ledger, told = Memory(b=settled("b")), Told()
-        ledger.kept = {"a": settled("a")}
-        sweep_plan(plan_of("a", "b"), FakeDoor(Landscape(step_s=0.01)), ledger, told, fresh=True)
+        ledger.adopt([settled("a")])
+        go(plan_of("a", "b"), ledger, told)
         assert [key for key, *_ in told.cells] == ["a", "b"]
 
     def test_how_a_failed_cell_stands(self) -> None:
@@ -265,8 +267,8 @@ class TestSweeping:
     def test_failed_cells_are_tried_again_only_when_asked(self) -> None:
         known = {"a": settled("a"), "b": settled("b", failure_kind="oom")}
         plan = plan_of("a", "b", "c")
-        assert [cell.key for cell in unsettled(plan, known)] == ["c"]
-        assert [cell.key for cell in unsettled(plan, known, retry_failed=True)] == ["b", "c"]
+        assert [group[0].key for group in unsettled(plan, known)] == ["c"]
+        assert [group[0].key for group in unsettled(plan, known, retry_failed=True)] == ["b", "c"]
 
     def test_workers_that_cannot_be_started_end_it(self) -> None:
         class Locked(FakeDoor):
@@ -274,18 +276,18 @@ class TestSweeping:
                 raise DoorError("no room for a process")
 
         ledger = Memory()
-        with pytest.raises(DoorError, match=f"{BROKEN_DOORS} workers in a row could not be started: no room"):
-            sweep_plan(plan_of("a", "b", "c", "d"), Locked(Landscape(step_s=0.01)), ledger)
-        assert len(ledger.kept) == BROKEN_DOORS
+        with pytest.raises(DoorError, match=f"of {BROKEN_DOORS} groups in a row could not be started: no room"):
+            go(plan_of("a", "b", "c", "d"), ledger, Told(), Locked(Landscape(step_s=0.01)))
+        assert len(ledger.cells()) == BROKEN_DOORS
 
 
 def test_a_plan_without_a_name_is_called_by_what_was_asked_for() -> None:
     specs = [changed(device="cpu")]
     answers = [Checked(spec=spec) for spec in specs]
-    unnamed, named = (make_plan(specs, answers, lambda device: PLACE, name) for name in (None, "study"))
+    unnamed, named = (make_plan(Grid(cells=specs), answers, lambda device: PLACE, name) for name in (None, "study"))
     assert (named.name, named.shares, unnamed.shares) == ("study", False, True)
     assert unnamed.name not in ("", "study")
-    assert unnamed.name == make_plan(specs, answers, lambda device: PLACE).name
+    assert unnamed.name == make_plan(Grid(cells=specs), answers, lambda device: PLACE).name
 
 
 @pytest.mark.parametrize(("name", "says"), [("a,b", "comma"), (" ", "not empty"), (7, "must be a text")])
@@ -299,7 +301,7 @@ def test_names_that_cannot_be(name: Any, says: str) -> None:
 def test_replicates_follow_each_other_cell_by_cell_and_the_first_keeps_the_plain_key() -> None:
     specs = [changed(seed=1), changed(seed=2)]
     answers = [Checked(spec=spec) for spec in specs]
-    once = [cell.key for cell in make_plan(specs, answers, lambda device: PLACE).cells]
-    cells = make_plan(specs, answers, lambda device: PLACE, replicates=3).cells
+    once = [cell.key for cell in make_plan(Grid(cells=specs), answers, lambda device: PLACE, is_kept=True).cells]
+    cells = make_plan(Grid(cells=specs), answers, lambda device: PLACE, replicates=3).cells
     assert [cell.key for cell in cells] == [*once, *(f"{key}-2" for key in once), *(f"{key}-3" for key in once)]
     assert [cell.replicate for cell in cells] == [1, 1, 2, 2, 3, 3]

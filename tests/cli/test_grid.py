@@ -1,4 +1,4 @@
-"""`redline sweep` and `redline batch` from the outside: exit codes, one-line mistakes, documents on stdout."""
+"""`redline run` of a grid, `redline study` and `redline batch` from the outside: exit codes, one-line mistakes, documents on stdout."""
 
 from __future__ import annotations
 
@@ -45,72 +45,71 @@ def door() -> FakeDoor:
     )
 
 
-class TestSweep:
-    def test_prints_a_table_and_goes_on_where_it_stopped(self, redline: Callable[..., Result], door: FakeDoor) -> None:
-        first = redline("sweep", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "1,8", "-b", "64")
+class TestGrid:
+    def test_prints_a_table_and_a_resume_goes_on_where_it_stopped(
+        self, redline: Callable[..., Result], door: FakeDoor
+    ) -> None:
+        first = redline("run", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "1,8", "-b", "64")
         assert first.exit_code == 0
         assert "6 cells, 6 done" in first.stdout
+        assert "vs baseline" in first.stdout
         opened = door.opened
-        again = redline("sweep", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "1,8,64")
+        again = redline("run", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "1,8,64", "--resume")
         assert again.exit_code == 0
         assert door.opened == opened + 2  # two questions, no cell
         assert "settled" in again.stderr
 
     def test_stalls_between_steps_are_beside_the_speed(self, redline: Callable[..., Result], door: FakeDoor) -> None:
         """The median step does not show them; somebody who waits for the results does."""
-        assert "sustained" not in redline("sweep", "resnet50", "-b", "1").stdout
+        assert "sustained" not in redline("run", "resnet50", "-b", "1,2").stdout
         door.landscape = replace(door.landscape, tail_share=0.3)
-        result = redline("sweep", "resnet50", "-b", "1", "--fresh")
+        result = redline("run", "resnet50", "-b", "1,2")
         assert "sustained" in result.stdout
-        (row,) = document(redline("sweep", "resnet50", "-b", "1", "--json"))["results"]
+        row, _ = document(redline("run", "resnet50", "-b", "1,2", "--resume", "--json"))["results"]
         assert row["sustained_per_s"] < row["throughput_per_s"]
         assert f" {significant(row['sustained_per_s'], 3)} " in result.stdout
 
-    def test_a_larger_grid_measures_only_what_is_new(self, redline: Callable[..., Result], door: FakeDoor) -> None:
-        assert document(redline("sweep", "resnet50", "-b", "1,8", "--json"))["done"] == 2
-        opened = door.opened
-        plan = document(redline("sweep", "resnet50", "-b", "1,8,64", "--dry-run", "--json"))
+    def test_a_larger_grid_resumes_with_what_is_new(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+        assert document(redline("run", "resnet50", "-b", "1,8", "--json"))["done"] == 2
+        plan = document(redline("run", "resnet50", "-b", "1,8,64", "--resume", "--dry-run", "--json"))
         assert (plan["planned"], plan["done"]) == (3, 2)
         opened = door.opened
-        told = document(redline("sweep", "resnet50", "-b", "1,8,64", "--json"))
+        told = document(redline("run", "resnet50", "-b", "1,8,64", "--resume", "--json"))
         assert (told["planned"], told["done"]) == (3, 3)
         assert door.opened == opened + 2 + 1  # two questions, one cell
         assert len({cell["record_id"] for cell in told["cells"]}) == 3
 
-    def test_a_sweep_with_a_name_keeps_to_itself(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+    def test_a_grid_with_a_name_keeps_to_itself(self, redline: Callable[..., Result]) -> None:
         """Before and after a change that no key knows of, the same cells are to be measured twice."""
-        before = document(redline("sweep", "resnet50", "-b", "1,8", "--name", "before", "--json"))
-        after = document(redline("sweep", "resnet50", "-b", "1,8", "--name", "after", "--json"))
-        plain = document(redline("sweep", "resnet50", "-b", "1,8", "--json"))
+        command = ("run", "resnet50", "-b", "1,8", "--resume", "--json")
+        before, after = (document(redline(*command, "--name", name)) for name in ("before", "after"))
+        plain = document(redline(*command))
         ids = [cell["record_id"] for told in (before, after, plain) for cell in told["cells"]]
         assert len(set(ids)) == 6
+        assert document(redline("compare", "before", "after", "--json"))["comparisons"]
 
     def test_replicates_measure_each_cell_in_several_processes(self, redline: Callable[..., Result]) -> None:
-        assert document(redline("sweep", "resnet50", "-b", "1,8", "--json"))["planned"] == 2
-        told = document(redline("sweep", "resnet50", "-b", "1,8", "--replicates", "3", "--json"))
+        command = ("run", "resnet50", "-b", "1,8", "--resume")
+        assert document(redline(*command, "--json"))["planned"] == 2
+        told = document(redline(*command, "--replicates", "3", "--json"))
         assert (told["planned"], told["done"]) == (6, 6)
         assert sorted((cell["batch"], cell["replicate"]) for cell in told["cells"]) == [
             (batch, number) for batch in (1, 8) for number in (1, 2, 3)
         ]
         assert [len(row["replicate_ids"]) for row in told["results"]] == [3, 3]
-        shown = redline("sweep", "resnet50", "-b", "1,8", "--replicates", "3").stdout
+        shown = redline(*command, "--replicates", "3").stdout
         assert "6 cells, 6 done" in shown
         assert len([line for line in shown.splitlines() if line.startswith("baseline")]) == 2
 
     def test_failed_cells_are_rows_and_no_reason_to_fail(self, redline: Callable[..., Result]) -> None:
-        result = redline("sweep", "resnet50", "broken", "-b", "8,512", "--json")
+        result = redline("run", "resnet50", "broken", "-b", "8,512", "--json")
         assert result.exit_code == 0
         told = document(result)
         assert (told["planned"], told["done"], told["failed"]) == (4, 1, 3)
         by_cell = {(cell["model"], cell["batch"]): cell for cell in told["cells"]}
         assert by_cell["resnet50", 8]["status"] == "done"
-        assert by_cell["resnet50", 8]["record_id"]
         assert by_cell["resnet50", 512]["failure"]["kind"] == "oom"
-        assert by_cell["broken", 8]["failure"] == {
-            "stage": "build",
-            "message": "this factory raised",
-            "kind": "user",
-        }
+        assert by_cell["broken", 8]["failure"] == {"stage": "build", "message": "this factory raised", "kind": "user"}
         rows = {row["record_id"]: row for row in told["results"]}
         assert rows[by_cell["resnet50", 8]["record_id"]]["throughput_per_s"] > 0
         assert {"model", "task", "recipe", "batch", "status", "record_id", "failure"} <= told["cells"][0].keys()
@@ -118,64 +117,61 @@ class TestSweep:
     def test_a_dry_run_measures_nothing_and_tells_the_time(
         self, redline: Callable[..., Result], door: FakeDoor
     ) -> None:
-        result = redline("sweep", "resnet50", "-b", "1..8", "--dry-run")
+        result = redline("run", "resnet50", "-b", "1..8", "--dry-run")
         assert result.exit_code == 0
         assert door.opened == 2
         assert "4 cells, 0 done, 4 to do" in result.stdout
         assert "no estimate for 4 cells: resnet50 not measured yet" in result.stdout
-        told = document(redline("sweep", "resnet50", "-b", "1..8", "--dry-run", "--json"))
+        told = document(redline("run", "resnet50", "-b", "1..8", "--dry-run", "--json"))
         assert (told["planned"], told["done"], told["estimate"]["unknown"]) == (4, 0, 4)
 
     def test_flags_override_a_file(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         file = tmp_path / "study.toml"
-        file.write_text('[sweep]\nname = "study"\nmodel = ["resnet50", "other"]\nbatch = [1, 8]\n')
-        told = document(redline("sweep", "-f", str(file), "--json"))
+        file.write_text('name = "study"\nmodel = ["resnet50", "other"]\nbatch = [1, 8]\n')
+        told = document(redline("run", "-f", str(file), "--json"))
         assert (told["name"], told["planned"]) == ("study", 4)
-        told = document(redline("sweep", "-f", str(file), "-b", "4", "--name", "mine", "--json"))
+        told = document(redline("run", "-f", str(file), "-b", "4", "--name", "mine", "--json"))
         assert (told["name"], told["planned"]) == ("mine", 2)
 
     def test_a_door_leaves_the_rest_of_a_files_launch(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         file = tmp_path / "study.toml"
-        file.write_text('[sweep]\nmodel = "resnet50"\nlaunch = { door = "fork", measure_timeout_s = 7.0 }\n')
-        assert redline("sweep", "-f", file, "--door", "spawn").exit_code == 0
+        file.write_text('model = "resnet50"\nlaunch = { door = "fork", measure_timeout_s = 7.0 }\n')
+        assert redline("run", "-f", file, "--door", "spawn").exit_code == 0
         with History.open() as history:
             (record,) = history.find()
         assert (record.spec.launch.door, record.spec.launch.measure_timeout_s) == ("spawn", 7.0)
 
-    def test_presets(self, redline: Callable[..., Result]) -> None:
-        assert document(redline("sweep", "--preset", "amp-batches", "--dry-run", "--json"))["planned"] == 6
-        assert document(redline("sweep", "--preset", "fp16-torchscript", "--dry-run", "--json"))["planned"] == 24
-
-    def test_fresh_and_retry_failed(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+    def test_failed_cells_are_tried_again_only_when_asked(self, redline: Callable[..., Result], door: FakeDoor) -> None:
         def cells(*more: str) -> int:
             before = door.opened
-            assert redline("sweep", "resnet50", "broken", "-b", "8", *more).exit_code == 0
+            assert redline("run", "resnet50", "broken", "-b", "8,16", *more).exit_code == 0
             return door.opened - before - 2
 
-        assert (cells(), cells(), cells("--retry-failed"), cells("--fresh")) == (2, 0, 1, 2)
+        assert (cells(), cells("--resume"), cells("--retry-failed"), cells()) == (4, 0, 2, 4)
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
             ([], "name at least one model"),
-            (["nosuch"], "unknown model 'nosuch'"),
+            (["nosuch", "-b", "1,2"], "unknown model 'nosuch'"),
             (["resnet50", "-b", "many"], "batch must be a number"),
-            (["resnet50", "-b", "0"], "batch must be 1 or more"),
-            (["resnet50", "-r", "fp16++"], "empty switch"),
-            (["resnet50", "--task", "fly"], "fly"),
-            (["--preset", "nothing"], "unknown preset"),
+            (["resnet50", "--threads", "1.."], "threads must be a number"),
+            (["resnet50", "-b", "0,1"], "batch must be 1 or more"),
+            (["resnet50", "-b", "1,2", "-r", "fp16++"], "empty switch"),
+            (["resnet50", "--task", "infer,fly"], "fly"),
             (["-f", "nowhere.toml"], "no such file"),
-            (["-f", "nowhere.toml", "--preset", "amp-batches"], "not both"),
             (["resnet50", "--name", " "], "name must be"),
             (["resnet50", "--name", "a,b"], "name must not have a comma"),
             (["resnet50", "--max-memory", "some"], "16GiB"),
             (["resnet50", "--effort", "heroic"], "effort"),
+            (["resnet50", "--jobs", "0"], "jobs must be 1 or more"),
+            (["resnet50", "--launch", "ray", "--decide"], "pairs are decided on one machine"),
         ],
     )
     def test_mistakes_are_one_line_and_exit_2(
         self, redline: Callable[..., Result], arguments: list[str], words: str
     ) -> None:
-        result = redline("sweep", *arguments)
+        result = redline("run", *arguments)
         assert result.exit_code == 2
         complaint = [line for line in result.stderr.splitlines() if line.startswith("redline: ")]
         assert len(complaint) == 1
@@ -194,8 +190,8 @@ class TestSweep:
         self, redline: Callable[..., Result], tmp_path: Path, exclusion: str, words: str
     ) -> None:
         file = tmp_path / "study.toml"
-        file.write_text(f'[sweep]\nmodel = "resnet50"\n[[sweep.exclude]]\n{exclusion}\n')
-        result = redline("sweep", "-f", file)
+        file.write_text(f'model = "resnet50"\n[[exclude]]\n{exclusion}\n')
+        result = redline("run", "-f", file)
         assert result.exit_code == 2
         (complaint,) = result.stderr.splitlines()
         assert words in complaint
@@ -204,37 +200,83 @@ class TestSweep:
         self, redline: Callable[..., Result], tmp_path: Path
     ) -> None:
         file = tmp_path / "study.toml"
-        file.write_text('[sweep]\nmodel = "resnet50"\n[[sweep.exclude]]\nmodel = "vit_*"\n')
+        file.write_text('model = "resnet50"\nbatch = [1, 2]\n[[exclude]]\nmodel = "vit_*"\n')
         told = "the exclusion of model vit_*: the grid has no model vit_*"
-        assert told in redline("sweep", "-f", file, "--dry-run").stdout
-        result = redline("sweep", "-f", file)
+        assert told in redline("run", "-f", file, "--dry-run").stdout
+        result = redline("run", "-f", file)
         assert result.exit_code == 0
         assert told in result.stderr
         assert told in result.stdout
 
     def test_a_dry_run_counts_what_would_be_tried_again_as_to_do(self, redline: Callable[..., Result]) -> None:
-        redline("sweep", "resnet50", "broken", "-b", "8")
-        assert "2 cells, 1 done, 1 failed" in redline("sweep", "resnet50", "broken", "-b", "8", "--dry-run").stdout
-        again = redline("sweep", "resnet50", "broken", "-b", "8", "--dry-run", "--retry-failed")
-        assert "2 cells, 1 done, 1 to do" in again.stdout
-        assert "1 cells" in again.stdout.partition("time: ")[2]
+        command = ("run", "resnet50", "broken", "-b", "8,16")
+        redline(*command)
+        assert "4 cells, 2 done, 2 failed" in redline(*command, "--dry-run", "--resume").stdout
+        again = redline(*command, "--dry-run", "--retry-failed")
+        assert "4 cells, 2 done, 2 to do" in again.stdout
+        assert "2 cells" in again.stdout.partition("time: ")[2]
 
-    def test_ctrl_c_keeps_what_is_settled(
+    def test_ctrl_c_prints_the_finished_rows_and_a_resume_measures_the_rest(
         self, redline: Callable[..., Result], door: FakeDoor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = FakeDoor.open
 
         def interrupted(self: FakeDoor, spec: RunSpec | None = None) -> Any:
-            if spec is not None and spec.workload.batch == 4:
+            if spec is not None and spec.workload.batch == 2:
                 raise KeyboardInterrupt
             return real(self, spec)
 
         monkeypatch.setattr(FakeDoor, "open", interrupted)
-        result = redline("sweep", "resnet50", "-b", "1..4")
+        command = ("run", "resnet50", "-b", "1..4", "-r", "baseline", "-r", "fp16")
+        result = redline(*command)
         assert result.exit_code == 130
-        assert "the same command continues" in result.stderr
+        assert "6 cells, 4 done, 2 to do" in result.stdout
+        assert "the same command with --resume continues" in result.stderr
         monkeypatch.setattr(FakeDoor, "open", real)
-        assert document(redline("sweep", "resnet50", "-b", "1..4", "--json"))["done"] == 3
+        opened = door.opened
+        assert document(redline(*command, "--resume", "--json"))["done"] == 6
+        assert door.opened == opened + 2 + 2
+
+
+class TestStudy:
+    def test_an_experiment_is_a_file(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        file = tmp_path / "mine.toml"
+        assert redline("study", "--new", file).exit_code == 0
+        assert "is there already" in redline("study", "--new", file).stderr
+        result = redline("study", file, "--model", "resnet50", "--out", tmp_path / "out")
+        assert result.exit_code == 0
+        assert "6 cells, 6 done" in result.stdout
+        assert "What does the memory layout gain" in result.stdout
+        written = {path.name for path in (tmp_path / "out").iterdir()}
+        assert written == {"latency.png", "throughput.png", "README.md", "results.csv", "results.json"}
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("columns = ['speed']", "unknown column 'speed'; there are items/s"),
+            ("columns = 3", "columns must be a list of names"),
+            ("explain = 3", "explain must be true or false"),
+            ("jobs = 'many'", "jobs must be a number of workers or auto"),
+            ("title = 3", "title must be a text"),
+            ("model = 'resnet50'\nquick = 3", "quick must be a table"),
+            ("model = 'resnet50'\nbatch = 'best'", "nothing to measure: no run before it on this device has a speed"),
+            ("modle = 'resnet50'", "unknown setting 'modle'"),
+        ],
+    )
+    def test_a_mistake_in_a_file_is_one_line(
+        self, redline: Callable[..., Result], tmp_path: Path, text: str, words: str
+    ) -> None:
+        file = tmp_path / "mine.toml"
+        file.write_text(text)
+        result = redline("study", file)
+        assert result.exit_code == 2
+        (complaint,) = result.stderr.splitlines()
+        assert str(file) in complaint
+        assert words in complaint
+
+    def test_an_unknown_experiment_is_answered_with_the_known(self, redline: Callable[..., Result]) -> None:
+        assert "did you mean ladder" in redline("study", "lader").stderr
+        assert "name an experiment: batch, example, ladder, precision" in redline("study").stderr
 
 
 class TestBatch:

@@ -1,4 +1,4 @@
-"""Sweeps: every cell once, whatever happens to the process that measures them."""
+"""Grids: every cell once, whatever happens to the process that measures them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import grid_runner
 import pytest
-import sweep_runner
-from sweep_runner import CPU_GRID, FAKE_GRID, fake_door
+from grid_runner import CPU_GRID, FAKE_GRID, fake_door
 
 import redline
 from redline.api.workspace import Workspace
-from redline.model.errors import DoorError, UsageError
+from redline.model.errors import DoorError, Interrupted, UsageError
 from redline.model.questions import Checked, SwitchChoice
 from redline.model.record import Failure
-from redline.search.grid import grid_from_table, refuse_unknown_recipes
+from redline.search.grid import grid_from_tables, refuse_unknown_recipes
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
@@ -44,19 +44,19 @@ def history(place: Path) -> Iterator[History]:
 
 
 def start(place: Path, what: str, name: str, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(sweep_runner.__file__), str(place), what, name, *more]
+    command = [sys.executable, str(grid_runner.__file__), str(place), what, name, *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def assert_exactly_the_right_rows(history: History, place: Path, name: str) -> None:
     """All 60 cells of the fake grid, each settled by one record of its own, and no other record."""
-    result = redline.sweep(**FAKE_GRID, name=name, workspace=Workspace(door=fake_door(), history=history))
+    result = redline.run(**FAKE_GRID, name=name, resume=True, workspace=Workspace(door=fake_door(), history=history))
     assert (result.summary.planned, result.summary.done, result.summary.failed) == (60, 56, 4)
-    assert {(cell.model, cell.batch) for cell in result if cell.status == "failed"} == {("vit_b_16", 512)}
-    assert {cell.failure.kind for cell in result if cell.failure} == {"oom"}
+    assert {(cell.model, cell.batch) for cell in result.summary.cells if cell.status == "failed"} == {("vit_b_16", 512)}
+    assert {cell.failure.kind for cell in result.summary.cells if cell.failure} == {"oom"}
     by_id = {row.id: row for row in history.rows()}
-    assert len({cell.record_id for cell in result}) == 60
-    for cell in result:
+    assert len({cell.record_id for cell in result.summary.cells}) == 60
+    for cell in result.summary.cells:
         row = by_id[cell.record_id]
         assert (row.model, row.task, row.recipe, row.batch) == (cell.model, cell.task, cell.recipe, cell.batch)
         assert row.status == cell.status
@@ -99,18 +99,18 @@ def test_six_cells_on_the_cpu_killed_at_a_random_point_end_with_exactly_the_righ
     rest, _ = runner.communicate()
     last: list[str] = []
     with Workspace(history=history, observer=Settling(last)) as workspace:
-        redline.sweep(**CPU_GRID, name="study", workspace=workspace)
+        redline.run(**CPU_GRID, name="study", resume=True, workspace=workspace)
     settled = {line.split()[1] for line in (*lines, *rest.splitlines())} | set(last)
     rows = history.rows()
     assert {row.status for row in rows} == {"done"}
     assert {(row.recipe, row.batch) for row in rows} == {
-        (recipe, batch) for recipe in CPU_GRID["recipes"] for batch in CPU_GRID["batches"]
+        (recipe, batch) for recipe in CPU_GRID["recipes"] for batch in CPU_GRID["batch"]
     }
     assert len(rows) == 6
     assert {row.id for row in rows} >= settled  # what was told to be settled is what is there
 
 
-def test_two_sweeps_at_once_on_one_store_do_not_disturb_each_other(history: History, place: Path) -> None:
+def test_two_grids_at_once_on_one_store_do_not_disturb_each_other(history: History, place: Path) -> None:
     runners = [start(place, "fake", name) for name in ("one", "other")]
     for runner in runners:
         runner.communicate()
@@ -120,55 +120,70 @@ def test_two_sweeps_at_once_on_one_store_do_not_disturb_each_other(history: Hist
         assert_exactly_the_right_rows(history, place, name)
 
 
-def test_a_sweep_that_is_being_run_is_left_to_its_runner(history: History) -> None:
+def test_a_grid_that_is_being_run_is_left_to_its_runner(history: History) -> None:
     with history.sweep("study").held():
         with pytest.raises(UsageError, match=r"'study' is being run by process \d+.*another --name"):
-            redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history))
-        redline.sweep(
+            redline.run(**FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history))
+        redline.run(
             "other", launch={"door": "fake"}, name="another", workspace=Workspace(door=fake_door(), history=history)
         )
-    redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history))
+    redline.run(**FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history))
 
 
 class Interrupting(Observer):
-    """Ctrl-C in the middle of the fourth cell."""
+    """Ctrl-C in the middle of the third group."""
 
     def __init__(self) -> None:
-        self.cells = 0
+        self.groups = 0
 
-    def cell(self, *_: Any) -> None:
-        self.cells += 1
+    def measuring(self, *_: Any) -> None:
+        self.groups += 1
 
     def measured(self, *_: Any) -> None:
-        if self.cells == 4:
+        if self.groups == 3:
             raise KeyboardInterrupt
 
 
-def test_ctrl_c_loses_the_cell_in_flight_and_no_more(history: History) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        redline.sweep(
-            **FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history, observer=Interrupting())
+def test_ctrl_c_loses_the_group_in_flight_and_no_more(history: History) -> None:
+    with pytest.raises(Interrupted) as caught:
+        redline.run(
+            **FAKE_GRID,
+            name="study",
+            resume=True,
+            workspace=Workspace(door=fake_door(), history=history, observer=Interrupting()),
         )
-    assert [row.status for row in history.rows()] == ["done"] * 3
-    assert len(redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history))) == 60
+    assert [row.status for row in history.rows()] == ["done"] * 8
+    finished = caught.value.result
+    assert isinstance(finished, redline.RunResult)
+    assert (len(finished.rows), finished.summary.pending) == (8, 52)
+    assert (
+        len(
+            redline.run(
+                **FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history)
+            ).rows
+        )
+        == 60
+    )
     assert history.count() == 60
 
 
 def test_running_it_again_measures_nothing_and_a_larger_grid_only_what_is_new(history: History) -> None:
     def sweep(**changes: Any) -> tuple[int, int]:
         door = fake_door()
-        result = redline.sweep(
-            **{**FAKE_GRID, **changes}, name="study", workspace=Workspace(door=door, history=history)
+        result = redline.run(
+            **{**FAKE_GRID, **changes}, name="study", resume=True, workspace=Workspace(door=door, history=history)
         )
-        return len(result), door.opened - 2  # less the two questions: are the specs sound, what is this place
+        return len(
+            result.summary.cells
+        ), door.opened - 2  # less the two questions: are the specs sound, what is this place
 
     assert sweep() == (60, 60)
     assert sweep() == (60, 0)
-    assert sweep(batches=[1, 8, 32, 64, 128, 512]) == (72, 12)
-    assert sweep(recipes=["compile", "baseline"], batches=[8]) == (6, 0)
-    assert sweep(recipes=["compile+fp16"], batches=[8]) == (3, 0)  # the order of steps means nothing
-    assert sweep(effort="quick", batches=[8]) == (12, 12)  # measured in another way is another cell
-    assert sweep(max_memory="8GiB", batches=[8]) == (12, 12)
+    assert sweep(batch=[1, 8, 32, 64, 128, 512]) == (72, 12)
+    assert sweep(recipes=["compile", "baseline"], batch=[8]) == (6, 0)
+    assert sweep(recipes=["compile+fp16"], batch=[8]) == (3, 0)  # the order of steps means nothing
+    assert sweep(effort="quick", batch=[8]) == (12, 12)  # measured in another way is another cell
+    assert sweep(max_memory="8GiB", batch=[8]) == (12, 12)
 
 
 def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
@@ -177,25 +192,62 @@ def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
         step_s=0.001, failure={"fp16": Failure(stage="compile", kind="compile", message="no"), "*": None}
     )
     grid = {"model": "m", "recipes": ["baseline", "fp16"], "launch": {"door": "fake"}, "name": "study"}
-    first = redline.sweep(**grid, workspace=Workspace(door=FakeDoor(failing), history=history))
-    assert [cell.status for cell in first] == ["done", "failed"]
-    assert first[1].failure.message == "no"
+    first = redline.run(**grid, workspace=Workspace(door=FakeDoor(failing), history=history))
+    assert [cell.status for cell in first.summary.cells] == ["done", "failed"]
+    assert first.summary.cells[1].failure.message == "no"
     sound = FakeDoor(Landscape(step_s=0.001))
-    again = redline.sweep(**grid, workspace=Workspace(door=sound, history=history))
+    again = redline.run(**grid, resume=True, workspace=Workspace(door=sound, history=history))
     assert again.summary == first.summary
-    retried = redline.sweep(**grid, retry_failed=True, workspace=Workspace(door=sound, history=history))
-    assert [cell.status for cell in retried] == ["done", "done"]
+    retried = redline.run(**grid, retry_failed=True, workspace=Workspace(door=sound, history=history))
+    assert [cell.status for cell in retried.summary.cells] == ["done", "done"]
     assert retried[0].record_id == first[0].record_id
     assert history.count() == 3
 
 
-def test_fresh_starts_over_and_keeps_the_old_records(history: History) -> None:
-    grid = {"model": "m", "batches": "1..4", "launch": {"door": "fake"}, "name": "study"}
-    first = redline.sweep(**grid, workspace=Workspace(door=fake_door(), history=history))
-    second = redline.sweep(**grid, fresh=True, workspace=Workspace(door=fake_door(), history=history))
-    assert not {cell.record_id for cell in first} & {cell.record_id for cell in second}
+def test_without_a_resume_a_grid_starts_over_and_keeps_the_old_records(history: History) -> None:
+    grid = {"model": "m", "batch": "1..4", "launch": {"door": "fake"}, "name": "study"}
+    first = redline.run(**grid, workspace=Workspace(door=fake_door(), history=history))
+    second = redline.run(**grid, workspace=Workspace(door=fake_door(), history=history))
+    assert not {row.record_id for row in first} & {row.record_id for row in second}
     assert history.count() == 6
-    assert redline.sweep(**grid, workspace=Workspace(door=fake_door(), history=history)).summary == second.summary
+    resumed = redline.run(**grid, resume=True, workspace=Workspace(door=fake_door(), history=history))
+    assert resumed.summary == second.summary
+
+
+def test_a_row_measured_after_its_baseline_has_no_ratio(history: History) -> None:
+    """Only what was measured interleaved is compared."""
+    grid = {"model": "m", "launch": {"door": "fake"}, "name": "study", "resume": True}
+    redline.run(**grid, recipes=["baseline"], workspace=Workspace(door=fake_door(), history=history))
+    larger = redline.run(**grid, recipes=["baseline", "fp16"], workspace=Workspace(door=fake_door(), history=history))
+    assert [(row.recipe, row.vs_first) for row in larger] == [("baseline", None), ("fp16", None)]
+    together = redline.run(
+        **{**grid, "resume": False},
+        recipes=["baseline", "fp16"],
+        workspace=Workspace(door=fake_door(), history=history),
+    )
+    assert together[1].vs_first.low is not None
+
+
+def test_pairs_that_were_being_decided_go_on_with_the_replicates_that_are_there(history: History) -> None:
+    class Interrupting(Observer):
+        def replicate(self, number: int, planned: int, recipes: Any) -> None:
+            if number == 2:
+                raise KeyboardInterrupt
+
+    grid = {"model": "m", "recipes": ["baseline", "fp16"], "launch": {"door": "fake"}, "decide": True}
+    with pytest.raises(Interrupted) as caught:
+        redline.run(**grid, workspace=Workspace(door=fake_door(), history=history, observer=Interrupting()))
+    assert [pair.verdict for pair in caught.value.result.pairs] == ["inconclusive"]
+    assert history.count() == 2
+    result = redline.run(**grid, resume=True, workspace=Workspace(door=fake_door(), history=history))
+    (pair,) = result.pairs
+    assert pair.verdict != "inconclusive"
+    assert history.count() == 2 * pair.replicates == len(result.records)
+    door = fake_door()
+    again = redline.run(**grid, resume=True, workspace=Workspace(door=door, history=history))
+    assert (again.pairs, history.count()) == (result.pairs, len(result.records)), (
+        "what is decided is not measured again"
+    )
 
 
 def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -> None:
@@ -204,8 +256,8 @@ def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -
     failures = {kind: Failure(stage=stages[kind], kind=kind, message=f"it was {kind}") for kind in kinds}
     door = FakeDoor(Landscape(step_s=0.001, failure={**failures, "*": None}))
     models = ["sound", *kinds, "sound too"]
-    result = redline.sweep(models, launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
-    assert {cell.model: cell.failure.kind if cell.failure else None for cell in result} == {
+    result = redline.run(models, launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
+    assert {cell.model: cell.failure.kind if cell.failure else None for cell in result.summary.cells} == {
         "sound": None,
         "sound too": None,
         **{kind: kind for kind in kinds},
@@ -222,12 +274,12 @@ class BrokenDoor(FakeDoor):
         return super().open(spec)
 
 
-def test_workers_that_cannot_be_started_end_the_sweep_after_a_few(history: History) -> None:
+def test_workers_that_cannot_be_started_end_the_grid_after_a_few(history: History) -> None:
     door = BrokenDoor(Landscape(step_s=0.001))
-    with pytest.raises(DoorError, match="3 workers in a row could not be started: the fork server is gone"):
-        redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=door, history=history))
-    assert [row.status for row in history.rows()] == ["failed"] * 3
-    repaired = redline.sweep(
+    with pytest.raises(DoorError, match="workers of 3 groups in a row could not be started: the fork server is gone"):
+        redline.run(**FAKE_GRID, name="study", workspace=Workspace(door=door, history=history))
+    assert [row.status for row in history.rows()] == ["failed"] * 12
+    repaired = redline.run(
         **FAKE_GRID, name="study", retry_failed=True, workspace=Workspace(door=fake_door(), history=history)
     )
     assert repaired.summary.done + repaired.summary.failed == 60
@@ -236,22 +288,22 @@ def test_workers_that_cannot_be_started_end_the_sweep_after_a_few(history: Histo
 def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> None:
     door = FakeDoor(Landscape(step_s=0.001, unknown_models={"nosuch"}))
     with pytest.raises(UsageError, match="unknown model 'nosuch'"):
-        redline.sweep(["m", "nosuch"], launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
+        redline.run(["m", "nosuch"], launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
     assert history.count() == 0
 
 
-def sweep_of(door: FakeDoor, history: History, **settings: Any) -> redline.SweepResult:
-    return redline.sweep("m", launch={"door": "fake"}, **settings, workspace=Workspace(door=door, history=history))
+def run_of(door: FakeDoor, history: History, **settings: Any) -> redline.RunResult:
+    return redline.run("m", launch={"door": "fake"}, **settings, workspace=Workspace(door=door, history=history))
 
 
 def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_told(history: History) -> None:
     choices = (SwitchChoice(switch="bf16", family="precision"),)
     door = FakeDoor(Landscape(step_s=0.001, unknown_switches={"bff16"}, choices=choices))
     with pytest.raises(UsageError, match=r"exclusion names the recipe bff16.* did you mean bf16") as caught:
-        sweep_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": ["fp16", "bff16"]}])
+        run_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": ["fp16", "bff16"]}])
     assert "\n" not in str(caught.value)
     assert history.count() == 0
-    result = sweep_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": "bf16"}])
+    result = run_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": "bf16"}])
     assert result.summary.done == 2
     assert "the exclusion of recipe bf16: the grid has no recipe bf16" in str(result)
     assert json.loads(result.to_json())["idle_exclusions"] == [
@@ -264,7 +316,7 @@ def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_to
 
 def test_a_step_of_the_other_task_is_known() -> None:
     """A grid that trained yesterday may infer today."""
-    sound, spec = grid_from_table({"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"}).cells
+    sound, spec = grid_from_tables([{"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"}]).cells
     answers = [Checked(spec=sound, usage="switch fused-optimizer is for train, not for infer"), Checked(spec=spec)]
     refuse_unknown_recipes(answers)
     with pytest.raises(UsageError, match="for train, not for infer"):
@@ -274,9 +326,6 @@ def test_a_step_of_the_other_task_is_known() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"batch": 4, "batches": [2]}, "give batch or batches, not both"),
-        ({"task": "train", "tasks": ["infer", "train"]}, "give task or tasks, not both"),
-        ({"recipe": "fp16", "recipes": ["bf16"]}, "give recipe or recipes, not both"),
         ({"exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text"),
         ({"exclude": 3}, "write each exclusion as a"),
         ({"name": "a,b"}, "name must not have a comma"),
@@ -286,18 +335,18 @@ def test_a_step_of_the_other_task_is_known() -> None:
 def test_mistakes_of_a_call_are_told_in_one_line(history: History, settings: dict[str, Any], words: str) -> None:
     door = fake_door()
     with pytest.raises(UsageError, match=words) as caught:
-        sweep_of(door, history, **settings)
+        run_of(door, history, **settings)
     assert "\n" not in str(caught.value)
     assert door.opened == 0
 
 
 def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None:
-    result = redline.sweep(**FAKE_GRID, workspace=Workspace(door=fake_door(), history=history))
+    result = redline.run(**FAKE_GRID, workspace=Workspace(door=fake_door(), history=history))
     text = str(result)
     assert "60 cells, 56 done, 4 failed" in text
     assert "failed: oom at compile" in text
-    assert "ratios between rows have no interval" in text
+    assert "vs baseline" in text
     document = json.loads(result.to_json())
     assert {name: document[name] for name in ("planned", "done", "failed")} == {"planned": 60, "done": 56, "failed": 4}
     assert document["cells"][0].keys() >= {"model", "task", "recipe", "batch", "status", "record_id", "failure"}
-    assert len(result.rows) == 60
+    assert len(result.rows) == len(result) == 60

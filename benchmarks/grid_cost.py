@@ -1,6 +1,6 @@
-"""What a sweep costs beside the measuring: Redline's own time per cell, in an empty history and in one of 100 000 records.
+"""What a grid costs beside the measuring: Redline's own time per cell, in an empty history and in one of 100 000 records.
 
-    python benchmarks/sweep_cost.py [--cells 1000] [--records 100000]
+    python benchmarks/grid_cost.py [--cells 1000] [--records 100000]
 
 The cells are FakeBench's, in this process: whatever its simulation of a bench takes is timed and taken off. The rest is
 planning, stopping rules, statistics and writing, with one fsync per cell. Target: 20 ms per cell, and flat.
@@ -41,7 +41,8 @@ class TimedSession(FakeSession):
 
 class TimedDoor(FakeDoor):
     def open(self, spec: RunSpec | None = None) -> FakeSession:
-        return TimedSession(super().open(spec)._bench)
+        session = super().open(spec)
+        return TimedSession(session._bench, session._world)
 
 
 def main() -> None:
@@ -62,25 +63,26 @@ def main() -> None:
 
 
 def report(history: History, records: int, device: str, cells: int) -> None:
-    own_s, bench_s = sweep(history, device, cells)
-    again_s = sum(sweep(history, device, cells))
+    own_s, bench_s = measure(history, device, cells)
+    again_s = sum(measure(history, device, cells))
     size = f"{records} records" if records else "empty"
     times = f"{own_s / cells * 1e3:>13.2f}{bench_s / cells * 1e3:>15.2f}{again_s:>10.2f} s"
     print(f"{size:<22}{device:<8}{cells:>6}{times}", flush=True)
 
 
-def sweep(history: History, device: str, cells: int) -> tuple[float, float]:
+def measure(history: History, device: str, cells: int) -> tuple[float, float]:
     """Own seconds and the bench's, from the call to the result with all its records."""
     TimedSession.spent_s = 0.0
     door = TimedDoor(Landscape(step_s=0.002, noise_sigma=0.01))
     started = time.perf_counter()
-    result = redline.sweep(
+    result = redline.run(
         [f"model{number}" for number in range(cells // 20)],
         recipes=["baseline", "fp16", "compile", "fp16+compile"],
-        batches="1..16",
+        batch="1..16",
         device=device,
         launch={"door": "fake"},
         name=f"cost {device}",
+        resume=True,
         workspace=Workspace(door=door, history=history),
     )
     wall_s = time.perf_counter() - started

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from redline.analyze.race import (
+from redline.analyze.pairs import (
     half_width,
     kind_measured,
     log_ratio,

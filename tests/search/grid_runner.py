@@ -1,4 +1,4 @@
-"""A sweep in a process that can be killed: `python sweep_runner.py STORE fake|killed|cpu NAME [SEED]`."""
+"""A grid in a process that can be killed: `python sweep_runner.py STORE fake|killed|cpu NAME [SEED]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redline.testing.landscape import Landscape
 FAKE_GRID: dict[str, Any] = {
     "model": ["resnet50", "vit_b_16", "mobilenet_v2"],
     "recipes": ["baseline", "fp16", "compile", "fp16+compile"],
-    "batches": [1, 8, 32, 128, 512],
+    "batch": [1, 8, 32, 128, 512],
     "device": "cuda:0",
     "launch": {"door": "fake"},
 }
@@ -29,7 +29,7 @@ FAKE_GRID: dict[str, Any] = {
 CPU_GRID: dict[str, Any] = {
     "model": "simple_cnn",
     "recipes": ["baseline", "channels-last"],
-    "batches": [1, 2, 4],
+    "batch": [1, 2, 4],
     "device": "cpu",
     "threads": 1,
     "image_size": 8,
@@ -47,7 +47,7 @@ def fake_door() -> FakeDoor:
 
 
 def run_fake(history: History, name: str) -> None:
-    redline.sweep(**FAKE_GRID, name=name, workspace=Workspace(door=fake_door(), history=history))
+    redline.run(**FAKE_GRID, name=name, resume=True, workspace=Workspace(door=fake_door(), history=history))
 
 
 class Telling(Observer):
@@ -64,9 +64,9 @@ class Telling(Observer):
 
 
 def run_killed(store: str, name: str, seed: int) -> None:
-    """Run the sweep in forks of this warm process, each killed at a random moment within its next few cells.
+    """Run the grid in forks of this warm process, each killed at a random moment within its next few cells.
 
-    None settles more than five, however late it is killed: on a busy machine one might end the sweep otherwise.
+    None settles more than five, however late it is killed: on a busy machine one might end the grid otherwise.
     """
     chance = random.Random(seed)
     while True:
@@ -75,9 +75,10 @@ def run_killed(store: str, name: str, seed: int) -> None:
         child = os.fork()
         if child == 0:
             with History.open(store) as history:
-                redline.sweep(
+                redline.run(
                     **FAKE_GRID,
                     name=name,
+                    resume=True,
                     workspace=Workspace(door=fake_door(), history=history, observer=Telling(writing, leave)),
                 )
             os._exit(0)
@@ -105,4 +106,6 @@ if __name__ == "__main__":
             if what == "fake":
                 run_fake(history, name)
             else:
-                redline.sweep(**CPU_GRID, name=name, workspace=Workspace(history=history, observer=Telling()))
+                redline.run(
+                    **CPU_GRID, name=name, resume=True, workspace=Workspace(history=history, observer=Telling())
+                )
