@@ -83,11 +83,6 @@ def test_a_window_that_slides_is_kept_whole_and_masked() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT2])
-def test_a_prompt_in_chunks_is_the_same_prompt(model: str) -> None:
-    assert torch.equal(text_of(model, "prefill-chunk:tokens=4"), text_of(model))
-
-
 def test_it_writes_what_transformers_writes() -> None:
     workload = build_workload(workload_spec(LLAMA), 0)
     own = text_of(LLAMA)
@@ -205,7 +200,7 @@ def test_a_cache_that_the_model_makes_itself_cannot_be_static() -> None:
     ("model", "recipe"),
     [
         (LLAMA, "bf16+static-cache+compile:backend=eager"),
-        (GPT2, "cache-dtype:bf16+prefill-chunk:tokens=4"),
+        (GPT2, "static-cache"),
         (T5, "amp-bf16+static-cache"),
         (BART, "static-cache"),
         (f"{WRITERS}:placed", "static-cache"),
@@ -231,12 +226,8 @@ def test_a_snippet_by_name_makes_its_model_itself() -> None:
 @pytest.mark.parametrize(
     ("model", "recipe", "told"),
     [
-        (T5, "prefill-chunk:tokens=4", "an encoder reads the prompt at once"),
-        (T5, "cache-dtype:bf16", "attention over the encoder's output"),
-        (f"{WRITERS}:placed", "cache-dtype:bf16", "makes its own cache"),
         (f"{WRITERS}:whole", "static-cache", "generates as a whole"),
         (LLAMA, "static-cache+compile:freeze", "the tensors of a static cache"),
-        (MAMBA, "cache-dtype:bf16", "neither keys nor values"),
     ],
 )
 def test_switches_that_do_not_apply_are_one_line(model: str, recipe: str, told: str) -> None:

@@ -247,7 +247,7 @@ def _without_python(profile: Profile) -> Advice:
 
 FEW_SEQUENCES = 4
 """What the switch decode-kernels is for."""
-_OTHER_PRODUCTS = ("int4", "int8", "fp8", "cache-dtype", "amp", "amp-bf16")
+_OTHER_PRODUCTS = ("int4", "int8", "fp8", "amp", "amp-bf16")
 
 
 def _faster_kernels(profile: Profile) -> Advice:

@@ -55,6 +55,8 @@ class Switch(Frozen):
 
 REMOVED_SWITCHES = {
     "fp16-bn-fp32": "use fp16, which is as fast",
+    "cache-dtype": "leave it out, as it made no token faster",
+    "prefill-chunk": "leave it out, as it made no prompt faster",
     "expandable-segments": "set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment",
 }
 """Switches that recipes of older records name, and what to use instead. `docs/results/switches.md` says why they went."""

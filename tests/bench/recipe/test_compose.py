@@ -38,13 +38,13 @@ from redline.search.tune.record import TuneSpec
 from redline.search.tune.space import space_for
 
 HOUSE = (
-    "amp", "amp-bf16", "bf16", "bucket-size", "cache-dtype", "channels-last", "checkpointing", "compile",
+    "amp", "amp-bf16", "bf16", "bucket-size", "channels-last", "checkpointing", "compile",
     "cudnn-benchmark", "decode-kernels", "fold-bn", "fp16", "fp8", "fsdp", "fused-linear", "fused-optimizer",
-    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "overlap-gradients", "patch-products", "pool-gradients", "prefill-chunk", "sdpa", "static-cache",
+    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "overlap-gradients", "patch-products", "pool-gradients", "sdpa", "static-cache",
     "static-graph", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
 FOR_RANKS = ("bucket-size", "fsdp", "gradient-as-bucket-view", "static-graph")
-FOR_TOKENS = ("cache-dtype", "decode-kernels", "prefill-chunk", "static-cache")
+FOR_TOKENS = ("decode-kernels", "static-cache")
 FOR_INFERENCE = tuple(
     name
     for name in HOUSE
@@ -94,7 +94,7 @@ def names(text: str, task: Task = "infer") -> list[str]:
 
 def spelled(name: str) -> str:
     """A switch as one writes it: `sdpa` means nothing without a backend."""
-    needed = {"sdpa": ":math", "bucket-size": ":mb=50", "cache-dtype": ":bf16", "prefill-chunk": ":tokens=8"}
+    needed = {"sdpa": ":math", "bucket-size": ":mb=50"}
     return name + needed.get(name, "")
 
 

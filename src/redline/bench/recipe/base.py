@@ -35,19 +35,11 @@ Weights are rewritten before they are cast, in all the digits there are; what is
 
 @dataclass
 class CacheCode:
-    """Generation: how a snippet keeps keys and values, and reads the prompt."""
+    """Generation: how a snippet keeps keys and values."""
 
     is_static: bool = False
     length: int | None = None
     """Positions; None: as many as the text has."""
-    dtype: str | None = None
-    """As torch spells it, where keys and values are kept in another number format."""
-    chunk: int | None = None
-    """Prompt tokens per forward; None: all."""
-
-    def kind(self, name: str) -> str:
-        """The class of transformers, or one of it that casts."""
-        return name if self.dtype is None else f"casting({name}, {self.dtype})"
 
 
 @dataclass

@@ -65,12 +65,8 @@ class Decoder(nn.Module):
 
     can_be_static = True
     """Whether its cache can be made once, as long as it will get, and written in place."""
-    chunk: int | None = None
-    """Prompt tokens per forward of the prefill; None: all at once."""
     cache_length: int | None = None
     """Positions of a static cache; None: as many as the text has."""
-    cache_dtype: torch.dtype | None = None
-    """In which keys and values are kept; None: in the model's."""
     start: int | None = None
     """Where the tokens that are read next begin, while the prompt is read; None: only the device knows."""
 

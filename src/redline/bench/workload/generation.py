@@ -93,10 +93,8 @@ class GenerateStep:
         with self._setup.autocast():
             decoder.begin()
             read = decoder.first_tokens()
-            chunk = decoder.chunk or read.shape[1]
-            for first in range(0, read.shape[1], chunk):
-                decoder.start, part = first, read[:, first : first + chunk]
-                logits = model(part, torch.arange(first, first + part.shape[1], device=part.device))
+            decoder.start = 0
+            logits = model(read, torch.arange(read.shape[1], device=read.device))
         decoder.start, self._logits = None, logits
         self._tokens.copy_(logits.argmax(dim=-1, keepdim=True))
         self._positions.fill_(read.shape[1])

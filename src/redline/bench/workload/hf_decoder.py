@@ -20,17 +20,6 @@ SEEING = 1e-5
 """Of the largest logit: in a causal model an earlier one changes by the order of sums at most."""
 
 
-def casting(kind: Any, dtype: torch.dtype) -> Any:
-    """A kind of cache that keeps keys and values in `dtype` and gives them back in the model's."""
-
-    class Casting(kind):
-        def update(self, keys: Any, values: Any, *args: Any, **named: Any) -> Any:
-            kept = super().update(keys.to(dtype), values.to(dtype), *args, **named)
-            return kept[0].to(keys.dtype), kept[1].to(values.dtype)
-
-    return Casting
-
-
 def written_in_place(cache: Any, cursor: dict[str, Any], length: int) -> Any:
     """A static cache whose attention layers write where `cursor["positions"]` says, a tensor on the device.
 
@@ -131,9 +120,9 @@ class HfDecoder(Decoder):
         from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
         def cache(length: int) -> Any:
-            kind = StaticCache if self.is_static else DynamicCache
-            kind = kind if self.cache_dtype is None else casting(kind, self.cache_dtype)
-            return kind(config=self._config, max_cache_len=length) if self.is_static else kind(config=self._config)
+            if not self.is_static:
+                return DynamicCache(config=self._config)
+            return StaticCache(config=self._config, max_cache_len=length)
 
         length = self.cache_length or self.length
         own = written_in_place(cache(length), self._cursor, length) if self.is_static else cache(length)

@@ -1,4 +1,4 @@
-"""Switches for generating text: the cache made once, its number format, the prompt in chunks, kernels for one token."""
+"""Switches for generating text: the cache made once, and kernels for one token."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import ATTENTION, FLAGS, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.workload.decoder import Decoder, WholeGenerator
-from redline.bench.workload.hf_decoder import HfDecoder, casting
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError, SpecError
 from redline.model.questions import SwitchNeed
-from redline.model.spec import OptionValue, Switch, Task
+from redline.model.spec import OptionValue, Task
 from redline.model.work import Facts
 
 GENERATE: tuple[Task, ...] = ("generate",)
@@ -72,77 +71,6 @@ class StaticCache(_ForDecoders):
         code.cache.is_static, code.cache.length = True, length if isinstance(length, int) else None
 
 
-@SWITCHES.register("cache-dtype")
-class CacheDtype(_ForDecoders):
-    name = "cache-dtype"
-    summary = "keys and values kept in another number format: cache-dtype:bf16, cache-dtype:fp16, cache-dtype:fp8"
-    arguments = ("bf16", "fp16", "fp8")
-    offered = ()
-
-    _DTYPES: ClassVar[dict[str, torch.dtype]] = {
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "fp8": torch.float8_e4m3fn,
-    }
-
-    def __init__(self, switch: Switch) -> None:
-        super().__init__(switch)
-        if switch.argument is None:
-            raise SpecError(
-                f"switch cache-dtype needs a format: {', '.join(f'cache-dtype:{name}' for name in self.arguments)}"
-            )
-
-    def computes_in(self) -> str | None:
-        return self.switch.argument
-
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
-        if isinstance(model, HfDecoder) and model.has_encoder:
-            return (
-                "attention over the encoder's output reads its keys as they are kept, so that they cannot be cast back"
-            )
-        if not isinstance(model, HfDecoder):
-            return "this model makes its own cache"
-        return None if model.keeps_keys else "this model keeps a state and neither keys nor values"
-
-    def apply(self, setup: Setup) -> None:
-        decoder = self.decoder(setup)
-        assert isinstance(decoder, HfDecoder)
-        decoder.cache_dtype = self._DTYPES[self.switch.argument or "bf16"]
-
-    def write(self, code: RecipeCode) -> None:
-        code.cache.dtype = str(self._DTYPES[self.switch.argument or "bf16"])
-        code.bring_in("from typing import Any")
-        code.carry(casting)
-
-
-@SWITCHES.register("prefill-chunk")
-class PrefillChunk(_ForDecoders):
-    name = "prefill-chunk"
-    summary = "the prompt read in parts, which takes less memory: prefill-chunk:tokens=256"
-    relieves = "memory"
-    offered = ()
-
-    def accept_options(self, options: dict[str, OptionValue]) -> None:
-        tokens = options.get("tokens")
-        if set(options) != {"tokens"} or not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-            raise SpecError("switch prefill-chunk needs a number of tokens: prefill-chunk:tokens=256")
-
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
-        if isinstance(model, HfDecoder) and model.has_encoder:
-            return "an encoder reads the prompt at once, and the decoder begins with one token"
-        return _AS_A_WHOLE if isinstance(model, WholeGenerator) else None
-
-    def apply(self, setup: Setup) -> None:
-        tokens = self.switch.options["tokens"]
-        assert isinstance(tokens, int)
-        self.decoder(setup).chunk = tokens
-
-    def write(self, code: RecipeCode) -> None:
-        tokens = self.switch.options["tokens"]
-        assert isinstance(tokens, int)
-        code.cache.chunk = tokens
-
-
 @SWITCHES.register("decode-kernels")
 class DecodeKernels(_ForDecoders):
     name = "decode-kernels"
@@ -154,7 +82,7 @@ class DecodeKernels(_ForDecoders):
     family = "attention"
     arguments = ("linear", "attention")
     # Each of these computes the same layers in a way of its own.
-    excludes = frozenset({"sdpa", "amp", "amp-bf16", "cache-dtype", "int8", "int4", "fp8"})
+    excludes = frozenset({"sdpa", "amp", "amp-bf16", "int8", "int4", "fp8"})
     needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {"generate": (NEEDS_STATIC_CACHE,)}
 
     def accept_options(self, options: dict[str, OptionValue]) -> None:
