@@ -2,7 +2,7 @@
 
 A recipe that was recorded takes the time that was recorded. One that was not takes what its switches did in the others: a
 regression on the recorded times that begins with the tuner's own expectations. A draw varies it within what the records leave
-open. What was given up is taken to need twice the seconds it had.
+open. What was given up is taken to need twice the seconds it had. Recipes with a switch that was removed since are left out.
 """
 
 from __future__ import annotations
@@ -133,15 +133,20 @@ class Recorded:
         """Today's switches as a bench offers them; those that are newer than some records, where the search tried them."""
         refused = {each.switch for each in self.tune.refused}
         known = {*OLDER, *(switch for recipe in self._times() for switch in recipe)} - refused
-        offered = switch_choices(torch.nn.Identity(), open_device("cpu"), self.tune.tune.spec.workload.task)
-        return tuple(msgspec.structs.replace(each, refusal=None) for each in offered if each.switch in known)
+        return tuple(msgspec.structs.replace(each, refusal=None) for each in self._offered() if each.switch in known)
+
+    def _offered(self) -> list[SwitchChoice]:
+        """All switches of today."""
+        return switch_choices(torch.nn.Identity(), open_device("cpu"), self.tune.tune.spec.workload.task)
 
     def _records_of(self, switches: Switches) -> list[RunRecord]:
         return [each for each in self.records.values() if switches_of(each.spec) == switches and each.blocks]
 
     def _times(self) -> dict[Switches, float]:
         """The middle of the processes of each recipe."""
-        recipes = {switches_of(each.spec) for each in self.records.values() if each.blocks}
+        recorded = {switches_of(each.spec) for each in self.records.values() if each.blocks}
+        names = {each.switch for each in self._offered()}
+        recipes = [recipe for recipe in recorded if recipe <= names]
         return {recipe: median(map(step_s_of, self._records_of(recipe))) for recipe in recipes}
 
     def _observed(self) -> list[tuple[Switches, float, float]]:

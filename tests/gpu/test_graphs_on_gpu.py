@@ -85,46 +85,6 @@ def test_a_model_that_asks_the_device_cannot_be_recorded(measured, tmp_path: Pat
     assert "cannot record" in row.failure.message
 
 
-WAITING = """
-import torch, torchvision
-from torch import nn
-
-class Suppressed(nn.Module):
-    '''Waits inside of an operator that does not say so.'''
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())))
-
-    def forward(self, x):
-        x = self.head(x)
-        boxes = torch.cat([x[:, :2].sigmoid().float(), 1 + x[:, 2:4].sigmoid().float()], 1)
-        return x.float() * torchvision.ops.nms(boxes, x[:, 4].float(), 0.9).numel()
-
-class Detector(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(*list(torchvision.models.resnet18().children())[:-1], nn.Flatten())
-        self.suppressed = Suppressed()
-
-    def forward(self, x):
-        return self.suppressed(self.features(x))
-
-def make():
-    return Detector(), torch.randn(4, 3, 64, 64)
-"""
-
-
-def test_parts_of_a_model_that_waits_are_recorded_and_keep_the_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "waiting.py"
-    path.write_text(WAITING)
-    with Workspace(keep=False) as workspace:
-        result = redline.run(f"{path}:make", recipes="fp16+graphs:parts", effort="quick", workspace=workspace)
-    (row,), (record,) = result, result.records
-    assert row.failure is None, row.failure
-    assert row.numerics.passed, row.numerics
-    assert "recorded 2 parts: features, suppressed.head" in str(record.prepared.recipe_notes)
-
-
 @pytest.mark.parametrize("recipe", ["fp16+patch-products+graphs", "fp16+patch-products+fused-linear+compile+graphs"])
 def test_products_in_other_forms_keep_the_numbers(measured, recipe: str) -> None:
     row = measured(recipe, model="vit_b_32")
@@ -137,10 +97,9 @@ def test_products_in_other_forms_keep_the_numbers(measured, recipe: str) -> None
     [
         ("fp16+channels-last+graphs", "infer"),
         ("amp-bf16+fused-optimizer+graphs", "train"),
-        ("fp16+graphs:parts", "infer"),
         ("fp16+compile", "infer"),
         ("amp-bf16+compile", "train"),
-        ("amp-bf16+channels-last+overlap-gradients+pool-gradients+compile+graphs", "train"),
+        ("amp-bf16+channels-last+overlap-gradients+compile+graphs", "train"),
     ],
 )
 def test_the_snippet_of_a_graph_runs_alone(recipe: str, task: str, tmp_path: Path) -> None:
@@ -148,9 +107,6 @@ def test_the_snippet_of_a_graph_runs_alone(recipe: str, task: str, tmp_path: Pat
     from redline.model.spec_table import specs_from_table
 
     model, batch = "resnet18", {"batch": 8}
-    if "parts" in recipe:
-        (tmp_path / "waiting.py").write_text(WAITING)
-        model, batch = f"{tmp_path / 'waiting.py'}:make", {}
     (spec,) = specs_from_table({"model": model, "task": task, "recipe": recipe, **batch})
     path = tmp_path / "snippet.py"
     path.write_text(plain_recipe(spec).code)

@@ -21,7 +21,6 @@ import torch
 
 from redline import __version__
 from redline.bench.device.base import Device
-from redline.bench.recipe.pooling import take_pooling_apart
 from redline.model.environment import DeviceInfo, Environment
 from redline.model.errors import BenchError
 from redline.system.telemetry import cpu_name
@@ -182,7 +181,6 @@ def remember_flags() -> Callable[[], None]:
         if (now := _inductor()) is not None:
             for name, value in compiling.items():
                 setattr(now, name, value)
-        take_pooling_apart()
         if dynamo is not None and versions_of_code is not None:
             dynamo.cache_size_limit = versions_of_code
 

@@ -98,7 +98,7 @@ def run(
     --resume continues after Ctrl-C. A cell that fails is a row. --decide measures until every pair is decided.
 
     Switches: tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value], compile:regional, compile:combine,
-    compile:freeze, fused-linear, patch-products, torchscript, graphs, graphs:parts, cudnn-benchmark, fold-bn, sdpa:BACKEND, fused-optimizer, overlap-gradients, pool-gradients, checkpointing, keep-memory, int4, int8, fp8, onnx,
+    compile:freeze, fused-linear, patch-products, torchscript, graphs, cudnn-benchmark, fold-bn, sdpa:BACKEND, fused-optimizer, overlap-gradients, checkpointing, keep-memory, int4, int8, fp8, onnx,
     tensorrt; with --ranks gradient-as-bucket-view, static-graph, bucket-size:mb=N, fsdp; in generation static-cache,
     decode-kernels. docs/recipes.md says what each does and needs.
 

@@ -185,8 +185,6 @@ class Facts(Frozen):
     """What takes most of the forward pass among blocks that repeat; None where nothing repeats."""
     reads: tuple[str, ...] = ()
     """Where Python reads the values of tensors, for which it waits: `item in roi_heads (3)`."""
-    parts: int | None = None
-    """Modules below the model that run several operators and read no value; None in old records."""
     synchronises: bool | None = None
     """Whether a step waits for the device by itself; None where nothing runs ahead of the host."""
     branches: bool = False

@@ -40,7 +40,7 @@ from redline.search.tune.space import space_for
 HOUSE = (
     "amp", "amp-bf16", "bf16", "bucket-size", "channels-last", "checkpointing", "compile",
     "cudnn-benchmark", "decode-kernels", "fold-bn", "fp16", "fp8", "fsdp", "fused-linear", "fused-optimizer",
-    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "overlap-gradients", "patch-products", "pool-gradients", "sdpa", "static-cache",
+    "gradient-as-bucket-view", "graphs", "int4", "int8", "keep-memory", "onnx", "overlap-gradients", "patch-products", "sdpa", "static-cache",
     "static-graph", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
 FOR_RANKS = ("bucket-size", "fsdp", "gradient-as-bucket-view", "static-graph")
@@ -48,7 +48,7 @@ FOR_TOKENS = ("decode-kernels", "static-cache")
 FOR_INFERENCE = tuple(
     name
     for name in HOUSE
-    if name not in ("fused-optimizer", "checkpointing", "overlap-gradients", "pool-gradients", *FOR_RANKS, *FOR_TOKENS)
+    if name not in ("fused-optimizer", "checkpointing", "overlap-gradients", *FOR_RANKS, *FOR_TOKENS)
 )
 FOR_TRAINING = tuple(
     name

@@ -167,8 +167,7 @@ def test_a_tuner_is_told_of_the_same_need() -> None:
     graphed(f"graphs+{need.beside}+{need.wants[0]}", "train")
     assert told["infer"]["graphs"].needs == ()
     unchanged = {switch for switch, choice in told["train"].items() if choice.leaves_program}
-    graphs = {"graphs", "graphs:parts"}
-    assert unchanged == graphs | {"fused-optimizer", "cudnn-benchmark", "keep-memory"}
+    assert unchanged == {"graphs", "fused-optimizer", "cudnn-benchmark", "keep-memory"}
 
 
 def test_what_cannot_be_recorded_is_refused_with_the_reason() -> None:

@@ -280,28 +280,6 @@ class TestSafeRecipes:
         space = Space((*choices, *self.COMPILERS), task="train")
         assert SafeRecipes(space, on_cpu=False, host_share=host_share).in_order()[-1] == switches(compiled)
 
-    def test_what_a_compiler_of_the_whole_can_do_with_pooling_comes_with_that_one_only(self) -> None:
-        by_block = SwitchChoice(
-            switch="compile:regional",
-            family="compiler",
-            capabilities=Capabilities(compiles=True),
-            excludes=("pool-gradients",),
-        )
-        pooled = SwitchChoice(switch="pool-gradients", family="pool-gradients", excludes=("compile:regional",))
-        half = SwitchChoice(switch="amp-bf16", family="precision")
-        space = Space((half, pooled, by_block, *self.COMPILERS), task="train")
-        assert SafeRecipes(space, on_cpu=False, host_share=0.1).in_order()[1:] == [
-            switches("amp-bf16+pool-gradients+compile:freeze"),
-            switches("amp-bf16+compile:regional"),
-        ]
-
-    def test_parts_of_a_step_that_waits_for_the_device_are_recorded_without_a_compiler(self) -> None:
-        half = SwitchChoice(switch="fp16", family="precision")
-        parts = SwitchChoice(switch="graphs:parts", family="graphs", relieves="host", excludes=("compile",))
-        for synchronises in (True, False):
-            safe = SafeRecipes(Space((half, parts)), on_cpu=False, host_share=None, synchronises=synchronises)
-            assert (switches("fp16+graphs:parts") in safe.in_order()) is synchronises
-
 
 def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:
     choices = tuple(SwitchChoice(switch=f"s{number}", family=f"f{number}") for number in range(18))

@@ -29,7 +29,6 @@ from redline.bench.count.functions import FunctionCalls
 from redline.bench.count.kinds import described, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
-from redline.bench.recipe.parts import WORTH_RECORDING
 from redline.bench.recipe.plain import BACKENDS, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
@@ -90,7 +89,6 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         attention_backends=forward.backends_of_all(),
         blocks=_blocks(workload.model, forward),
         reads=tuple(f"{what} ({count})" for what, count in (forward.reads | step.reads).items()),
-        parts=_parts(forward),
         synchronises=clock.synchronises,
         branches=branches,
         varies_shapes=forward.varies_shapes or (other_shapes and not branches),
@@ -158,13 +156,6 @@ def _activated(forward: Watch) -> LayerShare | None:
         return None
     share = sum(forward.times[index] for index in forward.activating) / max(sum(forward.times), 1e-12)
     return LayerShare(calls=len(forward.activating), share=share)
-
-
-def _parts(forward: Watch) -> int:
-    calls = Counter(name for call in forward.calls for name in _around(call.path))
-    waiting = {name for path in forward.waiting for name in _around(path)}
-    once = (name for name, times in forward.entered.items() if times == 1 and name not in waiting)
-    return sum(calls[name] >= WORTH_RECORDING for name in once)
 
 
 def _around(path: str) -> list[str]:
@@ -258,8 +249,6 @@ class Watch(WholeDispatchMode):
         self.reads: Counter[str] = Counter()
         self.entered: Counter[str] = Counter()
         """How often each module was called, by its path."""
-        self.waiting: list[str] = []
-        """Paths of the innermost modules that read a value."""
         self.activating: set[int] = set()
         """Positions of calls that are the activation of a linear layer."""
         self.varies_shapes = False
@@ -282,7 +271,6 @@ class Watch(WholeDispatchMode):
             pass  # a module that raised, and whose caller went on without it
 
     def read(self, what: str) -> None:
-        self.waiting.append(self._stack[-1] if self._stack else "")
         self.reads[f"{what} in {self._stack[-1]}" if self._stack and self._stack[-1] else what] += 1
 
     def __torch_dispatch__(

@@ -272,10 +272,16 @@ def decode_tune(body: bytes) -> TuneRecord:
         raise RecordError(f"a stored search cannot be read: {error}") from None
 
 
+REMOVED_FACTS = frozenset({"parts"})
+"""How many parts of a model the switch graphs:parts could have recorded."""
+
+
 def _migrated(plain: Any) -> Any:
-    """Settings that were removed are left out. Schema 1 called switches steps and replicates heats, and its notes were texts."""
+    """Settings and facts that were removed are left out. Schema 1 called switches steps and replicates heats, and its notes were texts."""
     if isinstance(plain, dict) and isinstance(asked := plain.get("tune"), dict) and "spec" in asked:
         plain = {**plain, "tune": {**asked, "spec": without_removed_settings(asked["spec"])}}
+    if isinstance(plain, dict) and isinstance(facts := plain.get("facts"), dict):
+        plain = {**plain, "facts": {name: value for name, value in facts.items() if name not in REMOVED_FACTS}}
     if not isinstance(plain, dict) or plain.get("schema") != 1:
         return plain
     refused = [{"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]]

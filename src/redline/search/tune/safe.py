@@ -57,7 +57,7 @@ class SafeRecipes:
         precision = self._best("precision") if not self._is_slow("precision") else self._best("tf32")
         others = (self._best(family) for family in ("layout", "patches", "optimizer", "allocator"))
         plain = precision.union(*others)
-        graphed = [plain | self._graph] if self._may_be_host_bound(plain) or self._only_parts_can_be_recorded else []
+        graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
         # There is time to compile once: what is quick to add comes with it. Convolutions are left to the library, which tunes them.
         tuned = self._without_loss_scaling(plain) | (self._best("autotune") if self.tunes_quickly else BASELINE)
         # Kernels of our own leave norms and activations to a compiler, and spare it the products that it takes longest for.
@@ -73,8 +73,7 @@ class SafeRecipes:
         What launches on further streams costs the host more than it saves the device, unless the launches are recorded.
         """
         fused, beside = self._best("fused-linear"), self._best("overlap-gradients")
-        by_places = self._best("pool-gradients")
-        for each in dict.fromkeys((plain | fused | by_places, plain | by_places, plain | fused, plain)):
+        for each in dict.fromkeys((plain | fused, plain)):
             for recipe in self._through_a_compiler(each, compilers):
                 if any(self.space.by_switch[switch].capabilities.records_graph for switch in recipe):
                     yield recipe | beside

@@ -50,8 +50,6 @@ ON_GPU: dict[str, Expectation] = {
     "compile:freeze": Expectation(-0.4, 0.25, -0.3, 0.5),
     "torchscript": Expectation(-0.1, 0.15, -0.3, 0.4),
     "graphs": Expectation(-0.03, 0.06, -2.5, 0.8),
-    # Where a step waits for the device by itself, what the host saves shows in the whole.
-    "graphs:parts": Expectation(-0.25, 0.25, -1.0, 0.8),
     "cudnn-benchmark": Expectation(-0.06, 0.1),
     "fused-optimizer": Expectation(-0.05, 0.07, -0.3, 0.3),
     # Eager convolutions add the folded bias in a kernel of its own: on an H200 that took ResNet-50 5 % longer.
@@ -60,8 +58,6 @@ ON_GPU: dict[str, Expectation] = {
     "fused-linear": Expectation(-0.06, 0.06),
     # Of an H200's training steps: 12 % of ResNet-18's at 32 pixels, 6 % of RegNet-Y's, 3 % of ResNet-50's. RegNet-Y's host took 30 % longer.
     "overlap-gradients": Expectation(-0.05, 0.06, 0.25, 0.2),
-    # Max pooling's backward took 3 % of a training step of ResNet-50 and of ResNet-18 at 32 pixels, and takes a third of that with it.
-    "pool-gradients": Expectation(-0.02, 0.02),
     "tensorrt": Expectation(-0.5, 0.4, -0.5, 0.5),
     "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
     # Without a compiler the scales are kernels of their own, which cost more than the shorter products save.
@@ -94,8 +90,6 @@ ON_CPU: dict[str, Expectation] = {
     "torchscript": Expectation(-0.2, 0.2),
     "fold-bn": Expectation(-0.06, 0.08),
     "patch-products": Expectation(0.0, 0.05),
-    # That kernel was 5 times as fast in channels-last on two cores, and 0.4 times as fast in rows.
-    "pool-gradients": Expectation(0.0, 0.05),
     "onnx": Expectation(-0.4, 0.3),
 }
 UNKNOWN = {
@@ -157,7 +151,6 @@ READING_ORDER = (
     "sdpa",
     "fused-linear",
     "overlap-gradients",
-    "pool-gradients",
     "compiler",
     "runtime",
     "optimizer",

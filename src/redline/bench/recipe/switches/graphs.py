@@ -13,19 +13,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
-from redline.bench.device.cuda import record_graph
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.base import GRAPHS, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, data_dependence
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
-from redline.bench.recipe.parts import (
-    WORTH_RECORDING,
-    Part,
-    RecordedPart,
-    Waits,
-    kinds_of,
-    parts_of,
-    record_parts,
-)
 from redline.bench.recipe.plain import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.ranks import world_size
@@ -36,11 +26,8 @@ from redline.model.record import Capabilities
 from redline.model.spec import OptimizerName, Task
 from redline.model.work import Facts
 
-PARTS = "parts"
 PADDED = torch.nn.TransformerEncoder
 """With a mask it reads lengths on the host where it takes its fast path; without one, and in other layers, that can be recorded."""
-PARTS_TOLD = 4
-NO_PART = f"no part of the model runs {WORTH_RECORDING} operators or more without waiting for the device"
 WARMUPS = 3
 """Steps before recording: libraries pick their algorithms, the compiler compiles, the optimizer makes its state."""
 
@@ -155,9 +142,7 @@ def _tensors(state: Any) -> list[torch.Tensor]:
 @SWITCHES.register("graphs")
 class Graphs(RecipeSwitch):
     name = "graphs"
-    summary = "the whole step in one CUDA graph: the forward, or forward, loss, backward and optimizer; graphs:parts (inference)"
-    arguments = (PARTS,)
-    offered = (None, PARTS)
+    summary = "the whole step in one CUDA graph: the forward, or forward, loss, backward and optimizer"
     stage = GRAPHS
     relieves = "host"
     does = Capabilities(records_graph=True, dissolves_modules=True)
@@ -175,18 +160,7 @@ class Graphs(RecipeSwitch):
     }
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train", "generate")
 
-    @property
-    def is_by_part(self) -> bool:
-        return self.switch.argument == PARTS
-
-    def exclusions(self, task: Task) -> frozenset[str]:
-        # Compilers take in what stands in for a part's forward; autocast keeps casts that a graph would own; and a choice of
-        # attention holds for calls of the whole model.
-        return frozenset({"compile", "torchscript", "amp", "amp-bf16", "sdpa"}) if self.is_by_part else self.excludes
-
     def refusal(self, device: Device, task: Task) -> str | None:
-        if self.is_by_part and task != "infer":
-            return "parts are recorded in inference only"
         if task == "train" and world_size() > 1:
             return (
                 "a step that waits for other ranks is not recorded; compile:reduce-overhead records what lies between"
@@ -196,14 +170,6 @@ class Graphs(RecipeSwitch):
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
         if facts is None:
             return None
-        cannot_be_whole = self._why_not_whole(facts)
-        if not self.is_by_part:
-            return cannot_be_whole
-        if cannot_be_whole is None:
-            return "the whole step can be recorded"
-        return NO_PART if facts.parts == 0 else None
-
-    def _why_not_whole(self, facts: Facts) -> str | None:
         if facts.synchronises or (facts.synchronises is None and facts.reads):
             where = f" ({', '.join(facts.reads[:3])})" if facts.reads else ""
             return f"the step waits for the device by itself{where}, which cannot be recorded"
@@ -216,32 +182,11 @@ class Graphs(RecipeSwitch):
         if setup.task == "generate":
             setup.records_decode = True
             return
-        if self.is_by_part:
-            self._record_parts(setup)
-            return
         setup.step_class = GraphedInference if setup.task == "infer" else GraphedTraining
-
-    def _record_parts(self, setup: Setup) -> None:
-        model = setup.workload.model
-        with setup.workload.context():
-            recorded = record_parts(model, setup.args, setup.kwargs, setup.device.record_graph)
-        if not recorded:
-            raise BenchError("unsupported", f"{self.switch}: {NO_PART}", switches=(str(self.switch),), scope="switch")
-        many = f"{len(recorded)} parts" if len(recorded) > 1 else "one part"
-        setup.notes[self.name] = f"recorded {many}: {', '.join(recorded[:PARTS_TOLD])}"
 
     def write(self, code: RecipeCode) -> None:
         code.shortens_launches = True
         write_without_fast_path(code, PADDED)
-        if self.is_by_part:
-            code.bring_in("from collections.abc import Callable", "from typing import Any")
-            code.bring_in("from torch.utils._python_dispatch import TorchDispatchMode")
-            code.bring_in("from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only")
-            code.helpers.append(f"WORTH_RECORDING = {WORTH_RECORDING}")
-            code.carry(record_graph, CallForm, Waits, kinds_of, Part, parts_of, RecordedPart, record_parts)
-            code.model_lines.append("with torch.inference_mode():")
-            code.model_lines.append("    record_parts(model, args, kwargs, record_graph)")
-            return
         code.is_graphed = True
         if code.task == "generate":
             return

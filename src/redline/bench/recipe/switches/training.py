@@ -6,13 +6,10 @@ Those that spare memory make no step faster. They pay where a larger batch does.
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.pooling import _MaxPoolNd
-from torch.nn.modules.utils import _pair
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import (
@@ -26,7 +23,6 @@ from redline.bench.recipe.base import (
 )
 from redline.bench.recipe.overlap import OverlappedGradients, SideStreams, overlap_gradients
 from redline.bench.recipe.plain import add_pass, recompute_blocks, repeated_blocks
-from redline.bench.recipe.pooling import PooledGradients, pool_by_places
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
 from redline.model.errors import SpecError
@@ -37,16 +33,8 @@ from redline.model.work import Facts
 NEEDS_COMPILER = SwitchNeed(wants=("compile",), reason="it changes the program of torch.compile; add compile")
 FEWEST_CONVOLUTIONS = 3
 """The first of a model is not moved, and with one more there is little that could run at the same time."""
-LARGEST_WINDOW = 25
-"""Elements: of larger ones inductor leaves the whole pooling to a library."""
 FEW_PAGE_FAULTS = 64
 """In a step: each takes about two microseconds, with the clearing of its page."""
-
-
-def kept_by_place(pool: _MaxPoolNd) -> bool:
-    """Whether a compiled forward keeps where in its window each maximum stood, and nothing else of it."""
-    window = prod(_pair(pool.kernel_size))
-    return not pool.return_indices and window <= LARGEST_WINDOW and all(step == 1 for step in _pair(pool.dilation))
 
 
 @SWITCHES.register("fused-optimizer")
@@ -101,35 +89,6 @@ class OverlapGradients(RecipeSwitch):
         code.bring_in("from typing import Any", "import itertools", "import operator", "import torch.fx")
         code.carry(add_pass, SideStreams, OverlappedGradients, overlap_gradients)
         code.model_lines.append("overlap_gradients()")
-
-
-@SWITCHES.register("pool-gradients")
-class PoolGradients(RecipeSwitch):
-    name = "pool-gradients"
-    summary = "the backward of max pooling by places in its windows, without divisions (training, with compile)"
-    stage = FLAGS
-    tasks = ("train",)
-    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {"train": (NEEDS_COMPILER,)}
-    # Pooling stands between the blocks of a network, as a rule, and is not compiled then.
-    excludes = frozenset({"compile:regional"})
-
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
-        if facts is not None and "max-pooling" not in facts.layers:
-            return "no max pooling over images runs in this model"
-        pools = [module for module in model.modules() if isinstance(module, _MaxPoolNd)]
-        others = any(kept_by_place(module) for module in pools) or not pools  # none: called as functions
-        return (
-            None if others else "the max pooling of this model hands out indices, or its windows are large or have gaps"
-        )
-
-    def apply(self, setup: Setup) -> None:
-        must_change(setup, self.name, pool_by_places(), "no backward of max pooling that can be done so")
-
-    def write(self, code: RecipeCode) -> None:
-        code.bring_in("from collections.abc import Iterator", "from typing import Any")
-        code.bring_in("import functools", "import itertools", "import torch.fx")
-        code.carry(add_pass, PooledGradients, pool_by_places)
-        code.model_lines.append("pool_by_places()")
 
 
 @SWITCHES.register("checkpointing")
