@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import math
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from redline.store import queries
 from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text
 from redline.store.location import folder_of_locks
 from redline.store.writer import Holder, KeepCeilings, SaveTune, SettleCell, put_meta, read_holder, write_holder
-from redline.system.locks import file_lock
+from redline.system.locks import SHARED_FILE_MODE, file_lock, make_shared_folder
 from redline.system.processes import is_gone, this_process
 
 if TYPE_CHECKING:
@@ -58,13 +59,11 @@ def held(database: Database, what: str, name: str) -> Iterator[str | None]:
     if folder is None:
         yield None  # nobody else can see a history in memory
         return
-    try:
-        folder.mkdir(exist_ok=True)
-        mode = (folder.parent / folder.name.removesuffix("-locks")).stat().st_mode & 0o666
-    except OSError as error:
-        raise StoreError(f"cannot make the folder of locks {folder}: {error.strerror}") from None
+    mode = stat.S_IMODE(folder.parent.stat().st_mode)  # whoever may write beside the history may lock in it
+    if problem := make_shared_folder(folder, mode):
+        raise StoreError(f"the folder of locks {folder} {problem}: remove it, or ask its owner to")
     key = hashlib.sha256(f"{what} {name}".encode()).hexdigest()[:24]
-    with file_lock(folder / f"{key}.lock", mode=mode) as holder:
+    with file_lock(folder / f"{key}.lock", mode=mode & SHARED_FILE_MODE) as holder:
         _refuse(holder, what, name)
         yield None
 

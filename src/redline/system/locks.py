@@ -33,9 +33,12 @@ def machine_folder(on_fallback: Callable[[str], None]) -> Path:
 
     Where something else stands in its place, the user's own folder, and `on_fallback` receives one line that says so.
     """
-    problem = _make_shared(MACHINE_FOLDER)
+    problem = make_shared_folder(MACHINE_FOLDER, SHARED_FOLDER_MODE)
     if problem is None:
-        return MACHINE_FOLDER
+        mode = stat.S_IMODE(os.lstat(MACHINE_FOLDER).st_mode)
+        if mode == SHARED_FOLDER_MODE:
+            return MACHINE_FOLDER
+        problem = f"has the mode {mode:o} instead of {SHARED_FOLDER_MODE:o}"
     own = Path(platformdirs.user_data_path("redline")) / "locks"
     try:
         own.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,12 +79,18 @@ def _acquire(lock: BaseFileLock, path: Path, mode: int, on_wait: Callable[[str],
         _sign(path, mode)
     except OSError as error:
         lock.release()
-        raise UsageError(f"cannot lock {path}: {_why(error)}; remove it, or ask its owner to") from None
+        advice = "remove it, or ask its owner to"
+        if not os.path.lexists(path):
+            advice = f"make {path.parent} writable, or ask its owner to"
+        raise UsageError(f"cannot lock {path}: {_why(error)}; {advice}") from None
     return None
 
 
-def _make_shared(folder: Path) -> str | None:
-    """Make the folder, or check the one that is there; returns what is wrong with it. Follows no link."""
+def make_shared_folder(folder: Path, mode: int) -> str | None:
+    """Make the folder, or check the one that is there; returns what is wrong with it. Follows no link.
+
+    `mode` says who may lock in it, whatever the umask. A folder of another user keeps its mode.
+    """
     try:
         os.mkdir(folder)
     except FileExistsError:
@@ -94,11 +103,8 @@ def _make_shared(folder: Path) -> str | None:
         return "is a link" if folder.is_symlink() else "is not a folder that can be opened"
     try:
         found = os.fstat(descriptor)
-        if stat.S_IMODE(found.st_mode) == SHARED_FOLDER_MODE:
-            return None
-        if found.st_uid != os.getuid():
-            return f"has the mode {stat.S_IMODE(found.st_mode):o} instead of {SHARED_FOLDER_MODE:o}"
-        os.fchmod(descriptor, SHARED_FOLDER_MODE)  # just made, or left by a process that was killed before this line
+        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(descriptor, mode)  # just made, or left by a process that was killed before this line
         return None
     finally:
         os.close(descriptor)
