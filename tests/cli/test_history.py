@@ -70,6 +70,27 @@ def test_a_step_is_told_with_when_how_much_and_how_sure(kept: list[RunRecord]) -
     assert "commit aaaaaaaaaaaa → bbbbbbbbbbbb" in text
 
 
+def test_what_a_gate_measures_of_another_commit_stands_at_that_commit(own_history: Path) -> None:
+    """A change that halved the speed, measured in turns with the commit before it: one change, where it was made."""
+    spec = race_records()[0].spec
+    elsewhere = msgspec.structs.replace(spec, launch=msgspec.structs.replace(spec.launch, folder="/checkout"))
+    with History.open() as history:
+        for number in range(12):
+            is_old = number % 4 in (0, 3)
+            record = made(20 + number, factor=1.0 if is_old else 2.0, commit=("a" if is_old else "b") * 40)
+            assert record.prepared is not None
+            environment = msgspec.structs.replace(record.prepared.environment, git_committed_at=1.7e9)
+            prepared = msgspec.structs.replace(record.prepared, environment=environment)
+            record = msgspec.structs.replace(record, spec=elsewhere if is_old else spec, prepared=prepared)
+            history.finish(record)
+        (seen,) = history.series()
+        points = history.points([seen.key])[seen.key]
+    assert "".join((point.git_commit or "?")[0] for point in points) == "aaaaaabbbbbb"
+    (change,) = document(invoke("history", "--json"))["series"][0]["changes"]
+    assert (change["commit_before"][0], change["commit"][0]) == ("a", "b")
+    assert change["ratio"] == pytest.approx(0.5, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "points"),
     [

@@ -36,7 +36,7 @@ GIT_TIMEOUT_S = 30.0
 
 
 def describe(device: Device) -> Environment:
-    commit, dirty = _git_state()
+    commit, committed_at, dirty = _git_state()
     return Environment(
         device=device.info(),
         hostname=socket.gethostname(),
@@ -60,6 +60,7 @@ def describe(device: Device) -> Environment:
         },
         git_commit=commit,
         git_dirty=dirty,
+        git_committed_at=committed_at,
         neighbours=device.neighbours(),
     )
 
@@ -87,17 +88,19 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _git_state() -> tuple[str | None, bool | None]:
-    """The commit of the user's own project: whose code was measured."""
+def _git_state() -> tuple[str | None, float | None, bool | None]:
+    """The commit of the user's own project, whose code was measured; when it was made; whether files were changed since."""
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
+        asked = ["git", "-c", "log.showSignature=false", "log", "-1", "--format=%H %ct"]
+        commit = subprocess.run(asked, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
         if commit.returncode != 0:
-            return None, None
+            return None, None, None
         looked = ["git", "status", "--porcelain"]
         changes = subprocess.run(looked, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return None, None
-    return commit.stdout.strip(), bool(changes.stdout.strip())
+        return None, None, None
+    name, moment = commit.stdout.split()
+    return name, float(moment), bool(changes.stdout.strip())
 
 
 def refuse_other_checkout(folder: str) -> None:

@@ -46,6 +46,8 @@ class Environment(Frozen):
     """Environment variables that change speed."""
     git_commit: str | None = None
     git_dirty: bool | None = None
+    git_committed_at: float | None = None
+    """When the commit was made, in seconds since the epoch."""
     neighbours: tuple[str, ...] = ()
     """Other processes seen on the GPU when the bench was opened."""
 

@@ -122,6 +122,7 @@ class Point(msgspec.Struct, frozen=True):
     record_id: str
     series_key: str
     created_at: float
+    """When it was measured; of another commit that was checked out to be measured, when that commit was made."""
     step_s: float
     items: int
     git_commit: str | None
@@ -165,18 +166,23 @@ def row_of(record: RunRecord, *, over: bool) -> Row:
 
 
 def point_values(record: RunRecord) -> dict[str, Any] | None:
-    """The columns of a record's point in its trend; None for one that was not timed, or only beside a profile."""
+    """The columns of a record's point in its trend; None for one that was not timed, or only beside a profile.
+
+    A gate measures another commit in a folder of its own, between measurements of the person's checkout. In the trend that
+    record stands where its commit does, or nowhere where the time of the commit is not known.
+    """
     samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
     if record.prepared is None or record.failure is not None or not samples or is_capture(record):
         return None
     environment, middle_s = record.prepared.environment, median(samples)
+    moment = environment.git_committed_at if record.spec.launch.folder else record.created_at
     return (
         None
-        if middle_s <= 0
+        if middle_s <= 0 or moment is None
         else {
             "record_id": record.id,
             "series_key": series_of(record).key,
-            "created_at": record.created_at,
+            "created_at": moment,
             "step_s": middle_s,
             "items": record.prepared.workload.items_per_step,
             "git_commit": environment.git_commit,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from sqlalchemy import (
     Column,
     Connection,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    delete,
     func,
     insert,
     inspect,
@@ -28,9 +30,9 @@ from sqlalchemy import (
 )
 
 from redline.model.errors import RecordError, StoreError
-from redline.store.codec import point_values, series_body, unpack
+from redline.store.codec import DAMAGE, point_values, series_body, unpack
 
-LAYOUT = 6
+LAYOUT = 7
 """Raised with every change of the tables; `MIGRATIONS` then says how to make it."""
 
 Migration = Callable[[Connection], None]
@@ -203,12 +205,24 @@ def _add_points(connection: Connection) -> None:
             connection.execute(insert(series).values(series_key=values["series_key"], body=series_body(record)))
 
 
+def _drop_points_of_other_checkouts(connection: Connection) -> None:
+    """Until layout 6, measurements of another commit stood in the trend by the time at which they were made."""
+    for record_id, head in connection.execute(select(records.c.id, records.c.head).where(records.c.status == "done")):
+        try:
+            is_elsewhere = bool(msgspec.msgpack.decode(head)["spec"]["launch"]["folder"])
+        except DAMAGE:
+            continue
+        if is_elsewhere:
+            connection.execute(delete(points).where(points.c.record_id == record_id))
+
+
 MIGRATIONS: dict[int, Migration] = {
     1: _add_sweeps,
     2: _add_ceilings,
     3: _add_tunes,
     4: _name_device_keys,
     5: _add_points,
+    6: _drop_points_of_other_checkouts,
 }
 """From layout n to n + 1, inside the transaction that writes the new version down."""
 
