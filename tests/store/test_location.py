@@ -104,7 +104,8 @@ class TestRefusals:
         before = path.read_bytes()
         assert self.refused(path) == (
             f"cannot open the history at {path}: file is not a database; "
-            "move the file away or set REDLINE_STORE to another location"
+            "if it was one, 'redline history recover' writes what can be read of it to a new file; "
+            "otherwise set REDLINE_STORE to another location"
         )
         assert path.read_bytes() == before
 
@@ -114,7 +115,7 @@ class TestRefusals:
                 history.finish(make_record())
         whole = path.read_bytes()
         path.write_bytes(whole[:100] + b"\x55" * (len(whole) - 100))
-        assert f"cannot open the history at {path}: " in self.refused(path)
+        assert f"the history at {path} is damaged (" in self.refused(path)
 
     def test_a_database_of_something_else(self, path: Path) -> None:
         with closing(sqlite3.connect(path)) as connection:

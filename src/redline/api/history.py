@@ -30,6 +30,8 @@ from redline.report.notebook import Shown
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
 from redline.store.archive import Imported, is_archive, is_history
 from redline.store.codec import read_exported
+from redline.store.location import describe, file_of, resolve
+from redline.store.recover import salvage
 
 SERIES = 20
 LONGEST_WORDS = 500
@@ -287,6 +289,41 @@ def import_records(path: str | Path, *, workspace: Workspace | None = None) -> I
         for record in new:
             opened.history.finish(record)
         return Imported(added=len(new), known=len(found) - len(new))
+
+
+# A damaged history
+
+
+class Recovered(Frozen):
+    """What was written to the new file."""
+
+    path: str
+    added: int
+    cut: tuple[str, ...] = ()
+    """Records that have lost some of their blocks."""
+    unreadable: tuple[str, ...] = ()
+    """Records of which only the id could be read."""
+
+
+def recover(output: str | Path, *, history: str | Path | None = None) -> Recovered:
+    """Write every record that can be read of a damaged SQLite history to a new file. The damaged file stays as it is."""
+    url = resolve(None if history is None else str(history))
+    path, output = file_of(url), Path(output)
+    if path is None:
+        raise UsageError(f"only a SQLite file can be recovered, and the history is at {describe(url)}")
+    if output.exists():
+        raise UsageError(f"{output} is already there: name a new file")
+    found = salvage(path)
+    if not found.records:
+        raise UsageError(f"no record can be read in {path}")
+    unfinished = output.with_name(f"{output.name}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    with History.open(unfinished) as opened:
+        opened.add_salvage(found, path.parent)
+    unfinished.rename(output)
+    return Recovered(
+        path=str(output), added=len(found.records), cut=tuple(found.cut), unreadable=tuple(found.unreadable)
+    )
 
 
 # Deleting

@@ -146,6 +146,34 @@ def import_(
     return Exit.DONE
 
 
+def recover(
+    output: Annotated[Path, opt("--output", "-o", group=OUTPUT, help="The new file.")] = Path("recovered.sqlite"),
+    json: Json = False,
+) -> int:
+    """Write every record that can be read of a damaged history to a new file, and leave the damaged one as it is.
+
+    \b
+    Examples:
+      redline history recover -o recovered.sqlite
+    """
+    from redline.api.history import recover as recover_records
+    from redline.report.export import json_document
+    from redline.report.terminal import make_console
+
+    found = recover_records(output)
+    if json:
+        print_json(json_document("recover", found))
+        return Exit.DONE
+    console = make_console()
+    console.print(f"{counted(found.added, 'record')} written to {found.path}", markup=False)
+    for ids, what in ((found.cut, "without some of their samples"), (found.unreadable, "could not be read")):
+        if ids:
+            some = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
+            console.print(f"{counted(len(ids), 'record')} {what}: {some}", markup=False)
+    console.print("put it in the place of the damaged file, or set REDLINE_STORE to it", markup=False)
+    return Exit.DONE
+
+
 def delete(ids: Ids, dry_run: DryRun = False, json: Json = False) -> int:
     """Delete records with their samples, tags and traces.
 

@@ -21,7 +21,7 @@ from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
 from redline.cli.gate import bisect, gate
-from redline.cli.history import delete, export, history, import_, prune, show, tag
+from redline.cli.history import delete, export, history, import_, prune, recover, show, tag
 from redline.cli.load import load
 from redline.cli.memory import memory
 from redline.cli.monitor import monitor
@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[Callable[..., int | None], ...]] = {
 """The commands as `redline --help` lists them."""
 
 SUBCOMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
-    "history": (show, tag, export, import_, delete, prune),
+    "history": (show, tag, export, import_, delete, prune, recover),
 }
 """Commands of two words: `redline history show`. The first word alone is a command too."""
 

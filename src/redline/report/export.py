@@ -26,7 +26,7 @@ In 2, reasons and notes became objects of code, about and text, and every docume
 DocumentKind = Literal[
     "run", "batch", "tune", "profile", "profile-diff", "flops", "ops", "ceilings", "roofline", "report",
     "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro", "train", "loader", "quick",
-    "load", "gate", "history", "tag", "import", "delete", "prune", "bisect", "monitor", "memory", "scale", "watch",
+    "load", "gate", "history", "tag", "import", "delete", "prune", "recover", "bisect", "monitor", "memory", "scale", "watch",
 ]  # fmt: skip
 """The command that made it."""
 

@@ -18,6 +18,7 @@ from sqlalchemy import insert, select
 from redline.model.errors import RecordError, StoreError, UsageError
 from redline.store.codec import DAMAGE, PACKING_DAMAGE, open_unpacked, unpack
 from redline.store.layout import blocks, ceilings, marks, records, sweep_cells, tunes
+from redline.store.location import SQLITE_MAGIC
 from redline.store.writer import keep_point
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def is_archive(path: Path) -> bool:
 
 def is_history(path: Path) -> bool:
     """Whether it is a SQLite file, as a history is."""
-    return _begins_with(path, b"SQLite format 3\0", lambda path: path.open("rb"))
+    return _begins_with(path, SQLITE_MAGIC, lambda path: path.open("rb"))
 
 
 def _begins_with(path: Path, magic: bytes, opened: Callable[[Path], BufferedIOBase]) -> bool:

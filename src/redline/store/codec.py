@@ -9,20 +9,19 @@ from collections.abc import Iterable
 from io import BufferedIOBase
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from redline.analyze.blocks import timed_blocks
 from redline.model.environment import TelemetrySample
 from redline.model.errors import RecordError, RedlineError, SpecError, UsageError
-from redline.model.fields import LAST_MOMENT
+from redline.model.fields import LAST_MOMENT, Moment
 from redline.model.identity import Series, is_capture, series_of
 from redline.model.migrations import encode, migrate
+from redline.model.note import notes_from_texts
 from redline.model.record import Block, FailureKind, RunRecord, device_of
-
-if TYPE_CHECKING:
-    from sqlalchemy import RowMapping
+from redline.model.work import CEILINGS_SCHEMA, Ceilings
 
 Status = Literal["running", "done", "failed", "interrupted"]
 CutOff = Literal["cut off"]
@@ -121,10 +120,10 @@ class Point(msgspec.Struct, frozen=True):
 
     record_id: str
     series_key: str
-    created_at: float
+    created_at: Moment
     """When it was measured; of another commit that was checked out to be measured, when that commit was made."""
-    step_s: float
-    items: int
+    step_s: Annotated[float, msgspec.Meta(gt=0, le=LAST_MOMENT)]
+    items: Annotated[int, msgspec.Meta(ge=1)]
     git_commit: str | None
     torch: str | None
     driver: str | None
@@ -196,10 +195,9 @@ def series_body(record: RunRecord) -> str:
     return column_text(msgspec.json.encode(series_of(record)).decode())
 
 
-def row_from(columns: RowMapping) -> Row:
-    """A row as it is stored. A time outside the calendar, in a damaged or foreign history, becomes the nearest valid one."""
-    row = Row(**columns)
-    sane = 0 <= row.created_at <= LAST_MOMENT  # false for NaN, too
+def row_from(row: Row) -> Row:
+    """A time outside the calendar, in a damaged or foreign history, becomes the nearest valid one."""
+    sane = 0 <= row.created_at <= LAST_MOMENT
     return row if sane else msgspec.structs.replace(row, created_at=LAST_MOMENT if row.created_at > 0 else 0.0)
 
 
@@ -242,6 +240,17 @@ def unpack(record_id: str, head: bytes, blocks: Iterable[bytes]) -> RunRecord:
         raise  # already says it well: too new, or no way up from its schema
     except DAMAGE as error:
         raise RecordError(f"record {record_id} is damaged: {error}") from error
+
+
+def read_ceilings(body: bytes) -> Ceilings | None:
+    """None for ceilings that were measured in another way, or are damaged."""
+    try:
+        plain = msgspec.msgpack.decode(body)
+        # Early ceilings of this schema have notes without codes.
+        found = msgspec.convert({**plain, "notes": notes_from_texts(plain["notes"])}, Ceilings)
+    except DAMAGE:
+        return None
+    return found if found.schema == CEILINGS_SCHEMA else None
 
 
 def with_stored_trace(record: RunRecord, folder: Path) -> RunRecord:

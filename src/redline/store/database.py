@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
+import msgspec
+from sqlalchemy import Connection, Engine, QueuePool, RowMapping, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from redline.model.errors import MissingExtra, StoreError
+from redline.model.errors import MissingExtra, RedlineError, StoreError
 from redline.store import layout, queries
 from redline.store.location import (
     KINDS,
@@ -25,6 +28,7 @@ from redline.store.location import (
     identity,
     in_memory,
     is_missing,
+    is_sqlite,
 )
 from redline.store.writer import Outbox, SettleCell, Write, perform
 
@@ -34,6 +38,7 @@ PATIENCE_S = 300.0
 """How long to wait for a server that was there before and has gone away."""
 RETRY_S = 1.0
 
+S = TypeVar("S", bound=msgspec.Struct)
 OnNote = Callable[[str], None]
 """Told in one line what a person should know: a server that is waited for, a file that was set aside."""
 
@@ -94,6 +99,7 @@ class Database:
         database = cls(url, on_note=on_note, patience_s=patience_s)
         try:
             with database._in_one_line("open"):
+                database.refuse_damage()
                 if database._layout() != layout.LAYOUT:
                     with database._writer.begin() as connection:
                         layout.bring_up(connection, database.location)
@@ -220,17 +226,64 @@ class Database:
             self._engine.dispose(close=False)
             self._process = os.getpid()
 
+    def readable(self, found: Iterable[RowMapping], kind: type[S]) -> list[S]:
+        """Rows as they are stored. What is not of its kind, in a foreign history, is left out and named in the log."""
+        rows = []
+        for columns in found:
+            try:
+                rows.append(msgspec.convert({str(name): value for name, value in columns.items()}, kind))
+            except msgspec.ValidationError as error:
+                self.refuse_damage(error)
+                logging.getLogger(__name__).warning("left out a damaged %s: %s", kind.__name__, error)
+        return rows
+
     @contextmanager
     def _in_one_line(self, doing: str) -> Iterator[None]:
+        """Turn errors of the database into one line. Whatever fails on a damaged file fails because of the damage."""
         try:
             yield
-        except DBAPIError as error:
+        except RedlineError:
+            raise
+        except Exception as error:
+            self.refuse_damage(error)
+            if not isinstance(error, SQLAlchemyError):
+                raise
+            if not isinstance(error, DBAPIError):
+                said = " ".join(str(error).split())
+                raise StoreError(f"cannot {doing} the history at {self.location}: {said}") from error
             said = " ".join(str(error.orig).split())
             advice = _advice(error.orig)
             raise StoreError(f"cannot {doing} the history at {self.location}: {said}; {advice}") from error
-        except SQLAlchemyError as error:
-            said = " ".join(str(error).split())
-            raise StoreError(f"cannot {doing} the history at {self.location}: {said}") from error
+
+    def refuse_damage(self, cause: BaseException | None = None) -> None:
+        """Raise if SQLite finds the file damaged. Looks at all of it, and writes nothing."""
+        found = cause.orig if isinstance(cause, DBAPIError) else cause
+        damage = str(found) if _is_corrupt(found) else damage_of(self.url)
+        if damage is not None:
+            raise StoreError(
+                f"the history at {self.location} is damaged ({damage}): 'redline history recover' writes every record "
+                "that can be read to a new file, and leaves this one as it is"
+            ) from cause
+
+
+def _is_corrupt(error: BaseException | None) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
+
+
+def damage_of(url: URL) -> str | None:
+    """What SQLite says is damaged in a file; None for a sound one, and for a server, memory, or something else's file."""
+    path = file_of(url)
+    if path is None or not is_sqlite(path):
+        return None
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except UnicodeDecodeError:  # in the message of an error that quotes what it cannot read
+        return "its schema cannot be read"
+    except sqlite3.DatabaseError as error:
+        return str(error) if _is_corrupt(error) or error.sqlite_errorcode == sqlite3.SQLITE_NOTADB else None
+    return None if said == "ok" else " ".join(said.removeprefix("*** in database main ***").split())
 
 
 def _for_reading(url: URL, on_note: OnNote, patience_s: float | None) -> Database:
@@ -278,8 +331,9 @@ def _in_memory(url: URL, source: Any = None) -> Database:
 
 _ELSEWHERE = f"set {VARIABLE} to another location"
 _ADVICE = {
-    sqlite3.SQLITE_NOTADB: f"move the file away or {_ELSEWHERE}",
-    sqlite3.SQLITE_CORRUPT: f"the file is damaged: move it away or {_ELSEWHERE}",
+    sqlite3.SQLITE_NOTADB: (
+        f"if it was one, 'redline history recover' writes what can be read of it to a new file; otherwise {_ELSEWHERE}"
+    ),
     sqlite3.SQLITE_READONLY: f"make the file and its folder writable or {_ELSEWHERE}",
     sqlite3.SQLITE_CANTOPEN: f"check that it is a file in a folder you may write to, or {_ELSEWHERE}",
     sqlite3.SQLITE_BUSY: "another program holds it: try again when that is done",

@@ -34,6 +34,7 @@ from redline.store.database import Database, OnNote
 from redline.store.ledgers import Announcer, CeilingShelf, SweepLedger, TuneLedger, activities
 from redline.store.location import folder_of_files, resolve
 from redline.store.queries import Filters
+from redline.store.recover import Salvage
 from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
 from redline.system.processes import is_gone
 
@@ -156,7 +157,11 @@ class History:
             record_id = self._the_id(connection, id_or_unique_prefix)
             head: bytes = connection.execute(queries.HEAD_OF, {"record_id": record_id}).one().head
             bodies = _bodies(connection, [record_id]).get(record_id, [])
-        return with_found_trace(unpack(record_id, head, bodies), self.folder)
+        try:
+            return with_found_trace(unpack(record_id, head, bodies), self.folder)
+        except RecordError as error:
+            self._database.refuse_damage(error)
+            raise
 
     def load_recent(self, record_id: str, blocks: int) -> tuple[RunRecord, int]:
         """One record with only its last blocks, and how many there are: cheap for one that is being measured."""
@@ -171,7 +176,7 @@ class History:
         """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
         with self._database.reading() as connection:
             found = connection.execute(queries.matching(queries.ROW, **filters))
-            rows = [row_from(row) for row in found.mappings()]
+            rows = [row_from(row) for row in self._database.readable(found.mappings(), Row)]
             gone = _without_writer(connection, [row.id for row in rows if row.status == "running"])
         return [msgspec.structs.replace(row, status="cut off") if row.id in gone else row for row in rows]
 
@@ -253,7 +258,7 @@ class History:
                 found = connection.execute(queries.MARKS)
             else:
                 found = connection.execute(queries.MARKS_OF_SERIES, {"keys": list(series)})
-            return [Mark(**row) for row in found.mappings()]
+            return self._database.readable(found.mappings(), Mark)
 
     def tagged(self, tag: str) -> list[str]:
         """The ids of the records with this tag."""
@@ -272,15 +277,14 @@ class History:
         with self._database.reading() as connection:
             bodies = {row.series_key: row.body for row in connection.execute(queries.ALL_SERIES)}
             seen = connection.execute(queries.SERIES_SEEN).all()
-        found = [
-            SeriesSeen(
-                key=row.series_key,
-                series=msgspec.json.decode(bodies[row.series_key], type=Series),
-                number=row.number,
-                latest=row.latest,
-            )
-            for row in seen
-        ]
+        found = []
+        for row in seen:
+            try:
+                series = msgspec.json.decode(bodies[row.series_key], type=Series)
+            except (LookupError, TypeError, ValueError) as error:
+                logging.getLogger(__name__).warning("left out a damaged series %s: %s", row.series_key, error)
+            else:
+                found.append(SeriesSeen(key=row.series_key, series=series, number=row.number, latest=row.latest))
         return sorted(found, key=lambda each: -each.latest)
 
     def points(self, keys: Iterable[str]) -> dict[str, list[Point]]:
@@ -288,8 +292,9 @@ class History:
         found: dict[str, list[Point]] = {}
         with self._database.reading() as connection:
             for chunk in queries.chunks(keys):
-                for row in connection.execute(queries.POINTS_OF, {"keys": chunk}):
-                    point = Point(*row)
+                for point in self._database.readable(
+                    connection.execute(queries.POINTS_OF, {"keys": chunk}).mappings(), Point
+                ):
                     found.setdefault(point.series_key, []).append(point)
         return found
 
@@ -314,6 +319,22 @@ class History:
     def import_archive(self, path: Path) -> Imported:
         """Add what an archive holds and this history does not."""
         return read_archive(self._database, path)
+
+    def add_salvage(self, found: Salvage, folder: Path) -> None:
+        """Store what could be read of a damaged history, which is in `folder`."""
+        for record, is_over in found.records:
+            self._write(with_found_trace(record, folder), over=is_over)
+        records = {record.id: record for record, _ in found.records}
+        for record_id, kind, words, moment in found.marks:
+            if record_id in records:
+                self.mark(record_id, kind, words, at=moment)
+        for sweep, key, record_id in found.cells:
+            if record_id in records:
+                self.sweep(sweep).settle(key, records[record_id])
+        for row, body in found.tunes:
+            self.tunes().save(row, body)
+        for ceilings in found.ceilings:
+            self.ceilings().put(ceilings)
 
     # Taking away
 
@@ -367,6 +388,7 @@ class History:
                 record = unpack(record_id, head, bodies.get(record_id, []))
                 readable.append(with_found_trace(record, self.folder))
             except RecordError as error:
+                self._database.refuse_damage(error)
                 on_unreadable(record_id, error)
         return readable
 

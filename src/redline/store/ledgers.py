@@ -19,11 +19,10 @@ from sqlalchemy import func, select
 from redline.model.environment import TelemetrySample
 from redline.model.errors import StoreError, UsageError
 from redline.model.identity import device_key_of_ceilings
-from redline.model.note import notes_from_texts
 from redline.model.record import RunRecord
-from redline.model.work import CEILINGS_SCHEMA, Ceilings
+from redline.model.work import Ceilings
 from redline.store import queries
-from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text
+from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text, read_ceilings
 from redline.store.location import folder_of_locks
 from redline.store.writer import Holder, KeepCeilings, SaveTune, SettleCell, put_meta, read_holder, write_holder
 from redline.system.locks import SHARED_FILE_MODE, file_lock, make_shared_folder
@@ -225,7 +224,7 @@ class SweepLedger:
     def cells(self) -> dict[str, SettledCell]:
         with self._database.reading() as connection:
             found = connection.execute(queries.CELLS_OF_SWEEP, {"name": self.name})
-            return {row["key"]: SettledCell(**row) for row in found.mappings()}
+            return {cell.key: cell for cell in self._database.readable(found.mappings(), SettledCell)}
 
     def settle(self, key: str, record: RunRecord) -> None:
         """Write the record and that it settles this cell; on disk, not only in the system's memory, when it returns."""
@@ -289,7 +288,7 @@ class TuneLedger:
     def rows(self) -> list[TuneRow]:
         """Newest first."""
         with self._database.reading() as connection:
-            return [TuneRow(**row) for row in connection.execute(queries.TUNES).mappings()]
+            return self._database.readable(connection.execute(queries.TUNES).mappings(), TuneRow)
 
 
 class CeilingShelf:
@@ -302,15 +301,7 @@ class CeilingShelf:
         """None where there are none, or only some that were measured in another way."""
         with self._database.reading() as connection:
             body = connection.execute(queries.CEILINGS_OF, {"this_key": device_key}).scalar()
-        if body is None:
-            return None
-        try:
-            plain = msgspec.msgpack.decode(body)
-            # Early ceilings of this schema have notes without codes.
-            found = msgspec.convert({**plain, "notes": notes_from_texts(plain["notes"])}, Ceilings)
-        except (msgspec.MsgspecError, LookupError, TypeError):
-            return None
-        return found if found.schema == CEILINGS_SCHEMA else None
+        return None if body is None else read_ceilings(body)
 
     def put(self, ceilings: Ceilings) -> None:
         self._database.write(KeepCeilings(device_key=device_key_of_ceilings(ceilings), ceilings=ceilings))

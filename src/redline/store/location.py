@@ -21,6 +21,9 @@ KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 PSYCOPG = "psycopg"
 """The only driver for PostgreSQL: its error codes tell errors apart."""
 
+SQLITE_MAGIC = b"SQLite format 3\0"
+"""What every SQLite file begins with."""
+
 # `sqlite:/x` is a mistyped URL; taken as a path it would silently start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
 _FILE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
@@ -86,6 +89,15 @@ def is_missing(url: URL) -> bool:
         return path is not None and not os.lstat(path)
     except FileNotFoundError:
         return True
+    except OSError:
+        return False
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file says that it is one of SQLite's. One that cannot be read gives no answer."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     except OSError:
         return False
 
