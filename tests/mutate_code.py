@@ -4,7 +4,7 @@ A fault is a comparison at its edge (`<` for `<=`) or turned round, `+` for `-`,
 moved, a line dropped. A fault that no test notices survives. Faults are drawn with a seed, so a score can be repeated.
 
     python tests/mutate_code.py                          # 40 faults in each room, about an hour on two cores
-    python tests/mutate_code.py statistics race -n 100   # some rooms, more of each
+    python tests/mutate_code.py statistics decide -n 100   # some rooms, more of each
     python tests/mutate_code.py trust --show             # print every survivor as a diff
 """
 
@@ -33,13 +33,13 @@ import typer  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 ROOMS: dict[str, Any] = {
-    "statistics": (["analyze/statistics.py"], ["analyze/test_statistics.py", "analyze/test_race.py"]),
+    "statistics": (["analyze/statistics.py"], ["analyze/test_statistics.py", "analyze/test_pairs.py"]),
     "trust": (["analyze/trust.py"], ["analyze/test_trust.py", "analyze/test_contended.py"]),
     "compare": (["analyze/compare.py"], ["analyze/test_compare.py", "report/test_compare.py"]),
-    "race": (["analyze/race.py", "search/race.py"], ["analyze/test_race.py", "search/test_race.py"], "TestFalseAlarms"),
+    "decide": (["analyze/pairs.py", "search/decide.py"], ["analyze/test_pairs.py", "search/test_decide.py"], "TestFalseAlarms"),
     "bound": (["analyze/bound.py"], ["analyze/test_bound.py", "analyze/test_roofline.py"]),
-    "group": (["search/group.py"], ["search/test_group.py", "search/test_race.py"], "TestTheRatio", "TestFalseAlarms"),
-    "sweep": (["search/sweep.py"], ["search/test_sweep_plan.py"]),
+    "group": (["search/group.py"], ["search/test_group.py", "search/test_decide.py"], "TestTheRatio", "TestFalseAlarms"),
+    "grid": (["search/grid.py"], ["search/test_grid.py", "search/test_plan.py"]),
     "connection": (["launch/connection.py"], ["launch/test_connection.py"]),
     "processes": (["system/processes.py"], ["system/test_processes.py"]),
     "forkserver": (["bench/forkserver.py"], ["launch/test_doors.py"]),  # loads torch for every fault
