@@ -139,7 +139,7 @@ def mutated(originals: list[bytes], numbers: Iterable[int], seed: int = 0) -> It
 
 
 def profile_all(path: Path, *, terminal: bool = True) -> Profile | None:
-    """Everything that `redline profile --trace` may print; None where the file is refused in one line.
+    """Everything that `redline profile` may print; None where the file is refused in one line.
 
     Without `terminal` all but the tables of the terminal, which take most of the time.
     """

@@ -10,7 +10,6 @@ __version__ = "0.9.0"
 _HOMES = {
     "batch": ("BatchResult", "find_batch"),
     "bisect": ("BisectResult", "bisect"),
-    "ceilings": ("CeilingsResult", "OpsResult", "ceilings", "ops"),
     "compare": ("CompareResult", "compare"),
     "doctor": ("doctor", "models"),
     "flops": ("FlopsResult", "flops"),
@@ -18,7 +17,7 @@ _HOMES = {
     "history": ("HistoryFilters", "HistoryResult", "history"),
     "serve": ("serve",),
     "load": ("LoadResult", "load"),
-    "memory": ("MemoryResult", "memory"),
+    "memory": ("MemoryResult", "profile_memory"),
     "monitor": ("MonitorResult", "monitor"),
     "profile": ("ProfileResult", "compare_profiles", "import_profile", "profile", "read_profile"),
     "quick": ("QuickProfile", "run_quick_profile"),
@@ -28,7 +27,7 @@ _HOMES = {
     "run": ("RunResult", "demo", "run", "run_step"),
     "scale": ("ScaleResult", "scale"),
     "study": ("StudyResult", "study"),
-    "train": ("LoaderResult", "TrainResult", "loader", "train"),
+    "train": ("LoaderResult", "TrainResult", "find_workers", "train"),
     "tune": ("TuneResult", "kept_tune", "tune"),
     "watch": ("Watch", "WatchResult", "lightning_callback", "trainer_callback", "watch"),
     "workshop": ("checklist", "workshop"),
@@ -39,14 +38,13 @@ _HOMES = {
 if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
     from redline.api.bisect import BisectResult, bisect
-    from redline.api.ceilings import CeilingsResult, OpsResult, ceilings, ops
     from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
     from redline.api.gate import GateResult, gate
     from redline.api.history import HistoryFilters, HistoryResult, history
     from redline.api.load import LoadResult, load
-    from redline.api.memory import MemoryResult, memory
+    from redline.api.memory import MemoryResult, profile_memory
     from redline.api.monitor import MonitorResult, monitor
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     from redline.api.scale import ScaleResult, scale
     from redline.api.serve import serve
     from redline.api.study import StudyResult, study
-    from redline.api.train import LoaderResult, TrainResult, loader, train
+    from redline.api.train import LoaderResult, TrainResult, find_workers, train
     from redline.api.tune import TuneResult, kept_tune, tune
     from redline.api.watch import Watch, WatchResult, lightning_callback, trainer_callback, watch
     from redline.api.workshop import checklist, workshop
@@ -66,7 +64,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchResult",
     "BisectResult",
-    "CeilingsResult",
     "CompareResult",
     "FlopsResult",
     "GateResult",
@@ -76,7 +73,6 @@ __all__ = [
     "LoaderResult",
     "MemoryResult",
     "MonitorResult",
-    "OpsResult",
     "PlainRecipe",
     "ProfileResult",
     "QuickProfile",
@@ -91,13 +87,13 @@ __all__ = [
     "Workspace",
     "__version__",
     "bisect",
-    "ceilings",
     "checklist",
     "compare",
     "compare_profiles",
     "demo",
     "doctor",
     "find_batch",
+    "find_workers",
     "flops",
     "gate",
     "history",
@@ -105,12 +101,10 @@ __all__ = [
     "kept_tune",
     "lightning_callback",
     "load",
-    "loader",
-    "memory",
     "models",
     "monitor",
-    "ops",
     "profile",
+    "profile_memory",
     "read_profile",
     "recipe",
     "roofline",
@@ -138,10 +132,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext redline`."""
-    from redline.api.watch import load_magic
-
-    load_magic(shell)

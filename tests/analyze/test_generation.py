@@ -248,7 +248,7 @@ def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared:
 
 @pytest.mark.parametrize(
     ("look", "told"),
-    [(redline.roofline, "the share of the copy bandwidth"), (redline.memory, "the memory of weights, cache")],
+    [(redline.roofline, "the share of the copy bandwidth"), (redline.profile_memory, "the memory of weights, cache")],
 )
 def test_what_looks_at_one_step_sends_a_generation_to_run(look: Any, told: str) -> None:
     with (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from redline.api.memory import memory
+from redline.api.memory import profile_memory
 from redline.api.workspace import Workspace
 from redline.model.errors import BenchError
 from redline.model.spec import LaunchSpec, RunSpec
@@ -38,7 +38,9 @@ class Answering(Workspace):
 
 def test_a_recipe_saves_against_the_first_of_its_own_model(tmp_path: Path) -> None:
     with Answering(keep=False) as workspace:
-        found = memory(["simple_cnn", "transformer"], recipes=["baseline", "bf16"], device="cpu", workspace=workspace)
+        found = profile_memory(
+            ["simple_cnn", "transformer"], recipes=["baseline", "bf16"], device="cpu", workspace=workspace
+        )
     assert {(row.model, row.recipe): row.saved_bytes for row in found} == {
         ("simple_cnn", "baseline"): None,
         ("simple_cnn", "bf16"): 40,
@@ -56,4 +58,4 @@ def test_a_recipe_saves_against_the_first_of_its_own_model(tmp_path: Path) -> No
 
 def test_where_all_fail_the_first_is_raised() -> None:
     with Answering(keep=False) as workspace, pytest.raises(BenchError, match="nothing is known of fp16"):
-        memory("simple_cnn", recipes=["fp16", "amp-bf16"], device="cpu", workspace=workspace)
+        profile_memory("simple_cnn", recipes=["fp16", "amp-bf16"], device="cpu", workspace=workspace)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from redline.analyze.attainable import operator_row
-from redline.api.ceilings import OPERATORS, _cases, ops
+from redline.api.roofline import OPERATORS, operator_cases, roofline
 from redline.api.workspace import Workspace
 from redline.bench.measure.operators import answer_operators
 from redline.model.errors import SpecError, UsageError
@@ -18,7 +18,7 @@ from redline.model.questions import AskOperators
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.units import format_share
 from redline.model.work import Ceilings, OperatorTime
-from redline.report.ceilings import ops_json, ops_report
+from redline.report.roofline import operators_report
 from redline.report.terminal import as_text
 
 CEILINGS = Ceilings(
@@ -53,13 +53,12 @@ def test_what_fits_in_the_cache_has_no_memory_roof() -> None:
     assert operator_row(timed(kind="elementwise", flops=10, bytes=1000), CEILINGS).in_cache is False
 
 
-def test_a_format_without_a_ceiling_and_a_device_without_any_claim_nothing() -> None:
+def test_a_format_without_a_ceiling_claims_nothing() -> None:
     assert operator_row(timed(number_format="bf16"), CEILINGS).efficiency is None
-    assert operator_row(timed(), None).limited_by is None
 
 
 def test_defaults_cover_every_operator_and_tf32_only_products() -> None:
-    cases = _cases([], [], [], "gpu")
+    cases = operator_cases([], [], "cuda:0")
     assert {case.operator for case in cases} == set(OPERATORS)
     assert {case.operator for case in cases if case.number_format == "tf32"} == {"matmul", "conv"}
 
@@ -68,41 +67,25 @@ def test_defaults_cover_every_operator_and_tf32_only_products() -> None:
     ("asked", "error", "says"),
     [
         ({"operators": "matmull"}, SpecError, "operator must be one of"),
-        ({"operators": "matmul", "shapes": "4x4"}, SpecError, "matmul takes 3 sizes, got 2"),
-        ({"operators": "matmul", "shapes": "4x4xa"}, SpecError, "must be numbers joined by x"),
-        ({"operators": "matmul", "shapes": "0x4x4"}, SpecError, "must be from 1 to"),
+        ({"operators": "matmul:4x4"}, SpecError, "matmul takes 3 sizes, got 2"),
+        ({"operators": "matmul:4x4xa"}, SpecError, "must be numbers joined by x"),
+        ({"operators": "matmul:0x4x4"}, SpecError, "must be from 1 to"),
         ({"formats": "fp23"}, SpecError, "format must be one of"),
-        ({"shapes": "4x4x4"}, UsageError, "shapes belong to one operator"),
         ({"model": "simple_cnn", "formats": "fp32"}, UsageError, "brings its own"),
-        ({"recipe": "fp16"}, UsageError, "a recipe goes with a model"),
+        ({"recipes": "fp16"}, UsageError, "a recipe goes with a model"),
+        ({"model": "simple_cnn", "recipes": ["tf32", "bf16"], "ops": True}, UsageError, "with ops under one"),
     ],
 )
-def test_mistakes_are_one_line(asked: dict[str, str], error: type[Exception], says: str) -> None:
+def test_mistakes_are_one_line(asked: dict[str, Any], error: type[Exception], says: str) -> None:
     with Workspace(keep=False) as workspace, pytest.raises(error, match=says):
-        ops(**asked, device="cpu", workspace=workspace)
-
-
-def test_counts_are_those_of_the_shapes() -> None:
-    with Workspace(keep=False) as workspace:
-        result = ops("matmul", shapes="8x16x32", formats="fp32", device="cpu", threads=1, workspace=workspace)
-        (row,) = result
-        assert (row.flops, row.bytes) == (2 * 8 * 16 * 32, 4 * (8 * 32 + 32 * 16 + 8 * 16))
-        assert row.seconds
-        model = ops(model="simple_cnn", batch=2, image_size=16, device="cpu", threads=1, workspace=workspace)
-        counted = {row.operator: row for row in model if row.flops}
-        assert any(row.kind == "convolution" for row in model)
-        assert all(row.refusal is None for row in model), [row.refusal for row in model]
-        assert counted
-    document = json.loads(result.to_json())
-    assert (document["kind"], document["results"][0]["operator"]) == ("ops", "matmul")
-    assert "redline ceilings" in str(result)
+        roofline(**asked, device="cpu", workspace=workspace)
 
 
 def test_a_row_above_the_roof_says_why() -> None:
     winograd = operator_row(timed(kind="convolution", operator="conv", samples=(0.5,)), CEILINGS)
     copied = operator_row(timed(kind="elementwise", flops=1, bytes=10**9, samples=(0.5,)), CEILINGS)
     fine = operator_row(timed(samples=(1.0,)), CEILINGS)
-    told = as_text(ops_report([winograd, copied, fine], "a CPU", has_ceilings=True))
+    told = as_text(operators_report([winograd, copied, fine], "a CPU"))
     assert "fewer products" in told
     assert told.count("measure the ceilings again") == 1
 
@@ -135,9 +118,8 @@ def test_a_call_that_is_several_operators_inside_is_timed_as_one(tmp_path: Path)
     # What writes into its inputs is not timed, and that is told.
     assert [each.code for each in found.notes] == ["left-out"]
     assert "writes into its inputs: relu_ (1×)" in str(found.notes[0])
-    shown = as_text(ops_report([], "a CPU", True, found.notes))
+    shown = as_text(operators_report([], "a CPU", found.notes))
     assert "relu_" in shown
-    assert json.loads(ops_json([], "a CPU", found.notes))["notes"][0]["code"] == "left-out"
 
 
 LOOKUPS = """
@@ -171,6 +153,6 @@ def test_lookups_are_timed_with_the_rows_that_they_read(tmp_path: Path) -> None:
 def test_in_a_narrow_window_the_share_of_the_roofline_stays() -> None:
     text = io.StringIO()
     row = operator_row(timed(shape="1024×1024×1024"), CEILINGS)
-    Console(file=text, width=60, highlight=False).print(ops_report([row], "a CPU", has_ceilings=True))
+    Console(file=text, width=60, highlight=False).print(operators_report([row], "a CPU"))
     assert "of roofline" in text.getvalue().splitlines()[1]
     assert format_share(0.5) in text.getvalue()

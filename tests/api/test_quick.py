@@ -67,7 +67,7 @@ class TestOnACpu:
     def test_it_shows_itself(self, quick: QuickProfile) -> None:
         shown = quick._repr_html_()
         assert "simple_cnn trains at" in shown
-        assert "<td>before</td>" in shown
+        assert ">before</td>" in shown
         assert "<iframe srcdoc=" in shown
         assert "<script" not in shown  # those of the dashboard are inside the frame, escaped
         assert "backward" in str(quick)

@@ -123,25 +123,6 @@ def test_samples_that_a_loader_tells_are_not_counted_twice(workspace: Workspace)
     assert told["samples_per_s"] == pytest.approx(16 * told["steps_per_s"])
 
 
-def test_a_notebook_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    interactive = pytest.importorskip("IPython.core.interactiveshell")
-    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "history.sqlite"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # other test workers have theirs
-    shell = interactive.InteractiveShell()
-    redline.load_ipython_extension(shell)
-    cell = """%%redline
-import torch
-weights = torch.zeros(4, requires_grad=True)
-optimizer = torch.optim.SGD([weights], lr=0.1)
-for _ in range(9):
-    (weights - 1).square().sum().backward()
-    optimizer.step()
-"""
-    assert shell.run_cell(cell).error_in_exec is None
-    assert "9 steps" in capsys.readouterr().out
-    assert isinstance(shell.run_cell("%%redline --every 3\n1").error_in_exec, UsageError)  # not ignored
-
-
 def test_running_out_of_memory_in_the_loop(workspace: Workspace) -> None:
     """The script gets its own error, and the record says where and who held what."""
 

@@ -160,7 +160,7 @@ def test_a_peak_that_cannot_be_measured_costs_no_exercise(monkeypatch: pytest.Mo
     def fail(*_: Any, **__: Any) -> Any:
         raise BenchError("timeout", "no answer within 180 s")
 
-    monkeypatch.setattr(room, "ceilings", fail)
+    monkeypatch.setattr(room, "device_ceilings", fail)
     counted = SimpleNamespace(batch=4, flops=400, min_bytes=100, params=7, modules=())
     monkeypatch.setattr(room, "flops", lambda *_, **__: SimpleNamespace(summary=counted))
     found = room.work(lab([row()], monkeypatch), BASE)

@@ -42,7 +42,7 @@ REAL: dict[str, Callable[[Workspace], object]] = {
     "profile": lambda workspace: redline.profile("simple_cnn", workspace=workspace, **QUICK),
     "flops": lambda workspace: redline.flops("simple_cnn", workspace=workspace, **QUICK),
     "flops with latency": lambda workspace: redline.flops("simple_cnn", latency=True, workspace=workspace, **QUICK),
-    "ceilings": lambda workspace: redline.ceilings("cpu", threads=1, workspace=workspace),
+    "ceilings": lambda workspace: redline.roofline(device="cpu", threads=1, workspace=workspace),
     "roofline": lambda workspace: redline.roofline("simple_cnn", workspace=workspace, **QUICK),
     "doctor": lambda workspace: redline.doctor(workspace=workspace),
     "models": lambda workspace: redline.models(workspace=workspace),

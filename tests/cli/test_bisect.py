@@ -1,4 +1,4 @@
-"""`redline bisect` over commits, recipes and environments, before a fake bench that reads the checkout it is in."""
+"""`redline gate --bisect` over commits, recipes and environments, before a fake bench that reads the checkout it is in."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 
 def test_the_commit_that_made_it_slower_is_found(redline: Redline, project: list[str]) -> None:
-    result = redline("bisect", "bench.toml", "--good", project[0], "--bad", "main", "--json")
+    result = redline("gate", "bench.toml", "--bisect", f"{project[0]}..main", "--json")
     found = document(result)
     assert (result.exit_code, found["culprit"], found["about"]) == (0, project[4], "change 4")
     assert len(found["steps"]) <= 4
 
 
 def test_nothing_slower_is_said(redline: Redline, project: list[str]) -> None:
-    result = redline("bisect", "bench.toml", "--good", project[0], "--bad", project[3])
+    result = redline("gate", "bench.toml", "--bisect", f"{project[0]}..{project[3]}")
     assert result.exit_code == 3
     assert "nothing to find" in result.stdout
 
@@ -72,40 +72,43 @@ def test_nothing_slower_is_said(redline: Redline, project: list[str]) -> None:
 @pytest.mark.parametrize("project", [{3: ["touch"], 4: ["unlink"]}], indirect=True)
 def test_a_commit_that_does_not_build_is_passed_over(redline: Redline, project: list[str]) -> None:
     """The fourth, which is half way: the third is still fast, so that it is the fourth or the fifth."""
-    result = redline("bisect", "bench.toml", "--good", project[0], "--bad", "main", "--json")
+    result = redline("gate", "bench.toml", "--bisect", f"{project[0]}..main", "--json")
     found = document(result)
     assert (result.exit_code, found["culprit"], found["suspects"]) == (3, None, project[3:5])
     assert [step["verdict"] for step in found["steps"] if step["name"] == project[3]] == ["failed"]
-    told = redline("bisect", "bench.toml", "--good", project[0], "--bad", "main").stdout
+    told = redline("gate", "bench.toml", "--bisect", f"{project[0]}..main").stdout
     assert "no such name" in told
     assert "one of these 2 made it slower" in told
 
 
 @pytest.mark.parametrize("project", [{1: ["touch"], 2: ["unlink"]}], indirect=True)
 def test_one_that_does_not_build_elsewhere_does_not_matter(redline: Redline, project: list[str]) -> None:
-    found = document(redline("bisect", "bench.toml", "--good", project[0], "--bad", project[4], "--json"))
+    found = document(redline("gate", "bench.toml", "--bisect", f"{project[0]}..{project[4]}", "--json"))
     assert found["culprit"] == project[4]
 
 
 def test_so_is_the_recipe(redline: Redline, project: list[str]) -> None:
-    words = [word for recipe in SPEEDS for word in ("-r", recipe)]
-    assert document(redline("bisect", "bench.toml", *words, "--json"))["culprit"] == "fp16+channels-last"
+    words = [word for recipe in SPEEDS for word in ("--bisect", recipe)]
+    assert document(redline("gate", "bench.toml", *words, "--json"))["culprit"] == "fp16+channels-last"
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "one of them"),
-        (["--good", "main"], "name both ends"),
-        (["--good", "main", "--bad", "main"], "nothing between"),
-        (["--good", "main", "--bad", "main~3"], "is not an ancestor"),
-        (["--python", "/no/such/python", "--python", "x"], "no interpreter at"),
-        (["-r", "fp16", "-r", "baseline", "--benchmark", "x"], "no benchmark 'x'"),
-        (["-r", "fp16", "-r", "baseline", "--budget", "nan"], "budget must be between 1"),
+        ([], "give --baseline, or --bisect GOOD..BAD"),
+        (["--bisect", "main.."], "needs both ends"),
+        (["--bisect", "main..main"], "nothing between"),
+        (["--bisect", "main..main~3"], "is not an ancestor"),
+        (["--bisect", "fp16"], "nothing between"),
+        (["--bisect", "/no/such/python", "--bisect", "./x"], "no interpreter at"),
+        (["--bisect", "fp16", "--bisect", "baseline", "--benchmark", "x"], "no benchmark 'x'"),
+        (["--bisect", "fp16", "--bisect", "baseline", "--budget", "nan"], "budget must be between 1"),
+        (["--bisect", "fp16", "--baseline", "main"], "leave out --baseline"),
+        (["--baseline", "main", "--benchmark", "x"], "--benchmark goes with --bisect"),
     ],
 )
 def test_a_mistake_is_one_line(redline: Redline, project: list[str], words: list[str], says: str) -> None:
-    result = redline("bisect", "bench.toml", *words)
+    result = redline("gate", "bench.toml", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
 
@@ -120,7 +123,7 @@ def test_of_a_slowdown_in_two_parts_the_smaller_is_told_too(redline: Redline, pr
         Path("number").write_text(f"part {number}")
         subprocess.run([*git, "commit", "-qam", f"part {number}"], check=True)
         commits.append(subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip())
-    asked = ("bisect", "bench.toml", "--good", commits[0], "--bad", "main")
+    asked = ("gate", "bench.toml", "--bisect", f"{commits[0]}..main")
     found = document(redline(*asked, "--json"))
     assert (found["culprit"], found["earlier"]["name"]) == (commits[4], commits[3])
     assert {step["verdict"] for step in found["steps"]} == {"slower"}
@@ -128,5 +131,5 @@ def test_of_a_slowdown_in_two_parts_the_smaller_is_told_too(redline: Redline, pr
 
 
 def test_of_a_slowdown_in_one_part_nothing_is_told_of_another(redline: Redline, project: list[str]) -> None:
-    found = document(redline("bisect", "bench.toml", "--good", project[0], "--bad", "main", "--json"))
+    found = document(redline("gate", "bench.toml", "--bisect", f"{project[0]}..main", "--json"))
     assert found["earlier"] is None

@@ -69,6 +69,11 @@ def test_help_has_examples_and_choices_and_cuts_nothing(command: str) -> None:
     assert not re.search(r"[a-z]…|\.\.\.\s*$", shown.partition("\n")[2], re.M), "nothing is cut"
     assert not re.search(r"<(list|str|int|float|path)", shown), "no type names of Python"
     assert not re.search(r"\w-$", shown, re.M), "a name such as one-cycle can be copied whole"
+    headings = re.findall(r"^(\w[\w ]+):$", shown.partition("Examples:")[2], re.M)
+    own, closing = shown.split("Shared options:\n")
+    assert headings.count("Shared options") == 1
+    assert re.search(r"^  -h, --help", closing, re.M)
+    assert not re.search(r"^  (--json|--seed|--door)\b", own, re.M), "what commands share closes the help"
     for option in ("--effort", "--task", "--door", "--optimizer"):
         rows = [line for line in shown.splitlines() if line.strip().startswith(option)]
         assert all("[" in row for row in rows), "choices are shown"

@@ -28,13 +28,13 @@ def trace(tmp_path: Path) -> Path:
 
 class TestTraces:
     def test_a_table_for_people(self, trace: Path) -> None:
-        result = redline("--trace", trace)
+        result = redline(trace)
         assert result.exit_code == 0
         assert "data-bound" in result.stdout
         assert "kernels: " in result.stdout
 
     def test_one_document_and_nothing_else(self, trace: Path) -> None:
-        document = json.loads(redline("--trace", trace, "--json").stdout)
+        document = json.loads(redline(trace, "--json").stdout)
         assert document["timeline"]["busy_s"] > 0
         assert document["findings"][0]["code"] == "data-bound"
         assert document["lost"] is None
@@ -43,13 +43,11 @@ class TestTraces:
         for rank in range(3):
             training_trace(tmp_path / f"{rank}.json", megabytes=0.3, seed=rank, rank=rank)
         files = [tmp_path / f"{rank}.json" for rank in range(3)]
-        document = json.loads(redline("--trace", *files, "--json").stdout)
+        document = json.loads(redline(*files, "--json").stdout)
         assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2]
-        again = json.loads(redline("--trace", files[0], "--trace", files[1], "--trace", files[2], "--json").stdout)
-        assert again == document
 
     def test_the_kernel_table_as_csv_and_the_page(self, trace: Path, tmp_path: Path) -> None:
-        result = redline("--trace", trace, "--csv", tmp_path / "k.csv", "--html", tmp_path / "p.html", "--json")
+        result = redline(trace, "--csv", tmp_path / "k.csv", "--html", tmp_path / "p.html", "--json")
         assert result.exit_code == 0
         json.loads(result.stdout)
         assert (tmp_path / "k.csv").read_text().startswith('"Name","Calls"')
@@ -57,25 +55,25 @@ class TestTraces:
 
     def test_open_writes_a_page_by_itself(self, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        result = redline("--trace", trace, "--open")
+        result = redline(trace, "--open")
         assert result.exit_code == 0
         assert (tmp_path / "a.profile.html").exists()
         assert "a.profile.html" in result.stderr
 
     def test_operators_by_shape(self, trace: Path) -> None:
-        operators = json.loads(redline("--trace", trace, "--by-shape", "--json").stdout)["operators"]
+        operators = json.loads(redline(trace, "--by-shape", "--json").stdout)["operators"]
         assert len({row["dims"] for row in operators if row["name"] == "aten::linear_inner"}) == 2
 
     def test_a_truncated_file_is_read_and_told(self, trace: Path) -> None:
         trace.write_bytes(trace.read_bytes()[:-5000])
-        result = redline("--trace", trace, "--json")
+        result = redline(trace, "--json")
         assert result.exit_code == 0
         assert json.loads(result.stdout)["lost"]["truncated"] is True
 
     @pytest.mark.parametrize("text", ["", "<html>", '{"traceEvents": []}', "[" * 100_000])
     def test_what_is_no_trace_is_one_line_and_exit_2(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "bad.json").write_text(text)
-        result = redline("--trace", tmp_path / "bad.json")
+        result = redline(tmp_path / "bad.json")
         assert result.exit_code == 2
         assert result.stdout == ""
         assert result.stderr.startswith("redline: ")
@@ -88,17 +86,22 @@ class TestUsage:
         [
             ([], "name one model"),
             (["resnet18", "resnet50"], "name one model"),
-            (["--trace", "nowhere.json"], "no such file"),
+            (["nowhere.json"], "no such file"),
             (["--diff", "a.json", "b.json", "resnet50"], "takes two profiles"),
             (["--diff", "a.json", "b.json", "--import", "c.csv"], "takes two profiles"),
             (["--diff", "a.json", "b.json", "--csv", "c.csv"], "prints a comparison"),
             (["--diff", "nowhere.json", "neither.json"], "no such file"),
-            (["--trace", "a.json", "--import", "c.csv"], "--trace or --import, not both"),
-            (["--trace", "a.json", "--report", "folder"], "--report needs records"),
+            (["a.json", "resnet18"], "a.json is a trace and resnet18 a model"),
+            (["a.json", "--report", "folder"], "--report needs records"),
+            (["resnet18", "-r", "fp16", "-r", "bf16"], "a profile is of one recipe"),
+            (["resnet18", "--plot", "m.png"], "give --memory as well"),
+            (["--memory"], "name a model"),
+            (["resnet18", "--memory", "--steps", "2"], "traces nothing: leave out steps"),
+            (["a.json", "--memory"], "traces nothing: leave out trace"),
+            (["resnet18", "--memory", "--csv", "c.csv"], "traces nothing: leave out csv"),
             (["--import", "c.csv", "--by-shape"], "--by-shape is of operators"),
             (["--diff", "abcdef123456", "abcdef123456"], "no record"),
             (["resnet18", "--steps", "0", "--device", "cpu"], "steps must be 1 or more"),
-            (["resnet18", "--warmup", "-1", "--device", "cpu"], "warmup must be 0 or more"),
             (["resnet18", "--tool", "ncuu", "--device", "cpu"], "unknown profiler"),
         ],
     )
@@ -139,7 +142,7 @@ def test_a_model_is_timed_captured_explained_and_found_again(tmp_path: Path) -> 
     assert set(document["phases_s"]) == {"forward", "backward", "optimizer"}
     assert document["steps"]["count"] == 2
     assert document["operators"]
-    again = json.loads(redline("--trace", document["capture"]["record_id"], "--json").stdout)
+    again = json.loads(redline(document["capture"]["record_id"], "--json").stdout)
     (kept,) = again.pop("sources")  # the history's own copy
     assert Path(kept).read_bytes() == trace.read_bytes()
     assert again["capture"].pop("trace") == kept
@@ -158,10 +161,10 @@ def test_a_model_that_breaks_is_one_line_and_exit_5() -> None:
 
 @pytest.mark.parametrize(
     ("words", "option"),
-    [(["--batch", "8"], "--batch"), (["-r", "fp16"], "--recipe"), (["--wait", "0"], "--wait"), (["--no-shapes"], "--no-shapes")],
+    [(["--batch", "8"], "--batch"), (["-r", "fp16"], "--recipe"), (["--steps", "2"], "--steps")],
 )  # fmt: skip
 def test_what_was_captured_cannot_be_captured_differently(trace: Path, words: list[str], option: str) -> None:
-    for reads in (["--trace", trace], ["--diff", trace, trace]):
+    for reads in ([trace], ["--diff", trace, trace]):
         result = redline(*reads, *words)
         assert result.exit_code == 2
         assert f"{option} is about capturing a model, and {reads[0]} reads what was captured" in result.stderr
@@ -171,7 +174,7 @@ def test_on_a_cpu_the_csv_holds_the_operators(tmp_path: Path) -> None:
     maker = TraceMaker()
     maker.operator("aten::mm", 0, 30 * US)
     maker.operator("aten::add", 100 * US, 10 * US)
-    assert redline("--trace", maker.write(tmp_path / "a.json"), "--csv", tmp_path / "o.csv").exit_code == 0
+    assert redline(maker.write(tmp_path / "a.json"), "--csv", tmp_path / "o.csv").exit_code == 0
     lines = (tmp_path / "o.csv").read_text().splitlines()
     assert lines[1:] == ['"aten::mm",1,30000,30000,75.0', '"aten::add",1,10000,10000,25.0']
 
@@ -181,24 +184,7 @@ def test_a_pipe_is_a_trace_too(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes((tmp_path / "a.json").read_bytes()))
     writer.start()
-    result = redline("--trace", tmp_path / "pipe", "--json")
+    result = redline(tmp_path / "pipe", "--json")
     writer.join()
     assert result.exit_code == 0, result.stderr
     assert len(json.loads(result.stdout)["kernels"]) == 2
-
-
-def test_all_tables_as_a_workbook_and_as_parquet(trace: Path, tmp_path: Path) -> None:
-    openpyxl, parquet = pytest.importorskip("openpyxl"), pytest.importorskip("pyarrow.parquet")
-    result = redline("--trace", trace, "--tables", tmp_path / "t.xlsx")
-    assert result.exit_code == 0, result.stderr
-    book = openpyxl.load_workbook(tmp_path / "t.xlsx", read_only=True)
-    assert {"findings", "kernels", "operators", "collectives"} <= set(book.sheetnames)
-    rows = list(book["kernels"].iter_rows(values_only=True))
-    book.close()
-    document = json.loads(redline("--trace", trace, "--json", "--tables", tmp_path / "folder").stdout)
-    assert len(rows) == 1 + len(document["kernels"])
-    table = parquet.read_table(tmp_path / "folder" / "kernels.parquet")
-    assert table.column("total_s").to_pylist() == [row["total_s"] for row in document["kernels"]]
-    wrong = redline("--trace", trace, "--tables", tmp_path / "t.csv")
-    assert wrong.exit_code == 2
-    assert ".xlsx" in wrong.stderr

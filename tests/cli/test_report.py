@@ -78,7 +78,7 @@ class TestReport:
 
     def test_of_a_sweep_by_name(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         keep(race_records(model="another"))
-        assert redline("sweep", "resnet50", "-b", "1,8", "--name", "mine", "--effort", "quick").exit_code == 0
+        assert redline("run", "resnet50", "-b", "1,8", "--name", "mine", "--effort", "quick").exit_code == 0
         told = document(redline("report", "--sweep", "mine", "--out", str(tmp_path / "out"), "--json"))
         assert told["records"] == 2
         assert "# sweep mine" in Path(told["markdown"]).read_text()
@@ -112,43 +112,14 @@ class TestReport:
         told = document(redline("report", str(exported), "--out", str(tmp_path / "out"), "--json"))
         assert told["records"] == 3
 
-    def test_of_a_file_without_raw_records_says_how_to_write_one(
-        self, redline: Callable[..., Result], tmp_path: Path
-    ) -> None:
-        exported = tmp_path / "rows.json"
-        exported.write_text(export_json(race_records()))
-        result = redline("report", str(exported), "--out", str(tmp_path / "out"))
-        assert result.exit_code == 2
-        assert "--raw" in result.stderr
-
-    def test_a_document_without_raw_records_is_printed(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+    def test_what_json_printed_is_not_read_back(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         rows = tmp_path / "rows.json"
         rows.write_text(export_json(race_records()))
-        result = redline("report", str(rows))
-        assert result.exit_code == 0
-        assert "fp16+compile" in result.stdout
-        (told,) = document(redline("report", str(rows), "--json"))["documents"]
-        assert [told["kind"], len(told["content"]["results"])] == ["export", 3]
-
-    @pytest.mark.parametrize(
-        ("text", "complaint"),
-        [
-            ('{"schema": 2, "kind": "doctor", "items": []}', "read it as JSON"),
-            ('{"schema": 3, "kind": "run", "results": []}', "update Redline"),
-            ('{"schema": 2, "kind": "run", "results": [{"model": "a"}]}', "is damaged"),
-            ('{"fine": true}', "other.redline' shows the records beside it"),
-        ],
-    )
-    def test_a_document_that_cannot_be_shown_is_one_line(
-        self, redline: Callable[..., Result], tmp_path: Path, text: str, complaint: str
-    ) -> None:
-        (tmp_path / "other.redline").write_text("")
-        other = tmp_path / "other.json"
-        other.write_text(text)
-        result = redline("report", str(other))
-        assert result.exit_code == 2
-        assert complaint in result.stderr
-        assert len(result.stderr.strip().splitlines()) == 1
+        for words in (["report", rows], ["compare", rows, rows], ["history", "import", rows]):
+            result = redline(*map(str, words))
+            assert result.exit_code == 2
+            assert "'redline history export --format archive -o FILE' writes records" in result.stderr
+            assert len(result.stderr.strip().splitlines()) == 1
 
     @pytest.mark.parametrize("name", ["backup.redline", "backup.redline.gz", "records.json.gz"])
     def test_of_a_back_up(self, redline: Callable[..., Result], tmp_path: Path, name: str) -> None:
@@ -205,12 +176,12 @@ class TestBeside:
 
     def test_sweep(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         out = tmp_path / "out"
-        result = redline("sweep", "resnet50", "-b", "1,8,64", "--effort", "quick", "--report", str(out))
+        result = redline("run", "resnet50", "-b", "1,8,64", "--effort", "quick", "--report", str(out))
         assert result.exit_code == 0
         assert (out / "throughput.png").exists()
 
     def test_a_dry_run_has_nothing_to_report(self, redline: Callable[..., Result], tmp_path: Path) -> None:
-        result = redline("sweep", "resnet50", "-b", "1", "--dry-run", "--report", str(tmp_path / "out"))
+        result = redline("run", "resnet50", "-b", "1", "--dry-run", "--report", str(tmp_path / "out"))
         assert result.exit_code == 2
         assert "--dry-run" in result.stderr
 
@@ -223,7 +194,7 @@ class TestBeside:
         assert door.opened == 0
 
     def test_a_trace_from_elsewhere_has_no_record(self, redline: Callable[..., Result], tmp_path: Path) -> None:
-        result = redline("profile", "--trace", "x.json", "--report", str(tmp_path / "out"))
+        result = redline("profile", "x.json", "--report", str(tmp_path / "out"))
         assert result.exit_code == 2
         assert "--html" in result.stderr
 
@@ -257,7 +228,7 @@ class TestCompare:
 
     def test_sweeps_files_and_lists_of_ids(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         for name in ("one", "two"):
-            redline("sweep", "resnet50", "-b", "1,8", "--name", name, "--effort", "quick")
+            redline("run", "resnet50", "-b", "1,8", "--name", name, "--effort", "quick")
         told = document(redline("compare", "one", "two", "--json"))
         assert {each["verdict"] for each in told["comparisons"]} == {"inconclusive"}
         door = fake_door()

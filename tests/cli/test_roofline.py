@@ -1,4 +1,4 @@
-"""`redline flops`, `ceilings` and `roofline` from their words to their output and exit code."""
+"""`redline flops` and `roofline` from their words to their output and exit code."""
 
 from __future__ import annotations
 
@@ -85,28 +85,21 @@ class TestFlops:
         assert phases["step"]["flops"] == found["flops"] + found["backward_flops"]
         assert all(each["flops_per_s"] == each["flops"] / each["latency_s"] for each in phases.values())
 
-    def test_batches_show_what_the_device_reaches(self) -> None:
-        words = ("flops", "simple_cnn", "--batches", "1,4", "--device", "cpu")
-        found = document(*words)
-        assert [row["batch"] for row in found["batches"]] == [1, 4]
-        for row in found["batches"]:
-            assert row["flops_per_s"] == pytest.approx(row["flops"] / row["step_s"])
-            assert row["efficiency"] is None, "no ceilings are known"
-        assert [note["code"] for note in found["notes"]][-1] == "no-ceiling"
-        assert found["batches"][1]["flops"] == 4 * found["batches"][0]["flops"]
-
     @pytest.mark.parametrize(
         ("words", "told"),
         [
             (("flops", "resnet999"), "unknown model 'resnet999'"),
-            (("flops", "simple_cnn", "--device", "cpu"), "--device goes with --latency or --batches"),
+            (("flops", "simple_cnn", "--device", "cpu"), "--device goes with --latency"),
             (("flops", "simple_cnn", "--depth", "-1"), "depth must be 0 or more"),
-            (("roofline",), "name one model, or --last"),
+            (("roofline", "--operator", "matmull"), "operator must be one of"),
+            (("roofline", "-r", "fp16"), "a recipe goes with a model"),
+            (("roofline", "--batch", "8"), "batch goes with a model: name one"),
+            (("roofline", "-o", "plot.png"), "the plot shows a model under the roofs"),
             (("roofline", "simple_cnn", "--last"), "--last takes the last run"),
             (("roofline", "--last"), "no counted work"),
             (("roofline", "simple_cnn", "-o", "plot.txt"), "plot must end in .png"),
-            (("ceilings", "--threads", "0"), "threads must be 1 or more"),
-            (("ceilings", "--device", "tpu"), "unknown device 'tpu'"),
+            (("roofline", "--threads", "0"), "threads must be 1 or more"),
+            (("roofline", "--device", "tpu"), "unknown device 'tpu'"),
         ],
     )
     def test_a_mistake_is_one_line(self, words: tuple[str, ...], told: str) -> None:
@@ -227,7 +220,7 @@ def inline(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None) -> None:
-    ceilings = document("ceilings", "--device", "cpu")
+    ceilings = document("roofline", "--device", "cpu")["ceilings"]
     assert ceilings["tflops"]["fp32"]["measured"] > 0
     assert ceilings["tflops"]["fp32"]["datasheet"] is None
     # Measured on a busy machine they are doubted, and would be measured again. And a model may well be faster than products
@@ -239,8 +232,15 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None)
         high = {form: 1000 * value for form, value in known.flops_per_s.items()}
         copied = 1000 * known.copy_bytes_per_s
         shelf.put(msgspec.structs.replace(known, doubts=(), flops_per_s=high, copy_bytes_per_s=copied))
-    again = document("ceilings", "--device", "cpu")
+    again = document("roofline", "--device", "cpu")["ceilings"]
     assert again["measured_at"] == ceilings["measured_at"]  # from the history
+    timed = document("roofline", "--operator", "matmul:8x16x32", "--format", "fp32", "--device", "cpu")
+    (operator,) = timed["operators"]
+    assert (operator["flops"], operator["bytes"]) == (2 * 8 * 16 * 32, 4 * (8 * 32 + 32 * 16 + 8 * 16))
+    assert 0 < operator["efficiency"] < 1
+    called = document("roofline", *SMALL[:1], "--ops", *SMALL[1:])["operators"]
+    assert "convolution" in {row["kind"] for row in called}
+    assert [row["refusal"] for row in called if row["refusal"]] == []
     found = document("roofline", *SMALL, "-o", tmp_path / "roof.svg")
     (row,) = found["results"]
     assert row["points"]

@@ -34,10 +34,8 @@ def test_training_on_two_ranks_with_a_slow_link(tmp_path: Path) -> None:
     [
         (["--ranks", "1,x"], "ranks must be numbers"),
         (["--ranks", "0"], "ranks must be 1 or more"),
-        (["--strong"], "give batch"),
-        (["--weak", "--strong"], "not both"),
-        (["--batch", "8", "--weak"], "give batch_per_rank"),
-        (["--strong", "--batch", "2", "--ranks", "4", "--device", "cpu"], "leaves nothing for 2 of 4 ranks"),
+        (["--batch", "8", "--batch-per-rank", "8"], "give batch or batch_per_rank"),
+        (["--batch", "2", "--ranks", "4", "--device", "cpu"], "leaves nothing for 2 of 4 ranks"),
     ],
 )
 def test_a_mistake_is_one_line(options: list[str], said: str) -> None:

@@ -128,7 +128,13 @@ def test_a_hostile_history_cannot_speak_to_the_terminal() -> None:
     with History.open() as history:
         for record in (measured, failed):
             history.finish(record)
-    for words in (("show",), ("show", "a"), ("show", "b"), ("show", hostile), ("compare", "a", hostile)):
+    for words in (
+        ("history", "show"),
+        ("history", "show", "a"),
+        ("history", "show", "b"),
+        ("history", "show", hostile),
+        ("compare", "a", hostile),
+    ):
         told = invoke(*words)
         assert not set(told.stdout + told.stderr) & set("\x1b\x07\x9b"), words
     assert "red" in invoke("history", "show", "b").stdout

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import typer
 from invoking import invoke
 
+import redline
 from redline.analyze.advice import command_line, options_of, tuning_command
 from redline.analyze.summary import summarize
 from redline.api.run import RunResult
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
+from redline.cli.main import RENAMED, app
 from redline.model.arrivals import LoadSpec
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
@@ -42,6 +48,42 @@ EVERYTHING = {
     "batch_axis": 1,
     "items": 57,
 }
+
+
+SOURCES = sorted(Path(redline.__file__).parent.rglob("*.py"))
+GROUP: Any = typer.main.get_command(app)
+
+
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Every text of a program that is no docstring; what an f-string fills in is an X."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else " X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs | inside:
+            yield node.value
+
+
+def test_every_command_that_the_program_names_exists_with_its_options() -> None:
+    wrong, seen = [], 0
+    for path in SOURCES:
+        for text in texts_of(ast.parse(path.read_text("utf-8"))):
+            wrong += [f"{path.name}: {name}" for name in re.findall(r"\bredline (\w+)", text) if name in RENAMED]
+            for line in re.findall(r"'(redline [a-z][^'\n]*)'", text):
+                name, *words = line.partition(" -- ")[0].split()[1:]
+                if name == "X":
+                    continue  # it is filled in, and tested where that is done
+                command = GROUP.commands.get(f"{name} {words[0]}" if words else name) or GROUP.commands.get(name)
+                if command is None:
+                    wrong.append(f"{path.name}: {line}")
+                    continue
+                known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+                typed = [word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)]
+                wrong += [f"{path.name}: {line}" for word in typed if word not in known | {"--help"}]
+                seen += 1
+    assert wrong == []
+    assert seen > 30
 
 
 def spec_of(**table: Any) -> RunSpec:
@@ -107,7 +149,7 @@ def test_what_a_search_chose_by_itself_is_not_said() -> None:
     assert options_of("run", spec) == ""
 
 
-@pytest.mark.parametrize("command", ["run", "batch", "tune", "profile", "memory"])
+@pytest.mark.parametrize("command", ["run", "batch", "tune", "profile", "profile --memory"])
 def test_every_command_that_is_suggested_knows_the_options_it_is_given(command: str) -> None:
     line = command_line(command, spec_of(**EVERYTHING), batch=None if command == "batch" else 4)
     assert line is not None
@@ -160,7 +202,7 @@ def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("redline.api.train.train_specs", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 2
     assert seen == [spec]
-    fed = command_line("loader", spec, batch=64)
+    fed = command_line("train --find-workers", spec, batch=64)
     assert invoke(*shlex.split(str(fed))[1:]).exit_code == 2
     assert seen[1].train is not None
     assert seen[1].train.data == seen[0].train.data  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""`redline train` and `redline loader` from the outside: documents, exit codes, resuming after a kill."""
+"""`redline train` and `redline train --find-workers` from the outside: documents, exit codes, resuming after a kill."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class TestTrain:
         assert "epoch 2/2" in shown.stderr
 
     def test_several_models_stand_side_by_side_and_a_failed_one_is_a_row(self, redline: Callable[..., Result]) -> None:
-        result = redline("train", "simple_cnn", "resnet50", "transformer", "--epochs", "2", "--compare")
+        result = redline("train", "simple_cnn", "resnet50", "transformer", "--epochs", "2")
         assert result.exit_code == 5
         for word in ("simple_cnn", "resnet50", "transformer", "bottleneck", "a worker of the loader died"):
             assert word in result.stdout
-        told = document(redline("train", "simple_cnn", "transformer", "--epochs", "2", "--compare", "--json"))
+        told = document(redline("train", "simple_cnn", "transformer", "--epochs", "2", "--json"))
         assert [row["model"] for row in told["trainings"]] == ["simple_cnn", "transformer"]
 
     def test_a_failed_training_goes_on_with_resume(self, redline: Callable[..., Result], door: FakeDoor) -> None:
@@ -87,7 +87,8 @@ class TestTrain:
         [
             ([], "name at least one model"),
             (["nosuch"], "unknown model 'nosuch'"),
-            (["resnet18", "--compare"], "name two or more"),
+            (["resnet18", "--find-workers", "--resume"], "trains nothing: leave out --resume"),
+            (["resnet18", "resnet50", "--find-workers"], "one model under one recipe"),
             (["resnet18", "--resume"], "no training of this command was begun before"),
             (["resnet18", "--epochs", "0"], "epochs must be 1 or more"),
             (["resnet18", "--target-accuracy", "90"], "target_accuracy must be above 0 and at most 1, got 90"),
@@ -139,7 +140,7 @@ class TestReported:
 
 class TestLoader:
     def test_the_document_tells_rates_verdict_and_workers(self, redline: Callable[..., Result]) -> None:
-        result = redline("loader", "resnet18", "--json")
+        result = redline("train", "resnet18", "--find-workers", "--json")
         assert result.exit_code == 0
         told = document(result)
         wanted = {"loader_per_s", "model_per_s", "together_per_s", "data_wait_share", "verdict", "best_workers"}
@@ -147,14 +148,10 @@ class TestLoader:
         assert (told["verdict"], told["best_workers"]) == ("data-bound", 2)
 
     def test_the_table_ends_with_what_to_do(self, redline: Callable[..., Result]) -> None:
-        shown = redline("loader", "resnet18").stdout
+        shown = redline("train", "resnet18", "--find-workers").stdout
         assert "model alone" in shown
         assert "2 workers end it" in shown
         assert "next: train with --workers 2" in shown
-
-    def test_training_can_measure_it_too(self, redline: Callable[..., Result]) -> None:
-        told = document(redline("train", "resnet18", "--epochs", "1", "--diagnose", "--json"))
-        assert told["loader"]["best_workers"] == 2
 
 
 def rung_s(spec: RunSpec) -> float:

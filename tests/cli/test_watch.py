@@ -92,7 +92,7 @@ def test_a_loop_with_validation_agrees_with_its_own_timers(tmp_path: Path) -> No
     )  # fmt: skip
     assert "Conv2d" in loaded.stdout, loaded.stderr  # a checkpoint of the watched model needs no Redline
     shown = subprocess.run(
-        [sys.executable, "-m", "redline", "show", summary["record_id"], "--json"],
+        [sys.executable, "-m", "redline", "history", "show", summary["record_id"], "--json"],
         env={**os.environ, "REDLINE_STORE": str(tmp_path / "history.sqlite")},
         capture_output=True, text=True,
     )  # fmt: skip
@@ -149,8 +149,7 @@ def test_a_script_that_ends_while_it_is_profiled_ends_as_always(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--window", "3"), "--profile or --every"),
-        (("--every", "0s"), "above 0"),
+        (("--window", "3"), "give --profile as well"),
         (("--alert", " "), "a command or a URL"),
         (("--alert", "https://:8080/hook"), "a URL with a host"),
         (("--alert-drop", "10%"), "give --alert"),

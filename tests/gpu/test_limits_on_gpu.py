@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.device_count(),
 
 
 def test_ceilings_and_an_eager_roofline_add_up() -> None:
-    found = redline.ceilings("cuda", fresh=True).ceilings
+    found = redline.roofline(device="cuda", fresh=True).measured
     assert found.flops_per_s["fp16"] > found.flops_per_s["fp32"]
     assert found.cache_bytes is not None
     (row,) = redline.roofline("resnet50", recipes="baseline", batch=32, device="cuda")

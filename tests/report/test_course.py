@@ -1,11 +1,10 @@
-"""How far a measurement has come: done, left and leader, with a clock of its own."""
+"""How far a measurement has come: done and left, with a clock of its own."""
 
 from __future__ import annotations
 
 import msgspec
-from reported import race_records, sweep_records
+from reported import race_records
 
-from redline.analyze.statistics import Interval
 from redline.cli.progress import LiveBatches, LiveObserver
 from redline.model.protocol import Progress
 from redline.report.course import Course, in_columns, replicate_words, stage_words
@@ -19,12 +18,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def interval(seconds: float, half_width: float = 0.01) -> Interval:
-    return Interval(
-        low=seconds * (1 - half_width), high=seconds * (1 + half_width), median=seconds, n=30, n_effective=30
-    )
 
 
 def test_a_replicate_more_than_was_planned_is_not_one_of_fewer() -> None:
@@ -42,36 +35,11 @@ def test_the_rest_is_told_from_what_has_passed() -> None:
     course.planned(2)
     course.opened(FIRST)
     assert course.told == "0 of 2 done"
-    course.entered(FIRST, "ready")  # half of the first of two
-    clock.now += 10.0
-    assert course.left_s == 30.0
+    clock.now += 20.0
     course.closed(FIRST)
-    clock.now += 10.0
     assert course.told == "1 of 2 done, about 20 s left"
     course.planned(-1)
     assert course.told == "1 of 1 done"
-
-
-def test_the_leader_is_the_fastest_of_those_measured_together() -> None:
-    course = Course(Clock())
-    course.planned(2)
-    assert course.measured(FIRST, "baseline", 2, interval(0.01), 0.03).startswith("3\u2009200 img/s, ±1\u2009%")
-    assert course.leader == ""
-    assert ", leading, " in course.measured(SECOND, "fp16", 2, interval(0.005), 0.03)
-    assert course.leader == "fp16, 6\u2009400 img/s"
-    (other,) = sweep_records(model="vit_b_16", recipe="baseline", batches=[8])
-    course.measured(other, "vit_b_16", 2, interval(0.01), 0.03)
-    assert course.leader == "", "another model does not lead this one"
-
-
-def test_rounds_move_it_by_how_many_are_still_needed() -> None:
-    clock = Clock()
-    course = Course(clock)
-    course.planned(1)
-    clock.now += 10.0
-    course.measured(FIRST, "baseline", 4, interval(0.01, half_width=0.06), 0.03)  # four times as many are needed
-    assert course.left_s is not None
-    assert 5.0 < course.left_s < 10.0
 
 
 def test_what_is_asked_names_what_it_measures() -> None:

@@ -515,7 +515,7 @@ def test_the_page_of_a_profile_draws_its_steps(browser: Any, tmp_path: Path) -> 
 
 
 def test_memory_alone_makes_a_page(browser: Any, tmp_path: Path) -> None:
-    """Who only ran `redline memory` has no record."""
+    """Who only ran `redline profile --memory` has no record."""
     browser.open(page_of(tmp_path, [], memories=[HELD]))
     draw_all(browser)
     assert points(browser, "held") == 15

@@ -1,8 +1,9 @@
-"""What a notebook shows while it measures: one table per cell, written over, gone when the result comes."""
+"""What a notebook shows while it measures: one bar for what runs, gone when the result comes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from reported import fake_door, race_records
 from redline.api.run import run
 from redline.api.workspace import Workspace
 from redline.model.protocol import Progress
-from redline.report.notebook import NotebookProgress, Show, in_notebook
+from redline.report.notebook import NotebookProgress, in_notebook
 
 
 class Pages:
@@ -19,38 +20,33 @@ class Pages:
 
     def __init__(self) -> None:
         self.displays: list[list[str]] = []
-        self.cell = 1
         self.now = 0.0
 
-    def display(self) -> Show:
+    def display(self) -> Callable[[str], None]:
         pages: list[str] = []
         self.displays.append(pages)
         return pages.append
 
     def clock(self) -> float:
-        self.now += 0.2
+        self.now += 0.3
         return self.now
 
     def observer(self) -> NotebookProgress:
-        return NotebookProgress(self.display, self.clock, lambda: self.cell)
+        return NotebookProgress(self.display, self.clock)
 
 
-def test_a_cell_shows_what_each_recipe_is_doing_and_who_leads() -> None:
+def test_a_bar_says_how_much_is_done_and_goes_when_the_result_comes() -> None:
     pages = Pages()
-    with Workspace(door=fake_door(), keep=False, observer=pages.observer()) as workspace:
-        settings = {"batch": 32, "device": "cuda:0", "effort": "quick"}
-        run("resnet50", recipes=["baseline", "fp16"], workspace=workspace, **settings)  # type: ignore[arg-type]
-        (written,) = pages.displays
-        text = "".join(written)
-        assert "leader: fp16, 6" in text
-        assert "2 of 2 done" in written[-1]
-        assert "✓ 6" in written[-1]
-        assert "<script" not in text
-        pages.cell = 2
-        run("resnet50", workspace=workspace, **settings)  # type: ignore[arg-type]
-        assert len(pages.displays) == 2, "the next cell has a display of its own"
-        assert "fp16" not in "".join(pages.displays[1])
-    assert pages.displays[1][-1] == "", "the result takes its place"
+    for number in (1, 2):
+        with Workspace(door=fake_door(), keep=False, observer=pages.observer()) as workspace:
+            run(
+                "resnet50", recipes=["baseline", "fp16"], batch=32, device="cuda:0", effort="quick", workspace=workspace
+            )
+        assert len(pages.displays) == number, "each has a display of its own"
+    *_, last, cleared = pages.displays[0]
+    assert '<progress value="2" max="2">' in last
+    assert "2 of 2 done, resnet50 fp16: 6" in last
+    assert cleared == ""
 
 
 def test_names_are_only_text() -> None:
@@ -59,14 +55,13 @@ def test_names_are_only_text() -> None:
     observer.noted("<img src=x>")
     observer.opened(race_records(("baseline",))[0])
     observer.asked(Progress(stage="ceilings", detail="fp16 matrix products"))
-    page = pages.displays[0][-1]
     assert "<img" not in "".join(pages.displays[0])
-    assert "measuring (fp16 matrix products)" in page
+    assert "measuring (fp16 matrix products)" in pages.displays[0][-1]
 
 
 def test_only_a_kernel_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not in_notebook()
-    shell = SimpleNamespace(kernel=object(), execution_count=3)
+    shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert in_notebook()
     assert isinstance(Workspace(keep=False).observer, NotebookProgress)

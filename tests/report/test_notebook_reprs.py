@@ -13,12 +13,11 @@ from reported import CEILINGS, captured, race_records
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from redline.analyze.ceilings import ceilings_summary, roofline_row
+from redline.analyze.ceilings import roofline_row
 from redline.analyze.compare import compare_records
 from redline.analyze.gate import GateRow
 from redline.analyze.profile import profile_of
 from redline.analyze.summary import summarize
-from redline.api.ceilings import CeilingsResult
 from redline.api.memory import MemoryRow
 from redline.api.monitor import DeviceTotal
 from redline.api.profile import ProfileResult
@@ -57,8 +56,8 @@ def results() -> dict[str, Shown]:
     return {
         "run": RunResult(RECORDS),
         "decided": RunResult([*RECORDS, *AGAIN], decided=[[RECORDS, AGAIN]]),
-        "ceilings": CeilingsResult(ceilings_summary(CEILINGS), CEILINGS),
-        "roofline": RooflineResult([roofline_row(each, CEILINGS) for each in RECORDS], ceilings_summary(CEILINGS)),
+        "ceilings": RooflineResult(CEILINGS),
+        "roofline": RooflineResult(CEILINGS, [roofline_row(each, CEILINGS) for each in RECORDS]),
         "profile": ProfileResult(profile, record),
     }
 

@@ -63,7 +63,7 @@ def test_a_point_of_the_trend_is_the_middle_of_what_was_timed(samples: tuple[flo
 
 
 @pytest.mark.parametrize(
-    ("document", "says"), [({"results": []}, "holds no raw records"), ({"records": []}, "it has no results")]
+    ("document", "says"), [({"results": []}, "holds no records"), ({"records": []}, "holds no records")]
 )
 def test_a_document_without_raw_records_is_not_read(tmp_path: Path, document: dict[str, object], says: str) -> None:
     path = tmp_path / "exported.json"

@@ -181,7 +181,7 @@ def test_databases_of_nsys_and_of_rocm_7(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b'{"traceEvents": []}', "is a timeline: read it with 'redline profile --trace"),
+        (b'{"traceEvents": []}', "is a timeline: read it with 'redline profile"),
         (b'{"a": 1}', "none that Redline knows"),
         (b"\n\x8f\x01\x08\x00", "Perfetto protobuf"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "is a picture"),

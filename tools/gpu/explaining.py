@@ -126,7 +126,8 @@ def vendor_tool(ask: Ask, name: str, has_counters: bool) -> Outcome:
 def ceilings(ask: Ask, row: str, _: None) -> Outcome:
     """Ceilings measured afresh; on an H200 within 5 % of what was measured by hand."""
     with ask.workspace() as workspace:
-        document = ask.document(redline.ceilings(ask.device, fresh=True, workspace=workspace), "ceilings")
+        result = redline.roofline(device=ask.device, fresh=True, workspace=workspace)
+    document = ask.document(result, "ceilings")["ceilings"]
     measured = {name: figure["measured"] for name, figure in document["tflops"].items()}
     measured["copy"] = document["copy_bytes_per_s"]["measured"]
     figures = {name: value / 1e12 if name == "copy" else value for name, value in measured.items() if value}

@@ -90,9 +90,9 @@ WITH_RANKS = ("run", "profile")
 """Commands that take --ranks as `run` does."""
 WITH_EFFORT = ("run",)
 """Commands that take --effort, --tail and --no-check, and any door."""
-WITH_DOOR = (*WITH_EFFORT, "batch", "memory", "tune", "train", "loader")
+WITH_DOOR = (*WITH_EFFORT, "batch", "tune", "train", "train --find-workers")
 """Commands that can start their workers in more than one way."""
-ON_DATA = ("train", "loader")
+ON_DATA = ("train", "train --find-workers")
 
 
 def command_line(
@@ -114,7 +114,7 @@ def command_line(
         return None
     unsaid = ("model", "batch", "artifact", *(("items",) if command == "batch" else ()))
     unsaid += () if spec.train is None else ("task",)
-    words = ["redline", command, workload.model, *_options(workload, leave_out=unsaid)]
+    words = ["redline", *command.split(), workload.model, *_options(workload, leave_out=unsaid)]
     words += ["--device", spec.device] if spec.device not in FIRST_CHOICES else []
     words += _options(spec, leave_out=("workload", "recipe", "measure", "launch", "device", "train"))
     words += _data_options(spec.train.data) if spec.train is not None else []

@@ -129,18 +129,17 @@ class OperatorRow(Frozen):
     flops_per_s: float | None
     bytes_per_s: float | None
     limited_by: LimitedBy | None
-    """None without ceilings."""
+    """None where the ceiling of its number format is not known."""
     efficiency: float | None
-    """Roofline time over measured time; None without ceilings, or where its data fits in the cache."""
+    """Roofline time over measured time; None without a limit, or where its data fits in the cache."""
     in_cache: bool
     refusal: str | None
 
 
-def operator_row(timed: OperatorTime, ceilings: Ceilings | None) -> OperatorRow:
+def operator_row(timed: OperatorTime, ceilings: Ceilings) -> OperatorRow:
     seconds = statistics.median(timed.samples) if timed.samples else None
-    limit = _limit(timed, ceilings) if ceilings is not None and seconds else None
-    cache = ceilings.cache_bytes if ceilings is not None else None
-    in_cache = bool(cache and timed.bytes < OUTSIDE_CACHE * cache)
+    limit = _limit(timed, ceilings) if seconds else None
+    in_cache = bool(ceilings.cache_bytes and timed.bytes < OUTSIDE_CACHE * ceilings.cache_bytes)
     is_judged = limit is not None and not (in_cache and limit[1] == "memory")
     return OperatorRow(
         operator=timed.operator,

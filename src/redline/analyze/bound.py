@@ -286,11 +286,11 @@ def _no_ceilings(record: RunRecord | None) -> str:
     """On a CPU ceilings hold for one number of threads: those of another say nothing here."""
     environment = record.prepared.environment if record is not None and record.prepared is not None else None
     if environment is None or environment.device.kind != "cpu" or not environment.threads:
-        return "the device's ceilings are not measured yet: 'redline ceilings' measures them"
+        return "the device's ceilings are not measured yet: 'redline roofline' measures them"
     threads = environment.threads
     return (
         f"the ceilings of this CPU with {counted(threads, 'thread')} are not measured yet: "
-        f"'redline ceilings --threads {threads}' measures them"
+        f"'redline roofline --threads {threads}' measures them"
     )
 
 

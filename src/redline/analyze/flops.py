@@ -53,21 +53,6 @@ class PhaseSpeed(Frozen):
     flops_per_s: float
 
 
-class BatchEfficiency(Frozen):
-    """What the device reaches at one batch."""
-
-    batch: int | None
-    step_s: float | None
-    throughput_per_s: float | None
-    flops: int | None
-    """Products of one step."""
-    flops_per_s: float | None
-    efficiency: float | None
-    """Of what the device's measured ceilings allow for these products; None where they are not known."""
-    record_id: str
-    failure: str | None = None
-
-
 class FlopsSummary(Frozen):
     model: str
     task: str
@@ -100,8 +85,6 @@ class FlopsSummary(Frozen):
     device_name: str | None = None
     phases: tuple[PhaseSpeed, ...] = ()
     """Empty where nothing ran."""
-    batches: tuple[BatchEfficiency, ...] = ()
-    """Where several batches were asked for."""
     count_s: float = 0.0
 
 
@@ -114,7 +97,6 @@ def flops_summary(
     ceilings: Ceilings | None = None,
     device: DeviceInfo | None = None,
     measured: RunSummary | None = None,
-    batches: tuple[BatchEfficiency, ...] = (),
     notes: tuple[Note, ...] = (),
 ) -> FlopsSummary:
     """`times`: seconds of a step directly in each module, by path."""
@@ -148,22 +130,7 @@ def flops_summary(
         latency_by=None if whole is None or device is None else "operators" if device.kind == "cpu" else "kernels",
         device_name=device.name if device is not None else None,
         phases=tuple(_phase_speeds(work, measured)) if measured is not None else (),
-        batches=batches,
         count_s=work.seconds,
-    )
-
-
-def batch_efficiency(row: RunSummary) -> BatchEfficiency:
-    step_s = row.step_s
-    return BatchEfficiency(
-        batch=row.batch,
-        step_s=step_s,
-        throughput_per_s=row.throughput_per_s,
-        flops=row.flops,
-        flops_per_s=row.flops / step_s if row.flops and step_s else None,
-        efficiency=row.roofline.efficiency if row.roofline is not None else None,
-        record_id=row.record_id,
-        failure=row.failure.told if row.failure is not None else None,
     )
 
 

@@ -165,7 +165,7 @@ def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: f
         text = f"no ceiling for {', '.join(found.without_ceiling)}: those products are not in the limit"
         notes.append(note("no-ceiling", text))
     if not ceilings.is_trusted:
-        text = f"the ceilings may be too low ({ceilings.doubts[0]}); 'redline ceilings' measures them again"
+        text = f"the ceilings may be too low ({ceilings.doubts[0]}); 'redline roofline' measures them again"
         notes.append(note("busy-ceilings", text))
     cache = ceilings.cache_bytes
     lives_in_cache = cache is None or work.compulsory_bytes <= cache
@@ -184,7 +184,7 @@ def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: f
     winograd = " (convolutions by Winograd take fewer products than are counted)" if convolves else ""
     error = (
         f"the roofline of {found.limit_s:.3g} s ({found.limited_by or 'memory'}) is {over:.1%} above the measured {measured_s:.3g} s: "
-        f"the count{winograd} or the ceiling is wrong; 'redline ceilings --fresh' measures the ceilings again"
+        f"the count{winograd} or the ceiling is wrong; 'redline roofline --fresh' measures the ceilings again"
     )
     return note("limit-beaten", error), notes
 

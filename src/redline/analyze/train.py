@@ -127,7 +127,6 @@ class TrainingSummary(Frozen):
     energy_per_sample_j: float | None = None
     cost_per_million: float | None = None
     """Of a million samples, at the price per hour that was given."""
-    loader: LoaderSummary | None = None
     doubts: tuple[Note, ...] = ()
     """Why its speed is not to be relied on; empty where nothing speaks against it."""
     notes: tuple[Note, ...] = ()
@@ -181,13 +180,12 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         utilisation=_mean([each.utilisation for each in steady]),
         energy_per_sample_j=_energy(steady),
         bound=bound(record, ceilings),
-        loader=loader_summary(record),
         doubts=verdict(record).reasons if record.failure is None and any(one.samples for one in record.blocks) else (),
         notes=tuple(_notes(record)),
         failure=record.failure.message if record.failure else None,
         state=_state(record),
         tuned_by=tuning_command(record),
-        fed_by=command_line("loader", record.spec, batch=record.spec.workload.batch),
+        fed_by=command_line("train --find-workers", record.spec, batch=record.spec.workload.batch),
     )
 
 

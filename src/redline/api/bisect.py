@@ -1,4 +1,4 @@
-"""`redline.bisect`: which commit, environment or recipe made a benchmark slower? Gates between two ends."""
+"""`redline gate --bisect`: which commit, environment or recipe made a benchmark slower? Gates between two ends."""
 
 from __future__ import annotations
 
@@ -79,11 +79,8 @@ class BisectResult(Shown):
 
 def bisect(
     file: str | Path,
-    good: str | None = None,
-    bad: str | None = None,
+    between: str | Sequence[str],
     *,
-    pythons: Sequence[str] = (),
-    recipes: Sequence[str] = (),
     benchmark: str | None = None,
     threshold: float | None = None,
     budget_s: float = BUDGET_S,
@@ -94,12 +91,13 @@ def bisect(
 ) -> BisectResult:
     """Find the first of several commits, interpreters (environments) or recipes that is slower than the first.
 
-    Commits are those after `good` up to `bad`; `pythons` and `recipes` are given in the order to look in.
+    `between` is "GOOD..BAD" for the commits after GOOD up to BAD, or a list, in the order to look in: of interpreters, which
+    are paths with a slash, or of recipes.
     """
     check_budget(budget_s)
     found, environment = load_benchmarks(file, settings, threshold=threshold, trust=trust)
     chosen = _chosen(found, benchmark)
-    what, candidates = _candidates(good, bad, pythons, recipes, environment)
+    what, candidates = _candidates([between] if isinstance(between, str) else list(between), environment)
     with use(workspace) as opened:
         return _Search(chosen, what, candidates, opened, budget_s, clock).result()
 
@@ -115,22 +113,17 @@ def _chosen(found: Sequence[GateBenchmark], name: str | None) -> GateBenchmark:
     raise UsageError(f"no benchmark {name!r}: the file has {', '.join(each.name for each in found)}")
 
 
-def _candidates(
-    good: str | None, bad: str | None, pythons: Sequence[str], recipes: Sequence[str], environment: Setup
-) -> tuple[str, list[Candidate]]:
-    if sum((good is not None or bad is not None, bool(pythons), bool(recipes))) != 1:
-        raise UsageError(
-            "bisect commits (--good and --bad), environments (--python) or recipes (--recipe): one of them"
-        )
-    if pythons:
-        found = "environment", [Candidate(python, "", _in_environment(python)) for python in pythons]
-    elif recipes:
-        found = "recipe", [Candidate(recipe, "", _under(Recipe.parse(recipe))) for recipe in recipes]
-    else:
-        if good is None or bad is None:
-            raise UsageError("name both ends: --good REF --bad REF")
+def _candidates(between: Sequence[str], environment: Setup) -> tuple[str, list[Candidate]]:
+    good, dots, bad = between[0].partition("..")
+    if dots and len(between) == 1:
+        if not good or not bad:
+            raise UsageError(f"bisect GOOD..BAD needs both ends, got {between[0]!r}")
         commits = [resolve_commit(good), *commits_between(good, bad)]
         found = "commit", [Candidate(commit, subject_of(commit), _at(commit, environment)) for commit in commits]
+    elif all("/" in each for each in between):
+        found = "environment", [Candidate(python, "", _in_environment(python)) for python in between]
+    else:
+        found = "recipe", [Candidate(recipe, "", _under(Recipe.parse(recipe))) for recipe in between]
     if len(found[1]) < 2:
         raise UsageError("there is nothing between the two ends: name two that differ")
     return found

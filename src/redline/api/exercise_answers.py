@@ -261,7 +261,7 @@ def check_efficiency(highest: float, peak: float | None, missing: str) -> Check:
         passed=0 < highest <= peak * 1.05 if peak else None,
         seen=f"at most {format_share(highest / peak)} of the peak" if peak else missing or "no fp32 ceiling",
         explain="no program is faster than the peak: the ceilings were measured on a busy machine, measure them "
-        "again with 'redline ceilings --fresh'",
+        "again with 'redline roofline --fresh'",
     )
 
 

@@ -21,10 +21,10 @@ import msgspec
 from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
 from redline.api import exercise_answers as words
-from redline.api.ceilings import ceilings
 from redline.api.doctor import doctor
 from redline.api.flops import flops
 from redline.api.profile import profile
+from redline.api.roofline import device_ceilings
 from redline.api.run import RunResult, run
 from redline.api.workspace import Workspace
 from redline.model.errors import BenchError
@@ -261,7 +261,7 @@ def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
 def _ceilings(lab: Lab) -> tuple[Ceilings | None, str]:
     """Those of the device; None with the reason where they could not be measured."""
     try:
-        return ceilings(lab.device, workspace=lab.workspace).ceilings, ""
+        return device_ceilings(lab.device, workspace=lab.workspace), ""
     except BenchError as error:
         return None, f"the peak could not be measured: {str(error).splitlines()[0]}"
 

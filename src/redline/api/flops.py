@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Unpack
 
@@ -10,26 +10,23 @@ import msgspec
 from rich.console import RenderableType
 
 from redline.analyze.ceilings import module_seconds
-from redline.analyze.flops import BatchEfficiency, FlopsSummary, batch_efficiency, flops_summary
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.flops import FlopsSummary, flops_summary
+from redline.analyze.summary import summarize
 from redline.api.profile import DEFAULT_STEPS, profile_spec
-from redline.api.run import measure_specs
 from redline.api.settings import Settings, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.model.errors import UsageError
-from redline.model.note import Note, note
+from redline.model.note import note
 from redline.model.protocol import Profile
 from redline.model.questions import AskCount, CountAnswer
 from redline.model.record import RunRecord
-from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.spec import RunSpec
 from redline.model.work import NOT_COUNTED
 from redline.report.export import JsonDocument, json_document
 from redline.report.flops import FlopsReport
 from redline.report.notebook import Shown
-from redline.search.grid import parse_numbers
 
 DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
-NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline ceilings")
 UNMARKED = note("modules-not-marked", "no latency per module: no module of the model was seen in the trace")
 
 
@@ -56,29 +53,23 @@ def flops(
     recipe: str = "baseline",
     loss: Any | None = None,
     latency: bool = False,
-    batches: Sequence[int] | str | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> FlopsResult:
     """Count one step, module by module. Nothing runs and no memory is needed; a function of yours is called once.
 
-    With `latency` a few steps run under the profiler, and each module carries its time. With `batches` (`[1, 8, 32]`,
-    `"1..64"`) the model is measured at each of them: the FLOP/s it reaches, and how much of the device that is.
+    With `latency` a few steps run under the profiler, and each module carries its time.
     """
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a count", model, inputs, recipes=recipe, loss=loss, **settings)
-        reached, untold = _batches(spec, working, parse_numbers(batches)) if batches is not None else ((), ())
         if latency:
-            return _flops_with_latency(spec, working, reached, untold)
+            return _flops_with_latency(spec, working)
         (on_cpu,) = working.checked([msgspec.structs.replace(spec, device="cpu")])
         is_run = on_cpu.workload.task == "step"
         (spec,) = working.checked([spec]) if is_run else (on_cpu,)
         with working.lock(spec.device) if is_run else nullcontext():
             counted = working.ask(AskCount(spec=spec), CountAnswer, spec.launch)
-        device = working.environment(spec.device, spec.threads).device if reached else None
-    return FlopsResult(
-        flops_summary(spec, counted.workload, counted.work, device=device, batches=reached, notes=untold)
-    )
+    return FlopsResult(flops_summary(spec, counted.workload, counted.work))
 
 
 def module_profile() -> Profile:
@@ -86,36 +77,7 @@ def module_profile() -> Profile:
     return Profile(path="", active=DEFAULT_STEPS, shapes=False, modules=True)
 
 
-def _batches(
-    spec: RunSpec, workspace: Workspace, batches: Sequence[int]
-) -> tuple[tuple[BatchEfficiency, ...], tuple[Note, ...]]:
-    """What each batch reaches, and why no efficiency is known where none is."""
-    if not batches:
-        raise UsageError("batches is empty: give some, such as 1,8,32")
-    sized = [
-        msgspec.structs.replace(
-            spec,
-            workload=msgspec.structs.replace(spec.workload, batch=batch),
-            measure=MeasureSpec.for_effort("quick"),
-        )
-        for batch in batches
-    ]
-    records = measure_specs(sized, workspace)
-    ceilings_of = workspace.ceilings_of(records)
-    rows = [summarize([record], ceilings_of)[0] for record in records]
-    return tuple(map(batch_efficiency, rows)), tuple({str(why): why for row in rows for why in _untold(row)}.values())
-
-
-def _untold(row: RunSummary) -> Iterator[Note]:
-    if row.roofline is not None:
-        yield from (each for each in row.roofline.notes if each.code == "no-ceiling")
-    elif row.flops and row.step_s:
-        yield NO_CEILINGS
-
-
-def _flops_with_latency(
-    spec: RunSpec, workspace: Workspace, reached: tuple[BatchEfficiency, ...], untold: tuple[Note, ...]
-) -> FlopsResult:
+def _flops_with_latency(spec: RunSpec, workspace: Workspace) -> FlopsResult:
     record = profile_spec(spec, module_profile(), workspace).record
     assert record is not None
     assert record.prepared is not None
@@ -135,7 +97,6 @@ def _flops_with_latency(
         ceilings=ceilings_of(record),
         device=record.prepared.environment.device,
         measured=summarize([record], ceilings_of)[0],
-        batches=reached,
-        notes=(*untold, *unmarked),
+        notes=unmarked,
     )
     return FlopsResult(summary, record)

@@ -1,4 +1,4 @@
-"""`redline.memory`: what a step holds in memory, by kind and by module, and what a recipe saves."""
+"""`redline.profile_memory`: what a step holds in memory, by kind and by module, and what a recipe saves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MemoryResult(Shown, Sequence[MemoryRow]):
 
 
 @takes_settings
-def memory(
+def profile_memory(
     model: Any,
     inputs: Any | None = None,
     *,
@@ -68,7 +68,7 @@ def memory(
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **settings)
         if any(spec.workload.task == "generate" for spec in specs):
             raise UsageError(
-                "memory looks at a step of inference or training; 'redline run --task generate' tells the memory of weights, "
+                "--memory looks at a step of inference or training; 'redline run --task generate' tells the memory of weights, "
                 "cache and the whole generation"
             )
         rows: list[MemoryRow] = []
@@ -99,7 +99,9 @@ def _row(spec: RunSpec, workspace: Workspace, before: Sequence[MemoryRow]) -> Me
         device=answer.environment.device.name,
         use=answer.use,
         saved_bytes=first.use.peak_bytes - answer.use.peak_bytes if first is not None else None,
-        compared=command_line("memory", spec, batch=spec.workload.batch, recipes=(str(spec.recipe), "amp-bf16")),
+        compared=command_line(
+            "profile --memory", spec, batch=spec.workload.batch, recipes=(str(spec.recipe), "amp-bf16")
+        ),
         sized=command_line("batch", spec) if spec.workload.task in ("infer", "train") else None,
     )
 

@@ -67,10 +67,7 @@ def profile(
     recipe: str = "baseline",
     loss: Any | None = None,
     steps: int | None = None,
-    wait: int = 1,
-    warmup: int = 2,
-    shapes: bool = True,
-    memory: bool = False,
+    allocations: bool = False,
     stacks: bool = False,
     by_shape: bool = False,
     tool: str | None = None,
@@ -80,22 +77,18 @@ def profile(
 ) -> ProfileResult:
     """Profile a few steps of a model under one recipe.
 
-    With `tool` a vendor profiler captures instead of torch's. `folder` receives the trace, laid out for TensorBoard.
+    `allocations` also records what operators allocate. With `tool` a vendor profiler captures instead of torch's. `folder` receives the trace, laid out for TensorBoard.
     """
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a profile", model, inputs, recipes=recipe, loss=loss, **settings)
-        for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0)):
-            if count is not None and count < least:
-                raise UsageError(f"{name} must be {least} or more, got {count}")
+        if steps is not None and steps < 1:
+            raise UsageError(f"steps must be 1 or more, got {steps}")
         if tool is not None:
             return _profile_with_tool(spec, tool, working, steps=steps, folder=folder)
         request = ProfileRequest(
             path="",
-            wait=wait,
-            warmup=warmup,
             active=steps or DEFAULT_STEPS,
-            shapes=shapes,
-            memory=memory,
+            memory=allocations,
             stacks=stacks,
         )
         return profile_spec(spec, request, working, folder=folder, by_shape=by_shape)

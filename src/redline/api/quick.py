@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ from typing import Any, Unpack
 
 import msgspec
 from rich.console import RenderableType
-from rich.text import Text
 
 from redline.analyze.batch import BatchSummary
 from redline.analyze.finding import Finding
@@ -35,7 +35,7 @@ from redline.report.export import JsonDocument, json_document
 from redline.report.folder import ReportFiles, write_folder
 from redline.report.notebook import Bars, Shown
 from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
-from redline.report.quick import QuickResults, QuickSide, quick_headline, quick_html, quick_text
+from redline.report.quick import QuickResults, QuickSide, quick_headline, quick_report
 from redline.search.train import After
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
@@ -107,7 +107,7 @@ class QuickProfile(Shown):
         return json_document("quick", self.results)
 
     def report(self) -> RenderableType:
-        return Text(str(self))
+        return quick_report(self.results, self.findings)
 
     def frame_rows(self) -> Sequence[Any]:
         """One for each epoch."""
@@ -123,11 +123,11 @@ class QuickProfile(Shown):
     def headline(self) -> str:
         return quick_headline(self.results)
 
-    def __str__(self) -> str:
-        return quick_text(self.results, self.findings)
-
     def _repr_html_(self) -> str:
-        return quick_html(self.results, self.findings, dashboard(self._contents()))
+        """The report, and the dashboard below in a frame of its own."""
+        page = html.escape(dashboard(self._contents()))
+        frame = f'<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
+        return super()._repr_html_() + frame
 
     def _contents(self) -> Contents:
         return contents_of(

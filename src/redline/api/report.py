@@ -17,13 +17,11 @@ from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.work import Ceilings
 from redline.report.contents import contents_of
-from redline.report.document import Document, read_documents
 from redline.report.folder import ReportFiles, write_folder
 from redline.search.tune.record import KeptSearches
 from redline.search.tune.result import TuneSummary
 from redline.store import History
-from redline.store.archive import is_archive, is_history
-from redline.store.codec import has_raw_records, read_exported, read_json
+from redline.store.codec import read_exported
 
 
 class Chosen:
@@ -126,7 +124,7 @@ def report_records(
 ) -> ReportFiles:
     """Write the report of these records.
 
-    `memories`: which of what `redline memory` saw belongs to it. `profiles`: those at hand already; None reads the traces that
+    `memories`: which of what `redline profile --memory` saw belongs to it. `profiles`: those at hand already; None reads the traces that
     the records name. `tunes`: the searches among them. `ceilings_of`: what came with the records; the history knows others.
     """
     with use(workspace) as opened:
@@ -251,17 +249,6 @@ def _add_files(chosen: Chosen, files: Sequence[Path]) -> None:
             with Workspace(history=history) as workspace:
                 _add_searches(chosen, workspace, history)
                 chosen.know(workspace.ceilings_of(chosen.records))
-
-
-def documents_in(what: Sequence[str]) -> list[Document]:
-    """The documents of files without raw records; empty where anything else is named, which `choose` then reads."""
-    files = [Path(word) for word in what if is_file(word)]
-    if not files or len(files) < len(what) or any(is_archive(file) or is_history(file) for file in files):
-        return []
-    found = [(file, read_json(file)) for file in files]
-    if any(has_raw_records(plain) for _, plain in found):
-        return []
-    return [document for file, plain in found for document in read_documents(file, plain)]
 
 
 def is_file(word: str) -> bool:

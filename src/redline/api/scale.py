@@ -72,7 +72,6 @@ def scale(
     inputs: Any | None = None,
     *,
     ranks: str | Iterable[int] = "1,2",
-    mode: Mode | None = None,
     batch: int | None = None,
     batch_per_rank: str | Iterable[int] | int | None = None,
     threads: int | None = None,
@@ -88,13 +87,11 @@ def scale(
     """
     counts = _numbers("ranks", ranks)
     require_range("ranks", max(counts), 1, MOST_RANKS)
-    mode = mode or ("strong" if batch is not None else "weak")
-    if mode == "strong" and batch is None:
-        raise UsageError("strong scaling splits one batch over the ranks: give batch (--batch)")
-    if mode == "weak" and batch is not None:
-        raise UsageError("weak scaling keeps the batch per rank: give batch_per_rank (--batch-per-rank), not batch")
-    if mode == "strong" and batch_per_rank is not None:
-        raise UsageError("strong scaling splits one batch: leave out batch_per_rank")
+    mode: Mode = "weak" if batch is None else "strong"
+    if batch is not None and batch_per_rank is not None:
+        raise UsageError(
+            "strong scaling splits one batch, weak scaling keeps the batch per rank: give batch or batch_per_rank"
+        )
     sizes: list[int | None] = [None] if batch_per_rank is None else [*_numbers("batch_per_rank", batch_per_rank)]
     with use(workspace) as opened:
         specs: list[RunSpec] = []

@@ -16,8 +16,8 @@ from rich.text import Text
 from redline.analyze.grid import LeftOut, grid_summary, rungs_of
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
-from redline.api.ceilings import ceilings
 from redline.api.profile import trace_name
+from redline.api.roofline import roofline
 from redline.api.run import HowMeasured, RunResult, measure_tables
 from redline.api.settings import specs_of
 from redline.api.tune import tune
@@ -196,7 +196,7 @@ class _Study:
             if self._parts:  # the first stage has made room; what it measured stays
                 how = msgspec.structs.replace(how, resume=True)
             if self._about.get("explain") and self._workspace.keeps and not how.dry_run:
-                ceilings(ready[0].get("device", "auto"), workspace=self._workspace)
+                roofline(device=ready[0].get("device", "auto"), workspace=self._workspace)
             try:
                 part = measure_tables(
                     ready,

@@ -1,4 +1,4 @@
-"""`redline.train`: epochs on data, with losses, accuracy and where the time goes; and `redline.loader`: does the training
+"""`redline.train`: epochs on data, with losses, accuracy and where the time goes; and `redline.find_workers`: does the training
 wait for its data, and how many loader workers would fix it?"""
 
 from __future__ import annotations
@@ -125,7 +125,6 @@ def train(
     recipes: str | Iterable[str] = "baseline",
     loss: Any | None = None,
     resume: bool = False,
-    diagnose: bool = False,
     price: str | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[TrainSettings],
@@ -133,14 +132,14 @@ def train(
     """Train a model (by name, several, or a live module with example inputs) on data, one recipe after the other.
 
     `data`: cifar10 or imagefolder with a `folder`, synthetic, synthetic-learnable, or `file.py:loaders`. `resume` goes on
-    with a training of the same call that was cut off. `diagnose` also measures loader and model apart and together.
+    with a training of the same call that was cut off.
     """
     if price is not None:
         parse_price(price)  # before anything is trained
     with use(workspace) as opened:
         table = training_table(data, {"epochs": epochs, **settings})
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
-        records = train_specs(specs, working, resume=resume, after=After(feeds=diagnose))
+        records = train_specs(specs, working, resume=resume)
         return TrainResult(records, opened.ceilings_of(records), price)
 
 
@@ -252,7 +251,7 @@ class LoaderResult(Shown):
 
 
 @takes_settings
-def loader(
+def find_workers(
     model: Any,
     inputs: Any | None = None,
     *,

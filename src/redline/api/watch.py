@@ -259,21 +259,6 @@ def trainer_callback(**options: Any) -> Any:
     return RedlineWatch()
 
 
-def load_magic(shell: Any) -> None:
-    """Give an IPython shell the cell magic `%%redline`, which runs a cell under `redline.watch()`."""
-
-    def run_cell(line: str, cell: str) -> None:
-        unknown = [word for word in line.split() if word != "--profile"]
-        if unknown:
-            raise UsageError(f"%%redline takes --profile and nothing else, got {' '.join(unknown)!r}")
-        with watch(name="notebook cell", profile="--profile" in line.split()) as watching:
-            ran = shell.run_cell(cell)
-        print(watching)  # noqa: T201  (a cell's output)
-        ran.raise_error()
-
-    shell.register_magic_function(run_cell, "cell", "redline")
-
-
 FEWEST_STEPS = 20
 """In a piece whose rate is compared."""
 DELIVERY_S = 30.0

@@ -1,5 +1,5 @@
 """`redline workshop`: seven exercises on the learner's own machine, checked and written down by the tool; and
-`redline checklist`: what has been measured of a model here, and the command for what has not.
+`redline workshop --checklist`: what has been measured of a model here, and the command for what has not.
 
 What the hardware cannot do is skipped, with an example that is marked as one. Results are written after every exercise.
 """
@@ -173,7 +173,7 @@ def _analysed(model: str, records: Sequence[RunRecord], ceilings_known: bool) ->
     profiled = any(record.trace is not None for record in records)
     return [
         Line("analyse", "a step was profiled", profiled, f"redline profile {name}"),
-        Line("analyse", "the device's ceilings are known", ceilings_known, "redline ceilings"),
+        Line("analyse", "the device's ceilings are known", ceilings_known, "redline roofline"),
     ]
 
 

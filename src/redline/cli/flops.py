@@ -24,9 +24,9 @@ from redline.model.errors import UsageError
 WITH_LATENCY: Options = {
     "device": Annotated[
         str | None,
-        opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="With --latency or --batches: the device."),
+        opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="With --latency: the device."),
     ],
-    "threads": Annotated[int | None, opt(group=WHAT, help="With --latency or --batches: CPU threads.")],
+    "threads": Annotated[int | None, opt(group=WHAT, help="With --latency: CPU threads.")],
 }
 """Counting needs no device."""
 
@@ -41,14 +41,6 @@ def flops(
     latency: Annotated[
         bool, opt("--latency", group=WHAT, help="Run and profile a few steps: time per module.")
     ] = False,
-    batches: Annotated[
-        str | None,
-        opt(
-            group=WHAT,
-            metavar="1,8,32|1..64",
-            help="Measure these batches too: achieved FLOP/s, and its share of what the device can do.",
-        ),
-    ] = None,
     json: Json = False,
 ) -> int:
     """Count parameters, MACs, FLOPs and bytes per module.
@@ -59,7 +51,6 @@ def flops(
     Examples:
       redline flops vit_b_16 --task train --depth 3
       redline flops resnet50 --batch 32 --latency
-      redline flops resnet50 --batches 1..64
     """
     from redline.api.flops import flops as count_model
     from redline.api.workspace import Workspace
@@ -69,13 +60,11 @@ def flops(
     from redline.report.terminal import make_console
 
     require_range("depth", depth, 0, MOST_DEPTH)
-    needless = [name for name in ("device", "threads") if name in given and not (latency or batches)]
+    needless = [name for name in ("device", "threads") if name in given and not latency]
     if needless:
-        raise UsageError(f"--{needless[0]} goes with --latency or --batches: counting needs no device")
+        raise UsageError(f"--{needless[0]} goes with --latency: counting needs no device")
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
-        result = count_model(
-            model, **given, **only_set(recipe=recipe, latency=latency, batches=batches), workspace=workspace
-        )
+        result = count_model(model, **given, **only_set(recipe=recipe, latency=latency), workspace=workspace)
         observer.stop()
     print_json(result.to_json()) if json else make_console().print(FlopsReport(result.summary, depth))
     return Exit.DONE

@@ -1,15 +1,15 @@
-"""`redline gate` and `redline bisect`."""
+"""`redline gate`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from redline.cli.options import HOW, OUTPUT, WHAT, Exit, Given, Json, Options, Trust, only_set, opt, print_json, takes
-from redline.model.errors import SpecError
+from redline.model.errors import SpecError, UsageError
 
 BASELINE_HELP = (
     "What to compare with: a git ref such as main (checked out beside this one and measured interleaved with it), a file of "
@@ -46,9 +46,24 @@ GATED: Options = {
 def gate(
     *,
     file: Annotated[Path, typer.Argument(metavar="BENCH.toml", help="A file with a [[run]] table per benchmark.")],
-    baseline: Annotated[str, opt("--baseline", group=WHAT, metavar="REF|FILE", help=BASELINE_HELP)],
+    baseline: Annotated[str | None, opt("--baseline", group=WHAT, metavar="REF|FILE", help=BASELINE_HELP)] = None,
+    bisect: Annotated[
+        list[str] | None,
+        opt(
+            "--bisect",
+            group=WHAT,
+            metavar="GOOD..BAD",
+            help="Instead of a baseline: find the commit that made it slower, by gates halfway between the two. Or repeat it "
+            "with interpreters of environments, or with recipes, in order.",
+        ),
+    ] = None,
+    benchmark: Annotated[
+        str | None, opt("--benchmark", group=WHAT, help="With --bisect: which benchmark of the file.")
+    ] = None,
     given: Given,
-    budget: Annotated[float, opt(group=HOW, help="Seconds for all benchmarks together.")] = 900.0,
+    budget: Annotated[
+        float | None, opt(group=HOW, help="Seconds for everything together. Default: 900; 3600 with --bisect.")
+    ] = None,
     undecided: Annotated[
         str,
         opt("--undecided", group=HOW, metavar="[fail|ok]", help="Whether an undecided benchmark exits with 3 or 0."),
@@ -68,12 +83,14 @@ def gate(
     the baseline over time now: below 1 it got slower.
 
     Exit codes: 0 nothing is slower; 1 something is slower, broken or failed a check; 2 a mistake in what was asked; 3
-    undecided or incomparable (0 with --undecided ok).
+    undecided or incomparable (0 with --undecided ok). With --bisect: 0 found; 3 not found, as the last is not slower or a
+    gate was not decided.
 
     \b
     Examples:
       redline gate bench.toml --baseline main
-      redline gate bench.toml --baseline records.json --summary gate.md
+      redline gate bench.toml --baseline records.redline --summary gate.md
+      redline gate bench.toml --bisect v1.0..main
     """
     from redline.api.gate import gate as run_gate
     from redline.api.workspace import Workspace
@@ -82,6 +99,13 @@ def gate(
     from redline.report.gate import gate_report
     from redline.report.terminal import make_console
 
+    if bisect:
+        beside = {"baseline": baseline, "fail-on": given.get("fail_on"), "summary": summary, "junit": junit}
+        if needless := next(iter(only_set(**beside)), None):
+            raise UsageError(f"--bisect looks for the change and judges nothing: leave out --{needless}")
+        return _bisect(file, bisect, given, json, **only_set(benchmark=benchmark, budget_s=budget, trust=trust))
+    if baseline is None or benchmark is not None:
+        raise UsageError("--benchmark goes with --bisect" if benchmark else "give --baseline, or --bisect GOOD..BAD")
     if undecided not in ("fail", "ok"):
         raise SpecError(f"undecided must be fail or ok, got {undecided!r}")
     for path in (summary, junit):
@@ -90,7 +114,7 @@ def gate(
         if path is not None and path.is_dir():
             raise SpecError(f"cannot write {path}: it is a folder")
     with LiveRace() as observer, Workspace(observer=observer) as workspace:
-        result = run_gate(file, baseline, budget_s=budget, trust=trust, workspace=workspace, **given)
+        result = run_gate(file, baseline, trust=trust, workspace=workspace, **given, **only_set(budget_s=budget))
         observer.stop()
     if summary is not None:
         # GitHub shows all that the steps of a job have written to this file, one after the other.
@@ -103,52 +127,14 @@ def gate(
     return Exit.INCOMPARABLE if result.undecided and undecided == "fail" else Exit.DONE
 
 
-def bisect(
-    file: Annotated[Path, typer.Argument(metavar="BENCH.toml", help="A file of benchmarks, as for 'redline gate'.")],
-    good: Annotated[str | None, opt("--good", group=WHAT, metavar="REF", help="A commit that was fast.")] = None,
-    bad: Annotated[str | None, opt("--bad", group=WHAT, metavar="REF", help="A later commit that is slow.")] = None,
-    python: Annotated[
-        list[str] | None,
-        opt("--python", group=WHAT, metavar="PATH", help="Instead of commits: interpreters of environments, in order."),
-    ] = None,
-    recipe: Annotated[
-        list[str] | None, opt("--recipe", "-r", group=WHAT, help="Instead of commits: recipes, in order.")
-    ] = None,
-    benchmark: Annotated[str | None, opt("--benchmark", group=WHAT, help="Which benchmark of the file.")] = None,
-    device: Device = None,
-    threshold: Annotated[float | None, opt(group=HOW, help="The slowdown to look for: 0.05 is 5 %.")] = None,
-    budget: Annotated[float, opt(group=HOW, help="Seconds for all gates together.")] = 3600.0,
-    trust: Trust = False,
-    json: Json = False,
-) -> int:
-    """Find the commit, environment or recipe that made a benchmark slower, by running gates halfway between the two ends.
-
-    Exit codes: 0 found; 2 a mistake in what was asked; 3 not found: the last is not slower, or a gate was not decided.
-
-    \b
-    Examples:
-      redline bisect bench.toml --good v1.0 --bad main
-      redline bisect bench.toml --recipe baseline --recipe fp16
-    """
-    from redline.api.bisect import bisect as run_bisect
+def _bisect(file: Path, between: list[str], given: Given, json: bool, **asked: Any) -> int:
+    from redline.api.bisect import bisect
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveRace
     from redline.report.terminal import make_console
 
     with LiveRace() as observer, Workspace(observer=observer) as workspace:
-        result = run_bisect(
-            file,
-            good,
-            bad,
-            pythons=python or [],
-            recipes=recipe or [],
-            benchmark=benchmark,
-            threshold=threshold,
-            budget_s=budget,
-            trust=trust,
-            workspace=workspace,
-            **only_set(device=device),
-        )
+        result = bisect(file, between, workspace=workspace, **given, **asked)
         observer.stop()
     print_json(result.to_json()) if json else make_console().print(str(result), markup=False, end="")
     return Exit.DONE if result.culprit is not None else Exit.INCOMPARABLE

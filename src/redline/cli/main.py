@@ -16,14 +16,12 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from redline.cli.batch import batch
-from redline.cli.ceilings import ceilings, ops
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
-from redline.cli.gate import bisect, gate
+from redline.cli.gate import gate
 from redline.cli.history import delete, export, history, import_, prune, recover, show, tag
 from redline.cli.load import load
-from redline.cli.memory import memory
 from redline.cli.monitor import monitor
 from redline.cli.options import Command, CommandGroup, Exit
 from redline.cli.profile import profile
@@ -33,20 +31,20 @@ from redline.cli.run import demo, micro, run
 from redline.cli.scale import scale
 from redline.cli.serve import serve
 from redline.cli.study import study
-from redline.cli.train import loader, train
+from redline.cli.train import train
 from redline.cli.tune import tune
 from redline.cli.watch import watch
-from redline.cli.workshop import checklist, workshop
+from redline.cli.workshop import workshop
 from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError, UsageError
 from redline.model.units import printable
 
 GROUPS: dict[str, tuple[Callable[..., int | None], ...]] = {
     "Start here": (demo, doctor, models),
-    "Measure": (run, batch, train, loader, load, scale, study),
-    "Make it faster": (tune, profile, memory, roofline, ceilings, ops, flops),
+    "Measure": (run, batch, train, load, scale, study),
+    "Make it faster": (tune, profile, roofline, flops),
     "Your own script": (watch, monitor),
-    "Keep and share": (history, compare, report, serve, gate, bisect),
-    "Learn": (workshop, checklist, micro),
+    "Keep and share": (history, compare, report, serve, gate),
+    "Learn": (workshop, micro),
 }
 """The commands as `redline --help` lists them."""
 
@@ -65,13 +63,19 @@ RENAMED: dict[str, str] = {
     "import": "history import",
     "delete": "history delete",
     "prune": "history prune",
+    "loader": "train --find-workers",
+    "bisect": "gate --bisect",
+    "checklist": "workshop --checklist",
+    "memory": "profile --memory",
+    "ceilings": "roofline",
+    "ops": "roofline --ops",
 }
 """Commands that were removed, and what to type instead."""
 
 app = typer.Typer(
     name="redline",
     cls=CommandGroup,
-    help="How fast is your PyTorch model here, what is in the way, and what to switch on.",
+    help="How fast is your PyTorch model, what is in the way, and what to switch on.",
     epilog="'redline COMMAND -h' shows the options of a command and examples.",
     subcommand_metavar="COMMAND",
     options_metavar="",

@@ -20,8 +20,9 @@ from redline.model.settings import HOW as HOW
 from redline.model.settings import OUTPUT as OUTPUT
 from redline.model.settings import WHAT as WHAT
 from redline.model.settings import WHICH as WHICH
-from redline.model.settings import Declared
+from redline.model.settings import Declared, settings_of
 from redline.model.spec_table import SHARED
+from redline.model.training import DataSpec, TrainSpec
 
 if TYPE_CHECKING:  # the report is imported by the commands that print one
     from redline.report.export import JsonDocument
@@ -245,8 +246,17 @@ class _WholeWords:
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
+SEARCHED_FIRST = {"batch", "task", "device"}
+"""Settings that nearly every call names: they stand among the command's own options."""
+COMMON = (SHARED.keys() - settings_of(DataSpec).keys() - settings_of(TrainSpec).keys() - SEARCHED_FIRST) | {
+    "json", "report", "price", "trust", "cluster", "address", "help",
+}  # fmt: skip
+"""Options that mean the same in every command that has them."""
+CLOSING = "Shared options"
+
+
 class Command(_WholeWords, TyperCommand):
-    """Prints its options in groups; the docstring's last paragraph, its examples, comes last."""
+    """Prints the command's own options in groups, and in one closing group those that it shares with others."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -254,10 +264,11 @@ class Command(_WholeWords, TyperCommand):
             row = parameter.get_help_record(ctx)
             if row is not None:
                 row = (_KINDS.sub(lambda found: KINDS[found[1]], row[0]), row[1])
-                is_option = parameter.param_type_name == "option"
-                name = getattr(parameter, "rich_help_panel", None) or ("Options" if is_option else "Arguments")
+                own = getattr(parameter, "rich_help_panel", None) or "Options"
+                is_argument = parameter.param_type_name == "argument"
+                name = "Arguments" if is_argument else CLOSING if parameter.name in COMMON else own
                 groups.setdefault(name, []).append(row)
-        order = ["Arguments", WHAT, HOW, *(name for name in groups if name != "Options"), "Options"]
+        order = ["Arguments", WHAT, HOW, *(name for name in groups if name != CLOSING), CLOSING]
         for name in dict.fromkeys(order):
             if name in groups:
                 with formatter.section(name):

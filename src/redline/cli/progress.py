@@ -23,7 +23,15 @@ from redline.model.record import RunRecord
 from redline.model.training import Epoch, TrainingProgress
 from redline.model.units import format_seconds, format_share
 from redline.report.batch import TrialLine, search_title
-from redline.report.course import Course, ended_words, in_columns, replicate_words, shortened, stage_words
+from redline.report.course import (
+    Course,
+    ended_words,
+    in_columns,
+    interval_words,
+    replicate_words,
+    shortened,
+    stage_words,
+)
 from redline.report.grid import estimate_text, pair_line
 from redline.report.terminal import make_console, one_line
 from redline.report.train import epoch_line
@@ -49,7 +57,6 @@ class LiveObserver(Observer):
         )
         self._tasks: dict[str, TaskID] = {}
         self.course = Course()
-        self._names: dict[str, str] = {}
         self._overall: TaskID | None = None
         self._last_line_at = 0.0
         self._last_line = ""
@@ -97,15 +104,13 @@ class LiveObserver(Observer):
             self._progress.update(self._start, description=words)
 
     def progress(self, record: RunRecord, progress: Progress) -> None:
-        self.course.entered(record, progress.stage)
         self._tell(record, stage_words(progress))
 
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None:
-        words = self.course.measured(record, self.short_name(record), rounds, interval, target)
         now = time.monotonic()
         if self._live or now - self._last_line_at > QUIET_LINE_PERIOD_S:
             self._last_line_at = now
-            self._tell(record, words)
+            self._tell(record, interval_words(rounds, interval, target))
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
         self.say(Text(replicate_words(number, planned), style="dim"), on_stdout=False)
@@ -126,17 +131,6 @@ class LiveObserver(Observer):
     def name_of(self, record: RunRecord) -> str:
         return f"{record.spec.workload.model} {record.spec.recipe}"
 
-    def short_name(self, record: RunRecord) -> str:
-        """As a leader is called: beside its siblings the recipe says enough."""
-        batch = record.spec.workload.batch
-        several = len({each.split(" ")[0] for each in self._names.values()}) > 1
-        parts = (
-            record.spec.workload.model if several else "",
-            str(record.spec.recipe),
-            f"batch {batch}" if several and batch else "",
-        )
-        return " ".join(part for part in parts if part)
-
     def forget(self, record: RunRecord) -> None:
         """Take its line off the display."""
         if (task := self._tasks.pop(record.id, None)) is not None:
@@ -155,7 +149,6 @@ class LiveObserver(Observer):
 
     def _tell(self, record: RunRecord, words: str) -> None:
         name = " ".join(self.name_of(record).splitlines())
-        self._names[record.id] = name
         if not self._live:
             overall = self.course.told
             standing = f" [{overall}]" if overall else ""
@@ -167,7 +160,7 @@ class LiveObserver(Observer):
         self._show_overall()
 
     def _show_overall(self) -> None:
-        """The last line of the display: how much is done, how long the rest may take, who leads."""
+        """The last line of the display: how much is done, how long the rest may take."""
         told = self.course.told
         if not told:
             return
@@ -313,7 +306,6 @@ class LiveGrid(LiveTrain):
         self._replicate = ""
         self._grid_began = time.monotonic()
         self._settled = 0
-        self._leader = ""
 
     def grid_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
         self._plan = plan
@@ -347,15 +339,6 @@ class LiveGrid(LiveTrain):
 
     def settled(self, cell: Cell, record: RunRecord) -> None:
         self._settled += 1
-        leader = self.course.leader
-        if self._plan is not None and leader != self._leader:
-            self._leader = leader
-            self.say(Text(one_line(f"leader: {leader}"), style="dim"), on_stdout=False)
-
-    def short_name(self, record: RunRecord) -> str:
-        if self._plan is None:
-            return super().short_name(record)
-        return self.name_of(record).removeprefix(f"{self._index} ")
 
 
 class LiveTune(LiveRace):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +9,8 @@ import typer
 
 from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
 from redline.cli.profile import open_in_browser
-from redline.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from redline.report.document import Document
     from redline.report.folder import ReportFiles
 
 
@@ -21,8 +18,7 @@ def report(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Records; or files: a back-up or a history, 'history export --raw', or what another command's --json printed. "
-            "Default: the whole history."
+            help="Records; or files: a back-up, a history or 'history export --raw'. Default: the whole history."
         ),
     ] = None,
     last: Annotated[bool, opt("--last", group=WHICH, help="The last run, with all recipes measured in it.")] = False,
@@ -40,19 +36,17 @@ def report(
 ) -> int:
     """Write a folder: dashboard, Markdown with pictures, CSV, JSON.
 
-    The dashboard is one file. A JSON document without raw records is printed as a table instead.
+    The dashboard is one file.
 
     \b
     Examples:
       redline report --last --open
       redline report --sweep resnet50-grid -o report
-      redline report docs/results/h200/run.json
+      redline report backup.redline -o report
     """
-    from redline.api.report import documents_in, write_report
+    from redline.api.report import write_report
     from redline.report.export import json_document
 
-    if ids and (documents := documents_in(ids)):
-        return _show_documents(documents, out, json, last or across or open_ or bool(sweep or tune))
     files = write_report(ids or [], out or Path("redline-report"), last=last, sweep=sweep, tune=tune, across=across)
     if json:
         print_json(json_document("report", files))
@@ -60,28 +54,6 @@ def report(
         tell_report(files, on_stderr=False)
     if open_:
         open_in_browser(Path(files.dashboard))
-    return Exit.DONE
-
-
-def _show_documents(documents: Sequence[Document], out: Path | None, json: bool, has_options: bool) -> int:
-    """Print them; a folder cannot be made of them, so asking for one is a mistake."""
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
-
-    if out is not None or has_options:
-        raise UsageError(
-            f"{documents[0].path} holds no raw records, so no report folder can be made of it: write it with "
-            "'redline history export --format json --raw', or leave out the options to have it printed"
-        )
-    if json:
-        print_json(json_document("report", {"documents": [each.plain() for each in documents]}))
-    for each in () if json else documents:
-        if len(documents) > 1:
-            make_console().print(f"{each.path}{f': {each.name}' * bool(each.name)}", style="bold", markup=False)
-        make_console().print(each.report())
-    others = {} if json else {each.path: each.left_out for each in documents if each.left_out}
-    for file, names in others.items():
-        make_console().print(f"left out of {file}, as not a document of Redline: {', '.join(names)}", markup=False)
     return Exit.DONE
 
 

@@ -92,7 +92,9 @@ def run(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Measure models under one or more recipes, interleaved, each compared with the first; several values make a grid.
+    """Measure models under recipes; several values make a grid.
+
+    Recipes are measured interleaved, and each is compared with the first.
 
     Every setting takes several values or a range (-b 1,8 or -b 1..64, which doubles). Rows are kept as they come, and
     --resume continues after Ctrl-C. A cell that fails is a row. --decide measures until every pair is decided.

@@ -32,13 +32,16 @@ def scale(
     *,
     model: Models = None,
     ranks: Annotated[str, opt(group=WHAT, help="Numbers of ranks, such as 1,2,4,8 or 1..8 (doubling).")] = "1,2",
-    weak: Annotated[bool, opt("--weak", group=WHAT, help="Keep the batch per rank. The default.")] = False,
-    strong: Annotated[bool, opt("--strong", group=WHAT, help="Split one --batch over the ranks.")] = False,
     batch_per_rank: Annotated[
-        str | None, opt("--batch-per-rank", group=WHAT, help="Items per step on every rank; several, such as 16,32,64.")
+        str | None,
+        opt(
+            "--batch-per-rank",
+            group=WHAT,
+            help="Weak scaling: items per step on every rank; several, such as 16,32,64.",
+        ),
     ] = None,
     batch: Annotated[
-        int | None, opt("--batch", "-b", group=WHAT, help="Items per step of all ranks together, for --strong.")
+        int | None, opt("--batch", "-b", group=WHAT, help="Strong scaling: items per step, split over the ranks.")
     ] = None,
     recipe: Recipe = None,
     given: Given,
@@ -53,7 +56,7 @@ def scale(
     \b
     Examples:
       redline scale resnet50 --task train --ranks 1,2,4,8 --batch-per-rank 32,64
-      redline scale resnet50 --task train --ranks 1,2,4,8 --strong --batch 256
+      redline scale resnet50 --task train --ranks 1,2,4,8 --batch 256
       redline scale my_model.py:build --ranks 1,2 --device cpu --threads 1
     """
     from redline.api.scale import scale as measure_scaling
@@ -64,14 +67,11 @@ def scale(
     from redline.report.scale import scale_report
     from redline.report.terminal import make_console
 
-    if weak and strong:
-        raise UsageError("give --weak or --strong, not both")
     if not model:
         raise UsageError("name at least one model")
     if plot is not None:
         check_picture(plot)
-    mode = "strong" if strong else "weak" if weak else None
-    asked = given | only_set(mode=mode, batch=batch, batch_per_rank=batch_per_rank, recipe=recipe)
+    asked = given | only_set(batch=batch, batch_per_rank=batch_per_rank, recipe=recipe)
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
         result = measure_scaling(list(model), ranks=ranks, **asked, workspace=workspace)
         observer.stop()

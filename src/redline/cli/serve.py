@@ -16,9 +16,6 @@ def serve(
     name: Annotated[
         list[str] | None, opt("--name", group=WAY, help="Another host name it answers to. Repeatable.")
     ] = None,
-    idle: Annotated[
-        bool, opt("--idle", group=WAY, help="Run only while the processors have nothing else to do; pages may be slow.")
-    ] = False,
 ) -> int:
     """Show the history as a web page, live and read-only.
 
@@ -33,7 +30,7 @@ def serve(
     from redline.system.processes import give_way
 
     def on_start(address: str) -> None:
-        give_way(idle=idle)  # not before: while it starts, somebody waits for it
+        give_way()  # not before: while it starts, somebody waits for it
         tell(f"redline: {address}")
 
     run_server(host=host, port=port, token=token, names=tuple(name or ()), on_start=on_start)

@@ -57,7 +57,7 @@ def study(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Measure an experiment: a file with a question and the grid that answers it.
+    """Measure an experiment: a question, and the grid that answers it.
 
     precision: number formats and TorchScript over batches and two models, and why one gains more. ladder: from one CPU
     thread to the best recipe on a GPU. batch: throughput and latency against the batch. Options are over the file's settings.

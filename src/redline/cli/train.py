@@ -1,4 +1,4 @@
-"""`redline train` and `redline loader`, and the options of all commands that train on data."""
+"""`redline train`, and the options of all commands that train on data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from redline.cli.options import (
     Exit,
     Given,
     Json,
-    Model,
     Models,
     Options,
     Price,
-    Recipe,
     Recipes,
     Report,
     only_set,
@@ -64,15 +62,19 @@ def train(
     *,
     model: Models = None,
     data: DataName = "synthetic-learnable",
-    epochs: Annotated[int, opt("--epochs", "-e", group=HOW, help="Number of epochs.")] = 3,
+    epochs: Annotated[int | None, opt("--epochs", "-e", group=HOW, help="Number of epochs. Default: 3.")] = None,
     recipe: Recipes = None,
     given: Given,
-    resume: Annotated[bool, opt("--resume", group=HOW, help="Resume this training where it stopped.")] = False,
-    diagnose: Annotated[
-        bool, opt("--diagnose", group=HOW, help="Also measure loader and model separately and together.")
+    find_workers: Annotated[
+        bool,
+        opt(
+            "--find-workers",
+            group=HOW,
+            help="Train nothing: measure loader and model separately and together, and how many loader workers are enough.",
+        ),
     ] = False,
+    resume: Annotated[bool, opt("--resume", group=HOW, help="Resume this training where it stopped.")] = False,
     price: Price = None,
-    compare: Annotated[bool, opt("--compare", group=HOW, help="Show several models in one table and picture.")] = False,
     plot: Annotated[Path | None, opt(group=OUTPUT, help="Write accuracy over time and speeds as a PNG.")] = None,
     report: Report = None,
     json: Json = False,
@@ -84,7 +86,8 @@ def train(
     \b
     Examples:
       redline train resnet18 --data cifar10 --folder ~/data -r amp-bf16
-      redline train simple_cnn resnet18 transformer --compare
+      redline train simple_cnn resnet18 transformer
+      redline train resnet18 --data cifar10 --folder ~/data --find-workers
     """
     from redline.api.report import report_records
     from redline.api.train import train as train_models
@@ -94,23 +97,32 @@ def train(
     from redline.report.canvas import check_picture
     from redline.report.folder import check_folder
     from redline.report.terminal import make_console
-    from redline.report.train import draw_trainings, train_report
+    from redline.report.train import draw_trainings
 
     if not model:
         raise UsageError("name at least one model to train, such as resnet18")
-    if compare and len(model) < 2:
-        raise UsageError("--compare sets several models side by side: name two or more")
     if report is not None:
         check_folder(report)
     if plot is not None:
         check_picture(plot)
-    asked = given | only_set(recipes=recipe, resume=resume, diagnose=diagnose, price=price)
+    if find_workers:
+        of_training = {name: value for name, value in given.items() if name in TRAINING}
+        flags = {
+            "resume": resume or None,
+            "plot": plot,
+            "report": report,
+            "price": price,
+        }
+        needless = next(iter(of_training | only_set(epochs=epochs, **flags)), None)
+        if needless is not None:
+            raise UsageError(f"--find-workers trains nothing: leave out --{needless.replace('_', '-')}")
+        return _find_workers(model, data, recipe or ["baseline"], given, json)
+    asked = given | only_set(recipes=recipe, epochs=epochs, resume=resume, price=price)
     try:
         with LiveTrain() as observer, Workspace(observer=observer) as workspace:
-            result = train_models(model, data=data, epochs=epochs, **asked, workspace=workspace)
+            result = train_models(model, data=data, **asked, workspace=workspace)
             observer.stop()
-            shown = train_report(result.rows, compare=compare)
-            print_json(result.to_json()) if json else make_console().print(shown)
+            print_json(result.to_json()) if json else make_console().print(result.report())
             if plot is not None:
                 draw_trainings(result.rows, plot)
             if report is not None:
@@ -121,29 +133,16 @@ def train(
     return Exit.FAILED_ROW if result.failed else Exit.DONE
 
 
-@takes(DATA_OPTIONS | BATCH | TRAINED_MODEL | ISOLATED)
-def loader(
-    *,
-    model: Model = "resnet18",
-    data: DataName = "synthetic-learnable",
-    recipe: Recipe = None,
-    given: Given,
-    json: Json = False,
-) -> int:
-    """Measure loader and model separately and together: is the training data-bound, and how many loader workers would fix it?
-
-    \b
-    Examples:
-      redline loader resnet18 --data cifar10 --folder ~/data --batch 256
-    """
-    from redline.api.train import loader as measure_loader
+def _find_workers(models: list[str], data: str, recipes: list[str], given: Given, json: bool) -> int:
+    from redline.api.train import find_workers
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.report.terminal import make_console
-    from redline.report.train import loader_report
 
+    if len(models) != 1 or len(recipes) != 1:
+        raise UsageError("--find-workers takes one model under one recipe")
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
-        result = measure_loader(model, data=data, recipe=recipe or "baseline", **given, workspace=workspace)
+        result = find_workers(models[0], data=data, recipe=recipes[0], **given, workspace=workspace)
         observer.stop()
-    print_json(result.to_json()) if json else make_console().print(loader_report(result.summary))
+    print_json(result.to_json()) if json else make_console().print(result.report())
     return Exit.DONE

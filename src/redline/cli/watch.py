@@ -27,10 +27,7 @@ def watch(
         bool, opt("--profile", group=WAY, help="Also capture a few steps with torch's profiler.")
     ] = False,
     window: Annotated[
-        int | None, opt("--window", group=WAY, help="Steps per capture, with --profile or --every. Default: 5.")
-    ] = None,
-    every: Annotated[
-        str | None, opt("--every", group=WAY, metavar="TIME", help="Repeat the capture at this interval, such as 30m.")
+        int | None, opt("--window", group=WAY, help="With --profile: how many steps to capture. Default: 5.")
     ] = None,
     alert: Annotated[
         str | None,
@@ -66,7 +63,7 @@ def watch(
     from redline.report.terminal import make_console
     from redline.report.watch import status_line, watch_report
 
-    plan = _captures(profile, window, every)
+    plan = _captures(profile, window)
     alarm = _alarm(alert, alert_drop)
     if summary is not None and (summary.is_dir() or not summary.parent.is_dir()):
         why = "it is a folder" if summary.is_dir() else f"there is no folder {summary.parent}"
@@ -89,17 +86,15 @@ def watch(
     return end_like(result.watched.exit_code or 0)
 
 
-def _captures(profile: bool, window: int | None, every: str | None) -> WindowPlan | None:
+def _captures(profile: bool, window: int | None) -> WindowPlan | None:
     """Which steps are captured; None: none."""
     from redline.launch.watch import WindowPlan
-    from redline.model.fields import seconds_of
 
-    every_s = seconds_of("--every", every) if every is not None else None
     if window is not None and window < 1:
         raise UsageError(f"--window must be 1 or more, got {window}")
-    if window is not None and not profile and every_s is None:
-        raise UsageError("--window says how many steps --profile or --every captures: give one of them")
-    return WindowPlan(steps=window or 5, every_s=every_s) if profile or every_s is not None else None
+    if window is not None and not profile:
+        raise UsageError("--window says how many steps --profile captures: give --profile as well")
+    return WindowPlan(steps=window or 5) if profile else None
 
 
 def _alarm(alert: str | None, drop: str | None) -> Alarm | None:

@@ -1,4 +1,4 @@
-"""`redline workshop` and `redline checklist`."""
+"""`redline workshop`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from redline.cli.options import HOW, OUTPUT, DeviceName, Exit, Json, Model, opt, print_json, tell
+from redline.cli.options import HOW, OUTPUT, DeviceName, Exit, Json, opt, print_json, tell
+from redline.model.errors import UsageError
 
 if TYPE_CHECKING:
     from redline.cli.progress import LiveObserver
@@ -19,6 +20,15 @@ def workshop(
     resume: Annotated[
         bool, opt("--resume", group=HOW, help="Continue with the exercises that are not done yet.")
     ] = False,
+    checklist: Annotated[
+        str | None,
+        opt(
+            group=HOW,
+            metavar="MODEL",
+            help="Instead: what has been measured of this model here (measure, analyse, optimise, validate, scale), and the "
+            "command for what has not.",
+        ),
+    ] = None,
     device: DeviceName = "auto",
     out: Annotated[
         Path, opt("--out", "-o", group=OUTPUT, metavar="DIR", help="Where my_workshop_results.txt and .json go.")
@@ -33,13 +43,17 @@ def workshop(
     Examples:
       redline workshop --quick
       redline workshop --exercise 2 --exercise 6
-      redline workshop --resume
+      redline workshop --checklist resnet50
     """
     from redline.api.workshop import workshop as walk
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.report.workshop import outcome
 
+    if checklist is not None:
+        if exercise or quick or resume:
+            raise UsageError("--checklist reads the history and walks through no exercise: leave out the other options")
+        return _show_checklist(checklist, json)
     try:
         with LiveObserver() as observer, Workspace(observer=observer) as workspace:
             teacher = _Teacher(observer, on_stdout=not json)
@@ -105,17 +119,11 @@ def _interrupted(out: Path, quick: bool, device: str) -> str:
     return f"interrupted; what is done is kept: '{again}' continues"
 
 
-def checklist(model: Model, json: Json = False) -> int:
-    """Show what has been measured of a model here (measure, analyse, optimise, validate, scale) and what has not.
-
-    \b
-    Examples:
-      redline checklist resnet50
-    """
-    from redline.api.workshop import checklist as check
+def _show_checklist(model: str, json: bool) -> int:
+    from redline.api.workshop import checklist
     from redline.report.terminal import make_console
     from redline.report.workshop import checklist_report
 
-    found = check(model)
+    found = checklist(model)
     print_json(found.to_json()) if json else make_console().print(checklist_report(found))
     return Exit.DONE

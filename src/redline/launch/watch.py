@@ -34,12 +34,11 @@ TICK_S = 0.2
 
 
 class WindowPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """When to capture a few steps."""
+    """Which steps are captured."""
 
     steps: int
     after: int = 10
-    """The first capture begins after this many steps."""
-    every_s: float | None = None
+    """The capture begins after this many steps."""
 
 
 def script_command(words: Sequence[str]) -> list[str]:

@@ -122,7 +122,7 @@ def _station_reached(reached: Line | None, advice: Advice | None, now: Line) -> 
 def _station_possible(row: RunSummary) -> Station:
     found = row.roofline
     if found is None or not found.attainable_s or not row.items_per_step:
-        return Station(label="possible", value="–", about="", doubt="needs the device's ceilings: redline ceilings")
+        return Station(label="possible", value="–", about="", doubt="needs the device's ceilings: redline roofline")
     if found.error is not None:
         return Station(
             label="possible", value="–", about="", doubt="the step beats its own limit: see the roofline below"

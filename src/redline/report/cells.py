@@ -73,7 +73,7 @@ def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
         threads = next((row.conditions.threads for row in measured if row.device == "cpu"), None)
         of = f" with {counted(threads, 'thread')}" if threads else ""
         option = f" --threads {threads}" if threads else ""
-        line = f"  'redline ceilings{option}' measures this device's limits{of}; tables then show how close each row is"
+        line = f"  'redline roofline{option}' measures this device's limits{of}; tables then show how close each row is"
         told.append(Text(line, style="dim"))
     return told
 

@@ -58,7 +58,7 @@ class Contents:
     across: bool = False
     """Whether different devices and thread counts are set side by side: only where somebody asks for it."""
     memories: Sequence[MemoryRow] = ()
-    """What steps held in memory, where `redline memory` looked at that."""
+    """What steps held in memory, where `redline profile --memory` looked at that."""
 
     @property
     def trainings(self) -> list[TrainingSummary]:

@@ -194,7 +194,7 @@ SECTIONS = (
     Section(
         "held",
         "Memory over a step",
-        "Allocated bytes by kind; the dashed line is what the allocator has reserved. From redline memory.",
+        "Allocated bytes by kind; the dashed line is what the allocator has reserved. From redline profile --memory.",
         _filled("memories"),
         wide=True,
     ),

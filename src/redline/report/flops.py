@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.flops import FlopsSummary, ModuleRow
-from redline.model.units import format_bytes, format_count, format_seconds, format_share, significant
+from redline.model.units import format_bytes, format_count, format_seconds, format_share
 from redline.report.terminal import Fitted, make_table
 
 DEFAULT_DEPTH = 2
@@ -32,9 +32,6 @@ class FlopsReport:
         yield Text("")
         if self._depth:
             yield _top(self._found, self._depth)
-            yield Text("")
-        if self._found.batches:
-            yield _batches(self._found)
             yield Text("")
         yield _tree(self._found, self._rows)
         if self._left_out:
@@ -87,22 +84,6 @@ def _lines(found: FlopsSummary) -> Iterator[tuple[str, str]]:
 
 
 _PHASES = {"forward": "forward time", "backward": "backward time", "optimizer": "optimizer time", "step": "step time"}
-
-
-def _batches(found: FlopsSummary) -> Fitted:
-    """Which batch makes how much of the device."""
-    table = make_table(Text(f"achieved on {found.device_name}", style="dim"))
-    for header in ("batch", f"{found.item}/s", "step", "FLOP/s", "efficiency"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in found.batches:
-        cells = (
-            "n/a" if row.throughput_per_s is None else significant(row.throughput_per_s, 4),
-            format_seconds(row.step_s),
-            "n/a" if row.flops_per_s is None else format_count(row.flops_per_s),
-            "n/a" if row.efficiency is None else format_share(row.efficiency),
-        )
-        table.add_row(str(row.batch or "n/a"), *(("failed", "", "", "") if row.failure else cells))
-    return Fitted(table)
 
 
 def _top(found: FlopsSummary, depth: int) -> Fitted:

@@ -1,15 +1,17 @@
-"""A quick profile for a person: the figures, one sentence, and a page for a notebook."""
+"""A quick profile for a person: one sentence, both sides, and what is in the way."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from redline.analyze.finding import Finding
 from redline.model.fields import Frozen
 from redline.model.units import format_bytes, format_seconds, format_share
-from redline.report.terminal import one_line
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.report.train import figure, rate
 
 
@@ -73,38 +75,21 @@ def quick_headline(results: QuickResults) -> str:
     return f"{results.model} trains{speed}{reached} with batch {results.batch} on {results.device}{phase}"
 
 
-def quick_text(results: QuickResults, findings: Sequence[Finding]) -> str:
-    lines = [quick_headline(results), *(f"- {name}: {value}" for name, value in _facts(results))]
+def quick_report(results: QuickResults, findings: Sequence[Finding]) -> RenderableType:
+    """The headline, both sides as a table, and a line for each fact and finding."""
+    table = make_table(None)
+    for name in ("", "batch", "samples/s", "memory", "epoch", "accuracy"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, side in (("before", results.before), ("after", results.after)):
+        table.add_row(name, *_side_cells(side))
+    lines = [f"- {name}: {value}" for name, value in _facts(results)]
     lines += [f"- {finding.code}: {finding.evidence}; next: {finding.next}" for finding in findings]
-    return "\n".join(map(one_line, lines))
-
-
-def quick_html(results: QuickResults, findings: Sequence[Finding], dashboard: str) -> str:
-    """The figures as a list that shows anywhere, and the dashboard below in a frame of its own."""
-    facts = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in _facts(results))
-    found = "".join(
-        f"<li><b>{html.escape(each.code)}</b>: {html.escape(str(each.evidence))}; "
-        f"next: {html.escape(str(each.next))}</li>"
-        for each in findings
-    )
-    frame = f'<iframe srcdoc="{html.escape(dashboard)}" style="width:100%;height:900px;border:0"></iframe>'
-    return f"<h3>{html.escape(quick_headline(results))}</h3>{_table(results)}<ul>{facts}{found}</ul>{frame}"
-
-
-def _table(results: QuickResults) -> str:
-    rows = "".join(
-        f"<tr><td>{name}</td>{''.join(f'<td>{html.escape(value)}</td>' for value in _side_cells(side))}</tr>"
-        for name, side in (("before", results.before), ("after", results.after))
-    )
-    head = "".join(f"<th>{name}</th>" for name in ("", "batch", "samples/s", "memory", "epoch", "accuracy"))
-    return f"<table><tr>{head}</tr>{rows}</table>"
+    headline = Text(one_line(quick_headline(results)), style="bold")
+    return Group(headline, Fitted(table), *(Text(one_line(line)) for line in lines))
 
 
 def _facts(results: QuickResults) -> list[tuple[str, str]]:
-    sides = (", ".join(_side_cells(side)) for side in (results.before, results.after))
     told = (
-        ("before (batch, samples/s, memory, epoch, accuracy)", next(sides)),
-        ("after", next(sides)),
         ("what changed", results.changed),
         ("losses", f"training {figure(results.train_loss)}, held-out {figure(results.val_loss)}"),
         ("accuracy", format_share(results.accuracy) if results.accuracy is not None else ""),

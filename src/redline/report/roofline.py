@@ -1,24 +1,143 @@
-"""How far from the device's limits: one line per recipe, each with its classes of operators."""
+"""A device's ceilings, how far the recipes of a model are from them, and single operators against them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.ceilings import CeilingsSummary, RooflineRow
+from redline.analyze.attainable import OperatorRow
+from redline.analyze.ceilings import CeilingsSummary, Figure, RooflineRow
 from redline.analyze.replicates import Line
 from redline.analyze.summary import CeilingsOf, RunSummary
 from redline.model.fields import Frozen
+from redline.model.note import Note
 from redline.model.units import counted, format_bytes, format_count, format_seconds, format_share, significant
 from redline.model.work import Ceilings
 from redline.report.canvas import check_picture, save_figure
 from redline.report.terminal import Fitted, make_table
+
+
+def ceilings_report(found: CeilingsSummary) -> RenderableType:
+    threads = f" · {counted(found.threads, 'thread')}" if found.threads else ""
+    when = datetime.fromtimestamp(found.measured_at).strftime("%Y-%m-%d %H:%M")
+    title = f"{found.name}{threads} · torch {found.torch} · driver {found.driver or 'n/a'} · measured {when}"
+    table = make_table(Text(title, style="bold"))
+    table.add_column("what")
+    for header in ("measured", "half of the bursts ≥", "datasheet", "reached"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("by")
+    for form, figure in found.tflops.items():
+        table.add_row(
+            f"{form} products",
+            _flops_text(figure.measured),
+            _flops_text(figure.usual),
+            _flops_text(figure.datasheet),
+            _reached(figure),
+            found.shapes.get(form, "–"),
+        )
+    copy = found.copy_bytes_per_s
+    table.add_row(
+        "copy, read and write",
+        _with_unit(_giga(copy.measured), "GB/s"),
+        _with_unit(_giga(copy.usual), "GB/s"),
+        _with_unit(_giga(copy.datasheet), "GB/s"),
+        _reached(copy),
+        f"buffers larger than the cache of {format_bytes(found.cache_bytes)}" if found.cache_bytes else "large buffers",
+    )
+    launch = format_seconds(found.launch_s.measured)
+    table.add_row("tiny operator to tiny operator", launch, launch, "–", "–", "from Python")
+    doubts = [Text(f"  not trusted: {doubt}; measured again at the next use", style="yellow") for doubt in found.doubts]
+    trust = Text(f"  trust: {'valid' if found.trusted else 'doubted'}", style="green" if found.trusted else "yellow")
+    return Group(
+        Fitted(table, ("by", "half of the bursts ≥", "datasheet", "reached")),
+        trust,
+        *doubts,
+        *(Text(f"  {line}", style="dim") for line in _remarks(found)),
+    )
+
+
+def _remarks(found: CeilingsSummary) -> list[str]:
+    if found.card is None and found.device_kind != "cpu":
+        sheet = ["no datasheet peaks are known for this card: measured only"]
+    elif found.card is not None:
+        checked = "" if found.verified else ", not checked against a source"
+        sheet = [f"datasheet: {found.card} ({found.source}{checked})"]
+    else:
+        sheet = []
+    return [*sheet, *map(str, found.notes)]
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{significant(value, 3)} {unit}"
+
+
+def _flops_text(tera: float | None) -> str:
+    """In the unit that keeps the number readable: 0.78 GFLOP/s, not 0.000781 TFLOP/s."""
+    return "–" if tera is None else f"{format_count(tera * 1e12)}FLOP/s"
+
+
+def _giga(value: float | None) -> float | None:
+    return None if value is None else value / 1e9
+
+
+def _reached(figure: Figure) -> str:
+    if figure.measured is None or not figure.datasheet:
+        return "–"
+    return format_share(figure.measured / figure.datasheet)
+
+
+ABOVE = 1.05
+"""Efficiency beyond which a row cannot be explained by the spread of the two measurements."""
+
+
+def operators_report(rows: Sequence[OperatorRow], device_name: str, notes: Sequence[Note] = ()) -> RenderableType:
+    table = make_table(Text(f"single operators · {device_name}", style="bold"))
+    table.add_column("operator", no_wrap=True)
+    table.add_column("shape", overflow="fold", min_width=12)
+    table.add_column("format", no_wrap=True)
+    for header in ("time", "±", "TFLOP/s", "GB/s", "of roofline", "limit"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        if row.refusal is not None:
+            table.add_row(row.operator, row.shape, row.number_format, Text("–", style="dim"), "", "", "", "", "")
+            continue
+        name = row.operator if row.calls == 1 else f"{row.operator} ({row.calls} calls)"
+        table.add_row(
+            name,
+            row.shape,
+            row.number_format,
+            format_seconds(row.seconds),
+            "–" if row.spread is None else format_share(row.spread),
+            "–" if row.flops_per_s is None else significant(row.flops_per_s / 1e12, 3),
+            "–" if row.bytes_per_s is None else significant(row.bytes_per_s / 1e9, 3),
+            "in cache" if row.in_cache and row.efficiency is None else format_share(row.efficiency),
+            row.limited_by or "–",
+        )
+    # How near the roofline an operator comes is what it was timed for.
+    shown = Fitted(table, ("GB/s", "TFLOP/s", "±", "limit", "format", "of roofline"))
+    remarks = [f"  {each}" for each in notes]
+    remarks += [f"  {row.operator} {row.shape} {row.number_format}: {row.refusal}" for row in rows if row.refusal]
+    remarks += [
+        f"  {row.operator} {row.shape} {row.number_format}: {_why_above(row)}" for row in rows if _is_above(row)
+    ]
+    return Group(shown, *(Text(line, style="dim") for line in remarks))
+
+
+def _is_above(row: OperatorRow) -> bool:
+    return row.efficiency is not None and row.efficiency > ABOVE
+
+
+def _why_above(row: OperatorRow) -> str:
+    if row.kind == "convolution" and row.limited_by == "compute":
+        return "faster than the count allows: the library uses an algorithm with fewer products (Winograd or FFT)"
+    return "faster than the roofline: measure the ceilings again ('redline roofline --fresh')"
 
 
 class RooflineReport:
@@ -122,7 +241,7 @@ def _in_cache(row: RooflineRow) -> list[str]:
 
 def _next(rows: Sequence[RooflineRow]) -> str:
     if any(row.error for row in rows):
-        return "next: a step is faster than its limit, so a count or a ceiling is wrong: run 'redline ceilings --fresh' and repeat"
+        return "next: a step is faster than its limit, so a count or a ceiling is wrong: run 'redline roofline --fresh' and repeat"
     best = min(rows, key=lambda row: row.measured_s)
     if best.headroom is None and best.efficiency is None:
         return f"next: the device's ceilings do not tell how fast {', '.join(best.formats)} products can be"

@@ -88,7 +88,7 @@ def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> s
     before = [_first_of(row, rows) for row in (more, less)]
     limits = [row.roofline if row is not None else None for row in (*before, more, less)]
     if any(found is None or found.error is not None or found.headroom is None for found in limits):
-        return "(their rooflines, which would say why, are not known: redline ceilings)"
+        return "(their rooflines, which would say why, are not known: redline roofline)"
     products = [_products(row) for row in before if row is not None]
     if products[0] > products[1] + CLEARLY and _has_faster_products(more, before[0]):
         under = "fp32 operators" if _reference(rows) == "the baseline" else f"operators under {_reference(rows)}"

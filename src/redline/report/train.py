@@ -19,16 +19,13 @@ TOLD = 0.01
 """Of the training time: less between epochs is not worth a word."""
 
 
-def train_report(rows: Sequence[TrainingSummary], *, compare: bool = False) -> RenderableType:
+def train_report(rows: Sequence[TrainingSummary]) -> RenderableType:
     """Each training with its epochs; beside each other where there are several."""
     parts: list[RenderableType] = []
-    for row in rows if not compare else ():
+    for row in rows:
         parts += [epoch_table(row), *_remarks(row)]
-        if row.loader is not None:
-            parts += [loader_table(row.loader), *loader_remarks(row.loader)]
-    if len(rows) > 1 or compare:
+    if len(rows) > 1:
         parts += [models_table(rows), *(remark for row in rows for remark in _failure(row, named=True))]
-        parts += [remark for row in rows if compare for remark in _doubts(row, named=True)]
         parts += [Text(each, style="dim") for each in accuracy_remarks(rows)]
     parts.append(Text(next_step(rows), style="bold"))
     return Group(*parts)
@@ -206,14 +203,9 @@ def _remarks(row: TrainingSummary) -> Iterator[Text]:
         yield Text(f"cost: {significant(row.cost_per_million, 3)} per million {row.item or 'items'}")
     for each in row.notes:
         yield Text(f"note: {one_line(str(each))}", style="dim")
-    yield from _doubts(row)
-    yield from _failure(row)
-
-
-def _doubts(row: TrainingSummary, *, named: bool = False) -> Iterator[Text]:
-    about = f"{one_line(row.model)} {one_line(row.recipe)}: " if named else ""
     for each in row.doubts:
-        yield Text(f"{about}its speed is not to be relied on: {one_line(str(each))}", style="yellow")
+        yield Text(f"its speed is not to be relied on: {one_line(str(each))}", style="yellow")
+    yield from _failure(row)
 
 
 def where_time_goes(row: TrainingSummary) -> str:
@@ -236,9 +228,9 @@ def next_step(rows: Sequence[TrainingSummary]) -> str:
         return f"next: {done}; the same command with --resume continues after them"
     if any(row.failure for row in rows):
         return "next: fix what failed and run the same command again"
-    waiting = next((row for row in rows if row.bound.label == "data" and row.loader is None), None)
+    waiting = next((row for row in rows if row.bound.label == "data"), None)
     if waiting is not None:
-        search = f"'{waiting.fed_by}'" if waiting.fed_by else "redline.loader(model) with the same settings"
+        search = f"'{waiting.fed_by}'" if waiting.fed_by else "redline.find_workers(model) with the same settings"
         brings = "measures what loading costs" if ":" in waiting.data else "finds the workers it needs"
         return f"next: {waiting.model} waits for its data; {search} {brings}"
     told = "next: 'redline report' draws losses, accuracy and times"

@@ -311,11 +311,9 @@ def read_exported(path: Path) -> list[RunRecord]:
     """The records of an exported document, old ones through the migrations, without the paths of their traces."""
     document = read_json(path)
     if not has_raw_records(document):
-        if not isinstance(document, dict) or not isinstance(document.get("results"), list):
-            raise UsageError(f"{path} is not a JSON document of Redline: it has no results")
         raise UsageError(
-            f"{path} holds no raw records, and rows alone say neither where nor how they were measured: "
-            "write it with 'redline history export --format json --raw'"
+            f"{path} holds no records, and what --json prints is not read back: 'redline history export --format archive "
+            "-o FILE' writes records"
         )
     return [_record(plain, path) for plain in document["records"]]
 

@@ -30,13 +30,13 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def give_way(*, idle: bool = False) -> None:
+def give_way() -> None:
     """Let a measurement on the same machine come first: this process never interrupts another that runs.
 
-    It still gets a small share of processors that are all busy; with `idle`, next to nothing.
+    It still gets a small share of processors that are all busy.
     """
-    os.nice(19 if idle else 10)
-    policy = getattr(os, "SCHED_IDLE" if idle else "SCHED_BATCH", None)
+    os.nice(10)
+    policy = getattr(os, "SCHED_BATCH", None)
     if policy is not None:
         with contextlib.suppress(OSError):  # a sandbox may forbid it, and the lower priority remains
             os.sched_setscheduler(0, policy, os.sched_param(0))

@@ -152,19 +152,14 @@ class Watch(Stepping):
 
 
 class Windows:
-    """Short captures with torch's profiler in the middle of a run.
-
-    Captures `steps` steps from step `after` on, and with `every_s` again whenever so much time has passed.
-    """
+    """A short capture with torch's profiler in the middle of a run: of `steps` steps, from step `after` on."""
 
     def __init__(self, clock: Clock, settings: str) -> None:
         asked: dict[str, Any] = json.loads(settings) if settings else {}
         self._clock = clock
         self._steps = int(asked.get("steps", 0))
         self.after = int(asked.get("after", 0))
-        self._every_s: float | None = asked.get("every_s")
-        self._taken = 0
-        self._next_at = time.monotonic()
+        self._is_taken = False
         self._profiler: Any = None
         self._left = 0
         self._ranges: list[Any] = []
@@ -176,15 +171,13 @@ class Windows:
             self._open()
 
     def _is_due(self) -> bool:
-        if not self._steps or self._clock.steps < self.after or time.monotonic() < self._next_at:
-            return False
-        return self._taken == 0 or self._every_s is not None
+        return bool(self._steps) and self._clock.steps >= self.after and not self._is_taken
 
     def _open(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        path = self._clock.spool.path(f"-{self._taken}.trace.json")
+        path = self._clock.spool.path("-0.trace.json")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._profiler = torch.profiler.profile(
@@ -215,9 +208,7 @@ class Windows:
         self._profiler = None
         self._clock.profiled, self._clock.on_phase = False, None
         self._clock.spool.fact("window", path=self._path, steps=self._steps, ended_with=self._clock.steps)
-        self._taken += 1
-        if self._every_s is not None:
-            self._next_at = time.monotonic() + self._every_s
+        self._is_taken = True
 
     def _phase(self, phase: int | None) -> None:
         if phase is None:

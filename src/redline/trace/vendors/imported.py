@@ -247,7 +247,7 @@ def _json(path: Path) -> tuple[str, VendorTable]:
             raise TraceError(f"{path}: rocprofv3 recorded no kernel in it (was --kernel-trace given?)")
         return "rocprofv3", VendorTable(kernels=kernels)
     if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
-        raise TraceError(f"{path} is a timeline: read it with 'redline profile --trace {path}'")
+        raise TraceError(f"{path} is a timeline: read it with 'redline profile {path}'")
     raise TraceError(f"{path} is JSON, but none that Redline knows: {KNOWN}")
 
 
