@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+from sqlalchemy import insert
 from starlette.testclient import TestClient
 
 from redline.api.serve import Access, make_app
@@ -25,7 +26,7 @@ from redline.api.workspace import Workspace
 from redline.model.environment import DeviceInfo, Environment, Memory
 from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.store import History, queries
+from redline.store import History, layout, queries
 from redline.store.codec import pack_block, pack_head, point_values, row_of, series_body
 
 NOW = 1.75e9
@@ -90,20 +91,20 @@ def fill(history: History, number: int, series: int) -> None:
         records = [make_record(index, series, chance) for index in range(first, min(first + 5000, number))]
         with history._database.writing() as connection:
             heads = [queries.values_of(row_of(record, over=True), pack_head(record)) for record in records]
-            connection.execute(queries.INSERT_RECORD, heads)
+            connection.execute(insert(layout.records), heads)
             blocks = [
                 {"record_id": record.id, "number": place, "body": pack_block(block)}
                 for record in records
                 for place, block in enumerate(record.blocks)
             ]
-            connection.execute(queries.INSERT_BLOCK, blocks)
+            connection.execute(insert(layout.blocks), blocks)
             points = [values for record in records if (values := point_values(record)) is not None]
-            connection.execute(queries.INSERT_POINT, points)
+            connection.execute(insert(layout.points), points)
             for record, values in zip(records, points, strict=True):
                 if values["series_key"] not in known:
                     known.add(values["series_key"])
                     row = {"series_key": values["series_key"], "body": series_body(record)}
-                    connection.execute(queries.INSERT_SERIES, row)
+                    connection.execute(insert(layout.series), row)
 
 
 def make_record(index: int, series: int, chance: random.Random) -> RunRecord:

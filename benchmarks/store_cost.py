@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+from sqlalchemy import insert
 
 from redline.model.record import Block, RunRecord, new_id
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.store import History
+from redline.store import History, layout
 
 BLOCKS = 10
 SAMPLES = 50
@@ -41,7 +42,7 @@ def main() -> None:
         print(f"{'median time':<28}{'small':>12}{'large':>12}{'large/small':>13}")
         compare(f"begin + {BLOCKS} blocks + finish", write_record, small, large, arguments.repeats)
         fill(small, CELLS)  # one sweep's worth: there must be something to know
-        compare(f"known_keys of {CELLS}", ask_keys, small, large, arguments.repeats // 10 + 1)
+        compare(f"cells of other sweeps, {CELLS} keys", ask_keys, small, large, arguments.repeats // 10 + 1)
         compare("the newest 20 rows", lambda history: history.rows(limit=20), small, large, arguments.repeats)
     print(f"\nsmall: empty for the first line, {CELLS} records for the others")
 
@@ -59,7 +60,7 @@ def compare(name: str, call: Callable[[History], object], small: History, large:
 
 
 def ask_keys(history: History) -> None:
-    assert len(history.known_keys(f"key {number}" for number in range(CELLS))) == CELLS
+    assert len(history.sweep("grid").elsewhere([f"key {number}" for number in range(CELLS)], lambda name: True)) == 0
 
 
 def write_record(history: History) -> None:
@@ -90,13 +91,13 @@ def fill(history: History, number: int) -> None:
         records = [make_record(f"key {n}") for n in range(first, min(first + 5000, number))]
         with history._database.writing() as connection:
             heads = [queries.values_of(row_of(record, over=True), pack_head(record)) for record in records]
-            connection.execute(queries.INSERT_RECORD, heads)
+            connection.execute(insert(layout.records), heads)
             blocks = [
                 {"record_id": record.id, "number": position, "body": body}
                 for record in records
                 for position, body in enumerate(bodies)
             ]
-            connection.execute(queries.INSERT_BLOCK, blocks)
+            connection.execute(insert(layout.blocks), blocks)
 
 
 if __name__ == "__main__":

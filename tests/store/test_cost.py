@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, insert
 from store_writer import make_block, make_record
 
 from redline.model.errors import StoreError
 from redline.model.record import RunRecord
-from redline.store import History, queries
+from redline.store import History, layout, queries
 from redline.store.codec import pack_block, pack_head, row_of
 
 MANY = 20_000
@@ -40,8 +40,8 @@ def fill(history: History, number: int) -> None:
     ]
     bodies = [{"record_id": values["id"], "number": 0, "body": body} for values in heads]
     with history._database.writing() as connection:
-        connection.execute(queries.INSERT_RECORD, heads)
-        connection.execute(queries.INSERT_BLOCK, bodies)
+        connection.execute(insert(layout.records), heads)
+        connection.execute(insert(layout.blocks), bodies)
 
 
 @pytest.fixture(scope="module")

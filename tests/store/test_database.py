@@ -119,11 +119,11 @@ def test_the_wait_for_a_server_ends_when_it_answers_or_its_time_is_over(
             return there._writer.connect()
 
     monkeypatch.setattr(there, "_engine", Engine())
-    there._wait(ValueError("away"), "kept")
+    there._wait(ValueError("away"))
     assert naps == [1.0, 1.0, 1.0]
     assert [note.rpartition(" is ")[2] for note in notes] == ["away; waiting up to 4.5 s", "back"]
     naps.clear()
     refusals += [error_of(OperationalError, None)] * 99
-    with pytest.raises(module.StoreError, match=r"has been away for 4\.5 s; it is kept"):
-        there._wait(ValueError("away"), "it is kept")
+    with pytest.raises(module.StoreError, match=r"has been away for 4\.5 s: start it and give the same command again"):
+        there._wait(ValueError("away"))
     assert naps == [1.0, 1.0, 1.0, 1.0, 0.5]

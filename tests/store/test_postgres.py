@@ -27,7 +27,7 @@ from redline.store import History, layout, queries
 from redline.store.database import Database
 from redline.store.ledgers import Lease
 from redline.store.location import resolve
-from redline.store.writer import Holder, Outbox, read_holder, write_holder
+from redline.store.writer import Holder, append_block, read_holder, write_holder
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
@@ -64,7 +64,7 @@ def open_history(url: str, notes: list[str], patience_s: float = 60.0) -> Histor
 
 class TestAway:
     def test_a_write_waits_and_says_so(self, stopped: Server, url: str) -> None:
-        """The server is back after a while: everything is there once, in order, and nothing waits any more."""
+        """The server is back after a while: everything is there once, in order."""
         notes: list[str] = []
         with open_history(url, notes) as history:
             record = make_record()
@@ -79,7 +79,6 @@ class TestAway:
             history.sweep("study").settle("k", msgspec.structs.replace(record, stopped="target"))
             assert [block.round for block in history.load(record.id).blocks] == [0, 1, 2]
             assert [cell.record_id for cell in history.sweep("study").cells().values()] == [record.id]
-            assert Outbox(history.location).waiting() == []
         assert [note.rpartition(" is ")[2] for note in notes] == ["away; waiting up to 60 s", "back"]
 
     def test_reading_waits_too(self, stopped: Server, url: str) -> None:
@@ -91,52 +90,27 @@ class TestAway:
             assert history.count() == 1
             starter.join()
 
-    def test_what_it_cannot_be_given_is_kept_and_sent_by_the_next(self, stopped: Server, url: str) -> None:
-        record = make_record(stopped="target", blocks=(make_block(0), make_block(1)))
-        with open_history(url, [], patience_s=0.5) as history:
-            stopped.stop()
-            with pytest.raises(StoreError, match=r"has been away for 0.5 s; what was measured is kept in .*unsent"):
-                history.sweep("study").settle("k", record)
-            assert len(Outbox(history.location).waiting()) == 1
-        stopped.start()
-        with History.open(url) as history:
-            assert history.load(record.id) == record
-            assert [cell.record_id for cell in history.sweep("study").cells().values()] == [record.id]
-            assert Outbox(history.location).waiting() == []
-
-    def test_a_reader_sends_nothing(self, stopped: Server, url: str) -> None:
-        with open_history(url, [], patience_s=0.1) as history:
-            stopped.stop()
-            with pytest.raises(StoreError, match="has been away"):
-                history.finish(make_record())
-        stopped.start()
-        with History.open(url, only_to_read=True) as history:
-            assert history.count() == 0
-            assert len(Outbox(history.location).waiting()) == 1
-
-    def test_a_block_that_was_committed_unheard_is_not_stored_twice(self, stopped: Server, url: str) -> None:
-        """The answer to a commit is lost with the connection: whether it was heard cannot be known."""
+    def test_one_who_waits_in_vain_says_what_to_do_and_keeps_what_was_stored(self, stopped: Server, url: str) -> None:
         record = make_record()
-        with open_history(url, [], patience_s=0.1) as history:
+        with open_history(url, [], patience_s=0.5) as history:
             history.begin(record)
             history.append(record.id, make_block(0))
             stopped.stop()
-            with pytest.raises(StoreError):
-                history.append(record.id, make_block(0))  # the same one again, as a retry would
+            with pytest.raises(StoreError, match=r"has been away for 0.5 s: start it and give the same command again"):
+                history.append(record.id, make_block(1))
         stopped.start()
         with History.open(url) as history:
-            assert len(history.load(record.id).blocks) == 1
+            assert [block.round for block in history.load(record.id).blocks] == [0]
 
-    def test_a_kept_file_that_cannot_be_read_is_set_aside_and_named(self, url: str) -> None:
-        outbox = Outbox(Database(resolve(url)).location)
-        outbox.folder.mkdir(parents=True)
-        (outbox.folder / "0001.msgpack").write_bytes(b"\xc1 no message")
-        notes: list[str] = []
-        with open_history(url, notes) as history:
-            assert history.count() == 0
-        assert [path.name for path in outbox.folder.glob("0001.*")] == ["0001.damaged"]
-        assert "cannot be sent" in notes[0]
-        assert "0001.damaged" in notes[0]
+    def test_a_block_that_was_committed_unheard_is_not_stored_twice(self, url: str) -> None:
+        """The answer to a commit is lost with the connection: whether it was heard cannot be known."""
+        record = make_record()
+        with History.open(url) as history:
+            history.begin(record)
+            for number, again in ((0, False), (0, True), (1, True)):
+                with history._database.writing() as connection:
+                    append_block(connection, record.id, make_block(number), again=again)
+            assert [block.round for block in history.load(record.id).blocks] == [0, 1]
 
     def test_eight_writers_outlive_a_server_that_is_killed_twice(self, stopped: Server, url: str) -> None:
         """Crashed while all of them write: every record is there once, whole."""
@@ -256,24 +230,6 @@ class TestHolding:
             with history._database.writing() as connection:
                 assert read_holder(connection, "sweep study") is None
 
-    def test_a_cell_that_waited_does_not_replace_what_another_has_measured(self, stopped: Server, url: str) -> None:
-        late, others = make_record(), make_record()
-        with open_history(url, [], patience_s=0.1) as history, history.sweep("study").held():
-            ledger = history.sweep("study")
-            ledger._token = "gone by then"
-            stopped.stop()
-            for key in ("a", "b"):
-                with pytest.raises(StoreError, match="has been away"):
-                    ledger.settle(key, late)
-            Outbox(history.location).folder.rename(Outbox(history.location).folder.with_name("later"))
-        stopped.start()
-        with History.open(url) as history:
-            history.sweep("study").settle("a", others)
-            Outbox(history.location).folder.with_name("later").rename(Outbox(history.location).folder)
-        with History.open(url) as history:
-            cells = history.sweep("study").cells()
-        assert {key: cell.record_id for key, cell in cells.items()} == {"a": others.id, "b": late.id}
-
 
 GRID: dict[str, Any] = {
     "model": "m",
@@ -315,9 +271,8 @@ class TestSweeps:
         assert [note.rpartition(" is ")[2] for note in observer.notes] == ["away; waiting up to 300 s", "back"]
         with History.open(url) as history:
             assert history.count() == len(result) == 15
-            assert Outbox(history.location).waiting() == []
 
-    def test_one_that_gives_up_waiting_loses_nothing(
+    def test_one_that_gives_up_waiting_goes_on_later(
         self, stopped: Server, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("redline.store.database.PATIENCE_S", 0.5)
@@ -325,14 +280,14 @@ class TestSweeps:
         killing = Killing(stopped, after=4)
         with (
             Workspace(door=fake_door(), history=url, observer=killing) as workspace,
-            pytest.raises(StoreError, match="what was measured is kept in"),
+            pytest.raises(StoreError, match="a sweep or a search goes on from it"),
         ):
             redline.run(**GRID, workspace=workspace)
         monkeypatch.undo()
         stopped.start()
         with History.open(url) as history:
             kept = {cell.record_id for cell in history.sweep("study").cells().values()}
-            assert len(kept) == 4, "all that were measured before it went away"
+            assert len(kept) == 4, "all that were stored before it went away"
         with Workspace(door=fake_door(), history=url) as workspace:
             result = redline.run(**GRID, resume=True, workspace=workspace)
         assert kept < {row.record_id for row in result}

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Column, MetaData, Table, Text
 from store_writer import make_block, make_record
 
 from redline.model.environment import TelemetrySample
 from redline.model.errors import StoreError, UsageError
 from redline.model.record import Failure
-from redline.store import History, queries
+from redline.store import History, writer
 
 
 def test_cells_are_settled_by_records(history: History) -> None:
@@ -87,9 +88,8 @@ def test_cells_of_other_sweeps_are_found_and_taken_over(history: History) -> Non
 
 
 def test_a_record_without_its_cell_is_never_seen(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sqlalchemy import text
-
-    monkeypatch.setattr(queries, "INSERT_CELL", text("INSERT INTO nowhere VALUES (1)"))
+    nowhere = Table("nowhere", MetaData(), Column("sweep", Text, primary_key=True))
+    monkeypatch.setattr(writer, "sweep_cells", nowhere)
     with pytest.raises(StoreError):
         history.sweep("study").settle("a", make_record())
     assert history.count() == 0

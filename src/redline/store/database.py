@@ -30,7 +30,6 @@ from redline.store.location import (
     is_missing,
     is_sqlite,
 )
-from redline.store.writer import Outbox, SettleCell, Write, perform
 
 BUSY_SECONDS = 60
 """How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
@@ -104,7 +103,6 @@ class Database:
                     with database._writer.begin() as connection:
                         layout.bring_up(connection, database.location)
             database._was_there = True
-            database._send_waiting()
         except StoreError:
             database.close()
             raise
@@ -132,22 +130,21 @@ class Database:
         ):
             yield connection
 
-    def write(self, write: Write) -> None:
-        """Perform a write in a transaction of its own.
+    def write(self, deed: Callable[[Connection, bool], None], *, durable: bool = False) -> None:
+        """Do `deed` in a transaction of its own; when a server goes away, wait for it and do it again.
 
-        When a server goes away, what it was to be given is kept on this machine first and sent when it is back. Where
-        that takes too long, `StoreError` says so; the next process that opens this history for writing sends it.
+        The second time it is told so: the first may have been committed, and only the answer was lost.
         """
-        try:
-            with self.writing(durable=isinstance(write, SettleCell), patient=False) as connection:
-                perform(connection, write)
-        except StoreError as error:
-            if not self._is_away(error.__cause__):
-                raise
-            outbox = Outbox(self.location)
-            outbox.put(write)
-            self._wait(error, f"what was measured is kept in {outbox.folder} and sent by the next run")
-            self._send_waiting()
+        again = False
+        while True:
+            try:
+                with self.writing(durable=durable, patient=False) as connection:
+                    return deed(connection, again)
+            except StoreError as error:
+                if not self._is_away(error.__cause__):
+                    raise
+                self._wait(error)
+                again = True
 
     def is_current(self) -> bool:
         """Whether reading on shows what is there now: not of a file that was replaced, nor of a copy in memory."""
@@ -181,7 +178,7 @@ class Database:
         except DBAPIError as error:
             if not patient or not self._patience_s or not self._is_away(error):
                 raise
-            self._wait(error, "nothing was measured meanwhile")
+            self._wait(error)
             connection = engine.connect()
         with connection:
             yield connection
@@ -195,7 +192,7 @@ class Database:
             return error.connection_invalidated or isinstance(error, OperationalError)
         return str(state).startswith("08") or state in _AWAY_STATES
 
-    def _wait(self, error: BaseException, kept: str) -> None:
+    def _wait(self, error: BaseException) -> None:
         """Until the server answers; raises when it takes too long."""
         self._on_note(f"the server of the history at {self.location} is away; waiting up to {self._patience_s:g} s")
         deadline = time.monotonic() + self._patience_s
@@ -209,16 +206,9 @@ class Database:
                 self._on_note(f"the server of the history at {self.location} is back")
                 return
         raise StoreError(
-            f"the server of the history at {self.location} has been away for {self._patience_s:g} s; {kept}"
+            f"the server of the history at {self.location} has been away for {self._patience_s:g} s: start it and give the "
+            "same command again; all that was stored before is there, and a sweep or a search goes on from it"
         ) from error
-
-    def _send_waiting(self) -> None:
-        def send(write: Write) -> None:
-            with self.writing() as connection:
-                perform(connection, write, again=True)
-
-        if self.on_server:
-            Outbox(self.location).send(send, self._on_note)
 
     def _mind_forks(self) -> None:
         if os.getpid() != self._process:

@@ -14,7 +14,7 @@ import msgspec
 from redline.model.errors import RecordError, StoreError
 from redline.model.identity import Series
 from redline.model.record import Block, RunRecord
-from redline.store import queries
+from redline.store import layout, queries
 from redline.store.archive import Imported, read_archive, write_archive
 from redline.store.codec import (
     Activity,
@@ -35,7 +35,7 @@ from redline.store.ledgers import Announcer, CeilingShelf, SweepLedger, TuneLedg
 from redline.store.location import folder_of_files, resolve
 from redline.store.queries import Filters
 from redline.store.recover import Salvage
-from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
+from redline.store.writer import append_block, put, write_record
 from redline.system.processes import is_gone
 
 if TYPE_CHECKING:
@@ -116,17 +116,15 @@ class History:
 
     def append(self, record_id: str, block: Block) -> None:
         """Add a block at the end of a record, at a cost that depends neither on the record nor on the history."""
-        try:
-            self._database.write(AppendBlock(record_id=record_id, block=block))
-        except NoSuchRecord as error:
-            raise StoreError(f"{self.location}: {error}") from None
+        self._database.write(lambda connection, again: append_block(connection, record_id, block, again=again))
 
     def finish(self, record: RunRecord) -> None:
         """Write a record's head for the last time. Blocks of the record that were not appended yet are added."""
         self._write(record, over=True)
 
     def _write(self, record: RunRecord, *, over: bool) -> None:
-        self._database.write(WriteRecord(record=with_stored_trace(record, self.folder), over=over))
+        stored = with_stored_trace(record, self.folder)
+        self._database.write(lambda connection, _: write_record(connection, stored, over=over))
         self.has_written = True
 
     def sweep(self, name: str) -> SweepLedger:
@@ -240,10 +238,8 @@ class History:
     def mark(self, record_id: str, kind: MarkKind, words: str, *, at: float) -> None:
         """Tag a record, or note something about it; a second time does nothing."""
         with self._database.writing(durable=True) as connection:
-            found = {"this_id": record_id, "this_kind": kind, "these": column_text(words)}
-            connection.execute(queries.DELETE_MARK, found)
             values = {"record_id": record_id, "kind": kind, "words": column_text(words), "created_at": at}
-            connection.execute(queries.INSERT_MARK, values)
+            put(connection, layout.marks, values)
 
     def unmark(self, record_id: str, kind: MarkKind, words: str) -> bool:
         """Remove a tag or note; says whether it was there."""

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import secrets
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,9 +22,17 @@ from redline.model.record import RunRecord
 from redline.model.work import Ceilings
 from redline.store import queries
 from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text, read_ceilings
-from redline.store.location import folder_of_locks
-from redline.store.writer import Holder, KeepCeilings, SaveTune, SettleCell, put_meta, read_holder, write_holder
-from redline.system.locks import SHARED_FILE_MODE, file_lock, make_shared_folder
+from redline.store.layout import sweep_cells
+from redline.store.writer import (
+    Holder,
+    keep_ceilings,
+    put,
+    put_meta,
+    read_holder,
+    save_tune,
+    settle_cell,
+    write_holder,
+)
 from redline.system.processes import is_gone, this_process
 
 if TYPE_CHECKING:
@@ -35,47 +42,30 @@ if TYPE_CHECKING:
 
 
 _HELD: set[str] = set()
-"""Tokens that this process holds; a hold that a server could not release is no longer valid."""
+"""Tokens that this process holds; a hold that could not be given back is no longer valid."""
 LEASE_S = 30.0
-"""On a server: how long a hold lasts that its holder does not renew."""
+"""How long a hold lasts that its holder does not renew."""
 
 
 @contextmanager
-def held(database: Database, what: str, name: str) -> Iterator[str | None]:
-    """Hold a sweep or a search; raises when another process does. Yields the token of the hold on a server.
+def held(database: Database, what: str, name: str) -> Iterator[str]:
+    """Hold a sweep or a search; raises when another process does. Yields the token of the hold, which every write shows.
 
     The hold ends with the process, however that ends.
     """
-    if database.on_server:
-        lease = Lease(database, f"{what} {name}")
-        _refuse(lease.take(), what, name)
-        try:
-            yield lease.token
-        finally:
-            lease.give_back()
-        return
-    folder = folder_of_locks(database.url)
-    if folder is None:
-        yield None  # nobody else can see a history in memory
-        return
-    mode = stat.S_IMODE(folder.parent.stat().st_mode)  # whoever may write beside the history may lock in it
-    if problem := make_shared_folder(folder, mode):
-        raise StoreError(f"the folder of locks {folder} {problem}: remove it, or ask its owner to")
-    key = hashlib.sha256(f"{what} {name}".encode()).hexdigest()[:24]
-    with file_lock(folder / f"{key}.lock", mode=mode & SHARED_FILE_MODE) as holder:
-        _refuse(holder, what, name)
-        yield None
-
-
-def _refuse(holder: str | None, what: str, name: str) -> None:
-    if holder is not None:
+    lease = Lease(database, f"{what} {name}")
+    if (holder := lease.take()) is not None:
         raise UsageError(f"{what} {name!r} is being run by {holder}: wait for it, or give this one another --name")
+    try:
+        yield lease.token
+    finally:
+        lease.give_back()
 
 
 class Lease:
-    """A hold that a server keeps account of, for all machines; a thread renews it.
+    """A hold as a row of the history, which all who may write to it can see; a thread renews it.
 
-    A lock of the server's own would end with the connection it was made on. Connections drop and servers are
+    A lock of a server's own would end with the connection it was made on. Connections drop and servers are
     restarted while their clients go on, and then a second process would get in.
     """
 
@@ -90,16 +80,17 @@ class Lease:
         """None, or who has it."""
         digest = hashlib.sha256(self._what.encode()).digest()
         with self._database.writing() as connection:
-            # One at a time, also where nobody has held it before and there is no row to lock.
-            key = int.from_bytes(digest[:8], signed=True)
-            connection.execute(select(func.pg_advisory_xact_lock(key)))
-            clocks = connection.execute(queries.SERVER_CLOCKS).one()
+            if self._database.on_server:
+                # One at a time, also where nobody has held it before and there is no row to lock.
+                key = int.from_bytes(digest[:8], signed=True)
+                connection.execute(select(func.pg_advisory_xact_lock(key)))
+            now, started = self._clocks(connection)
             found = read_holder(connection, self._what)
             # A server that was just started has heard of no renewal yet.
-            is_over = found is None or max(found.until, clocks.started + LEASE_S) <= clocks.now
+            is_over = found is None or max(found.until, started + LEASE_S) <= now
             if found is not None and not is_over and not _is_forgotten(found):
                 return _named(found)
-            self._write(connection, clocks.now)
+            self._write(connection, now)
         _HELD.add(self.token)
         self._thread.start()
         return None
@@ -122,9 +113,16 @@ class Lease:
                     found = read_holder(connection, self._what)
                     if found is None or found.token != self.token:
                         return
-                    self._write(connection, connection.execute(queries.SERVER_CLOCKS).one().now)
+                    self._write(connection, self._clocks(connection)[0])
             except StoreError:
                 continue  # the server is away: try again in a moment
+
+    def _clocks(self, connection: Connection) -> tuple[float, float]:
+        """The time now, and when the server was started; a file is there always."""
+        if not self._database.on_server:
+            return time.time(), -math.inf
+        now, started = connection.execute(queries.SERVER_CLOCKS).one()
+        return now, started
 
     def _write(self, connection: Connection, now: float) -> None:
         write_holder(connection, self._what, Holder(token=self.token, process=this_process(), until=now + LEASE_S))
@@ -228,7 +226,9 @@ class SweepLedger:
 
     def settle(self, key: str, record: RunRecord) -> None:
         """Write the record and that it settles this cell; on disk, not only in the system's memory, when it returns."""
-        self._database.write(SettleCell(sweep=self.name, key=key, record=record, holder=self._token))
+        self._database.write(
+            lambda connection, _: settle_cell(connection, self.name, key, record, self._token), durable=True
+        )
 
     def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
         """Cells that other sweeps, of which the name says whether they may be asked, have measured already."""
@@ -247,9 +247,8 @@ class SweepLedger:
         columns = ("status", "record_id", "failure_kind", "failure_stage", "failure_message")
         with self._database.writing() as connection:
             for cell in cells:
-                connection.execute(queries.DELETE_CELL, {"name": self.name, "key": cell.key})
                 values = {column: getattr(cell, column) for column in columns}
-                connection.execute(queries.INSERT_CELL, {"sweep": self.name, "cell_key": cell.key, **values})
+                put(connection, sweep_cells, {"sweep": self.name, "cell_key": cell.key, **values})
 
     def forget(self) -> None:
         """Start over: no cell is settled any more. The records stay in the history."""
@@ -277,7 +276,8 @@ class TuneLedger:
                 del self._tokens[name]
 
     def save(self, row: TuneRow, body: bytes) -> None:
-        self._database.write(SaveTune(row=row, body=body, holder=self._tokens.get(row.name)))
+        token = self._tokens.get(row.name)
+        self._database.write(lambda connection, _: save_tune(connection, row, body, token))
 
     def load(self, name: str) -> bytes | None:
         """None where there is no search of that name."""
@@ -304,4 +304,5 @@ class CeilingShelf:
         return None if body is None else read_ceilings(body)
 
     def put(self, ceilings: Ceilings) -> None:
-        self._database.write(KeepCeilings(device_key=device_key_of_ceilings(ceilings), ceilings=ceilings))
+        key = device_key_of_ceilings(ceilings)
+        self._database.write(lambda connection, _: keep_ceilings(connection, key, ceilings))

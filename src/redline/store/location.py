@@ -76,12 +76,6 @@ def folder_of_files(url: URL) -> Path:
     return path.parent if path is not None else Path(platformdirs.user_data_path("redline"))
 
 
-def folder_of_locks(url: URL) -> Path | None:
-    """Beside a SQLite file, where all who write to it can see it; None for a server and for memory."""
-    path = _path_of(url)
-    return None if path is None else path.with_name(f"{path.name}-locks")
-
-
 def is_missing(url: URL) -> bool:
     """Whether a SQLite file is not there. A folder that may not be looked into gives no answer."""
     path = file_of(url)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypedDict
 
-from sqlalchemy import ColumnElement, Select, Text, bindparam, case, delete, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Select, Text, bindparam, case, delete, func, insert, select, text
 
 from redline.store.codec import Row, Status, column_text
 from redline.store.layout import blocks, ceilings, marks, meta, points, records, series, sweep_cells, tunes
@@ -31,14 +31,10 @@ ROW = (
 
 HEAD = (records.c.id, records.c.head)
 
-INSERT_RECORD = insert(records)
-UPDATE_RECORD = update(records).where(records.c.id == bindparam("this_id"))
 
 LOCK_RECORD = select(records.c.id).where(records.c.id == bindparam("record_id")).with_for_update()
 """On PostgreSQL, appenders to one record take turns; SQLite lets only one write anyway."""
 
-INSERT_META = insert(meta)
-UPDATE_META = update(meta).where(meta.c.name == bindparam("this_name"))
 DELETE_META = delete(meta).where(meta.c.name == bindparam("this_name"))
 META = select(meta.c.value).where(meta.c.name == bindparam("this_name")).with_for_update()
 """Locked until the transaction ends, on PostgreSQL; SQLite lets only one write anyway."""
@@ -48,7 +44,6 @@ ACTIVITY = "activity "
 """What the names of activities begin with."""
 ACTIVITIES = select(meta.c.name, meta.c.value).where(meta.c.name.startswith(ACTIVITY)).order_by(meta.c.name)
 
-INSERT_BLOCK = insert(blocks)
 NEXT_BLOCK = select(func.coalesce(func.max(blocks.c.number) + 1, 0)).where(blocks.c.record_id == bindparam("record_id"))
 APPEND_BLOCK = insert(blocks).values(
     record_id=bindparam("record_id"), number=NEXT_BLOCK.scalar_subquery(), body=bindparam("body")
@@ -80,30 +75,15 @@ CELLS_OF_SWEEP = select(*SETTLED).where(sweep_cells.c.sweep == bindparam("name")
 DONE_CELLS = select(sweep_cells.c.sweep, *SETTLED).where(
     sweep_cells.c.status == "done", sweep_cells.c.cell_key.in_(bindparam("keys", expanding=True))
 )
-CELL = select(sweep_cells.c.record_id).where(
-    sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
-)
-INSERT_CELL = insert(sweep_cells)
-DELETE_CELL = delete(sweep_cells).where(
-    sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
-)
 DELETE_CELLS = delete(sweep_cells).where(sweep_cells.c.sweep == bindparam("name"))
 
 CEILINGS_OF = select(ceilings.c.body).where(ceilings.c.device_key == bindparam("this_key"))
-DELETE_CEILINGS = delete(ceilings).where(ceilings.c.device_key == bindparam("this_key"))
-INSERT_CEILINGS = insert(ceilings)
 
-INSERT_TUNE = insert(tunes)
-DELETE_TUNE = delete(tunes).where(tunes.c.name == bindparam("this_name"))
 TUNE = select(tunes.c.body).where(tunes.c.name == bindparam("this_name"))
 TUNES = select(tunes.c.name, tunes.c.created_at, tunes.c.model, tunes.c.task, tunes.c.state).order_by(
     tunes.c.created_at.desc(), tunes.c.name
 )
 
-DELETE_POINT = delete(points).where(points.c.record_id == bindparam("this_id"))
-INSERT_POINT = insert(points)
-SERIES = select(series.c.body).where(series.c.series_key == bindparam("this_key"))
-INSERT_SERIES = insert(series)
 ALL_SERIES = select(series.c.series_key, series.c.body)
 POINTS_OF = (
     select(points)
@@ -147,7 +127,6 @@ MARKS_OF_SERIES = MARKS.where(
     marks.c.record_id.in_(select(points.c.record_id).where(points.c.series_key.in_(bindparam("keys", expanding=True))))
 )
 TAGGED = select(marks.c.record_id).where(marks.c.kind == "tag", marks.c.words == bindparam("words"))
-INSERT_MARK = insert(marks)
 DELETE_MARK = delete(marks).where(
     marks.c.record_id == bindparam("this_id"),
     marks.c.kind == bindparam("this_kind"),

@@ -33,12 +33,9 @@ def machine_folder(on_fallback: Callable[[str], None]) -> Path:
 
     Where something else stands in its place, the user's own folder, and `on_fallback` receives one line that says so.
     """
-    problem = make_shared_folder(MACHINE_FOLDER, SHARED_FOLDER_MODE)
+    problem = _make_shared(MACHINE_FOLDER)
     if problem is None:
-        mode = stat.S_IMODE(os.lstat(MACHINE_FOLDER).st_mode)
-        if mode == SHARED_FOLDER_MODE:
-            return MACHINE_FOLDER
-        problem = f"has the mode {mode:o} instead of {SHARED_FOLDER_MODE:o}"
+        return MACHINE_FOLDER
     own = Path(platformdirs.user_data_path("redline")) / "locks"
     try:
         own.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -51,23 +48,21 @@ def machine_folder(on_fallback: Callable[[str], None]) -> Path:
 
 
 @contextmanager
-def file_lock(
-    path: Path, *, mode: int = SHARED_FILE_MODE, on_wait: Callable[[str], None] | None = None
-) -> Iterator[str | None]:
+def file_lock(path: Path, *, on_wait: Callable[[str], None] | None = None) -> Iterator[str | None]:
     """Hold the lock at `path`. Yields None to the holder.
 
     With `on_wait`, a lock that is held is waited for, and `on_wait` is told once who holds it. Without, the name of
     the holder is yielded instead of waiting.
     """
-    lock = FileLock(path, mode=mode, poll_interval=POLL_S)
-    holder = _acquire(lock, path, mode, on_wait)
+    lock = FileLock(path, mode=SHARED_FILE_MODE, poll_interval=POLL_S)
+    holder = _acquire(lock, path, on_wait)
     try:
         yield holder
     finally:
         lock.release()
 
 
-def _acquire(lock: BaseFileLock, path: Path, mode: int, on_wait: Callable[[str], None] | None) -> str | None:
+def _acquire(lock: BaseFileLock, path: Path, on_wait: Callable[[str], None] | None) -> str | None:
     try:
         try:
             lock.acquire(blocking=False)
@@ -76,7 +71,7 @@ def _acquire(lock: BaseFileLock, path: Path, mode: int, on_wait: Callable[[str],
                 return _holder(path)
             on_wait(_holder(path))
             lock.acquire()
-        _sign(path, mode)
+        _sign(path)
     except OSError as error:
         lock.release()
         advice = "remove it, or ask its owner to"
@@ -86,11 +81,8 @@ def _acquire(lock: BaseFileLock, path: Path, mode: int, on_wait: Callable[[str],
     return None
 
 
-def make_shared_folder(folder: Path, mode: int) -> str | None:
-    """Make the folder, or check the one that is there; returns what is wrong with it. Follows no link.
-
-    `mode` says who may lock in it, whatever the umask. A folder of another user keeps its mode.
-    """
+def _make_shared(folder: Path) -> str | None:
+    """Make the folder, or check the one that is there; returns what is wrong with it. Follows no link."""
     try:
         os.mkdir(folder)
     except FileExistsError:
@@ -103,22 +95,25 @@ def make_shared_folder(folder: Path, mode: int) -> str | None:
         return "is a link" if folder.is_symlink() else "is not a folder that can be opened"
     try:
         found = os.fstat(descriptor)
-        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) != mode:
-            os.fchmod(descriptor, mode)  # just made, or left by a process that was killed before this line
+        if stat.S_IMODE(found.st_mode) == SHARED_FOLDER_MODE:
+            return None
+        if found.st_uid != os.getuid():
+            return f"has the mode {stat.S_IMODE(found.st_mode):o} instead of {SHARED_FOLDER_MODE:o}"
+        os.fchmod(descriptor, SHARED_FOLDER_MODE)  # just made, or left by a process that was killed before this line
         return None
     finally:
         os.close(descriptor)
 
 
-def _sign(path: Path, mode: int) -> None:
+def _sign(path: Path) -> None:
     """Write who holds the lock. Only into a plain file of one name: anything else somebody has put there."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise OSError(0, "it is not a plain file")
-        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) != mode:
-            os.fchmod(descriptor, mode)
+        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) != SHARED_FILE_MODE:
+            os.fchmod(descriptor, SHARED_FILE_MODE)
         # Always the same length, so that nothing of the last holder's name remains.
         os.pwrite(descriptor, f"process {os.getpid()}".ljust(_HOLDER_BYTES).encode(), 0)
     finally:
