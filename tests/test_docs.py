@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from redline.cli.main import app
+from redline.cli.main import NAMES, filled
 from redline.report.export import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -19,7 +19,7 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(filled(*NAMES))
 COMMANDS: dict[str, Any] = GROUP.commands
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.9.0"
 
 _HOMES = {
-    "batch": ("BatchResult", "find_batch"),
     "bisect": ("BisectResult", "bisect"),
     "compare": ("CompareResult", "compare"),
     "doctor": ("doctor", "models"),
@@ -35,8 +34,10 @@ _HOMES = {
 }
 """Which module of `redline.api` each public name is in. It is loaded on first use, so that importing Redline is free."""
 
+_VERBS = ("batch",)
+"""The verbs that have a file of their own in `redline.verbs`."""
+
 if TYPE_CHECKING:
-    from redline.api.batch import BatchResult, find_batch
     from redline.api.bisect import BisectResult, bisect
     from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
@@ -60,9 +61,9 @@ if TYPE_CHECKING:
     from redline.api.watch import Watch, WatchResult, lightning_callback, trainer_callback, watch
     from redline.api.workshop import checklist, workshop
     from redline.api.workspace import Workspace
+    from redline.verbs.batch import batch
 
 __all__ = [
-    "BatchResult",
     "BisectResult",
     "CompareResult",
     "FlopsResult",
@@ -86,13 +87,13 @@ __all__ = [
     "WatchResult",
     "Workspace",
     "__version__",
+    "batch",
     "bisect",
     "checklist",
     "compare",
     "compare_profiles",
     "demo",
     "doctor",
-    "find_batch",
     "find_workers",
     "flops",
     "gate",
@@ -124,6 +125,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _VERBS:
+        return getattr(import_module(f"redline.verbs.{name}"), name)
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"redline.api.{home}"), name)

@@ -19,7 +19,7 @@ from redline.model.spec_table import SHARED
 from redline.model.training import DataSpec, TrainSpec
 
 REPOSITORY = Path(__file__).parents[2]
-VERBS = ["run", "tune", "profile", "roofline", "flops", "find_batch"]
+VERBS = ["run", "tune", "profile", "roofline", "flops", "batch"]
 TRAINERS = ["train", "run_quick_profile"]
 
 
@@ -30,7 +30,7 @@ def test_signatures_name_every_setting_with_its_default(verb: str) -> None:
     spec = RunSpec(workload=WorkloadSpec(model="any"))
     assert parameters["device"].default == spec.device
     assert parameters["seed"].default == spec.seed
-    assert parameters["effort"].default == spec.measure.effort
+    assert parameters["effort"].default == ("quick" if verb == "batch" else spec.measure.effort)
     assert parameters["task"].default == spec.workload.task
     assert parameters["optimizer"].default == spec.workload.optimizer
 

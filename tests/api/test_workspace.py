@@ -32,7 +32,7 @@ QUICK: dict[str, Any] = {"device": "cpu", "threads": 1, "batch": 2, "image_size"
 FAKED: dict[str, Callable[[Workspace], object]] = {
     "run": lambda workspace: redline.run("m", workspace=workspace, **FAKE),
     "grid": lambda workspace: redline.run("m", batch=[1, 2], workspace=workspace, **FAKE),
-    "batch": lambda workspace: redline.find_batch("m", workspace=workspace, **FAKE),
+    "batch": lambda workspace: redline.batch("m", workspace=workspace, **FAKE),
     "decide": lambda workspace: redline.run(
         "m", recipes=["baseline", "fp16"], decide=True, workspace=workspace, **FAKE
     ),
@@ -163,7 +163,7 @@ def test_no_more_trials_are_announced_than_a_search_for_the_batch_may_take(
             announced.append(records)
 
     with Workspace(door=fake_door(), keep=False, observer=Listening()) as workspace:
-        redline.find_batch("m", workspace=workspace, **FAKE, **targets)
+        redline.batch("m", workspace=workspace, **FAKE, **targets)
     assert announced[0] == trials
 
 

@@ -10,8 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from redline.cli.main import app as redline_app
+from redline.cli.main import NAMES, filled
 from redline.cli.options import MEASURED, WORKLOAD, Given, Json, Options, only_set, takes
+
+WHOLE = filled(*NAMES)
 
 
 def called_with(options: Options, *words: str) -> dict[str, Any]:
@@ -60,9 +62,9 @@ def test_zero_false_and_an_empty_text_were_set_by_someone(value: Any, kept: bool
     assert only_set(option=value) == ({"option": value} if kept else {})
 
 
-@pytest.mark.parametrize("command", sorted(set(typer.main.get_command(redline_app).commands) - {"micro"}))  # type: ignore[attr-defined]
+@pytest.mark.parametrize("command", sorted(set(typer.main.get_command(WHOLE).commands) - {"micro"}))  # type: ignore[attr-defined]
 def test_help_has_examples_and_choices_and_cuts_nothing(command: str) -> None:
-    shown = CliRunner().invoke(redline_app, [*command.split(), "--help"], env={"COLUMNS": "80"}).stdout
+    shown = CliRunner().invoke(WHOLE, [*command.split(), "--help"], env={"COLUMNS": "80"}).stdout
     examples = shown.partition("Examples:")[2].partition("\n\n")[0].strip().splitlines()
     assert 1 <= len(examples) <= 3
     assert all(line.strip().startswith(f"redline {command}") for line in examples)

@@ -336,9 +336,9 @@ def test_manual_ranks_meet_at_the_url(port: int) -> None:
 
 
 def test_there_is_one_program_behind_three_entrances() -> None:
-    from redline.cli.main import app
+    from redline.cli.main import NAMES
 
-    assert any(command.name == "micro" or command.callback.__name__ == "micro" for command in app.registered_commands)
+    assert "micro" in NAMES
     assert "script()" in SCRIPT.read_text()
     assert micro.__name__ == "redline.compat.micro"
     with pytest.raises(UsageError):

@@ -70,11 +70,8 @@ def test_an_inline_session_lifts_its_cap_again() -> None:
 
 
 def test_the_largest_batch_is_found_with_hardly_an_oom() -> None:
-    (found,) = redline.find_batch(
-        "resnet18", task="train", recipes="amp", max_memory="4GiB", workspace=Workspace(keep=False)
-    )
-    assert found.max_batch is not None
-    assert found.max_batch_below is not None
-    assert found.max_batch_below <= 1.03 * found.max_batch + 1
-    assert found.ooms <= 1
-    assert len(found.trials) <= 8
+    found = redline.batch("resnet18", task="train", recipes="amp", max_memory="4GiB", workspace=Workspace(keep=False))
+    (row,) = found.rows
+    assert row["largest_is_below"].value <= 1.03 * row["largest_batch"].value + 1
+    assert row["trials_that_failed"].value <= 1
+    assert row["trials"].value <= 8

@@ -74,8 +74,8 @@ def test_in_a_pipe_each_event_is_one_line(capsys) -> None:  # type: ignore[no-un
 
 
 def test_a_search_for_the_batch_says_how_many_trials_are_left_at_most(capsys) -> None:  # type: ignore[no-untyped-def]
-    with LiveBatches(on_stdout=False) as observer:
+    with LiveBatches() as observer:
         observer.planned(8)
         observer.trying(32, "knee")
         observer.opened(FIRST)
-    assert "[trial 1 of at most 8] batch 32 for the knee: opening a worker" in capsys.readouterr().err
+    assert "[trial 1 of at most 8] baseline at batch 32 for the knee: opening a worker" in capsys.readouterr().err

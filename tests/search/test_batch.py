@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from random import Random
@@ -11,24 +10,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from rich.console import Console
 from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
 from redline.analyze.batch import BatchSummary, BatchTrial, Knee, batch_summary, supported_knee
 from redline.analyze.blocks import ThroughputInterval
-from redline.api.batch import find_batch
 from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_ITEMS
 from redline.model.note import Note
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.report.batch import batch_report, found_report, trial_header, trial_line
-from redline.report.terminal import as_text
 from redline.search.batch import MAX_TRIALS, trial_spec
 from redline.search.observer import NoJournal
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape, MemoryTruth
+from redline.verbs.batch import batch, result_of, trial_row
 
 MIB = 2**20
 
@@ -38,10 +34,18 @@ def batch_of(spec: RunSpec) -> int:
 
 
 def find(landscape: Landscape, **settings: Any) -> BatchSummary:
+    """What one search finds: the summary that its result is made of."""
+    found: list[BatchSummary] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("redline.verbs.batch.result_of", lambda searches: found.extend(searches))
+        find_all(landscape, **settings)
+    return found[0]
+
+
+def find_all(landscape: Landscape, **settings: Any) -> Any:
     journal = settings.pop("journal", NoJournal())
     options = {"launch": {"door": "fake"}, "max_memory": "16GiB", **settings}
-    (finding,) = find_batch("m", **options, workspace=Workspace(door=FakeDoor(landscape), journal=journal))
-    return finding
+    return batch("m", **options, workspace=Workspace(door=FakeDoor(landscape), journal=journal))
 
 
 def step_times(fixed_s: float, item_s: float) -> Any:
@@ -54,10 +58,10 @@ def test_nothing_is_recommended_by_trials_that_others_disturbed() -> None:
     )
     busy = replace(quiet, others_cores=lambda _: 2.0, slowed_by_others=0.5)
     settings = {"device": "cpu", "max_batch": 2000}
-    assert "already has" in as_text(found_report([find(quiet, **settings)]))
+    assert "already has" in str(result_of([find(quiet, **settings)]))
     found = find(busy, **settings)
     assert "doubted-trials" in {each.code for each in found.notes}
-    told = as_text(found_report([found]))
+    told = str(result_of([found]))
     assert "(shared-cpu): speeds and knee may be off" in told
     assert "next: run it again on a quiet machine" in told
 
@@ -142,7 +146,7 @@ class TestLargest:
         assert found.max_batch == 64
         assert max(trial.batch for trial in found.trials) == 64
         assert found.max_batch_below is None or found.max_batch_below > 1000, "how far one looked is no bound"
-        assert "≥ 64" in as_text(found_report([found]))
+        assert "Batch 64 fits, and larger ones may" in str(result_of([found]))
 
     def test_memory_that_hardly_grows_ends_where_batches_end(self) -> None:
         found = find(Landscape(step_s=0.001, memory_bytes=curve(lambda batch: 1e6 + 1e-3 * batch)))
@@ -232,46 +236,25 @@ class TestKnee:
         assert found.knee is not None
         assert found.knee.batch in {trial.batch for trial in found.trials}
         assert all(trial.throughput_interval and trial.trust for trial in found.trials if trial.fits)
-        assert " ± " in trial_header()
-        assert "%" in str(trial_line(next(trial for trial in found.trials if trial.fits)))
-        noisy = msgspec.structs.replace(found.trials[0], trust=("noisy",))
-        assert str(trial_line(noisy)).endswith("noisy")
-
-    def test_what_to_know_of_a_trial_stands_in_its_line_at_80_columns(self) -> None:
-        shown = BatchTrial(
-            batch=1000, fits=True, throughput_per_s=1_234_567.0, latency_p50_s=0.0123, latency_p95_s=0.0124,
-            throughput_interval=ThroughputInterval(low=1.2e6, high=1.3e6, half_width=0.0412), needed_bytes=1000 * MIB,
-            memory_share=0.04, items_per_s_per_gib=1_264_196.0, trust=("noisy", "shared-cpu"),
-        )  # fmt: skip
-        for width in (80, 70, 160):
-            line = trial_line(shown, width).plain
-            assert line.endswith("  noisy, shared-cpu")
-            assert len(line) <= width
-            assert "\n" not in line
-            assert len(trial_header(width)) == line.index("  noisy")
-        assert "items/s/GiB" in trial_header()
-        bound = trial_line(msgspec.structs.replace(shown, bound="host"), 80).plain.split("\n")
-        assert [bound[0].index("noisy"), len(bound)] == [len(bound[1]) - len("host-bound"), 2]
-
-    def test_columns_that_are_hidden_are_named(self) -> None:
-        found = find(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch)))
-        text = io.StringIO()
-        Console(file=text, width=80, highlight=False).print(batch_report([found]))
-        assert "  not shown at this width: share\n" in text.getvalue()
-        assert "not shown" not in as_text(batch_report([found]))
+        row = trial_row(found, next(trial for trial in found.trials if trial.fits))
+        assert row["throughput"].has_interval
+        noisy = trial_row(found, msgspec.structs.replace(found.trials[0], trust=("noisy",)))
+        assert (noisy["remark"], noisy["throughput"].doubt.code) == ("noisy", "noisy")
+        bound = trial_row(found, msgspec.structs.replace(found.trials[0], trust=("shared-cpu",), bound="host"))
+        assert bound["remark"] == "shared-cpu, host-bound"
 
 
 def test_the_title_names_the_limit_once_and_no_shape_of_a_single_trial() -> None:
     landscape = Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch))
     journal = Kept()
     found = find(landscape, journal=journal)
-    assert as_text(found_report([found])).count("16.0 GiB") == 1
+    assert str(result_of([found])).count("16.0 GiB") == 1
     record = next(each for each in journal.records if each.prepared)
     assert record.prepared is not None
     info = msgspec.structs.replace(record.prepared.workload, input_shapes=("7×20×96 float32",), image_size=None)
     shaped = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, workload=info))
     summary = batch_summary([shaped], found.trials, upper=math.inf)
-    assert "7×20×96" not in as_text(found_report([summary]))
+    assert "7×20×96" not in str(result_of([summary]))
 
 
 class TestLatencyTarget:
@@ -279,7 +262,7 @@ class TestLatencyTarget:
         landscape = Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=curve(lambda batch: 8 * MIB * batch))
         found = find(landscape, slo_p95="1ms")
         assert found.knee_batch is not None
-        assert "next: no batch keeps the latency target" in as_text(found_report([found]))
+        assert "none that was tried keeps p95 ≤ 1.00 ms" in str(result_of([found]))
 
     def test_is_kept_with_confidence_and_not_missed_by_much(self) -> None:
         """Over many searches the true p95 of the batch found is over the target in fewer than one of twenty."""
@@ -326,16 +309,17 @@ def test_recipes_stand_side_by_side_with_their_ratio() -> None:
     landscape = Landscape(
         step_s=0.01, memory_bytes=lambda spec: batch_of(spec) * per_item[str(spec.recipe)] + 100 * MIB
     )
-    result = find_batch(
+    result = batch(
         "m",
         recipes=["baseline", "fp16"],
         launch={"door": "fake"},
         max_memory="16GiB",
         workspace=Workspace(door=FakeDoor(landscape), keep=False),
     )
-    ratio = result[1].max_batch / result[0].max_batch
-    assert ratio == pytest.approx(2.0, rel=0.03)
-    assert f"{ratio:.2f}×" in str(result)
+    first, other = (row["largest_batch"].value for row in result.rows)
+    assert other / first == pytest.approx(2.0, rel=0.03)
+    assert result.rows[1]["largest_ratio"].value == other / first
+    assert f"{other / first:.2f}×" in str(result)
 
 
 class Kept(NoJournal):
@@ -359,16 +343,14 @@ def test_a_live_model_that_cannot_travel_has_no_fresh_process() -> None:
             raise TypeError("stays here")
 
     with pytest.raises(SpecError, match="this model cannot be pickled: give it as"):
-        find_batch(Rooted(), (1,), workspace=Workspace(keep=False))
+        batch(Rooted(), (1,), workspace=Workspace(keep=False))
 
 
 def test_every_trial_is_a_record_of_a_process_of_its_own() -> None:
     journal, door = Kept(), FakeDoor(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch)))
-    (found,) = find_batch(
-        "m", launch={"door": "fake"}, max_memory="1GiB", workspace=Workspace(door=door, journal=journal)
-    )
-    assert [record.id for record in journal.records] == [trial.record_id for trial in found.trials]
-    assert door.opened == len(found.trials) + 1  # and one question
+    found = batch("m", launch={"door": "fake"}, max_memory="1GiB", workspace=Workspace(door=door, journal=journal))
+    assert tuple(record.id for record in journal.records) == found.record_ids
+    assert door.opened == len(found.record_ids) + 1  # and one question
     for record in journal.records:
         assert record.spec.launch.memory_limit_bytes == 2**30
         assert not record.spec.measure.check_numerics
@@ -409,7 +391,7 @@ def test_the_next_step_measures_the_same_thing() -> None:
     landscape = Landscape(step_s=step_times(0.1, 1e-5), memory_bytes=curve(lambda batch: 64 * MIB * batch))
     found = find(landscape, task="train", image_size=32)
     assert found.knee_batch is None
-    text = as_text(found_report([found])).replace("\n", " ")
+    text = str(result_of([found])).replace("\n", " ")
     for word in (f"--batch {found.max_batch}", "--task train", "--image-size 32", "--max-memory 16GiB"):
         assert word in text
 
@@ -438,7 +420,7 @@ class TestGeneration:
         assert found.item == "tok"
         assert found.slo_batch is not None
         assert truth - 1 <= found.slo_batch <= truth
-        assert str(found.slo) in as_text(found_report([found]))
+        assert str(found.slo) in str(result_of([found]))
 
     def test_targets_that_nothing_keeps(self) -> None:
         found = find(self.LANDSCAPE, task="generate", slo_tpot="0.5ms")

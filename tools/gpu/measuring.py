@@ -152,11 +152,13 @@ def largest_batch(ask: Ask, row: str, case: tuple[str, str, str]) -> Outcome:
     """The batch finder under 16 GiB against plain loops in fresh processes: 97 % of the truth, 8 trials, one OOM at most."""
     model, task, recipe = case
     with ask.workspace() as workspace:
-        result = redline.find_batch(model, task=task, recipes=recipe, max_memory=CAP_BYTES, workspace=workspace)
-    found = result[0]
+        result = redline.batch(model, task=task, recipes=recipe, max_memory=CAP_BYTES, workspace=workspace)
     ask.document(result, f"batch_{row}")
-    low, step = found.max_batch, found.max_batch // 30 + 1
-    high = found.max_batch_below or low + step
+    (answer,) = result.rows
+    found, below, knee = (answer[name].value for name in ("largest_batch", "largest_is_below", "knee_batch"))
+    trials, failed = (answer[name].value for name in ("trials", "trials_that_failed"))
+    low, step = int(found), int(found) // 30 + 1
+    high = int(below or low + step)
     while not (fits := in_fresh_process(runs_at, model, task, low)):
         low, high = low - step, low
     while fits and in_fresh_process(runs_at, model, task, high):
@@ -164,9 +166,9 @@ def largest_batch(ask: Ask, row: str, case: tuple[str, str, str]) -> Outcome:
     while high - low > max(1, low // 200):
         middle = (low + high) // 2
         low, high = (middle, high) if in_fresh_process(runs_at, model, task, middle) else (low, middle)
-    share = found.max_batch / low
-    figures = {"found": found.max_batch, "true": low, "share": share, "trials": len(found.trials), "ooms": found.ooms}
-    return share >= NEAR and len(found.trials) <= 8 and found.ooms <= 1, {**figures, "knee": found.knee_batch}
+    share = found / low
+    figures = {"found": found, "true": low, "share": share, "trials": trials, "ooms": failed, "knee": knee}
+    return share >= NEAR and trials <= 8 and failed <= 1, figures
 
 
 def runs_at(name: str, task: str, batch: int) -> bool:

@@ -31,7 +31,7 @@ from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import Failure, RunRecord, device_of
 from redline.model.spec import Task
-from redline.model.units import format_seconds
+from redline.model.units import format_bytes, format_rate, format_seconds
 
 Purpose = Literal["largest", "knee", "slo"]
 
@@ -199,6 +199,15 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
         items_per_s_per_gib=row.throughput_per_s / (needed / 2**30) if needed else None,
         purpose=purpose,
     )
+
+
+def trial_words(trial: BatchTrial) -> str:
+    """A trial in one line, for whoever looks on."""
+    if not trial.fits:
+        why = trial.failure.told if trial.failure is not None and not trial.is_oom else "does not fit"
+        return f"batch {trial.batch}: {why}"
+    parts = [f"batch {trial.batch}: {format_rate(trial.throughput_per_s)} items/s", format_bytes(trial.needed_bytes)]
+    return ", ".join([*parts, *(label for label in trial.trust if label != "valid")])
 
 
 def timed_trial(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:

@@ -17,7 +17,6 @@ from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
 from redline.analyze.train import TrainingSummary, training_of
-from redline.api.batch import find_batch_specs
 from redline.api.profile import trace_name
 from redline.api.settings import one_spec, takes_settings
 from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_specs
@@ -36,6 +35,7 @@ from redline.report.folder import ReportFiles, write_folder
 from redline.report.notebook import Bars, Shown
 from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
 from redline.report.quick import QuickResults, QuickSide, quick_headline, quick_report
+from redline.search.batch import search_batch
 from redline.search.train import After
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
@@ -216,8 +216,10 @@ def _searched(before: RunRecord, batch_size: int, workspace: Workspace) -> Batch
     workload = msgspec.structs.replace(before.spec.workload, **changes)
     measure = MeasureSpec.for_effort("quick")
     spec = msgspec.structs.replace(before.spec, workload=workload, train=None, measure=measure)
-    (found,) = find_batch_specs([spec], workspace, max_batch=most)
-    return found
+    (checked,) = workspace.checked([spec])
+    with workspace.lock(checked.device):
+        door = workspace.door(checked.launch)
+        return search_batch(checked, door, workspace.journal, workspace.observer, most=most)
 
 
 def _best_batch(found: BatchSummary, asked: int) -> int:

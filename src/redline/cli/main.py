@@ -15,7 +15,6 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from redline.cli.batch import batch
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
@@ -33,20 +32,21 @@ from redline.cli.serve import serve
 from redline.cli.study import study
 from redline.cli.train import train
 from redline.cli.tune import tune
+from redline.cli.verb import VERBS, command_of
 from redline.cli.watch import watch
 from redline.cli.workshop import workshop
 from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError, UsageError
 from redline.model.units import printable
 
-GROUPS: dict[str, tuple[Callable[..., int | None], ...]] = {
+GROUPS: dict[str, tuple[Callable[..., int | None] | str, ...]] = {
     "Start here": (demo, doctor, models),
-    "Measure": (run, batch, train, load, scale, study),
+    "Measure": (run, "batch", train, load, scale, study),
     "Make it faster": (tune, profile, roofline, flops),
     "Your own script": (watch, monitor),
     "Keep and share": (history, compare, report, serve, gate),
     "Learn": (workshop, micro),
 }
-"""The commands as `redline --help` lists them."""
+"""The commands as `redline --help` lists them; a name is that of a verb, which is loaded when it is called."""
 
 SUBCOMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
     "history": (show, tag, export, import_, delete, prune, recover),
@@ -139,9 +139,9 @@ CONTEXTS: dict[str, dict[str, Any]] = {
 """How commands read their words that pass them on to a program."""
 
 
-def _register(command: Callable[..., int | None], *, group: str, under: str = "") -> None:
+def _register(command: Callable[..., int | None], *, into: typer.Typer, group: str, under: str = "") -> None:
     name = command.__name__.rstrip("_")  # a word that Python keeps for itself has a line at its end
-    register = app.command(
+    register = into.command(
         f"{under} {name}".strip(),
         cls=Command,
         rich_help_panel=group,
@@ -152,11 +152,36 @@ def _register(command: Callable[..., int | None], *, group: str, under: str = ""
     register(one_line_errors(command))
 
 
-for group, commands in GROUPS.items():
-    for command in commands:
-        _register(command, group=group)
-        for subcommand in SUBCOMMANDS.get(command.__name__, ()):
-            _register(subcommand, group=group, under=command.__name__)
+def _listed(name: str) -> Callable[..., None]:
+    """What stands for a verb where commands are only listed."""
+
+    def command() -> None:
+        raise AssertionError(f"{name} was listed and not loaded")
+
+    command.__name__, command.__doc__ = name, VERBS[name]
+    return command
+
+
+def filled(*names: str) -> typer.Typer:
+    """An app with these commands, or with all of them; the verbs among those that are named are loaded."""
+    made = copy.copy(app)
+    made.registered_commands = []
+    for group, commands in GROUPS.items():
+        for each in commands:
+            name = each if isinstance(each, str) else each.__name__.rstrip("_")
+            if names and name not in names:
+                continue
+            command = each if not isinstance(each, str) else command_of(name) if names else _listed(name)
+            _register(command, into=made, group=group)
+            for subcommand in SUBCOMMANDS.get(name, ()):
+                _register(subcommand, into=made, group=group, under=name)
+    return made
+
+
+NAMES = tuple(
+    each if isinstance(each, str) else each.__name__.rstrip("_") for group in GROUPS.values() for each in group
+)
+"""Every command."""
 
 
 def _complain(message: str) -> None:
@@ -174,19 +199,16 @@ ArgumentMistake: type[Exception] = next(
 def app_for(words: Sequence[str]) -> typer.Typer:
     """The app with only the command that `words` begin with: typer builds every command that is there, for 45 ms."""
     first = words[0] if words else ""
-    narrow = copy.copy(app)
     if first in RENAMED:
 
         def removed() -> None:
             raise UsageError(f"{first!r} is now {RENAMED[first]!r}")
 
+        narrow = copy.copy(app)
         narrow.registered_commands = []
         narrow.command(first, context_settings=CONTEXTS["micro"])(one_line_errors(removed))
         return narrow
-    narrow.registered_commands = [
-        command for command in app.registered_commands if str(command.name).split()[0] == first
-    ]
-    return narrow if narrow.registered_commands else app
+    return filled(first) if first in NAMES else filled()
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.batch import BatchTrial, Purpose, trial_words
 from redline.analyze.grid import Estimate
 from redline.analyze.load import LoadPoint
 from redline.analyze.pairs import Pair
@@ -22,7 +22,6 @@ from redline.model.protocol import Progress
 from redline.model.record import RunRecord
 from redline.model.training import Epoch, TrainingProgress
 from redline.model.units import format_seconds, format_share
-from redline.report.batch import TrialLine, search_title
 from redline.report.course import (
     Course,
     ended_words,
@@ -177,16 +176,13 @@ PURPOSES = {"largest": "the largest batch", "knee": "the knee", "slo": "the late
 
 
 class LiveBatches(LiveObserver):
-    """Prints the table as it grows."""
+    """A line for each trial, with how many there are at most and the time that is left."""
 
-    def __init__(self, *, on_stdout: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._on_stdout = on_stdout
-        self._title = ""
         self._purpose: Purpose = "largest"
         self._began = time.monotonic()
         self._most = self._done = 0
-        self._best: BatchTrial | None = None
 
     def planned(self, records: int) -> None:
         """Trials at most, of all searches; a search that ends early takes back what it did not need."""
@@ -195,31 +191,18 @@ class LiveBatches(LiveObserver):
     def trying(self, batch: int, purpose: Purpose) -> None:
         self._purpose = purpose
 
-    def opened(self, record: RunRecord) -> None:
-        workload = record.spec.workload
-        title = search_title(workload.model, workload.task, str(record.spec.recipe))
-        if title != self._title:
-            self._title, self._best = title, None
-            self.say(Text(title, style="bold"), on_stdout=self._on_stdout)
-            self.say(TrialLine(), on_stdout=self._on_stdout)
-        super().opened(record)
-
     def name_of(self, record: RunRecord) -> str:
         done, per_trial_s = self._done, (time.monotonic() - self._began) / max(self._done, 1)
         left = f", at most {format_seconds(per_trial_s * (self._most - done), 2)} left" if done else ""
-        return f"[trial {done + 1} of at most {self._most}{left}] batch {record.spec.workload.batch} for {PURPOSES[self._purpose]}"
+        standing = f"[trial {done + 1} of at most {self._most}{left}]"
+        return f"{standing} {record.spec.recipe} at batch {record.spec.workload.batch} for {PURPOSES[self._purpose]}"
 
     def closed(self, record: RunRecord) -> None:
         self.forget(record)
 
     def tried(self, trial: BatchTrial) -> None:
         self._done += 1
-        self.say(TrialLine(trial), on_stdout=self._on_stdout)
-        best = self._best.throughput_per_s if self._best is not None else None
-        if trial.throughput_per_s is not None and trial.throughput_per_s > (best or 0.0):
-            self._best = trial
-            if best is not None and self._live:
-                self.say(Text(f"best so far: batch {trial.batch}", style="dim"), on_stdout=False)
+        self.say(Text(one_line(trial_words(trial)), style="dim"), on_stdout=False)
 
 
 class LiveRace(LiveObserver):

@@ -37,6 +37,8 @@ class Setting:
     """Under which heading the help shows it."""
     shape: str = ""
     """What the help shows for its value; by default the choices or the type."""
+    is_argument: bool = False
+    """A word of the command line that needs no option's name."""
     kind: Any = None
     """The type of what a person gives, where old records may hold another."""
     least: float | None = None
@@ -131,5 +133,5 @@ def read_setting(declared: Declared, value: Any) -> Any:
         return value
     try:
         return declared.setting.read(declared.name, value)
-    except SpecError as error:
-        raise SpecError(f"{declared.name}: {error}") from None
+    except ValueError as error:
+        raise SpecError(f"{declared.name} {error}") from None

@@ -109,7 +109,11 @@ class WorkloadSpec(Frozen):
     model: str
     """A torchvision name, `timm:NAME`, `hf:NAME`, `path/to/file.py:factory` or `package.module:factory`."""
     task: Annotated[
-        Task, setting("inference, a training step, a function of yours timed as it is, or text generation.", group=WHAT)
+        Task,
+        setting(
+            "What a step is: inference, a training step, a function of yours timed as it is, or text generation.",
+            group=WHAT,
+        ),
     ] = "infer"
     batch: Annotated[
         int | None,
@@ -312,7 +316,9 @@ class RunSpec(Frozen):
     launch: LaunchSpec = LaunchSpec()
     device: Annotated[
         str,
-        setting("auto is a GPU if there is one.", shape="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", group=WHAT),
+        setting(
+            "Where to measure; auto is a GPU if there is one.", shape="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", group=WHAT
+        ),
     ] = "auto"
     threads: Annotated[
         int | None,

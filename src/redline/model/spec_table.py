@@ -253,12 +253,14 @@ def _launch_table(rest: dict[str, Any]) -> Any:
     Ranks are started by torchrun unless another door is named.
     """
     table = rest.pop("launch", {})
-    rendezvous = rest.pop("rendezvous", None)
+    rendezvous, door = rest.pop("rendezvous", None), rest.pop("door", None)
     limit = rest.pop("max_memory", None)
     if not isinstance(table, Mapping):
         return table
     if rest.get("ranks") is not None or rendezvous is not None:
         table = {"door": "torchrun", **table}
+    if door is not None:
+        table = {**table, "door": door}
     if rendezvous is not None:
         table = {**table, "rendezvous": rendezvous}
     if limit is None:

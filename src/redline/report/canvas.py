@@ -40,6 +40,13 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]
     return figure, every[0] if columns == 1 else tuple(every)
 
 
+def label_axes(axes: Any, across: str, up: str, title: str) -> None:
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.set_title(title, fontsize="small")
+
+
 def label_text(text: str, longest: int = LABEL) -> str:
     """Text for a picture: dollars would begin a formula."""
     return one_line(text, longest).replace("$", r"\$")

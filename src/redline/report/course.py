@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.batch import BatchTrial, Purpose, trial_words
 from redline.analyze.bound import step_s
 from redline.analyze.recommend import rate_text
 from redline.analyze.statistics import Interval
@@ -16,8 +16,7 @@ from redline.model.protocol import Progress
 from redline.model.record import RunRecord
 from redline.model.training import Epoch
 from redline.model.units import format_seconds, format_share
-from redline.report.batch import trial_line
-from redline.report.terminal import as_text, make_console, one_line
+from redline.report.terminal import make_console, one_line
 from redline.report.train import epoch_line
 from redline.search.observer import Observer
 
@@ -149,7 +148,7 @@ class LineObserver(CollectingObserver):
         self._say(f"batch search: trying {batch}")
 
     def tried(self, trial: BatchTrial) -> None:
-        self._say(as_text(trial_line(trial)).strip())
+        self._say(trial_words(trial))
 
     def epoch(self, record: RunRecord, epoch: Epoch) -> None:
         assert record.spec.train is not None

@@ -49,7 +49,11 @@ def json_document(
     assert not plain.keys() & {"schema", "kind"}, "the document's own"
     encoded = msgspec.json.encode({"schema": DOCUMENT_SCHEMA, "kind": kind, **plain})
     text = (msgspec.json.format(encoded, indent=2) if indent else encoded).decode()
-    # Characters that turn the direction of a terminal's text, or that it obeys, in names that anyone may write.
+    return safe_document(text)
+
+
+def safe_document(text: str) -> JsonDocument:
+    """JSON in which characters that a terminal obeys, in names that anyone may write, are escaped."""
     return JsonDocument(_OBEYED.sub(lambda found: f"\\u{ord(found.group()):04x}", text) + "\n")
 
 

@@ -1,0 +1,239 @@
+"""Figures as data: what a verb found, as rows of numbers that know their unit, their interval and whether to use them.
+
+A verb returns rows in tables. The printers in `show/` know units, intervals and doubts, and nothing of verbs, so a table, a page and a
+document cannot disagree: nobody computes or rounds a figure twice. A new figure is one `Figure` where it is known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from redline.model.fields import Frozen
+from redline.model.note import Note
+from redline.model.units import format_bytes, format_count, format_ratio, format_seconds, format_share, significant
+
+WIDEST = 4.0
+"""A figure whose interval spans more than this factor has no number in what people read: nobody can use it."""
+NO_NUMBER = "n/a"
+TOO_NOISY = "too noisy"
+
+Better = Literal["higher", "lower", "neither"]
+Fact = str | int | float | bool | None
+"""What identifies a row or says something of it in words: a recipe, a batch, a verdict."""
+
+
+class Figure(Frozen):
+    """A kind of number: its stable name, what a table calls it, its unit and which direction is better.
+
+    Units are `s`, `B`, `x` (a ratio), `share` (of one), `FLOP`, `J`, `W`, or empty for a plain number; `{item}/s` is a rate of the
+    items that the workload counts.
+    """
+
+    name: str
+    unit: str = ""
+    header: str = ""
+    """What a table calls it; the name with spaces where this is empty."""
+    better: Better = "neither"
+    doc: str = ""
+
+    def __call__(
+        self,
+        value: float | None,
+        low: float | None = None,
+        high: float | None = None,
+        *,
+        doubt: Note | None = None,
+        item: str | None = None,
+    ) -> Metric:
+        """The number itself. What is not finite is not known."""
+        known = [each if each is not None and math.isfinite(each) else None for each in (value, low, high)]
+        return Metric(
+            figure=self,
+            unit=self.unit.format(item=item or "item"),
+            value=known[0],
+            low=known[1],
+            high=known[2],
+            doubt=doubt,
+        )
+
+
+class Metric(Frozen):
+    """One number: its value, its 95 % interval where there is one, and why not to use it where that is so."""
+
+    figure: Figure
+    unit: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    doubt: Note | None = None
+
+    @property
+    def name(self) -> str:
+        return self.figure.name
+
+    @property
+    def header(self) -> str:
+        """The column's header: a rate is called by its unit, such as img/s."""
+        return self.figure.header or (self.unit if self.unit.endswith("/s") else self.name.replace("_", " "))
+
+    @property
+    def has_interval(self) -> bool:
+        return self.low is not None and self.high is not None
+
+    @property
+    def is_too_noisy(self) -> bool:
+        """Whether its interval is so wide that a person could not use the number."""
+        if self.value is None or self.low is None or self.high is None or self.low == self.high:
+            return False
+        if self.unit in ("share", ""):  # differences and shares may be around zero; their scale is one
+            return self.high - self.low > WIDEST
+        return self.low <= 0 or self.high / self.low > WIDEST
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the interval, relative to the value."""
+        if self.low is None or self.high is None or not self.value:
+            return None
+        return (self.high - self.low) / (2 * abs(self.value))
+
+    def __str__(self) -> str:
+        """The number with its unit, as a person reads it."""
+        if self.value is None:
+            return NO_NUMBER
+        if self.is_too_noisy:
+            return TOO_NOISY
+        number = written(self.value, self.unit, self.half_width)
+        if self.unit == "x" and self.low is not None and self.high is not None:
+            return f"{number} ({self.low:.2f}–{self.high:.2f})"
+        return number
+
+
+def written(value: float, unit: str, half_width: float | None = None) -> str:
+    """A number in its unit, with as many digits as its interval supports and one more."""
+    digits = 4 if half_width is not None and half_width <= 0.02 else 3
+    match unit:
+        case "s":
+            return format_seconds(value, digits)
+        case "B":
+            return format_bytes(value)
+        case "x":
+            return format_ratio(value)
+        case "share":
+            return format_share(value)
+        case "FLOP":
+            return format_count(value)
+        case "J" if abs(value) < 1:
+            return f"{significant(value * 1e3, 3)} mJ"
+        case "J" | "W":
+            return f"{significant(value, 3)} {unit}"
+        case "" if value == int(value):
+            return str(int(value))
+    return (
+        significant(value, digits)
+        if abs(value) < 10**digits
+        else significant(round(value), len(str(round(abs(value)))))
+    )
+
+
+class Row(Frozen):
+    """One line of a table: what it is about, and its figures."""
+
+    facts: Mapping[str, Fact]
+    """What identifies it (model, recipe, batch, …) and what is said of it in words."""
+    metrics: tuple[Metric, ...] = ()
+    notes: tuple[Note, ...] = ()
+    """What is worth knowing of this row alone."""
+    failure: str = ""
+    """Why it has no figures."""
+    depth: int = 0
+    """How far its first fact is indented, for rows that form a tree."""
+    record_id: str = ""
+
+    def __getitem__(self, name: str) -> Metric | Fact:
+        """A figure or a fact by its name."""
+        for metric in self.metrics:
+            if metric.name == name:
+                return metric
+        return self.facts[name]
+
+    def get(self, name: str) -> Metric | Fact:
+        return self[name] if name in self else None  # noqa: SIM401  (this is how it is defined)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.facts or any(metric.name == name for metric in self.metrics)
+
+    def cell(self, name: str) -> str:
+        """What stands in a table under this name; empty where the row has nothing of that name."""
+        found = self.get(name)
+        return "" if found is None else "yes" if found is True else "no" if found is False else str(found)
+
+
+class Table(Frozen):
+    """Rows with something in common."""
+
+    name: str
+    """For programs: the key in a document and the name of a CSV file."""
+    rows: tuple[Row, ...]
+    title: str = ""
+    columns: tuple[str, ...] = ()
+    """What a person sees at first, most important first; the others come with -v, in documents and on pages."""
+    is_detail: bool = False
+    """Shown with -v, in documents and on pages only."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all columns: those that are shown first, then the others in the order in which they appear."""
+        found = dict.fromkeys(self.columns)
+        for row in self.rows:
+            found |= dict.fromkeys([*row.facts, *(metric.name for metric in row.metrics)])
+        return tuple(name for name in found if any(name in row for row in self.rows))
+
+    def header(self, name: str) -> str:
+        for row in self.rows:
+            found = row.get(name)
+            if isinstance(found, Metric):
+                return found.header
+        return name.replace("_", " ")
+
+    def is_number(self, name: str) -> bool:
+        return any(isinstance(row.get(name), Metric | int | float) for row in self.rows)
+
+
+class Headline(Frozen):
+    """The answer in one sentence. Its numbers are figures of the rows, so that it cannot contradict them."""
+
+    template: str
+    figures: Mapping[str, Metric | Fact] = {}
+
+    def __str__(self) -> str:
+        return re.sub(r"\{(\w+)\}", lambda name: str(self.figures[name[1]]), self.template)
+
+
+class Block(Frozen):
+    """Text that is shown as it is: code to paste, a chart made of letters."""
+
+    title: str
+    text: str
+    is_detail: bool = False
+
+
+def disturbances(rows: Iterable[Row]) -> Iterator[Note]:
+    """What disturbed the figures that are too noisy to be shown; each reason once."""
+    seen = set[Note]()
+    for metric in (metric for row in rows for metric in row.metrics):
+        if metric.is_too_noisy and metric.doubt is not None and metric.doubt not in seen:
+            seen.add(metric.doubt)
+            yield metric.doubt
+
+
+def plain(value: Any) -> Any:
+    """A fact or a metric as JSON has it: a metric is an object of value, unit, low, high and doubt."""
+    if not isinstance(value, Metric):
+        return value
+    found: dict[str, Any] = {"value": value.value}
+    found |= {"unit": value.unit} if value.unit else {}
+    found |= {"low": value.low, "high": value.high} if value.has_interval else {}
+    return found | ({"doubt": {"code": value.doubt.code, "text": str(value.doubt)}} if value.doubt is not None else {})

@@ -1,0 +1,1 @@
+"""The printers: they know units, intervals and doubts, and nothing of verbs."""

@@ -1,0 +1,323 @@
+"""One result through five printers: a terminal, Markdown, HTML, CSV and JSON. None of them knows a verb or computes a figure."""
+
+from __future__ import annotations
+
+import csv
+import html
+import importlib
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from redline.model.errors import UsageError
+from redline.model.metrics import Block, Fact, Headline, Metric, Row, Table, disturbances, plain
+from redline.model.note import Note
+from redline.model.units import printable
+from redline.report.canvas import save_figure
+from redline.report.export import JsonDocument, harmless, safe_document
+from redline.report.terminal import Fitted, as_text, cell, escaped, make_table
+from redline.report.terminal import table as markdown_table
+
+SCHEMA = 3
+"""The version of the JSON document. It is raised when a field changes its meaning or goes away."""
+MOST_NOTES = 3
+"""Notes that a person reads without -v; the others are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a verb found: the answer, what it rests on, what to know about it, and what to do next.
+
+    `print` shows it as the command does, a notebook as tables, `to_dataframe` as a pandas frame, `to_json` as `--json` prints it.
+    """
+
+    verb: str
+    headline: Headline | None = None
+    tables: tuple[Table, ...] = ()
+    about: Mapping[str, Fact] = field(default_factory=dict)
+    """The conditions that all rows share: model, task, device, versions."""
+    notes: tuple[Note, ...] = ()
+    """The most important first."""
+    blocks: tuple[Block, ...] = ()
+    next: str = ""
+    """One command, or a sentence where no command helps."""
+    record_ids: tuple[str, ...] = ()
+    exit_code: int = 0
+    picture: Callable[[], Any] | None = None
+    """Draws the figure of this result; None where there is nothing to draw."""
+
+    def table(self, name: str) -> Table:
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(f"{self.verb} has no table {name!r}; it has {', '.join(table.name for table in self.tables)}")
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Those of the first table."""
+        return self.tables[0].rows if self.tables else ()
+
+    def __str__(self) -> str:
+        return as_text(terminal(self))
+
+    def __repr__(self) -> str:
+        return f"<redline.{self.verb}: {self.headline or f'{len(self.rows)} rows'}>"
+
+    def _repr_html_(self) -> str:
+        return web(self)
+
+    def to_json(self) -> JsonDocument:
+        """What `--json` prints."""
+        return document(self)
+
+    def to_dataframe(self, table: str | None = None) -> Any:
+        """The rows of a table, by default the first, as a pandas data frame."""
+        try:
+            pandas: Any = importlib.import_module("pandas")
+        except ImportError:
+            raise UsageError("to_dataframe needs pandas: pip install pandas") from None
+        return pandas.DataFrame(flat_rows(self.table(table).rows if table is not None else self.rows))
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The figure of this result, also written as a picture where a path is given."""
+        if self.picture is None:
+            raise UsageError("there is nothing to draw here: no row has a number to compare")
+        figure = self.picture()
+        if path is not None:
+            save_figure(figure, Path(path))
+        return figure
+
+
+# A terminal
+
+
+def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> RenderableType:
+    """The answer, the tables, at most three notes, and one command to go on with.
+
+    With `quiet` the answer alone; with `verbose` every column, every table and every note.
+    """
+    parts: list[RenderableType] = [Text(str(result.headline), style="bold")] if result.headline is not None else []
+    if quiet:
+        return Group(*parts)
+    shown = [table for table in result.tables if table.rows and (verbose or not table.is_detail)]
+    for table in shown:
+        parts += [Text(table.title, style="bold")] if table.title else []
+        parts += [terminal_table(table, verbose=verbose), *_row_remarks(table)]
+    parts += [
+        Text(f"{block.title}\n{block.text}" if block.title else block.text)
+        for block in result.blocks
+        if verbose or not block.is_detail
+    ]
+    parts += _note_lines(_all_notes(result, shown), verbose=verbose)
+    if result.next:
+        parts.append(Text(f"next: {result.next}", style="bold"))
+    return Group(*parts)
+
+
+def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
+    names = table.names if verbose or not table.columns else [name for name in table.columns if name in table.names]
+    made = make_table(None)
+    for name in names:
+        is_number = table.is_number(name) and name != names[0]
+        made.add_column(table.header(name), justify="right" if is_number else "left", no_wrap=is_number)
+    for row in table.rows:
+        cells = [row.cell(name) for name in names]
+        cells[0] = "  " * row.depth + cells[0]
+        made.add_row(
+            *(
+                Text(text, style="red" if row.failure and name == names[0] else "")
+                for name, text in zip(names, cells, strict=True)
+            )
+        )
+    # What matters least stands last, so columns go from the right where the terminal is narrow.
+    return Fitted(made, expendable=[table.header(name) for name in reversed(names[1:])])
+
+
+def _row_remarks(table: Table) -> Iterator[Text]:
+    for row in table.rows:
+        if row.failure:
+            yield Text(f"  {_called(row)}: {row.failure}", style="red")
+
+
+def _called(row: Row) -> str:
+    """What a line below the table calls a row: its first fact."""
+    return str(next((value for value in row.facts.values() if value not in (None, "")), ""))
+
+
+def _all_notes(result: Result, shown: Sequence[Table]) -> list[tuple[str, Note]]:
+    """What disturbed the figures that are not shown, then the notes of the whole, then those of single rows."""
+    rows = [row for table in shown for row in table.rows]
+    found = [("", each) for each in (*disturbances(rows), *result.notes)]
+    found += [(_called(row), each) for row in rows for each in row.notes]
+    return list(dict.fromkeys(found))
+
+
+def _note_lines(notes: Sequence[tuple[str, Note]], *, verbose: bool) -> Iterator[Text]:
+    shown = notes if verbose else notes[:MOST_NOTES]
+    for about, each in shown:
+        yield Text(f"  {f'{about}: ' if about else ''}{each}", style="yellow")
+    if left := len(notes) - len(shown):
+        yield Text(f"  {left} more with -v", style="dim")
+
+
+# Markdown and HTML
+
+
+def markdown(result: Result) -> str:
+    lines = [f"**{escaped(str(result.headline))}**", ""] if result.headline is not None else []
+    for table in result.tables:
+        if not table.rows:
+            continue
+        names = table.names
+        headers = [cell(table.header(name)) for name in names]
+        rows = [
+            [
+                cell("  " * row.depth + row.cell(name)) if at == 0 else cell(row.cell(name))
+                for at, name in enumerate(names)
+            ]
+            for row in table.rows
+        ]
+        left = next((at for at, name in enumerate(names) if table.is_number(name) and at), len(names))
+        lines += [f"### {escaped(table.title)}", ""] if table.title else []
+        lines += [*markdown_table(headers, rows, left=left), ""]
+        lines += [f"- {escaped(_called(row))}: {escaped(row.failure)}" for row in table.rows if row.failure]
+    for block in result.blocks:
+        lines += [f"### {escaped(block.title)}", ""] if block.title else []
+        lines += [*(f"    {printable(line)}" for line in block.text.splitlines()), ""]
+    notes = _all_notes(result, result.tables)
+    lines += [f"- {escaped(f'{about}: {each}' if about else str(each))}" for about, each in notes]
+    lines += ["", f"Next: `{printable(result.next).replace('`', '')}`"] if result.next else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def web(result: Result) -> str:
+    """The result as a piece of HTML: tables are tables, and every text is escaped."""
+    parts = (
+        [f"<p class='headline'><strong>{_safe(str(result.headline))}</strong></p>"]
+        if result.headline is not None
+        else []
+    )
+    parts += [web_table(table) for table in result.tables if table.rows]
+    for block in result.blocks:
+        parts.append(f"{f'<h3>{_safe(block.title)}</h3>' if block.title else ''}<pre>{_safe(block.text)}</pre>")
+    notes = _all_notes(result, result.tables)
+    if notes:
+        told = (f"{about}: {each}" if about else str(each) for about, each in notes)
+        parts.append(f"<ul class='notes'>{''.join(f'<li>{_safe(text)}</li>' for text in told)}</ul>")
+    parts += [f"<p class='next'>next: <code>{_safe(result.next)}</code></p>"] if result.next else []
+    return f"<div class='redline'>{''.join(parts)}</div>"
+
+
+def web_table(table: Table) -> str:
+    names = table.names
+    sides = ["right" if table.is_number(name) and at else "left" for at, name in enumerate(names)]
+    head = "".join(
+        f"<th scope='col' style='text-align:{side}'>{_safe(table.header(name))}</th>"
+        for name, side in zip(names, sides, strict=True)
+    )
+    body = []
+    for row in table.rows:
+        cells = [row.cell(name) for name in names]
+        cells[0] = "\u2003" * row.depth + cells[0] + (f": {row.failure}" if row.failure else "")
+        body.append(
+            "".join(
+                f"<td style='text-align:{side}'>{_safe(text)}</td>" for text, side in zip(cells, sides, strict=True)
+            )
+        )
+    title = f"<caption>{_safe(table.title)}</caption>" if table.title else ""
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in body)}</tbody></table>"
+
+
+def _safe(text: str) -> str:
+    return html.escape("\n".join(map(printable, text.split("\n"))))
+
+
+# CSV and JSON
+
+
+def comma_separated(table: Table) -> str:
+    """One line a row: facts as they are, of a figure its value, its interval and the code of the doubt about it.
+
+    A cell is empty where the value is unknown. Times are in seconds, sizes in bytes.
+    """
+    facts = list(dict.fromkeys(name for row in table.rows for name in row.facts))
+    figures = {metric.name: None for row in table.rows for metric in row.metrics}
+    parts = [(name, part) for name in figures for part in _parts_of(table.rows, name)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [*facts, *(f"{name}_{part}" if part != "value" else name for name, part in parts), "failure", "record_id"]
+    )
+    for row in table.rows:
+        known = {metric.name: metric for metric in row.metrics}
+        cells = [_csv_cell(row.facts.get(name)) for name in facts]
+        cells += [_csv_cell(_part(known.get(name), part)) for name, part in parts]
+        writer.writerow([*cells, harmless(row.failure), row.record_id])
+    return text.getvalue()
+
+
+def _parts_of(rows: Sequence[Row], name: str) -> list[str]:
+    found = [metric for row in rows for metric in row.metrics if metric.name == name]
+    parts = ["value"]
+    parts += ["low", "high"] if any(metric.has_interval for metric in found) else []
+    return parts + (["doubt"] if any(metric.doubt is not None for metric in found) else [])
+
+
+def _part(metric: Metric | None, part: str) -> Any:
+    if metric is None:
+        return None
+    return (metric.doubt.code if metric.doubt is not None else None) if part == "doubt" else getattr(metric, part)
+
+
+def _csv_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return harmless(value) if isinstance(value, str) else repr(value)
+
+
+def document(result: Result) -> JsonDocument:
+    """What `--json` prints: the same shape for every verb."""
+    fields: dict[str, Any] = {"schema": SCHEMA, "verb": result.verb}
+    if result.headline is not None:
+        fields["headline"] = {
+            "text": str(result.headline),
+            "figures": {name: plain(value) for name, value in result.headline.figures.items()},
+        }
+    fields["about"] = dict(result.about)
+    fields["tables"] = {table.name: [row_document(row) for row in table.rows] for table in result.tables}
+    fields["notes"] = result.notes
+    fields["blocks"] = {block.title: block.text for block in result.blocks}
+    fields["next"] = result.next or None
+    fields["record_ids"] = result.record_ids
+    return safe_document(msgspec.json.format(msgspec.json.encode(fields), indent=2).decode())
+
+
+def row_document(row: Row) -> dict[str, Any]:
+    """A row as plain values: facts under their names, figures as objects of value, unit, low, high and doubt."""
+    found: dict[str, Any] = {**row.facts, **{metric.name: plain(metric) for metric in row.metrics}}
+    found |= {"notes": row.notes} if row.notes else {}
+    found |= {"failure": row.failure} if row.failure else {}
+    found |= {"record_id": row.record_id} if row.record_id else {}
+    return found
+
+
+def flat_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows for a data frame: a figure's interval stands in columns of its own."""
+    found = []
+    for row in rows:
+        flat: dict[str, Any] = {**row.facts}
+        for metric in row.metrics:
+            flat[metric.name] = metric.value
+            flat |= (
+                {f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high} if metric.has_interval else {}
+            )
+        found.append(flat | {"failure": row.failure or None, "record_id": row.record_id or None})
+    return found

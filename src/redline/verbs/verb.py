@@ -1,0 +1,128 @@
+"""What makes a function a verb: `redline NAME` and `redline.NAME(...)` take the same settings, declared once.
+
+    @verb(takes=WORKLOAD, examples=("redline batch resnet50 -r fp16+channels-last",))
+    def batch(model: ModelName, *, max_batch: Annotated[int | None, setting("Try no batch larger than this.")] = None, ...) -> Result:
+
+Parameters that carry a `setting` become options of the command, those named in `takes` are settings of the specs that many verbs share, and
+the others (a live module, a workspace) exist in Python only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from redline.model.fields import seconds_of
+from redline.model.settings import HOW, OUTPUT, WHAT, Declared, read_setting, setting, settings_of
+from redline.model.spec_table import SHARED
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SHAPE = ("image_size", "classes", "sequence_length", "batch_axis")
+DEVICE = ("device", "threads", "seed")
+ANY_BATCH = (*SHAPE, "task", "prompt", "new_tokens", "optimizer", "stem", *DEVICE)
+"""What is measured, for a verb that chooses the batch itself."""
+WORKLOAD = ("batch", "items", *ANY_BATCH)
+MEASURED = ("effort", "no_check", "tail", "max_memory", "door")
+RANKS = ("ranks", "batch_per_rank", "rendezvous")
+ISOLATED = ("max_memory", "door")
+PYTHON_ONLY = ("measure", "launch")
+"""Tables of the specs that a command line has no option for."""
+
+ModelName = Annotated[
+    Any,
+    setting(
+        "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory.",
+        kind=str,
+        is_argument=True,
+    ),
+]
+Recipes = Annotated[
+    str | Iterable[str],
+    setting(
+        "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager. Repeat to compare several.",
+        short="-r",
+        option="--recipe",
+        group=WHAT,
+        kind=list[str],
+    ),
+]
+Ray = Annotated[
+    bool,
+    setting(
+        "Measure on a Ray cluster: one trial or search per GPU.",
+        option="--launch",
+        shape="[ray]",
+        kind=str,
+        read=lambda _, word: _is_ray(word),
+    ),
+]
+Address = Annotated[str | None, setting("Address of the Ray cluster: auto (this machine's), or HOST:PORT.")]
+Plot = Annotated[Path | None, setting("Also draw the figure into this file: PNG, SVG or PDF.", group=OUTPUT, kind=str)]
+
+
+def _is_ray(word: str) -> bool:
+    if word != "ray":
+        raise ValueError(f"must be ray, got {word!r}")
+    return True
+
+
+def target(doc: str) -> Any:
+    """A setting that is a limit in seconds, or a text such as 20ms."""
+    return setting(doc, group=HOW, kind=str, read=seconds_of)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What is known of a verb beside its function."""
+
+    takes: tuple[str, ...]
+    examples: tuple[str, ...]
+    tasks: tuple[str, ...]
+    """The tasks it is for, where those are not all."""
+
+
+def verb(
+    *, takes: Iterable[str] = (), examples: Iterable[str] = (), tasks: Iterable[str] = ()
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        own = settings_of(function)
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            given: Any = kwargs
+            for name in given.keys() & own.keys():
+                given[name] = read_setting(own[name], given[name])
+                own[name].check(given[name])
+            return function(*args, **given)
+
+        described: Any = called
+        described.verb = Verb(tuple(takes), tuple(examples), tuple(tasks))
+        described.__signature__ = _signature(function, takes)
+        return called
+
+    return decorate
+
+
+def _signature(function: Callable[..., Any], takes: Iterable[str]) -> inspect.Signature:
+    """With the shared settings and their defaults, for `help()` and completion."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=SHARED[name].default)
+        for name in takes
+        if name not in signature.parameters
+    ]
+    tables = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default={}) for name in PYTHON_ONLY]
+    return signature.replace(parameters=[*own, *shared, *(tables if shared else [])])
+
+
+def options_of(function: Any) -> dict[str, Declared]:
+    """The settings of a verb's command, by name: its own first, then the shared ones."""
+    own = settings_of(inspect.unwrap(function))
+    return {**own, **{name: SHARED[name] for name in function.verb.takes if name not in own}}
