@@ -28,9 +28,9 @@ LATENCY_NS, GAP_NS, CALL_NS = 4000, 1000, 4000
 STEPS, LAYERS = 6, 5
 
 CODES: dict[str, tuple[str, ...]] = {
-    "loader": ("data-bound",),
+    "loader": ("data-wait",),
     "sync copy": ("blocking-copy", "copy-bound"),
-    "item": ("sync-bound",),
+    "item": ("sync-in-loop",),
     "late launch": ("host-stall", "host-bound"),
     "launch overhead": ("host-bound",),
     "small kernels": ("launch-bound",),
@@ -42,7 +42,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "cold caches": ("cold-start",),
     "result copy": ("blocking-copy", "copy-bound"),
     "input copy": ("copy-bound",),
-    "logging sync": ("sync-bound", "host-stall"),
+    "logging sync": ("sync-in-loop", "host-stall"),
     "optimizer loop": ("host-bound", "launch-bound"),
     "late graph": ("host-bound", "host-stall"),
     "partly hidden communication": ("communication-bound",),

@@ -7,7 +7,7 @@ import pytest
 
 from redline.analyze import bound as rules
 from redline.analyze.attainable import Attainable
-from redline.analyze.bound import TraceEvidence, bound, bound_of_counters, bound_of_trace, host_share
+from redline.analyze.bound import bound, bound_of_counters, host_share
 from redline.model.record import Failure
 from redline.model.training import Epoch
 
@@ -62,8 +62,6 @@ def test_on_a_cpu_the_host_is_the_limit_where_operators_take_less_than_half(
     record = make_record(device="cpu")
     record = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, operators_share=share))
     assert bound(record).label == label
-    trace = TraceEvidence(has_device=False, span_s=1.0, busy_s=0.4)
-    assert bound_of_trace(trace, record).label == label
 
 
 def test_on_a_cpu_host_and_device_are_the_same(make_record: Any) -> None:
@@ -94,72 +92,6 @@ def test_exactly_at_the_threshold_the_host_is_not_yet_the_limit(
 def test_of_issues_the_second_and_the_third_count(make_record: Any, make_block: Any) -> None:
     record = make_record(blocks=issuing(make_block, 0.9, 0.002, 0.004, 0.9))
     assert host_share(record) == pytest.approx(0.3, rel=0.01)
-
-
-def seen(**seconds: Any) -> TraceEvidence:
-    """A trace of ten seconds."""
-    return TraceEvidence(**{"has_device": True, "span_s": 10.0, "busy_s": 9.0, **seconds})
-
-
-class TestTraces:
-    @pytest.mark.parametrize(
-        ("seconds", "label", "says"),
-        [
-            ({"data_wait_s": 1.0}, "data", "waits for the data loader 10% of the time"),
-            ({"data_wait_s": 0.99}, "device", "busy 90%"),
-            ({"data_wait_s": 3.0, "exposed_copy_s": 2.0}, "data", "data loader 30%"),
-            ({"data_wait_s": 2.0, "exposed_copy_s": 3.0}, "data", "copies alone keep the device busy 30% of the time"),
-            ({"data_wait_s": 2.0, "exposed_copy_s": 2.0}, "data", "data loader 20%"),
-            ({"exposed_copy_s": 1.0}, "data", "copies alone keep the device busy 10% of the time"),
-            ({"exposed_copy_s": 0.99}, "device", "busy 90%"),
-            ({"exposed_communication_s": 1.0}, "communication", "takes 10% of the time"),
-            ({"exposed_communication_s": 0.99}, "device", "busy 90%"),
-            ({"launch_gap_s": 1.0}, "launch", "take 10% of the time"),
-            ({"launch_gap_s": 0.99}, "device", "busy 90%"),
-            ({"host_wait_s": 4.0}, "host", "waits for the host 40% of the time"),
-            ({"host_wait_s": 2.0, "sync_s": 3.0, "waits_in": "item"}, "host", "50% of the time, mostly because the host waits for it in item"),
-            ({"host_wait_s": 3.0, "sync_s": 3.0}, "host", "the device waits for the host 60% of the time"),
-            ({"host_wait_s": 4.0, "exposed_communication_s": 5.0}, "communication", "takes 50%"),
-            ({"compute_limited_s": 4.5}, "compute", "busy 90% of the time, 100% of it in operators limited by the matrix"),
-            ({"compute_limited_s": 4.4}, "device", "busy 90%"),
-            ({"compute_limited_s": 3.0, "memory_limited_s": 3.0}, "compute", "50% of it"),
-            ({"compute_limited_s": 2.0, "memory_limited_s": 6.0}, "memory", "75% of it in operators limited by memory"),
-            ({"memory_classes_share": 0.5}, "memory", "50% of the device's work moves data"),
-            ({"memory_classes_share": 0.49}, "device", "busy 90%"),
-            ({"busy_share": 0.7}, "device", "busy 70%"),
-            ({"busy_s": 2.9}, "unknown", "busy 29%"),
-            ({"span_s": 0.0, "busy_s": 0.0}, "unknown", "busy 0%"),
-        ],
-    )  # fmt: skip
-    def test_the_largest_share_at_or_above_its_threshold_is_the_limit(
-        self, seconds: dict[str, Any], label: str, says: str
-    ) -> None:
-        found = bound_of_trace(seen(**seconds))
-        assert (found.label, says in str(found.evidence)) == (label, True), found
-
-    def test_the_host_at_exactly_its_share(self) -> None:
-        share = rules.HOST_WAIT_SHARE
-        assert bound_of_trace(seen(host_wait_s=10 * share)).label == "host"
-        assert bound_of_trace(seen(host_wait_s=9.99 * share)).label == "device"
-
-    def test_the_times_of_a_run_without_the_profiler_outweigh_it(self, make_record: Any, make_block: Any) -> None:
-        fast = make_record(blocks=issuing(make_block, 0.010, 0.0031, 0.0031))
-        assert bound_of_trace(seen(host_wait_s=9.0), fast).label == "device"
-        slow = make_record(blocks=issuing(make_block, 0.010, 0.0097, 0.0097))
-        found = bound_of_trace(seen(busy_share=0.4), slow)
-        assert (
-            str(found.evidence)
-            == "issue/step 0.97: the device waits for the host; kernels keep the device busy 40% of the step"
-        )
-        # The host's share is what the device is not busy, where that is more than the trace shows.
-        assert bound_of_trace(seen(busy_share=0.4, exposed_communication_s=5.9), slow).label == "host"
-        assert bound_of_trace(seen(busy_share=0.4, exposed_communication_s=6.1), slow).label == "communication"
-        assert bound_of_trace(seen(exposed_communication_s=9.0), slow).label == "host", "nothing is known to be busy"
-        # A device that kernels fill does not wait for the host, however long issuing takes.
-        assert [bound_of_trace(seen(busy_share=share), slow).label for share in (0.89, 0.9)] == ["host", "device"]
-
-    def test_work_whose_records_are_missing_says_nothing(self) -> None:
-        assert bound_of_trace(seen(launches_without_device=True, host_wait_s=9.0)).label == "unknown"
 
 
 @pytest.mark.parametrize(("share", "label"), [(None, "unknown"), (0.8, "unknown"), (0.81, "memory")])

@@ -11,13 +11,11 @@ from dresses import DRESSES
 from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 from troubles import CODES, Program, run
 
-from redline.analyze.diagnose import diagnose
 from redline.analyze.finding import Finding, advice
 from redline.analyze.profile import Capture, Profile, profile_of
-from redline.analyze.working import unfused_elementwise
+from redline.analyze.rules import diagnose
 from redline.model.record import Capabilities
 from redline.trace.decode import read_trace, read_traces
-from redline.trace.losses import Loss
 
 US = 1000
 SGEMM = "ampere_sgemm_128x64_tn"
@@ -44,7 +42,7 @@ def row(maker: TraceMaker, *kernels: tuple[str, int], gap_ns: int = 1000, late: 
     at = 10_000 * US
     for name, microseconds in kernels:
         launched = at - gap_ns // 2 if late else 0
-        maker.kernel(name, at, microseconds * US, launched=launched, call_ns=10)
+        maker.kernel(name, at, microseconds * US, launched=launched, call_ns=10 if late else 4 * US)
         at += microseconds * US + gap_ns
     return maker
 
@@ -98,10 +96,10 @@ def test_data_bound(made: Made) -> None:
     profile = made(with_loader(2))
     assert profile.bound.label == "data"
     # Without the loader the host has the second kernel launched before the first has ended.
-    assert finding(profile, "data-bound").gain_bound == pytest.approx(4010 / 2000, rel=1e-3)
+    assert finding(profile, "data-wait").gain_bound == pytest.approx(4010 / 2000, rel=1e-3)
     assert "host-bound" not in codes(profile)  # the host waited, but for the loader
     assert profile.bottleneck == "data"
-    assert "data-bound" not in codes(made(with_loader(0)))
+    assert "data-wait" not in codes(made(with_loader(0)))
 
 
 def test_copy_bound(made: Made) -> None:
@@ -196,18 +194,6 @@ def test_elementwise(made: Made) -> None:
     assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 90), (ADD, 10))))
 
 
-@pytest.mark.parametrize(("each_s", "says"), [(5e-6, "operators, mostly their calls"), (5e-5, "bound by memory")])
-def test_short_operators_of_a_cpu_are_not_called_bound_by_memory(
-    each_s: float, says: str, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("redline.analyze.working.whole_work_s", lambda profile: 10 * each_s)
-    on_cpu = msgspec.structs.replace(made(row(TraceMaker(), (GEMM, 60), (ADD, 40))), has_device=False)
-    loss = Loss(code="elementwise", seconds=10 * each_s, saves_s=0.0, most_s=0.0, count=10, what="add")
-    found = unfused_elementwise(on_cpu, loss)
-    assert found is not None
-    assert says in found.evidence
-
-
 def test_a_function_that_is_run_as_it_is_gets_advice_about_its_code(made: Made) -> None:
     profile = made(row(TraceMaker(), (GEMM, 60), (ADD, 40)))
     found = [each for task in ("infer", "step") for each in diagnose(captured(profile, "baseline", task=task))]
@@ -224,7 +210,7 @@ def test_without_a_device_operators_are_the_work(made: Made) -> None:
     profile = made(maker)
     assert not profile.has_device
     assert codes(profile) == {"batch-norm-eval"}
-    maker.operator("NativeBatchNormBackward0", 900 * US, 10 * US)
+    maker.operator("NativeBatchNormBackward0", 400 * US, 10 * US)
     assert codes(made(maker)) == set()
 
 
@@ -346,8 +332,6 @@ class TestFindingsAreIndependentOfTheBound:
         found = [one.code for one in profile.findings]
         assert found[0] in ("host-bound", "host-stall")
         assert "communication-bound" in found
-        assert profile.explained is not None
-        assert profile.explained.share > 0.9
 
     def test_idle_time_that_nothing_explains_has_a_rule(self, made: Made) -> None:
         maker = TraceMaker()
@@ -356,8 +340,6 @@ class TestFindingsAreIndependentOfTheBound:
         profile = made(maker)
         found = finding(profile, "dependency")
         assert "not in the trace" in found.evidence
-        assert profile.explained is not None
-        assert profile.explained.unexplained_s > 0.9 * profile.timeline.idle_s
 
     def test_a_loader_that_costs_nine_percent(self, made: Made) -> None:
         maker = TraceMaker()
@@ -367,7 +349,7 @@ class TestFindingsAreIndependentOfTheBound:
             maker.annotation(LOADER, at * US, 91 * US)
             maker.kernel(GEMM, (at + 100) * US, 900 * US, launched=(at + 92) * US)
             maker.call("cudaDeviceSynchronize", (at + 150) * US, 848 * US)
-        assert "9%" in finding(made(maker), "data-bound").evidence
+        assert "9%" in finding(made(maker), "data-wait").evidence
 
 
 class TestAdviceFitsTheHardwareAndTheTrace:
@@ -507,7 +489,7 @@ class TestTroublesOfKnownSize:
             DRESSES[dress](rank)
         first = profile_of(read_traces(whole.write(tmp_path))).findings[0]
         assert first.code in CODES[larger]
-        assert first.gain_bound >= gain * (1 - 1e-9)
+        assert first.gain_bound >= gain * (1 - 0.005)
         if program.ranks == 1:  # of several ranks, each may be what the others wait for
             assert first.gain_bound < 1 + 2 * (gain - 1), "a bound that says something"
 

@@ -13,12 +13,12 @@ from kineto import GEMM, TraceMaker
 import redline
 from redline.analyze.batch import BatchTrial, SloTargets
 from redline.analyze.bound import bound
-from redline.analyze.diagnose import diagnose
 from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
 from redline.analyze.grid import TokenTargets, under_targets
 from redline.analyze.pairs import pair_of
 from redline.analyze.profile import Capture, profile_of
+from redline.analyze.rules import diagnose
 from redline.analyze.summary import summarize
 from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError

@@ -120,7 +120,7 @@ class TestWithItsRecord:
         profile = profiled(two_steps(late_us=150), recorded(step_s=400e-6, issue_share=0.98))
         (found,) = [finding for finding in profile.findings if finding.code == "host-bound"]
         assert profile.bound.label == "host"
-        assert "busy 50% of the step" in found.evidence
+        assert "issue/step 0.98" in found.evidence
         assert found.gain_bound == pytest.approx(2.0)
         assert "-r fp16+channels-last+graphs" in found.next
 
@@ -131,8 +131,8 @@ class TestWithItsRecord:
         for issue_share in (0.2, 0.7, 1.0):
             profile = profiled(maker, recorded(step_s=200e-6, issue_share=issue_share))
             bounds += [each.gain_bound for each in profile.findings if each.code == "fp32-matmul"]
-        assert bounds[:2] == pytest.approx([2.0, 1 / 0.7], rel=0.01)
-        assert 1 < bounds[2] < bounds[1]
+        # A host that needs the whole step leaves nothing to save, so that nothing is said.
+        assert bounds == pytest.approx([2.0, 1 / 0.7], rel=0.01)
 
     def test_a_host_that_was_quicker_now_and_then_does_not_lower_what_work_can_save(self, profiled, recorded) -> None:
         """The first steps of a block find a host that has just been waiting: what faster products bring is not held to it."""
@@ -146,7 +146,6 @@ class TestWithItsRecord:
         assert profile.capture is not None
         assert (profile.capture.issue_share, profile.capture.least_issue_s) == (pytest.approx(0.8), 60e-6)
         assert found.gain_bound == pytest.approx(2.0, rel=0.01)
-        assert found.saves_s == pytest.approx(2 * 0.2 * 200e-6, rel=0.01)
 
     def test_where_issuing_says_nothing_work_may_save_all_its_time(self, profiled, recorded) -> None:
         record = recorded(step_s=200e-6, issue_share=0.99)

@@ -200,7 +200,7 @@ def test_a_window_that_begins_inside_a_step_counts_only_its_own(tmp_path: Path) 
         program.step(7 + number, begin)
     profile = program.profile(tmp_path)
     assert profile.timeline.busy_s * 1e9 == 4 * 8 * 390 * US
-    assert profile.findings[0].code == "sync-bound"
+    assert profile.findings[0].code == "sync-in-loop"
 
 
 def test_calls_of_amd_are_understood(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_loop_of_graphs_that_asks_for_each_token(tmp_path: Path) -> None:
         program.maker.call("cudaStreamSynchronize", waits, program.now - waits)
         program.now += 400 * US
     profile = program.profile(tmp_path)
-    assert profile.findings[0].code == "sync-bound"
+    assert profile.findings[0].code == "sync-in-loop"
     assert all("reduce-overhead" not in finding.next for finding in profile.findings)
 
 
@@ -286,12 +286,10 @@ class TestWhereTheHostIsTheDevice:
     def test_a_slow_loader(self, tmp_path: Path) -> None:
         program = OnHost()
         found = program.steps(lambda: program.load(3 * MS), program.layers).profile(tmp_path)
-        assert [finding.code for finding in found.findings] == ["data-bound"]
+        assert [finding.code for finding in found.findings] == ["data-wait"]
         whole = found.timeline.span_s
         assert found.findings[0].gain_bound == pytest.approx(whole / (whole - 12e-3))
         assert found.bound.label == "data"
-        assert found.explained is not None
-        assert found.explained.share > 0.9
 
     def test_what_the_program_does_at_the_end_of_each_step(self, tmp_path: Path) -> None:
         program = OnHost()

@@ -30,13 +30,13 @@ class TestTraces:
     def test_a_table_for_people(self, trace: Path) -> None:
         result = redline(trace)
         assert result.exit_code == 0
-        assert "data-bound" in result.stdout
+        assert "data-wait" in result.stdout
         assert "kernels: " in result.stdout
 
     def test_one_document_and_nothing_else(self, trace: Path) -> None:
         document = json.loads(redline(trace, "--json").stdout)
         assert document["timeline"]["busy_s"] > 0
-        assert document["findings"][0]["code"] == "data-bound"
+        assert document["findings"][0]["code"] == "data-wait"
         assert document["lost"] is None
 
     def test_several_files_are_ranks(self, tmp_path: Path) -> None:

@@ -43,9 +43,10 @@ def test_the_terminal_tells_bound_tables_findings_and_where_to_look_further(trai
     text = as_text(ProfileReport(training, rows=3))
     for words in ("bound", "host wait", "time by class", "kernels: ", "operators, by device time", "ui.perfetto.dev"):
         assert words in text
-    assert "data-bound (at most" in text
+    assert "data-wait (" in text
+    assert text.index("data-wait (") < text.index("time by class"), "findings come first"
     assert "next: more loader workers" in text
-    assert text.count("sm90_xmma_gemm") == 2  # in the table of kernels and on the critical path
+    assert "sm90_xmma_gemm" in text
     assert "and 2 more" in text
 
 
@@ -106,7 +107,7 @@ def test_the_page_needs_nothing_else_and_escapes_every_name(tmp_path: Path) -> N
 
 def test_the_page_of_a_real_run_shows_its_findings(tmp_path: Path, training: Profile) -> None:
     page = profile_page(training)
-    assert "data-bound" in page
+    assert "data-wait" in page
     assert "vectorized_layer_norm_kernel" in page
     assert page.count("<rect") > 100
 
@@ -160,5 +161,3 @@ def test_the_page_draws_flames_memory_and_why_it_was_idle(tmp_path: Path, traini
     assert "&lt;b&gt;Net&lt;/b&gt;_0: 50.0 µs, 1 calls" in page
     assert 'class="idle-host"' in page
     assert "8.00 KiB in use" in page
-    assert "<h2>Critical path</h2>" in page
-    assert "<h2>Critical path</h2>" in profile_page(training)

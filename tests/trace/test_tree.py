@@ -1,4 +1,4 @@
-"""The program as a tree, time by module, the critical path, queue and memory: each against a count by hand."""
+"""The program as a tree, time by module, queue and memory: each against a count by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from kineto import ADD, AUTOGRAD, GEMM, TraceMaker
-from troubles import CODES, Program, run
 
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.profile_diff import diff_profiles
@@ -107,31 +106,6 @@ def test_absurd_depth_is_cut_and_can_be_written(tmp_path: Path) -> None:
     assert len(json_document("profile", profile)) > 0
     assert profile.tree is not None
     assert profile.tree.host_s == pytest.approx(2e-3)
-
-
-@pytest.mark.parametrize("trouble", CODES)
-def test_the_critical_path_is_as_long_as_the_steps(tmp_path: Path, trouble: str) -> None:
-    profile = profile_of(read_traces(run(Program(0, {trouble: 0.5})).write(tmp_path)))
-    assert profile.path is not None
-    assert profile.path.span_s == pytest.approx(profile.timeline.span_s)
-    assert sum(part.seconds for part in profile.path.parts) == pytest.approx(profile.path.span_s)
-
-
-def test_the_critical_path_goes_through_the_host_where_launches_are_late(tmp_path: Path) -> None:
-    maker = TraceMaker()
-    maker.annotation("ProfilerStep#0", 0, 700 * US)
-    first = maker.operator("aten::mm", 90 * US, 20 * US)
-    maker.kernel(GEMM, 110 * US, 200 * US, launched=95 * US, call_ns=10 * US, operator=first)
-    maker.call("cudaStreamSynchronize", 150 * US, 165 * US)  # until 315, the kernel ends at 310
-    second = maker.operator("aten::add", 400 * US, 20 * US)
-    maker.kernel(ADD, 415 * US, 285 * US, launched=402 * US, call_ns=8 * US, operator=second)
-    profile = profiled(tmp_path, maker)
-    assert profile.path is not None
-    found = {(part.kind, part.name): round(part.seconds * 1e6) for part in profile.path.parts}
-    assert found == {
-        ("device", "elementwise"): 285, ("device", "matmul"): 200, ("host", "Python"): 175, ("host", "waiting calls"): 5,
-        ("host", "operators"): 7, ("host", "launch calls"): 18, ("launch", "latency"): 10,
-    }  # fmt: skip
 
 
 def test_delays_and_the_queue(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_work_launched_between_two_steps_keeps_the_device_busy(tmp_path: Path) -
     for step in range(3):
         begin = 1000 * US * step
         maker.annotation(f"ProfilerStep#{step}", begin, 498 * US)
-        maker.kernel(GEMM, begin + 20 * US, 480 * US, launched=begin + 5 * US)
+        maker.kernel(GEMM, begin + 20 * US, 480 * US, launched=begin + 12 * US)
         maker.kernel(ADD, begin + 501 * US, 500 * US, launched=begin + (490 if step == 2 else 499) * US + 500)
     profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
     assert {row.name: row.calls for row in profile.kernels} == {GEMM: 3, ADD: 3}
@@ -100,7 +100,7 @@ def test_a_step_may_begin_and_end_with_a_wait(tmp_path: Path) -> None:
     profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
     assert profile.timeline.span_s == pytest.approx(600e-6)
     assert profile.idle.data_wait_s == pytest.approx(290e-6)
-    (loader,) = [finding for finding in profile.findings if finding.code == "data-bound"]
+    (loader,) = [finding for finding in profile.findings if finding.code == "data-wait"]
     assert loader.gain_bound == pytest.approx(600 / 310, rel=0.01)
 
 

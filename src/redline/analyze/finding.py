@@ -10,19 +10,13 @@ from redline.analyze.bound import HOST_BOUND_SHARE
 from redline.model.fields import Frozen
 from redline.model.record import Capabilities
 from redline.model.spec import Recipe, Switch
-from redline.trace.losses import Loss
 
 if TYPE_CHECKING:
+    from redline.analyze.costs import Cost
     from redline.analyze.profile import Profile
 
 LARGEST_GAIN = 100.0
 """What is bounded by nothing is not told as infinity."""
-
-LEAST_SHARE = 0.02
-"""Share of the time: what costs less is not worth a line."""
-
-HOST_LATE_SHARE = 0.05
-"""Recording slows the host down, so that a smaller share of its own time says little about the program without."""
 
 _COMPILED_REGION = re.compile(r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b")
 _FUSED_KERNEL = tuple(f"triton_{kind}_fused_" for kind in ("poi", "red", "per", "for"))
@@ -36,7 +30,7 @@ class Finding(Frozen):
     gain_bound: float
     """How many times faster the steps can become at most, if all of this were gone."""
     saves_s: float = 0.0
-    """How much earlier the profiled steps would end without it, as far as can be told. Findings are ordered by this."""
+    """How much earlier the profiled steps would end without it. Findings are ordered by this, and bounded by it."""
     recipe: str | None = None
     """The recipe that `next` names, if it names one."""
 
@@ -46,52 +40,29 @@ class Advice(NamedTuple):
     recipe: str | None = None
 
 
-def whole_work_s(profile: Profile) -> float:
-    """What the device did, or the host where it is the device: shares of work are shares of this."""
-    if profile.has_device:
-        return sum(row.total_s for row in profile.kernels) + sum(row.total_s for row in profile.copies)
-    return sum(row.cpu_self_s for row in profile.operators)
-
-
-def share_of(profile: Profile, seconds: float) -> float:
-    return seconds / profile.timeline.span_s if profile.timeline.span_s else 0.0
-
-
-def is_small(profile: Profile, loss: Loss, least: float = LEAST_SHARE) -> bool:
-    return share_of(profile, max(loss.seconds, loss.saves_s)) < least
-
-
 def gain_without(profile: Profile, seconds: float) -> float:
     """The time of the steps over what would be left of it."""
-    # What was recorded is compared with what was recorded: work that takes longer under the profiler, as on a CPU, must
-    # not be taken from the shorter steps without it.
-    recorded = profile.timeline.busy_s if profile.has_device else profile.timeline.span_s
-    whole = max(profile.wall_s, recorded)
-    left = whole - min(seconds, whole)
-    return min(whole / left, LARGEST_GAIN) if left > 0 else LARGEST_GAIN
+    left = profile.whole_s - min(seconds, profile.whole_s)
+    return min(profile.whole_s / left, LARGEST_GAIN) if left > 0 else LARGEST_GAIN
 
 
-def waiting_gain(profile: Profile, loss: Loss) -> float:
-    """Of time in which the device waits: without the profiler there may be less of it than the trace shows."""
-    known = profile.has_device and profile.capture is not None and profile.capture.step_s is not None
-    known = known and profile.steps is not None
-    most = min(loss.most_s, max(profile.wall_s - profile.timeline.busy_s, 0.0)) if known else loss.most_s
-    return gain_without(profile, most)
+def seconds_saved(profile: Profile, cost: Cost) -> float:
+    """What the replay of the recorded steps saves, corrected for the profiler, which slows the host down."""
+    capture = profile.capture
+    if capture is None or capture.step_s is None or profile.steps is None or not profile.has_device:
+        return cost.saves_s
+    if cost.kind == "wait":
+        # Without the profiler there may be less waiting than the trace shows.
+        return min(cost.saves_s, max(profile.wall_s - profile.timeline.busy_s, 0.0))
+    if cost.kind == "work":
+        # And the host hides less work; one that a compiler drives needs hardly any time.
+        issue_s = 0.0 if cost.code == "elementwise" else (capture.least_issue_s or 0.0) * profile.steps.count
+        return max(cost.saves_s, min(cost.seconds, profile.wall_s - issue_s))
+    return cost.saves_s
 
 
-def finding_of(
-    profile: Profile, loss: Loss, code: str, *, evidence: str, todo: Advice | str, gain: float | None = None
-) -> Finding:
-    """What a loss comes to; `gain` where it is not the whole of what it could save."""
-    advised = Advice(todo) if isinstance(todo, str) else todo
-    return Finding(
-        code=code,
-        evidence=evidence,
-        next=advised.text,
-        recipe=advised.recipe,
-        gain_bound=gain_without(profile, loss.most_s) if gain is None else gain,
-        saves_s=loss.saves_s,
-    )
+HOST_LATE_SHARE = 0.05
+"""Recording slows the host down, so that a smaller share of its own time says little about the program without."""
 
 
 def host_is_cleared(profile: Profile) -> bool:
@@ -133,6 +104,10 @@ FLAGS = ("tf32", "cudnn-benchmark")
 """Switches that set a flag of the process, which is all that a function of the user's can be given."""
 
 
+def captured_by_us(profile: Profile) -> bool:
+    return profile.capture is not None
+
+
 def is_about_code(profile: Profile) -> bool:
     """Whether the program must be changed by its author: a trace from elsewhere, or a function that is run as it is."""
     return profile.capture is None or profile.capture.task == "step"
@@ -147,25 +122,6 @@ def advice(profile: Profile, switch: str, why: str, in_code: str) -> Advice:
 
 def try_recipe(recipe: str, why: str) -> Advice:
     return Advice(f"-r {recipe}: {why}", recipe)
-
-
-def fewer_launches(profile: Profile, loss: Loss) -> Advice:
-    if loss.what and is_about_code(profile):
-        return Advice(
-            "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
-            "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
-        )
-    if does(profile).records_graph:
-        late = "so the host is late with something else"
-        if profile.capture is not None and profile.capture.task == "generate":
-            late = "of the decode step; the prompt is read without one"
-        return Advice(f"a larger batch: graphs are on already, {late}")
-    if is_about_code(profile):
-        return Advice(
-            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
-            "one graph instead of every kernel; or a larger batch"
-        )
-    return try_recipe(with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
 
 
 def with_graphs(profile: Profile) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from redline.analyze.attainable import LimitedBy
@@ -19,6 +20,7 @@ from redline.trace.classes import PRODUCT_CLASSES, KernelClass, class_of
 from redline.trace.columns import DeviceInfo, Trace
 from redline.trace.intervals import distinct
 from redline.trace.links import Links
+from redline.trace.names import label_of
 from redline.trace.operators import self_times
 from redline.trace.shapes import OperatorWork, work_of
 
@@ -149,31 +151,75 @@ class OperatorLimit(Frozen):
     """The least time that the device allows over the time it took."""
     in_cache: bool = False
     """Faster than memory allows, which a cache explains; there is no efficiency then."""
+    limit_of: str = "the device"
+    """Whose limits these are."""
+
+    @property
+    def label(self) -> str:
+        return label_of(f"{self.name} {_NO_SHAPE.sub(']', self.dims)}")
+
+
+_NO_SHAPE = re.compile(r"(,\[\])+\]$")
+"""Inputs behind the last tensor."""
+_TOLD_BY_OTHERS = frozenset(("elementwise", "copy", "communication", "other"))
+
+
+def slowest_operator(limits: Sequence[OperatorLimit]) -> OperatorLimit | None:
+    """The one with most time beyond what the device needs for it, of those to which more than half of their time is lost."""
+    slow = [
+        row for row in limits if row.efficiency is not None and row.efficiency < 0.5 and row.kind not in _TOLD_BY_OTHERS
+    ]
+    return max(slow, key=lambda row: row.device_s * (1 - (row.efficiency or 0.0)), default=None)
 
 
 def operator_limits(links: Sequence[Links], hardware: Hardware, ceilings: Ceilings | None) -> list[OperatorLimit]:
-    """The longest first. Measured ceilings where there are some, else the datasheet of the GPU in the header."""
+    """The longest first. Measured ceilings where there are some, else the datasheet of the GPU in the header.
+
+    On a host whose ceilings nobody measured, an operator is held against the fastest of at least its size in the same trace.
+    """
     sums: defaultdict[tuple[str, str, OperatorWork], list[int]] = defaultdict(lambda: [0, 0])
-    for each in links:
-        trace, operators = each.trace, each.trace.operators
-        if not len(trace.work) or not len(trace.shapes):
+    on_device = any(len(one.trace.work) for one in links)
+    for one in links:
+        trace, operators = one.trace, one.trace.operators
+        if not len(trace.shapes) or (on_device and not len(trace.work)):
             continue
-        launched = self_times(each)[1]
-        rows = np.flatnonzero((launched > 0) & (operators.shape >= 0))
+        taken = self_times(one)[1 if on_device else 0]
+        if not on_device:  # an operator that only calls others is no measure of anything
+            taken = np.where(2 * taken >= operators.duration, taken, 0)
+        rows = np.flatnonzero((taken > 0) & (operators.shape >= 0))
         group = operators.name[rows].astype(np.int64) * len(trace.shapes) + operators.shape[rows]
         groups, which = np.unique(group, return_inverse=True)
         total, calls = np.zeros(len(groups), np.int64), np.bincount(which, minlength=len(groups))
-        np.add.at(total, which, launched[rows])
+        np.add.at(total, which, taken[rows])
         for number, ns, count in zip(groups.tolist(), total.tolist(), calls.tolist(), strict=True):
             name, shape = divmod(number, len(trace.shapes))
             work = work_of(trace.names[name], trace.shapes[shape])
-            if work is not None:
+            if work is not None and (on_device or work.bytes):
                 key = (trace.names[name], trace.shapes[shape].dims, work)
                 sums[key][0] += ns
                 sums[key][1] += count
     peaks = _peaks(hardware, ceilings)
-    rows_of = [_limit(name, dims, work, ns, count, peaks) for (name, dims, work), (ns, count) in sums.items()]
-    return sorted(rows_of, key=lambda row: -row.device_s)
+    found = []
+    for (name, dims, work), (ns, count) in sums.items():
+        own = peaks if on_device or ceilings is not None else _fastest(sums, work)
+        row = _limit(name, dims, work, ns, count, own)
+        told = "the device" if own is peaks else "the fastest operator of its size in this trace"
+        found.append(msgspec.structs.replace(row, limit_of=told))
+    return sorted(found, key=lambda row: -row.device_s)
+
+
+def _fastest(
+    sums: Mapping[tuple[str, str, OperatorWork], Sequence[int]], own: OperatorWork
+) -> tuple[dict[str, float], float]:
+    """The highest rates of operators that have at least as much to do in one call."""
+    flops: dict[str, float] = {}
+    speed = 0.0
+    for (_, _, work), (ns, calls) in sums.items():
+        if work.bytes >= own.bytes:
+            speed = max(speed, work.bytes * calls * 1e9 / ns)
+        if work.flops >= own.flops > 0 and work.number_format == own.number_format:
+            flops[own.number_format] = max(flops.get(own.number_format, 0.0), work.flops * calls * 1e9 / ns)
+    return flops, speed
 
 
 def _peaks(hardware: Hardware, ceilings: Ceilings | None) -> tuple[dict[str, float], float] | None:

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import msgspec
 import numpy as np
 
 from redline.analyze.blocks import timed_blocks
-from redline.analyze.bound import (
-    Bound,
-    TraceEvidence,
-    bound_of_counters,
-    bound_of_trace,
-    least_issue_s,
-    telling_host_share,
-)
-from redline.analyze.diagnose import Explained, diagnose, explained
+from redline.analyze.bound import Bound, bound_of_counters, least_issue_s, telling_host_share
+from redline.analyze.costs import Cost, device_costs, host_costs, table_costs
 from redline.analyze.finding import Finding
 from redline.analyze.generation import Generation, generation_of
 from redline.analyze.hardware import Hardware, OperatorLimit, hardware_by_kernels, hardware_of, operator_limits
-from redline.analyze.profile_ranks import (
-    RankTime,
-    SlowestRank,
-    host_losses,
-    rank_times,
-    slowest_rank,
-    with_waiting,
-    works_of,
-)
+from redline.analyze.profile_ranks import RankTime, SlowestRank, rank_times, slowest_rank, with_waiting, works_of
+from redline.analyze.rules import diagnose, limit_of
 from redline.model.conditions import conditions_text
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import Capabilities, RunRecord
 from redline.model.work import Ceilings
-from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
 from redline.trace.columns import Lost, Trace, Work
-from redline.trace.critical import CriticalPath, critical_path
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
 from redline.trace.idle import Idle, Wait, idle_of, waits_of
 from redline.trace.kernels import (
@@ -54,11 +39,10 @@ from redline.trace.kernels import (
     unclassified_share,
 )
 from redline.trace.links import Links, named
-from redline.trace.losses import Loss, gradient_reductions, losses_of
 from redline.trace.memory import MemoryLine, memory_lines
-from redline.trace.on_host import host_run
 from redline.trace.operators import OperatorRow, class_times, operator_rows
-from redline.trace.replay import device_runs
+from redline.trace.replay import device_runs, gradient_reductions
+from redline.trace.selections import OnHost
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
@@ -131,9 +115,8 @@ class Profile(Frozen):
     hardware: Hardware = Hardware()
     outside: Outside = Outside()
     """Device work in the files that belongs to none of the steps, and is not counted."""
-    losses: tuple[Loss, ...] = ()
-    """What the steps lose time to; findings rest on these."""
-    explained: Explained | None = None
+    costs: tuple[Cost, ...] = ()
+    """What each cause costs; findings rest on these."""
     waits: tuple[Wait, ...] = ()
     """Where the host waited for the device."""
     collectives: tuple[CollectiveRow, ...] = ()
@@ -146,14 +129,14 @@ class Profile(Frozen):
     """How often gradients are reduced for each step of the optimizer; None where the trace does not tell."""
     strips: tuple[Strip, ...] = ()
     """Each device over time."""
-    path: CriticalPath | None = None
-    """What the steps' time depends on, from their end back to their beginning."""
     parts: tuple[PartRow, ...] = ()
     """Time by module and by annotation."""
     memory: tuple[MemoryLine, ...] = ()
     """Memory over time, where allocations were recorded."""
     generation: Generation | None = None
     """Prefill and decode without the profiler, where a generation was captured."""
+    missing: str = ""
+    """What the traces tell of a device whose work they do not hold: such a profile says nothing of the program's time."""
     tree: TreeNode | None = None
     """The program as a tree, with host and device time: a flame graph, and what comparisons align."""
 
@@ -168,6 +151,19 @@ class Profile(Frozen):
             return self.capture.step_s * self.steps.count
         return self.timeline.span_s
 
+    @property
+    def whole_s(self) -> float:
+        """The time of the steps that findings are held against. Work may take longer under the profiler than whole steps
+        without it, as on a CPU."""
+        return max(self.wall_s, self.timeline.busy_s if self.has_device else self.timeline.span_s)
+
+    @property
+    def whole_work_s(self) -> float:
+        """What the device did, or the host where it is the device."""
+        if self.has_device:
+            return sum(row.total_s for row in self.kernels) + sum(row.total_s for row in self.copies)
+        return sum(row.cpu_self_s for row in self.operators)
+
 
 def profile_of(
     traces: Sequence[Trace],
@@ -177,19 +173,26 @@ def profile_of(
     ceilings: Ceilings | None = None,
 ) -> Profile:
     """All tables, the bound and the findings. `record`: what was measured without the profiler, if Redline captured."""
+    traces = _without_captures(traces)
     each = [recorded(trace) for trace in traces]
     hosts = [HostView(one.links) for one in each]
     runs = [device_runs(one, host) for one, host in zip(each, hosts, strict=True)]
     every = [run for own in runs for run in own]
     links, cut = [one.links for one in each], [one.trace for one in each]
     has_device = bool(every)
-    on_host = [] if has_device else [host_run(one, host) for one, host in zip(each, hosts, strict=True)]
+    on_host = [] if has_device else [OnHost.of(one, host) for one, host in zip(each, hosts, strict=True)]
     times = [run.time for run in every] if has_device else [host_time(one.trace, one.steps) for one in each]
     timeline = timeline_of(times)
     kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
     classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
-    losses, calls, waiting = losses_of(every) if has_device else host_losses(on_host, times)
     hardware = hardware_of(traces, record)
+    limits = operator_limits(links, hardware, ceilings)
+    if has_device:
+        costs, waiting = device_costs(every, limits)
+        calls = [run.calls for run in every]
+    else:
+        costs, calls, waiting = host_costs(on_host, times, limits)
+    missing = _missing(traces, host_of(hosts, 0.0).launched, record) if not has_device else ""
     phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
     tree = tree_of(links)
     profile = Profile(
@@ -215,18 +218,18 @@ def profile_of(
         has_device=has_device,
         sources=tuple(dict.fromkeys(trace.source for trace in traces)),
         capture=None if record is None else _capture(record, steps),
-        notes=tuple(note for trace in traces for note in trace.notes),
+        notes=tuple(note for trace in cut for note in trace.notes),
         hardware=hardware,
         outside=_outside(each),
-        losses=tuple(losses),
+        costs=() if missing else tuple(costs),
+        missing=missing,
         waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
         collectives=tuple(collective_rows(calls, waiting)),
-        gradient_reductions=gradient_reductions(every, calls) if has_device else None,
+        gradient_reductions=gradient_reductions(every) if has_device else None,
         stragglers=tuple(waiting.stragglers),
         slowest=slowest_rank(works_of(every, links, times), waiting) if waiting.from_ranks else None,
-        limits=tuple(operator_limits(links, hardware, ceilings)),
+        limits=tuple(limits),
         strips=tuple(strip_of(run.view, run.bounds, run.idle) for run in every),
-        path=critical_path(every),
         parts=tuple(parts_of(tree)),
         memory=tuple(memory_lines(links)),
         generation=generation_of(record, ceilings) if record is not None else None,
@@ -237,10 +240,8 @@ def profile_of(
 
 def _concluded(profile: Profile, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Profile:
     """The same with its bound and findings."""
-    bound = bound_of_trace(evidence_of(profile), record, ceilings)
-    profile = msgspec.structs.replace(profile, bound=bound)
     profile = msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
-    return msgspec.structs.replace(profile, explained=explained(profile))
+    return msgspec.structs.replace(profile, bound=limit_of(profile, record, ceilings))
 
 
 def with_tool(
@@ -293,6 +294,7 @@ def with_tool(
         sources=sources or (tool,),
         capture=capture,
         hardware=hardware_by_kernels([row.name for row in rows], tool, record),
+        costs=tuple(table_costs(rows)),
         notes=(
             *notes,
             note(
@@ -304,31 +306,45 @@ def with_tool(
     return msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
 
 
-def evidence_of(profile: Profile) -> TraceEvidence:
-    timeline, idle = profile.timeline, profile.idle
-    in_memory = sum(row.share for row in profile.classes if row.name in MEMORY_CLASSES)
-    known = profile.capture and profile.capture.step_s and profile.steps and profile.has_device
-    longest = profile.waits[0] if profile.waits and profile.waits[0].idle_s else None
-    return TraceEvidence(
-        has_device=profile.has_device,
-        launches_without_device=bool(profile.host.launched) and not profile.has_device,
-        span_s=timeline.span_s,
-        busy_s=timeline.busy_s,
-        host_wait_s=idle.host_wait_s + idle.latency_s + idle.allocator_s + idle.warm_up_s,
-        sync_s=idle.sync_s,
-        waits_in=longest.call if longest is not None else "",
-        # Where the host is the device, the loader's own operators are no work for the model either.
-        data_wait_s=max([idle.data_wait_s, *(loss.seconds for loss in profile.losses if loss.code == "data")])
-        if not profile.has_device
-        else idle.data_wait_s,
-        launch_gap_s=idle.launch_gap_s,
-        exposed_communication_s=timeline.exposed_communication_s,
-        exposed_copy_s=timeline.exposed_copy_s,
-        memory_classes_share=in_memory,
-        busy_share=min(timeline.busy_s / profile.wall_s, 1.0) if known else None,
-        compute_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "compute"),
-        memory_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "memory"),
+def _without_captures(traces: Sequence[Trace]) -> Sequence[Trace]:
+    """Without recordings of how a graph was captured, where others of the same device show how it is replayed.
+
+    Two recordings of one device, one after the other, are not two devices.
+    """
+    captures = [trace for trace in traces if named(trace, trace.calls, "BeginCapture", "EndCapture").any()]
+    replays = [
+        trace
+        for trace in traces
+        if named(trace, trace.calls, "GraphLaunch").any() and not any(trace is one for one in captures)
+    ]
+    left_out = [one for one in captures if any(_same_device(one, other) for other in replays)]
+    kept = [trace for trace in traces if not any(trace is one for one in left_out)]
+    if not left_out:
+        return traces
+    names = ", ".join(trace.source for trace in left_out)
+    text = (
+        f"{names} shows how a graph was captured, and {kept[0].source} its replay: the figures are of the replay alone"
     )
+    return [replace(kept[0], notes=(*kept[0].notes, note("capture-and-replay", text))), *kept[1:]]
+
+
+def _same_device(one: Trace, other: Trace) -> bool:
+    return one.rank == other.rank and bool(np.isin(one.work.device, other.work.device).any() or not len(one.work))
+
+
+def _missing(traces: Sequence[Trace], launched: int, record: RunRecord | None) -> str:
+    """Why traces without device work cannot be those of a program that ran on the host; empty where they can."""
+    on_cpu = record is not None and record.spec.device.startswith("cpu")
+    named = sorted({info.name for trace in traces for info in trace.devices if info.name})
+    if not launched and (not named or on_cpu):
+        return ""
+    if launched:
+        told = f"{launched:,} launches put work on a device, but no record of it is in the trace"
+    else:
+        told = f"the header names {', '.join(named)}, but no record of its work is in the trace"
+    if any(trace.lost.truncated for trace in traces):
+        return f"{told}: the file ends early, and profilers write the device's work last"
+    return f"{told}: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or nothing ran on the device"
 
 
 def _outside(each: Sequence[Recorded]) -> Outside:

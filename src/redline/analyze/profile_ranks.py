@@ -14,16 +14,15 @@ from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.units import format_seconds
 from redline.trace.classes import class_of
-from redline.trace.collectives import Calls, Waiting, host_calls, waiting_of
+from redline.trace.collectives import Waiting
 from redline.trace.columns import Trace, Work
 from redline.trace.idle import Idle, idle_of
 from redline.trace.intervals import seconds
 from redline.trace.kernels import NamedTime, times_by_name
 from redline.trace.links import Links, matching
-from redline.trace.losses import Loss, LossCode
-from redline.trace.on_host import HostRun, losses_on_host
 from redline.trace.operators import class_times
 from redline.trace.replay import DeviceRun
+from redline.trace.selections import OnHost
 from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, timeline_of
 
 NOTED = 0.02
@@ -160,31 +159,6 @@ def _time(nanoseconds: float) -> str:
     return format_seconds(nanoseconds / 1e9)
 
 
-def host_losses(runs: Sequence[HostRun], times: Sequence[DeviceTime]) -> tuple[list[Loss], list[Calls], Waiting]:
-    """What hosts that are the device lose by themselves, to communication and to each other; and their collectives."""
-    calls = [host_calls(run.recorded.links) for run in runs]
-    waiting = waiting_of(calls)
-    exposed = sum(time.exposed_communication for time in times)
-    own_losses = losses_on_host(runs)
-    if not exposed:
-        return own_losses, calls, waiting
-    waits = [
-        np.nan_to_num(each) if waiting.from_ranks else np.zeros(len(own))
-        for own, each in zip(calls, waiting.waits, strict=True)
-    ]
-    waited = sum(int(np.maximum(each - own.hidden, 0).sum()) for own, each in zip(calls, waits, strict=True))
-    waited = min(waited, exposed)
-    count = sum(map(len, calls))
-    found = [*own_losses, _loss("communication", exposed - waited, exposed, count)]
-    if waited and waiting.late:
-        found.append(_loss("straggler", waited, waited, count))
-    return found, calls, waiting
-
-
-def _loss(code: LossCode, lost: int, most: int, count: int) -> Loss:
-    return Loss(code=code, seconds=seconds(lost), saves_s=seconds(lost), most_s=seconds(most), count=count, what="")
-
-
 class RankTime(Frozen):
     """One device of one trace."""
 
@@ -200,7 +174,7 @@ class RankTime(Frozen):
     """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
 
 
-def rank_times(runs: Sequence[DeviceRun], on_host: Sequence[HostRun], times: Sequence[DeviceTime]) -> list[RankTime]:
+def rank_times(runs: Sequence[DeviceRun], on_host: Sequence[OnHost], times: Sequence[DeviceTime]) -> list[RankTime]:
     """Devices; where there are none, the hosts of traces that belong to ranks, whose `times` are given."""
     if runs:
         return list(map(_rank, runs))

@@ -132,6 +132,8 @@ Code = Literal[
     "kernels-not-counted",
     "operators-counted",
     "given-twice",
+    "clocks-disagree",
+    "capture-and-replay",
     "unknown-events",
     # what a search left out, rejected or did not finish
     "unavailable",

@@ -1,4 +1,4 @@
-"""A profile in the terminal: what limits the step first, then the tables, the next step last."""
+"""A profile in the terminal: the findings first, then what limits the step, then the tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redline.model.errors import SpecError
 from redline.model.units import format_bytes, format_share
 from redline.report.profile_facts import facts, hints, title, told_part, told_time
 from redline.report.terminal import Fitted, plain_table
-from redline.trace.names import label_of, short_name
+from redline.trace.names import label_of
 from redline.trace.operators import OperatorRow
 
 DEFAULT_ROWS = 12
@@ -45,6 +45,8 @@ class ProfileReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         profile, rows = self._profile, self._rows
         yield Text(title(profile), style="bold")
+        yield from _findings(profile)
+        yield ""
         yield _grid(facts(profile))
         tables = [
             _ranks(profile) if len(profile.ranks) > 1 else None,
@@ -57,13 +59,11 @@ class ProfileReport:
             _waits(profile, rows) if profile.waits and profile.has_device else None,
             _collectives(profile, rows) if profile.collectives else None,
             _parts(profile, rows) if profile.parts else None,
-            _path(profile, rows) if profile.path is not None else None,
         ]
         for table in tables:
             if table is not None:
                 yield from ("", Fitted(table, _expendable(table)))
         yield ""
-        yield from _findings(profile)
         yield from (Text(f"note: {note}", style="dim") for note in profile.notes)
         yield from (Text(hint, style="dim") for hint in hints(profile))
 
@@ -289,21 +289,6 @@ def _parts(profile: Profile, rows: int) -> Table:
     return table
 
 
-def _path(profile: Profile, rows: int) -> Table:
-    assert profile.path is not None
-    table = plain_table("critical path: what the time of the steps depends on")
-    for header in ("where", "what", "most of it"):
-        table.add_column(header, overflow="fold")
-    for header in ("time", "share"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("shorter by", overflow="fold")
-    for part in profile.path.parts[:rows]:
-        most = short_name(part.most) if part.kind == "device" and part.most else part.most
-        cells = (part.kind, part.name, Text(most), told_time(part.seconds), format_share(part.share))
-        table.add_row(*cells, part.shortens)
-    return table
-
-
 def _rank(row: OperatorRow, sort: Sort) -> float:
     if sort == "memory":
         return row.device_allocated_bytes + row.cpu_allocated_bytes
@@ -316,9 +301,12 @@ def _findings(profile: Profile) -> Iterator[RenderableType]:
     if not profile.findings:
         yield Text("nothing stands out: no diagnosis applies", style="bold")
         return
-    for finding in profile.findings:
-        yield Text(f"{finding.code} (at most {finding.gain_bound:.2f}× faster): {finding.evidence}", style="yellow")
-        yield Text(f"  next: {finding.next}", style="bold")
+    for number, finding in enumerate(profile.findings, start=1):
+        saves = (
+            f"{told_time(finding.saves_s)} of {told_time(profile.whole_s)}, at most {finding.gain_bound:.2f}× faster"
+        )
+        yield Text(f"{number}. {finding.code} ({saves}): {finding.evidence}", style="yellow")
+        yield Text(f"   next: {finding.next}", style="bold")
 
 
 def _grid(lines: Iterator[tuple[str, str]]) -> Table:

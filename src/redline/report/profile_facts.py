@@ -64,8 +64,6 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "idle", ", ".join(f"{name} {told_time(value)}" for name, value in idle_parts(profile))
     if profile.outside:
         yield "not counted", _outside(profile)
-    if profile.explained is not None and profile.explained.not_computing_s:
-        yield "explained", _explained(profile)
     yield from _step_facts(profile)
     if profile.generation is not None:
         yield "generation", _generation(profile.generation)
@@ -199,13 +197,6 @@ def _outside(profile: Profile) -> str:
         else "",
     ]
     return "; ".join(part for part in parts if part)
-
-
-def _explained(profile: Profile) -> str:
-    told = profile.explained
-    assert told is not None
-    left = f"; {told_time(told.unexplained_s)} are not" if told.unexplained_s else ""
-    return f"{format_share(told.share)} of the {told_time(told.not_computing_s)} without computing, by the findings below{left}"
 
 
 def _step_facts(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -275,7 +275,13 @@ _FLOAT = (
 """Kernels that name their type as a template argument; the last three are cuDNN's convolution by Fourier transform."""
 
 
+_NARROW = ("mxfp", "nvfp4", "fp4", "fp8", "f8f", "int4", "i8")
+"""Inputs in these formats go through the matrix units, whatever they are added up in."""
+
+
 def _is_fp32(name: str) -> bool:
+    if _has(name, _NARROW):
+        return False
     if _has(name, _FP32) or (name.startswith("cijk_") and _has(name, ("_s_b_", "_sb_"))):
         return True
     return any(kernel in name and form in name for kernel, form in _FLOAT) and not _has(name, ("half", "bfloat"))

@@ -208,10 +208,10 @@ class Waiting:
 
 def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
     """Against the other ranks where they took part in the same collectives, else against the fastest of the same size."""
-    groups = _matched(all_calls) if len(all_calls) > 1 else []
+    groups = matched(all_calls) if len(all_calls) > 1 else []
     if not groups:
         return Waiting([_against_fastest(calls) for calls in all_calls], 0, False, [])
-    offsets = _clock_offsets(all_calls, groups)
+    offsets = clock_offsets(all_calls, groups)
     waits = [np.full(len(calls), np.nan) for calls in all_calls]
     last: defaultdict[int, list[float]] = defaultdict(list)
     skews = []
@@ -241,7 +241,7 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
     return Waiting(waits, late, True, sorted(found, key=lambda one: -one.waited_s))
 
 
-def _matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
+def matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
     """The same collective on each device: the n-th of its kind and size in its group. Device to index of the call."""
     indices: defaultdict[tuple[str, str, int, int], dict[int, int]] = defaultdict(dict)
     for device, calls in enumerate(all_calls):
@@ -257,7 +257,7 @@ def _matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
     return [group for group in indices.values() if len(group) == len(all_calls)]
 
 
-def _clock_offsets(all_calls: Sequence[Calls], groups: list[dict[int, int]]) -> list[int]:
+def clock_offsets(all_calls: Sequence[Calls], groups: list[dict[int, int]]) -> list[int]:
     """How far each device's clock is ahead of the first one's: a collective ends everywhere at about the same time."""
     ends = np.array(
         [[int(all_calls[device].end[group[device]]) for device in range(len(all_calls))] for group in groups]

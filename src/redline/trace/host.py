@@ -30,8 +30,10 @@ _ASYNC_COPY = re.compile(r"^(cuda|hip|cu)Memcpy\w*Async")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
 _ALLOCATING = re.compile(r"^(cuda|hip|cu)(Malloc|Free|HostAlloc|HostFree|HostMalloc|MemAlloc|MemFree|HostRegister)")
 _LOADING_CODE = re.compile(
-    r"^(cu|hip|cuda)(Module|Library)(Load|Get)|GraphInstantiate|(Begin|End)Capture|FuncGetAttributes|GetFuncBySymbol"
+    r"^(cu|hip|cuda)(Module|Library)(Load|Get)|GraphInstantiate|FuncGetAttributes|GetFuncBySymbol"
 )
+_CAPTURE = re.compile(r"(Begin|End)Capture")
+_STEP = re.compile(r"^ProfilerStep")
 _COMPILING = re.compile(
     r"^(_compile\b|entire_frame_compile|backend_compile|compile_fx|inductor_codegen|create_aot_dispatcher|"
     r"aot_collect|triton_compile|async_compile|PyCodeCache|autotun)|\(dynamo_timed\)"
@@ -76,15 +78,52 @@ class HostView:
 
     @cached_property
     def allocating(self) -> Ints:
-        return np.flatnonzero(matching(self.trace, self.trace.calls, _ALLOCATING))
+        """Calls that take memory from the driver or give it back, again and again."""
+        calls = matching(self.trace, self.trace.calls, _ALLOCATING)
+        calls[self._allocated_once] = False
+        return np.flatnonzero(calls)
+
+    @cached_property
+    def _allocated_once(self) -> Ints:
+        """Such calls that only the first of several steps makes; without marks of steps, that an operator makes once."""
+        trace = self.trace
+        rows = np.flatnonzero(matching(trace, trace.calls, _ALLOCATING))
+        steps = np.sort(trace.annotations.start[matching(trace, trace.annotations, _STEP)])
+        if len(steps) > 1 and len(rows):
+            return rows if (trace.calls.start[rows] < steps[1]).all() else rows[:0]
+        operators = self.links.operators_of(rows)
+        names = (
+            np.where(operators >= 0, trace.operators.name[operators], UNKNOWN) if len(trace.operators) else operators
+        )
+        _, which, counts = np.unique(
+            np.stack((trace.calls.name[rows], names)), axis=1, return_inverse=True, return_counts=True
+        )
+        runs_again = np.array([(trace.operators.name == name).sum() > 1 for name in names.tolist()], np.bool_)
+        found: Ints = rows[(counts[which.ravel()] == 1) & runs_again]
+        return found
 
     @cached_property
     def warming_up(self) -> HostRanges:
-        """Calls and annotations of what happens once: loading a kernel's code, compiling, capturing a graph."""
+        """What happens once: loading a kernel's code, compiling, recording a graph, memory that the first step takes."""
         trace = self.trace
         rows = matching(trace, trace.calls, _LOADING_CODE)
         rows[self._first_launches()] = True
-        return joined_ranges(picked(trace.calls, rows), compiling(trace))
+        rows[self._allocated_once] = True
+        return joined_ranges(joined_ranges(picked(trace.calls, rows), self._capturing()), compiling(trace))
+
+    def _capturing(self) -> HostRanges:
+        """From the beginning of the recording of a graph to its end: what the host launches there does not run."""
+        calls = self.trace.calls
+        rows = np.flatnonzero(matching(self.trace, calls, _CAPTURE))
+        rows = rows[np.lexsort((calls.start[rows], calls.thread[rows]))]
+        begins = np.array(["Begin" in self.trace.names[number] for number in calls.name[rows].tolist()], np.bool_)
+        same = calls.thread[rows][1:] == calls.thread[rows][:-1]
+        pairs = np.flatnonzero(begins[:-1] & ~begins[1:] & same)
+        first, last = rows[pairs], rows[pairs + 1]
+        inside = HostRanges(
+            calls.name[first], calls.start[first], calls.end[last] - calls.start[first], calls.thread[first]
+        )
+        return joined_ranges(inside, picked(calls, np.setdiff1d(rows, np.concatenate((first, last)))))
 
     def _first_launches(self) -> Ints:
         """Launches that took far longer than the others, each the first of its kernel; graphs take long by nature."""
@@ -132,7 +171,7 @@ class HostView:
     def main_thread(self) -> int:
         """The thread that marks steps, else the one that launches most."""
         trace = self.trace
-        marks = trace.annotations.thread[matching(trace, trace.annotations, re.compile(r"^ProfilerStep"))]
+        marks = trace.annotations.thread[matching(trace, trace.annotations, _STEP)]
         for threads in (marks, trace.calls.thread[self.launching], trace.operators.thread):
             if len(threads):
                 return int(np.bincount(threads).argmax())

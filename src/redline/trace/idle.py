@@ -19,16 +19,15 @@ from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ints, Mask
 from redline.trace.host import HostView, on_thread, picked
 from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without
-from redline.trace.links import matching
+from redline.trace.links import Links, matching
 from redline.trace.names import label_of
 
-LAUNCH_GAP_NS = 10_000
-"""From a launch to its work, and from one kernel to the next: 1–2 µs on NVIDIA, up to 10 µs on AMD. Longer has a cause."""
+_FENCE = 1.5
+"""Tukey's fence: what lies further above the upper quartile than this many ranges between the quartiles is unusual."""
 
 Cause = Literal["host", "sync", "data", "allocator", "warm-up", "latency", "launch", "dependency", "unknown"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""`host`: Python, operators and launching. `sync`: the host sat in a call that waits for the device, or had just left
-one that had let the device run dry. `data`: in a data loader. `allocator`: in cudaMalloc, cudaFree and their kin.
+"""`host`: Python, operators and launching. `sync`: the host sat in a call that waits for the device. `data`: in a data loader. `allocator`: in cudaMalloc, cudaFree and their kin.
 `warm-up`: loading code, compiling, capturing. `latency`: from a launch that came late to its work. `launch`: from one
 kernel to the next, which was launched in time. `dependency`: the work waits for an event of another stream."""
 
@@ -50,7 +49,7 @@ class Idle(Frozen):
     data_wait_s: float = 0.0
     """The host sat in a data loader."""
     sync_s: float = 0.0
-    """The host sat in a call that waits for the device, or had just left one, with nothing queued behind it."""
+    """The host sat in a call that waits for the device."""
     allocator_s: float = 0.0
     """The host sat in a call that takes memory from the driver or gives it back."""
     warm_up_s: float = 0.0
@@ -117,25 +116,68 @@ def gaps_of(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals
     return Gaps(start[real], end[real], late_until[real], call[real])
 
 
-def idle_time(
-    view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals, stalls: Intervals = NEVER
-) -> IdleTime:
-    """`stalls`: when the host did something else of its own, so that a wait before it is not to blame."""
+@dataclass(frozen=True)
+class Latency:
+    """How long work usually takes to start on a device that has nothing else to do, after the host asks for it.
+
+    It differs between makers of GPUs by an order of magnitude, so that every trace is asked for its own. Where the host is
+    hardly ever late it is the usual gap between one piece of work and the next.
+    """
+
+    ns: int
+
+    @classmethod
+    def of(cls, links: Links, rows: Ints, busy: Intervals) -> Latency:
+        work = links.trace.work
+        first = rows[busy.first]
+        before = np.concatenate(([np.iinfo(np.int64).min], busy.end[:-1]))
+        late = links.is_launched[first] & (links.launched_at[first] >= before) & ~links.by_graph[first]
+        latencies = work.start[first[late]] - links.launched_at[first[late]]
+        gaps = (busy.start - before)[1:][~late[1:]]
+        if len(latencies) >= QUARTILES:
+            return cls(usual_at_least(latencies))
+        # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
+        told = usual_at_least(gaps[gaps > 1])
+        calls = distinct(links.call[links.is_launched & ~links.by_graph])
+        # A device starts work about as fast as the host can ask for it: gaps that are all longer have another cause.
+        return cls(min(told, usual(links.trace.calls.duration[calls])) if len(calls) else told)
+
+
+QUARTILES = 4
+"""Fewer values have no quartiles."""
+
+
+def usual(lengths: Ints) -> int:
+    """The longest that is not unusual, by Tukey's fence."""
+    if not len(lengths):
+        return 0
+    low, high = np.percentile(lengths, (25, 75))
+    return int(high + _FENCE * (high - low))
+
+
+def usual_at_least(lengths: Ints) -> int:
+    """The same from the shorter half alone, for lengths that only ever come out too long: by symmetry."""
+    if not len(lengths):
+        return 0
+    low, middle = np.percentile(lengths, (25, 50))
+    return int(middle + (1 + 2 * _FENCE) * (middle - low))
+
+
+def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals, latency: Latency) -> IdleTime:
     gaps = gaps_of(view, rows, bounds, busy)
     when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
     by_call = np.zeros(len(view.trace.calls), np.int64)
-    _split_lateness(view, gaps, stalls, when, by_call)
-    _split_the_rest(view, gaps, when, by_call)
+    _split_lateness(view, gaps, when, by_call)
+    _split_the_rest(view, gaps, when, latency.ns)
     return IdleTime(when, by_call)
 
 
-def _split_lateness(view: HostView, gaps: Gaps, stalls: Intervals, when: dict[Cause, Intervals], by_call: Ints) -> None:
+def _split_lateness(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], by_call: Ints) -> None:
     """From the beginning of a gap to the end of the launch: by what the launching thread did, else the main one."""
     calls = view.trace.calls
     main = view.main_thread
     thread = np.where(gaps.call >= 0, calls.thread[gaps.call] if len(calls) else main, main)
     late = gaps.late_until > gaps.start
-    left: list[Intervals] = []
     for one in distinct(thread[late]).tolist():
         mine = late & (thread == one)
         rest = union(gaps.start[mine], gaps.late_until[mine])
@@ -143,17 +185,9 @@ def _split_lateness(view: HostView, gaps: Gaps, stalls: Intervals, when: dict[Ca
             rest = _take_named(view, where, rest, when, by_call)
             if where != main:
                 busy = joined(on_thread(view.trace.operators, where), on_thread(calls, where))
-                left.append(both(rest, busy))
+                _add(when, "host", both(rest, busy))
                 rest = without(rest, busy)
-        left.append(rest)
-    rest = joined(*left) if left else NEVER
-    _add(when, "host", both(rest, stalls))
-    rest = without(rest, stalls)
-    drained, drains = _drained(view, gaps)
-    after_a_wait = union(gaps.start[drained], gaps.late_until[drained])
-    np.add.at(by_call, drains, rest.within(gaps.start[drained], gaps.late_until[drained]))
-    _add(when, "sync", both(rest, after_a_wait))
-    _add(when, "host", without(rest, after_a_wait))
+        _add(when, "host", rest)
 
 
 def _take_named(view: HostView, thread: int, rest: Intervals, when: dict[Cause, Intervals], by_call: Ints) -> Intervals:
@@ -180,32 +214,14 @@ def _take_named(view: HostView, thread: int, rest: Intervals, when: dict[Cause, 
     return rest
 
 
-def _drained(view: HostView, gaps: Gaps) -> tuple[Ints, Ints]:
-    """Gaps that began while the host sat in a call that waits, and that call: nothing was queued behind it."""
-    calls = view.trace.calls
-    rows = view.waits
-    if not len(rows):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    row = rows[np.maximum(np.searchsorted(calls.start[rows], gaps.start, side="right") - 1, 0)]
-    inside = (calls.start[row] <= gaps.start) & (calls.end[row] > gaps.start) & (gaps.late_until > gaps.start)
-    found = np.flatnonzero(inside)
-    return found, row[found]
-
-
-def _split_the_rest(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], by_call: Ints) -> None:
-    """From the launch to the start of the work."""
+def _split_the_rest(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], usual_ns: int) -> None:
+    """From the launch to the start of the work. What the host does meanwhile cannot delay work that is launched."""
     late = gaps.late_until > gaps.start
-    launched = np.minimum(gaps.late_until + LAUNCH_GAP_NS, gaps.end)
+    launched = np.minimum(gaps.late_until + usual_ns, gaps.end)
     _add(when, "latency", union(gaps.late_until[late], launched[late]))
     _add(when, "launch", union(gaps.late_until[~late], launched[~late]))
     longer = gaps.end > launched
     rest = union(launched[longer], gaps.end[longer])
-    calls = view.trace.calls
-    rows = view.waits
-    blocked = union(calls.start[rows], calls.end[rows])
-    by_call[rows] += rest.within(calls.start[rows], calls.end[rows])
-    _add(when, "sync", both(rest, blocked))
-    rest = without(rest, blocked)
     waits = longer & _waits_for_event(view, gaps.call)
     waiting = union(launched[waits], gaps.end[waits])
     _add(when, "dependency", both(rest, waiting))

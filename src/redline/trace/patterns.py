@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from redline.trace.classes import class_of
 from redline.trace.columns import Ids, Ints, Mask, Work
-from redline.trace.intervals import Intervals, distinct, union
+from redline.trace.intervals import distinct, union
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.window import Recorded, step_borders
 
@@ -256,14 +256,3 @@ def _by_step(names: Ids, step: Ints, duration: Ints, count: int) -> tuple[Ints, 
     np.add.at(total, (name, step), duration)
     np.add.at(calls, (name, step), 1)
     return name, total, calls
-
-
-def launching(links: Links, rows: Mask) -> Intervals:
-    """The host's time to launch these rows: for each launch, since the launch before it on any thread."""
-    calls = links.trace.calls
-    launches = distinct(links.call[links.is_launched])
-    launches = launches[np.argsort(calls.start[launches], kind="stable")]
-    wanted = np.isin(launches, links.call[rows & links.is_launched])
-    end = np.maximum.accumulate(calls.end[launches])
-    since = np.concatenate((calls.start[launches[:1]], end[:-1]))
-    return union(since[wanted], np.maximum(end, since)[wanted])

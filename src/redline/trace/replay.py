@@ -1,238 +1,82 @@
-"""What if the host had not waited, or had been faster, or some work were gone: the same steps played again.
+"""The recorded steps played again without some of their time: how much earlier would they have ended?
 
-The device's work is a row of busy blocks. A block starts when the one before has ended and its launch has reached the
-device; the host launches in its own time, except that a call which waits for the device ends only when the device has
-done what was launched before. Played again with some host time, waits or work taken out, this says how long the steps
-would have taken: a wait that the host has time for anyway costs nothing, and one that lets the queue run dry costs more
-than its own length.
+Work on a stream starts when the work before it on that stream has ended, when its launch has reached the device, and
+when the work of other streams or ranks that it waits for has ended, whichever comes last. The host launches in its own
+time, except that a call which waits for the device ends only when the device is done with what it waits for. Whatever
+none of these explains is kept as a delay of its own. Played with nothing taken out, every event lands where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 
-from redline.trace.columns import HostRanges, Ints, Mask
-from redline.trace.host import HostView, picked
-from redline.trace.idle import LAUNCH_GAP_NS, IdleTime, idle_time
-from redline.trace.intervals import NEVER, Intervals, both, union, without
+from redline.trace.collectives import Calls, calls_of, clock_offsets, kind_of, matched
+from redline.trace.columns import UNKNOWN, Ints, Mask, Work
+from redline.trace.host import HostView
+from redline.trace.idle import IdleTime, Latency, idle_time
+from redline.trace.intervals import NEVER, Intervals, both, distinct, union
+from redline.trace.links import matching
 from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_views
 from redline.trace.window import Recorded
 
-STALL_NS = 300_000
-STALL_RATIO = 10
-"""A pause between launches at least this long, and this many times the usual one: the host did something else."""
-_LONG_AGO = -(2**62)
+_NEVER = -(2**62)
+_UPDATE = re.compile(r"^Optimizer\.step#")
 
 
 @dataclass(frozen=True)
-class Replay:
-    """One device and the host that drives it."""
+class Without:
+    """What is taken out of one device's steps."""
 
-    start: Ints
-    end: Ints
-    launched: Ints
-    """When the host had launched each busy block; long ago where that is not known."""
-    late: Mask
-    """Whether the block had to wait for its launch."""
-    bounds: tuple[int, int]
-    wait_start: Ints
-    wait_end: Ints
-    waited_for: Ints
-    """When the device had done what each wait was for; its own start where it waited for nothing."""
-    waits: Ints
-    """The calls that waited, among those of the trace."""
-
-    @classmethod
-    def of(cls, host: HostView, device: DeviceView, bounds: tuple[int, int]) -> Replay:
-        links, calls, work = host.links, host.trace.calls, host.trace.work
-        first = device.rows[device.busy.first]
-        known = links.is_launched[first]
-        launched = np.where(known, links.launched_by[first], _LONG_AGO)
-        before = np.concatenate(([bounds[0]], device.busy.end[:-1]))
-        # A copy that blocks the host was launched when its call began, if all it then waited for was the device.
-        began = np.where(known, links.launched_at[first], _LONG_AGO)
-        queued = known & np.isin(links.call[first], host.blocking)
-        queued &= (began <= before) & (device.busy.start - before <= LAUNCH_GAP_NS)
-        launched = np.where(queued, began, launched)
-        waits = host.waits
-        # Nested waits, and those of several threads at once, are one; two that follow each other are two.
-        inner = union(calls.start[waits], np.maximum(calls.end[waits] - 1, calls.start[waits]))
-        merged = Intervals(inner.start, inner.end + 1, inner.first)
-        mine = device.rows[links.is_launched[device.rows]]
-        # A copy that blocks the host may go on for a little after its call.
-        its_call = links.call[mine]
-        done = np.where(
-            np.isin(its_call, host.blocking), np.minimum(work.end[mine], calls.end[its_call]), work.end[mine]
-        )
-        return cls(
-            start=device.busy.start,
-            end=device.busy.end,
-            launched=launched,
-            late=known & (launched > before),
-            bounds=bounds,
-            wait_start=merged.start,
-            wait_end=merged.end,
-            waited_for=_done(links.launched_at[mine], done, merged),
-            waits=waits[merged.first],
-        )
-
-    def saved(
-        self,
-        *,
-        without_host: Intervals = NEVER,
-        without_waits: Mask | None = None,
-        without_work: Ints | None = None,
-        without_gaps: bool = False,
-        closing_up: bool = False,
-    ) -> int:
-        """Nanoseconds by which the steps end earlier when so much is taken out.
-
-        `without_host`: time on the host. `without_waits`: which waits the host skips. `without_work`: how much shorter
-        each block is. `without_gaps`: whether kernels launched in time follow each other at once. `closing_up`: whether the
-        short gap after work that is gone goes with it.
-        """
-        taken = without_host.before
-        length = self.end - self.start
-        if without_work is not None:
-            length = length - np.minimum(without_work, length)
-        before = np.concatenate(([self.bounds[0]], self.end[:-1]))
-        gap = np.where(self.late | (length == 0), 0, self.start - before)  # work that is gone needs no gap before it
-        if closing_up:
-            after = np.concatenate(([False], length[:-1] == 0))
-            gap = np.where(after & (gap <= LAUNCH_GAP_NS), 0, gap)
-        if without_gaps:
-            gap = np.where(gap <= LAUNCH_GAP_NS, 0, gap)
-        # What lay between a late launch and its work stays; of work launched in time, that was the queue.
-        asked = np.where(self.late, self.start, self.launched) - taken(np.maximum(self.launched, self.bounds[0]))
-        # Work that is gone is not waited for.
-        asked = np.where((self.launched > _LONG_AGO) & (length > 0), asked, _LONG_AGO)
-        # Were each block asked for in time, it would end so long after the beginning; a late one moves all behind it.
-        along = np.cumsum(gap + length)
-        pushed = asked + length - along
-        ends = np.empty(len(along), np.int64)
-        pause = _Pauses.of(self, without_waits, taken)
-        shift, previous, done = 0, self.bounds[0], 0
-        for until, wait in pause.steps(len(along)):
-            if until > done:
-                so_far = int(along[done - 1]) if done else 0
-                part = np.maximum(np.maximum.accumulate(pushed[done:until]) - shift, previous - so_far)
-                ends[done:until] = part + along[done:until]
-                previous, done = int(ends[until - 1]), until
-            if wait >= 0:
-                shift = pause.shift_after(wait, shift, ends, done, self.end)
-        over = previous
-        if self.bounds[1] > self.end[-1]:  # the host had the last word
-            over = max(over, self.bounds[1] - shift - int(taken(np.array([self.bounds[1]]))[0]))
-        return max(int(self.bounds[1] - over), 0)
-
-    def shorter(self, device: DeviceView, rows: Mask) -> Ints:
-        """How much shorter each block is without this work of the trace; what runs beside it stays."""
-        work = device.links.trace.work
-        kept = device.rows[~rows[device.rows]]
-        left = union(work.start[kept], work.end[kept])
-        return (self.end - self.start) - left.within(self.start, self.end)
-
-    def shorter_by(self, device: DeviceView, amount: Ints) -> Ints:
-        """How much shorter each block is when each row of the trace's work is so much shorter."""
-        found = np.zeros(len(self.start), np.int64)
-        block = np.searchsorted(self.start, device.links.trace.work.start[device.rows], side="right") - 1
-        np.add.at(found, block, amount[device.rows])
-        return found
+    work: Ints | None = None
+    """For each row of the trace's device work, by how much it is shorter; a row that loses all its time is gone."""
+    host: Intervals = NEVER
+    """Time of the host."""
+    waits: Mask | None = None
+    """Which of the host's waits are skipped."""
+    gaps: Mask | None = None
+    """For each row of the trace's device work, whether the short gap before it goes."""
+    delays: bool = False
+    """Whether work that left the device idle for no known reason starts in time."""
 
 
-@dataclass(frozen=True)
-class _Pauses:
-    """The waits that matter, one after the other: each sets anew how much earlier the host is than it was."""
-
-    start: list[int]
-    end: list[int]
-    device: list[int]
-    """When the device had done what the host waited for."""
-    block: list[int]
-    """The block that was."""
-    skipped: list[bool]
-    taken_before: list[int]
-    taken_after: list[int]
-    """Host time taken out before the wait, and before its end."""
-    first: list[int]
-    """The first block that was launched after the wait."""
-
-    @classmethod
-    def of(cls, replay: Replay, skipped: Mask | None, taken: Callable[[Ints], Ints]) -> _Pauses:
-        # A call that found the device done costs the host its own time and nothing else.
-        real = np.flatnonzero(replay.waited_for > replay.wait_start)
-        start, end, device = (column[real] for column in (replay.wait_start, replay.wait_end, replay.waited_for))
-        launched = np.maximum.accumulate(replay.launched)
-        return cls(
-            start=start.tolist(),
-            end=end.tolist(),
-            device=device.tolist(),
-            block=(np.searchsorted(replay.start, device, side="left") - 1).tolist(),
-            skipped=(skipped[real] if skipped is not None else np.zeros(len(real), np.bool_)).tolist(),
-            taken_before=taken(start).tolist(),
-            taken_after=taken(end).tolist(),
-            first=np.searchsorted(launched, end, side="left").tolist(),
-        )
-
-    def steps(self, blocks: int) -> Iterator[tuple[int, int]]:
-        """Up to which block to play, and the wait that comes then; -1 after the last."""
-        yield from zip(self.first, range(len(self.first)), strict=True)
-        yield blocks, -1
-
-    def shift_after(self, wait: int, shift: int, ends: Ints, played: int, was: Ints) -> int:
-        """How much earlier the host is after a wait, less what was taken out of its own time."""
-        arrives = self.start[wait] - shift - self.taken_before[wait]
-        device, end, block = self.device[wait], self.end[wait], self.block[wait]
-        if self.skipped[wait]:
-            return end - arrives - self.taken_after[wait]
-        if not 0 <= block < played:
-            return shift  # it waits for work that comes later: nothing can be said
-        leaves = max(arrives, int(ends[block]) - (int(was[block]) - device))
-        return end - (leaves + end - device) - self.taken_after[wait]
-
-
-def _done(launched: Ints, ended: Ints, waits: Intervals) -> Ints:
-    """For each wait, when everything launched before it had ended; its own start where there was nothing."""
-    if not len(launched):
-        return waits.start
-    order = np.argsort(launched, kind="stable")
-    latest = np.maximum.accumulate(ended[order])
-    index = np.searchsorted(launched[order], waits.start, side="left") - 1
-    found = np.where(index >= 0, latest[np.maximum(index, 0)], waits.start)
-    # A copy's own work is launched within the call that waits for it.
-    inside = np.searchsorted(launched[order], waits.end, side="left") - 1
-    own = np.where(inside > index, latest[np.maximum(inside, 0)], found)
-    return np.clip(np.maximum(found, np.where(own <= waits.end, own, found)), waits.start, waits.end)
-
-
-def host_time_without(host: HostView, bounds: tuple[int, int], *named: Intervals) -> Intervals:
-    """All the host's time between the bounds, less what is named otherwise."""
-    everything = union(np.array([bounds[0]]), np.array([max(bounds[1], bounds[0])]))
-    for part in named:
-        everything = without(everything, part)
-    return everything
+NOTHING = Without()
 
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """One device over the recorded steps."""
+    """One device over the recorded steps, and the host that drives it."""
 
     recorded: Recorded
     host: HostView
     view: DeviceView
     bounds: tuple[int, int]
+    latency: Latency
     idle: IdleTime
     time: DeviceTime
-    stalls_after_waits: Intervals = NEVER
-    """Idle time that began in a wait, but is the host's own: it was busy with something else for long."""
 
     @cached_property
-    def replay(self) -> Replay:
-        return Replay.of(self.host, self.view, self.bounds)
+    def waits(self) -> Intervals:
+        """When the host waited; nested waits and those of several threads at once are one. `first`: the call."""
+        calls, rows = self.host.trace.calls, self.host.waits
+        merged = union(calls.start[rows], np.maximum(calls.end[rows] - 1, calls.start[rows]))
+        inside = merged.end >= self.bounds[0]
+        first = rows[merged.first[inside]] if len(rows) else merged.first
+        return Intervals(np.maximum(merged.start[inside], self.bounds[0]), merged.end[inside] + 1, first)
+
+    @cached_property
+    def calls(self) -> Calls:
+        """Its collectives."""
+        return calls_of(self.view)
+
+    def cut(self, rows: Mask) -> Ints:
+        """All the time of these rows of device work, for `Without.work`."""
+        return np.where(rows, self.recorded.trace.work.duration, 0)
 
 
 def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
@@ -240,50 +84,390 @@ def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
     found = []
     for view in device_views(recorded.links):
         bounds = recorded.bounds(view.device, view.busy)
-        idle = idle_time(host, view.rows, bounds, view.busy)
-        run = DeviceRun(recorded, host, view, bounds, idle, device_time(view, bounds))
-        stalls = _stalls_after_waits(run)
-        if len(stalls):
-            run = replace(run, idle=idle_time(host, view.rows, bounds, view.busy, stalls), stalls_after_waits=stalls)
-        found.append(run)
+        latency = Latency.of(recorded.links, view.rows, view.busy)
+        idle = idle_time(host, view.rows, bounds, view.busy, latency)
+        found.append(DeviceRun(recorded, host, view, bounds, latency, idle, device_time(view, bounds)))
     return found
 
 
-def _stalls_after_waits(run: DeviceRun) -> Intervals:
-    """A device that ran dry while the host waited for it stays so while the host does something else.
+def gradient_reductions(runs: Sequence[DeviceRun]) -> int | None:
+    """How often gradients are reduced for each step of the optimizer: more than once where accumulation forgets to wait.
 
-    That is the wait's doing, unless the host would be as late without it: then these are the stretches.
+    A backward pass reduces in one go; between two passes the main thread launches a forward.
     """
-    replay = run.replay
-    stalls = both(both(plain_time(run), stalls_of(run.host, run.bounds)), run.idle.when["sync"])
-    if not len(stalls):
-        return NEVER
-    every_wait = np.ones(len(replay.waits), np.bool_)
-    saved = replay.saved(without_host=stalls)
-    return stalls if saved > replay.saved(without_waits=every_wait) else NEVER
+    found = [_reductions(run) for run in runs]
+    return found[0] if found and len(set(found)) == 1 else None
 
 
-def plain_time(run: DeviceRun) -> Intervals:
-    """When the host did none of the things that have a name of their own."""
-    host = run.host
-    calls = host.trace.calls
-    named = (host.loader, host.warming_up, picked(calls, host.blocking), picked(calls, host.allocating))
-    return host_time_without(host, run.bounds, *(on_launching_threads(host, ranges) for ranges in named))
-
-
-def on_launching_threads(host: HostView, ranges: HostRanges) -> Intervals:
-    mine = np.isin(ranges.thread, host.launching_threads)
-    return union(ranges.start[mine], ranges.end[mine])
-
-
-def stalls_of(host: HostView, bounds: tuple[int, int]) -> Intervals:
-    """Stretches in which no thread launched anything, far longer than usual."""
-    calls = host.trace.calls
+def _reductions(run: DeviceRun) -> int | None:
+    host, links, calls = run.host, run.recorded.links, run.calls
+    trace = host.trace
+    updates = max(int(matching(trace, marks, _UPDATE).sum()) for marks in (trace.annotations, trace.operators))
+    reduces = np.array([kind_of(one.name) in ("allreduce", "reducescatter") for one in calls.kinds], np.bool_)
+    rows = calls.rows[reduces & links.is_launched[calls.rows]] if len(calls) else calls.rows
+    rows = rows[trace.calls.thread[links.call[rows]] != host.main_thread]
+    if not updates or not len(rows):
+        return None
     launches = host.launching
-    if len(launches) < 2:
-        return NEVER
-    busy = union(calls.start[launches], calls.end[launches])
-    start, end = np.concatenate(([bounds[0]], busy.end)), np.concatenate((busy.start, [bounds[1]]))
-    usual = float(np.median(end[1:-1] - start[1:-1])) if len(busy) > 1 else 0.0
-    long = (end - start) >= max(STALL_NS, STALL_RATIO * usual)
-    return union(start[long], end[long])
+    forward = np.sort(trace.calls.start[launches[trace.calls.thread[launches] == host.main_thread]])
+    # How many launches of the main thread came before each: those of one backward pass share that number.
+    _, passes = np.unique(np.searchsorted(forward, links.launched_at[rows]), return_counts=True)
+    usual = np.bincount(passes).argmax()  # a pass that the window cuts has fewer
+    return max(round(int((passes == usual).sum()) / updates), 1)
+
+
+@dataclass
+class _Columns:
+    """One entry for each piece of device work of one device, in order of stream and start."""
+
+    row: Ints
+    """Among the work of the trace."""
+    start: Ints
+    length: Ints
+    queue: Ints
+    """Gap after the work before it on its stream; `_NEVER` where it is the first."""
+    asked: Ints
+    """When its launch reached the device; `_NEVER` where the file does not tell."""
+    launched: Ints
+    """When the host had launched it."""
+    delay: Ints
+    """How late it was for reasons that the trace does not show."""
+    idle_delay: Ints
+    """The part of the delay in which the device had nothing else to do."""
+    is_short: Mask
+    """Whether the gap before it is no longer than usual and it was launched in time."""
+    waits_for: Ints
+    """Another entry that ended right before it started; UNKNOWN where there is none."""
+    after: Ints
+    """How long after that one it started."""
+
+
+def _columns(run: DeviceRun) -> _Columns:
+    links, work, rows = run.recorded.links, run.recorded.trace.work, run.view.rows
+    order = rows[np.lexsort((work.start[rows], work.stream[rows]))]
+    start, length, stream = work.start[order], work.duration[order], work.stream[order]
+    same = np.concatenate(([False], stream[1:] == stream[:-1]))
+    before = np.concatenate(([0], (start + length)[:-1]))
+    known = links.is_launched[order]
+    # A call that waits for its own copy had launched the copy when it began.
+    blocks = known & np.isin(links.call[order], run.host.blocking)
+    launched = np.where(blocks, links.launched_at[order], links.launched_by[order])
+    launched = np.where(known, np.minimum(launched, start), _NEVER)
+    ready = np.maximum(np.where(same, before, _NEVER), launched)
+    ready = np.where(ready > _NEVER, np.maximum(ready, run.bounds[0]), _NEVER)  # the device was not there before
+    usual = run.latency.ns
+    computes = (work.kind[order] == Work.KERNEL) & ~links.is_class("communication")[order]
+    waits_for = _other_streams(
+        start, start + length, stream, computes, ready, start - ready > usual, known & (ready == launched)
+    )
+    ended = np.where(waits_for >= 0, (start + length)[waits_for], _NEVER)
+    ready = np.maximum(ready, ended)
+    late = start - ready
+    # Work that is the first of its stream and whose launch is not in the file starts when it started.
+    free = ready == _NEVER
+    delay = np.where(free, 0, np.maximum(late - usual, 0))
+    begun = start - delay
+    # Where something else held the work up, the gap before it may be none, and its launch may be as quick as any.
+    is_queued, is_late = same & (ready == before), known & (ready == launched)
+    soonest = int(np.min((begun - launched)[is_late], initial=usual))
+    queue = np.where(is_queued, begun - before, np.minimum(begun - before, 0))
+    reaches = np.where(is_late, begun, np.minimum(begun, launched + soonest))
+    after = np.where(ready == ended, begun - ended, np.minimum(begun - ended, 0))
+    return _Columns(
+        row=order,
+        start=start,
+        length=length,
+        queue=np.where(same, queue, _NEVER),
+        asked=np.where(known, reaches, np.where(free, start, _NEVER)),
+        launched=np.where(known, launched, np.where(free, run.bounds[0], _NEVER)),
+        delay=delay,
+        idle_delay=delay - run.view.busy.within(start - delay, start),
+        is_short=is_queued & (late > 0),
+        waits_for=waits_for,
+        after=np.where(waits_for >= 0, after, 0),
+    )
+
+
+def _other_streams(
+    start: Ints, end: Ints, stream: Ints, computes: Mask, ready: Ints, is_delayed: Mask, is_late: Mask
+) -> Ints:
+    """For each piece of work the one of another stream that it waits for; UNKNOWN where there is none.
+
+    That is the last to end before it started: where it is later than its own stream and its launch explain, where only its
+    launch kept it from starting and nothing else was running, and where the two streams never computed side by side.
+    """
+    found = np.full(len(start), UNKNOWN, np.int64)
+    streams = distinct(stream).tolist()
+    if len(streams) < 2:
+        return found
+    busy = {one: union(start[mine], end[mine]) for one in streams if (mine := (stream == one) & computes).any()}
+    apart = {(one, other) for one in busy for other in busy if one != other and not len(both(busy[one], busy[other]))}
+    by_end = np.argsort(end, kind="stable")
+    sorted_end, sorted_stream = end[by_end], stream[by_end]
+    last = np.searchsorted(sorted_end, start, side="right") - 1
+    own = np.array([any(pair[0] == one for pair in apart) for one in streams])[np.searchsorted(streams, stream)]
+    alone = is_late & (np.searchsorted(np.sort(start), start, side="left") <= last + 1)
+    since = np.where(alone, _NEVER, np.where(is_delayed, ready, np.iinfo(np.int64).max))
+    for entry in np.flatnonzero((last >= 0) & (alone | is_delayed | own) & (ready > _NEVER)).tolist():
+        at, own_end = int(last[entry]), _NEVER
+        # The work before on its own stream ended after everything that comes earlier.
+        while at >= 0 and sorted_end[at] >= own_end:
+            if sorted_stream[at] == stream[entry]:
+                own_end = int(sorted_end[at])
+            elif sorted_end[at] > since[entry] or (int(stream[entry]), int(sorted_stream[at])) in apart:
+                found[entry] = by_end[at]
+                break
+            at -= 1
+    return found
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """The host waits here until an entry of the device's work has ended."""
+
+    index: int
+    start: int
+    end: int
+    entry: int
+    """The last work to end before the wait did, even if that was done before; UNKNOWN where there is none."""
+    done: int
+    """When what it waited for was done; no later than the wait's end."""
+    goes_on: int = 0
+    """How long the work went on after the wait."""
+
+
+def _waits(run: DeviceRun, columns: _Columns) -> Iterator[_Wait]:
+    links, merged = run.recorded.links, run.waits
+    ends = columns.start + columns.length
+    by_end = np.argsort(ends, kind="stable")
+    sorted_ends = ends[by_end]
+    asked_at = np.where(links.is_launched[columns.row], links.launched_at[columns.row], run.bounds[0])
+    last = np.searchsorted(sorted_ends, merged.end, side="right") - 1
+    own = _own_copies(run, columns)
+    for index, (start, end, at) in enumerate(
+        zip(merged.start.tolist(), merged.end.tolist(), last.tolist(), strict=True)
+    ):
+        entry, done = own.get(index, UNKNOWN), end
+        # A copy may go on for a little after the call that waits for it; else the last work to end was waited for.
+        if entry < 0 or ends[entry] <= end:
+            while at >= 0 and asked_at[by_end[at]] >= end:
+                at -= 1
+            entry = int(by_end[at]) if at >= 0 else UNKNOWN
+            done = int(ends[entry]) if entry >= 0 else start
+        yield _Wait(index, start, end, entry, done, int(ends[entry]) - done if entry >= 0 else 0)
+
+
+def _own_copies(run: DeviceRun, columns: _Columns) -> dict[int, int]:
+    """For waits that are copies, the copy that the call itself launched."""
+    links, calls = run.recorded.links, run.host.trace.calls
+    entries = np.flatnonzero(links.is_launched[columns.row])
+    call = links.call[columns.row[entries]]
+    mine = np.isin(call, run.host.waits)
+    entries, call = entries[mine], call[mine]
+    wait = np.searchsorted(run.waits.start, calls.start[call], side="right") - 1
+    return dict(zip(wait.tolist(), entries.tolist(), strict=True))
+
+
+@dataclass
+class _Node:
+    """A stretch of one stream that nothing but its own launches and its beginning can delay."""
+
+    device: int
+    low: int
+    high: int
+    before: int
+    """The node before on the same stream; UNKNOWN where it is the first."""
+    waits: int
+    """How many of the host's waits had ended when its work was launched."""
+    others: list[tuple[int, int]] = field(default_factory=list)
+    """Nodes whose end it waits for, and how long after them it starts."""
+    meeting: int = UNKNOWN
+    """The collective of several ranks that it is."""
+
+
+class _Kind(IntEnum):
+    """What is played; at one moment in this order."""
+
+    MET = 0
+    WAIT = 1
+    NODE = 2
+
+
+class Replay:
+    """The devices of one or several ranks, with the collectives in which ranks wait for each other."""
+
+    def __init__(self, runs: Sequence[DeviceRun]) -> None:
+        self._runs = runs
+        self._columns = [_columns(run) for run in runs]
+        self._waits = [list(_waits(run, columns)) for run, columns in zip(runs, self._columns, strict=True)]
+        calls = [run.calls for run in runs]
+        groups = matched(calls) if len(runs) > 1 else []
+        self._offsets = clock_offsets(calls, groups) if groups else [0] * len(runs)
+        self._meetings = [
+            [
+                (device, int(np.flatnonzero(self._columns[device].row == calls[device].rows[index])[0]))
+                for device, index in group.items()
+            ]
+            for group in groups
+        ]
+        self._nodes: list[_Node] = []
+        self._low: list[Ints] = []
+        self._node_of: list[Ints] = []
+        self._order: list[tuple[int, _Kind, int, int]] = []
+        for device in range(len(runs)):
+            self._cut_into_nodes(device)
+        self._transfers = self._meet()
+        self._order.sort()
+
+    def _cut_into_nodes(self, device: int) -> None:
+        columns, waits, offset = self._columns[device], self._waits[device], self._offsets[device]
+        count = len(columns.row)
+        # What is launched after a wait is as early as the host is then.
+        waited = np.searchsorted(np.array([wait.end for wait in waits], np.int64), columns.launched, side="right")
+        heads = (columns.queue == _NEVER) | (columns.waits_for >= 0)
+        heads[1:] |= waited[1:] != waited[:-1]
+        meets = [entry for members in self._meetings for at, entry in members if at == device]
+        heads[meets] = True
+        tails = [*columns.waits_for[columns.waits_for >= 0].tolist(), *(wait.entry for wait in waits), *meets]
+        heads[[entry + 1 for entry in tails if 0 <= entry < count - 1]] = True
+        low = np.flatnonzero(heads)
+        first = len(self._nodes)
+        node_of = first + np.cumsum(heads) - 1
+        for number, (begin, end) in enumerate(zip(low.tolist(), [*low[1:].tolist(), count], strict=True), start=first):
+            before = UNKNOWN if columns.queue[begin] == _NEVER else number - 1
+            node = _Node(device, begin, end, before, int(waited[begin]))
+            if columns.waits_for[begin] >= 0:
+                node.others.append((int(node_of[columns.waits_for[begin]]), int(columns.after[begin])))
+            self._nodes.append(node)
+            self._order.append((int(columns.start[begin]) - offset, _Kind.NODE, device, number))
+        self._order += [(wait.end - offset, _Kind.WAIT, device, wait.index) for wait in waits]
+        self._low.append(low)
+        self._node_of.append(node_of)
+
+    def _meet(self) -> list[list[tuple[int, int]]]:
+        """For each collective, the nodes that are it, and how long each goes on once all ranks have arrived."""
+        found = []
+        for meeting, members in enumerate(self._meetings):
+            latest = max(int(self._columns[at].start[entry]) - self._offsets[at] for at, entry in members)
+            transfers = []
+            for at, entry in members:
+                number = int(self._node_of[at][entry])
+                self._nodes[number].meeting = meeting
+                end = int(self._columns[at].start[entry] + self._columns[at].length[entry]) - self._offsets[at]
+                transfers.append((number, end - latest))
+                self._order.append((max(end, latest), _Kind.MET, at, number))
+            found.append(transfers)
+        return found
+
+    def saved(self, without: Sequence[Without]) -> int:
+        """Nanoseconds by which the steps end earlier, summed over the devices. One `Without` for each run."""
+        return sum(max(was - now, 0) for was, now in zip(self.ends, self.played(without), strict=True))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """When the steps of each device end with nothing taken out."""
+        return self.played([NOTHING] * len(self._runs))
+
+    def played(self, without: Sequence[Without]) -> list[int]:
+        """When the steps of each device end."""
+        scenes = [
+            _Scene(run, columns, low, own, [entry for one in self._meetings for at, entry in one if at == device])
+            for device, (run, columns, low, own) in enumerate(
+                zip(self._runs, self._columns, self._low, without, strict=True)
+            )
+        ]
+        sums = [stretch for scene in scenes for stretch in scene.stretches]
+        ends = [_NEVER] * len(self._nodes)
+        arrived: dict[int, int] = {}
+        shifts = [[0] for _ in scenes]
+        for _, kind, device, number in self._order:
+            scene = scenes[device]
+            if kind == _Kind.WAIT:
+                wait = self._waits[device][number]
+                done = ends[int(self._node_of[device][wait.entry])] if wait.entry >= 0 else _NEVER
+                shifts[device].append(scene.shift_after(wait, shifts[device][-1], done))
+                continue
+            node = self._nodes[number]
+            if kind == _Kind.MET:
+                ends[number] = self._met(node, number, scene, scenes, arrived)
+                continue
+            whole, latest, queue = sums[number]
+            end = latest - shifts[device][min(node.waits, len(shifts[device]) - 1)]
+            end = max(end, (ends[node.before] if node.before >= 0 else self._runs[device].bounds[0]) + whole)
+            for other, after in node.others:
+                # Work that is gone needs no pause around it.
+                gone = scene.gone[node.low] or scene.gone[self._nodes[other].high - 1]
+                end = max(end, ends[other] + (0 if gone else after) + whole - queue)
+            ends[number] = end
+            arrived[number] = end
+        return [
+            scene.over(max(ends[int(low)] for low in self._last_nodes(device)), shifts[device][-1])
+            for device, scene in enumerate(scenes)
+        ]
+
+    def _last_nodes(self, device: int) -> Ints:
+        """The last node of each stream."""
+        node_of, columns = self._node_of[device], self._columns[device]
+        begins = np.flatnonzero(columns.queue == _NEVER)
+        return node_of[np.concatenate((begins[1:] - 1, [len(columns.row) - 1]))]
+
+    def _met(
+        self, node: _Node, number: int, scene: _Scene, scenes: Sequence[_Scene], arrived: Mapping[int, int]
+    ) -> int:
+        """When a collective ends on one rank: once the last rank has arrived, and all is sent."""
+        own = self._offsets[node.device]
+        latest, lasts = _NEVER, 0
+        for other, transfer in self._transfers[node.meeting]:
+            if other in arrived:
+                latest = max(latest, arrived[other] - self._offsets[self._nodes[other].device])
+            if other == number:
+                lasts = transfer
+        lasts = max(lasts - int(scene.cut[node.low]), 0) if lasts > 0 else lasts
+        return max(latest + lasts + own, arrived[number])
+
+
+class _Scene:
+    """One device with something taken out."""
+
+    def __init__(self, run: DeviceRun, columns: _Columns, low: Ints, without: Without, meets: list[int]) -> None:
+        self._run, self._without = run, without
+        none = np.zeros(len(columns.row), np.int64)
+        self.cut = np.minimum(without.work[columns.row], columns.length) if without.work is not None else none
+        length = columns.length - self.cut
+        self.gone = (self.cut > 0) & (length == 0)
+        length[meets] = 0  # a collective goes on once all have arrived
+        queue = np.where(self.gone | (columns.queue == _NEVER), 0, columns.queue)
+        if without.delays:  # what makes work late makes it late by the whole gap
+            queue = np.where(columns.idle_delay > 0, 0, queue)
+        if without.gaps is not None:
+            queue = np.where(without.gaps[columns.row] & columns.is_short, 0, queue)
+        lasts = length + np.where(self.gone, 0, columns.delay - without.delays * columns.idle_delay)
+        asked = columns.asked - without.host.before(np.maximum(columns.launched, run.bounds[0]))
+        asked = np.where((columns.asked == _NEVER) | self.gone, _NEVER, asked)
+        along = np.cumsum(queue + lasts)
+        high = np.concatenate((low[1:], [len(along)])) - 1
+        whole = along[high] - (along - queue - lasts)[low]
+        latest = np.maximum.reduceat(asked + lasts - along, low) + along[high]
+        self.stretches = list(zip(whole.tolist(), latest.tolist(), queue[low].tolist(), strict=True))
+        waits = run.waits
+        inside = without.host.holds(waits.start) & without.host.holds(waits.end - 1)
+        skipped = np.isin(waits.first, np.flatnonzero(without.waits)) if without.waits is not None else inside
+        self._skipped = (skipped | inside).tolist()
+        self._taken_in_all = int(without.host.before(np.array([run.bounds[1]]))[0])
+        self._taken: list[list[int]] = [without.host.before(moments).tolist() for moments in (waits.start, waits.end)]
+
+    def shift_after(self, wait: _Wait, shift: int, ended: int) -> int:
+        """How much earlier the host is after a wait, beside what was taken out of its own time."""
+        before, after = self._taken[0][wait.index], self._taken[1][wait.index]
+        leaves = wait.start - shift - before
+        if not self._skipped[wait.index]:
+            if wait.entry >= 0 and ended > _NEVER:
+                leaves = max(leaves, ended - wait.goes_on)
+            leaves += wait.end - max(wait.start, wait.done)
+        return wait.end - leaves - after
+
+    def over(self, device: int, shift: int) -> int:
+        end = self._run.bounds[1]
+        if end <= int(self._run.view.busy.end[-1]):
+            return device
+        return max(device, end - shift - self._taken_in_all)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from redline.model.fields import Frozen
+from redline.model.note import note
+from redline.model.units import format_seconds
 from redline.trace.columns import HostRanges, Ints, Mask, Trace
 from redline.trace.host import HostView
 from redline.trace.intervals import NEVER, Intervals, distinct, joined, overlap, seconds, union
@@ -64,7 +66,53 @@ class Recorded:
         return min(start, begin), max(end, int(self.steps.end[-1]))
 
 
+_EVERY_STREAM = re.compile(r"^(cuda|hip)DeviceSynchronize|^cuCtxSynchronize")
+
+
+def clocks_aligned(trace: Trace) -> Trace:
+    """The same with the device's times moved where its clock and the host's disagree.
+
+    Nothing starts before it is launched, and nothing ends after a call that waited for all of it. Times are moved by
+    as little as both allow; one broken event moves nothing.
+    """
+    links, work = Links(trace), trace.work
+    if not links.is_launched.any():
+        return trace
+    shift = np.zeros(len(work), np.int64)
+    for device in distinct(work.device).tolist():
+        rows = np.flatnonzero((work.device == device) & links.is_launched)
+        shift[work.device == device] = _clock_shift(links, rows)
+    if not shift.any():
+        return trace
+    most = int(np.abs(shift).max())
+    text = f"the clocks of host and device disagree by {format_seconds(most / 1e9)} or more: the device's times were moved by that"
+    moved = replace(work, start=work.start + shift)
+    return replace(trace, work=moved, notes=(*trace.notes, note("clocks-disagree", text)))
+
+
+def _clock_shift(links: Links, rows: Ints) -> int:
+    """By how much the device's times are to be moved; 0 where all is possible as it is."""
+    if not len(rows):
+        return 0
+    trace, work = links.trace, links.trace.work
+    early = links.launched_at[rows] - work.start[rows]
+    if (early > 0).sum() > BROKEN * len(rows):
+        return int(np.percentile(early[early > 0], 100 * (1 - BROKEN)))
+    calls = np.flatnonzero(matching(trace, trace.calls, _EVERY_STREAM))
+    order = rows[np.argsort(links.launched_at[rows], kind="stable")]
+    latest = np.maximum.accumulate(work.end[order])
+    before = np.searchsorted(links.launched_at[order], trace.calls.start[calls])
+    told = before > 0
+    late = latest[before[told] - 1] - trace.calls.end[calls[told]]
+    return -int(np.median(late[late > 0])) if (late > 0).sum() > BROKEN * len(late) and (late > 0).any() else 0
+
+
+BROKEN = 0.01
+"""Share of the events whose times may be wrong by themselves."""
+
+
 def recorded(trace: Trace) -> Recorded:
+    trace = clocks_aligned(trace)
     links = Links(trace)
     steps = step_marks(trace)
     if not trace.has_device:

@@ -23,6 +23,7 @@ from redline.trace.kernels import NamedTime
 from redline.trace.vendors.nvidia import NCU_COLUMNS, NSYS_COLUMNS, read_ncu
 from redline.trace.vendors.rocm import STATISTICS_COLUMNS
 from redline.trace.vendors.tables import (
+    GZIP,
     added_up,
     dispatches,
     ends_in_a_row,
@@ -70,7 +71,6 @@ def read_file(path: Path) -> tuple[str, VendorTable]:
 
 _OTHER_KINDS = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"GIF8": "a picture", b"%PDF": "a PDF"} | {
     b"PK\x03\x04": "a zip archive: unpack it first",
-    b"\x1f\x8b": "a gzip archive: unpack it first",
 }
 
 
@@ -101,7 +101,8 @@ def _head(path: Path) -> bytes:
         if not path.is_file():
             raise TraceError(f"no such file: {path}")
         with path.open("rb") as file:
-            return file.read(4096)
+            head = file.read(4096)
+        return text_of(path)[:4096].encode() if head.startswith(GZIP) else head
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,11 +24,28 @@ _UNITS = {
 _BYTES = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
 
 
+GZIP = b"\x1f\x8b"
+
+
+def _unpacked(path: Path, body: bytes) -> bytes:
+    """No more of it than a file of this kind may hold."""
+    try:
+        with gzip.open(io.BytesIO(body)) as file:
+            text = file.read(LARGEST_FILE_BYTES + 1)
+    except (EOFError, zlib.error) as error:
+        raise TraceError(f"{path} is a gzip archive that cannot be unpacked: {error}") from None
+    if len(text) > LARGEST_FILE_BYTES:
+        raise TraceError(f"{path} unpacks to more than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
+    return text
+
+
 def text_of(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise TraceError(f"{path} is larger than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
         body = path.read_bytes()
+        if body.startswith(GZIP):
+            body = _unpacked(path, body)
         wide = body.startswith((b"\xff\xfe", b"\xfe\xff"))  # as some shells redirect
         return body.decode("utf-16" if wide else "utf-8-sig", errors="replace")
     except FileNotFoundError:

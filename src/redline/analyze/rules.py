@@ -1,0 +1,646 @@
+"""The rules of the diagnosis, one row each: what a cause is called, when it is worth saying, what it says, what to change.
+
+What a cause costs is worked out elsewhere (`costs`), always in the same way: the steps are played again without it. A rule
+has no arithmetic of its own, and one whose facts are missing stays silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from redline.analyze.bound import SAME_AS_DEVICE, Bound, BoundLabel, by_work, reads_all_the_time, runs_python
+from redline.analyze.costs import Cost
+from redline.analyze.decoding import decoding
+from redline.analyze.finding import (
+    Advice,
+    Finding,
+    advice,
+    captured_by_us,
+    does,
+    gain_without,
+    host_is_cleared,
+    is_about_code,
+    recipe_of,
+    seconds_saved,
+    try_recipe,
+    with_graphs,
+)
+from redline.model.note import Code, note
+from redline.model.record import RunRecord
+from redline.model.units import format_bytes, format_seconds, format_share
+from redline.model.work import Ceilings
+from redline.trace.classes import MEMORY_CLASSES
+from redline.trace.names import label_of
+from redline.trace.selections import WORTH_A_LINE
+
+if TYPE_CHECKING:
+    from redline.analyze.profile import Profile
+
+Says = Callable[["Profile", Cost], str]
+Change = Callable[["Profile", Cost], "Advice | str"]
+Holds = Callable[["Profile", Cost], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    code: str
+    says: Says | str
+    """The evidence; a text has gaps for `time`, `share`, `count`, `mean`, `what`, `often` and `idle`."""
+    change: Change | str
+    bound: BoundLabel | None = None
+    """What limits the steps where this comes first; None for work of the device, whose own limit then counts."""
+    least_share: float = WORTH_A_LINE
+    holds: Holds = lambda profile, cost: True
+    """Whether the rule applies here at all."""
+
+    def finding(self, profile: Profile, cost: Cost) -> Finding | None:
+        saves_s = seconds_saved(profile, cost)
+        if saves_s < self.least_share * profile.whole_s or not self.holds(profile, cost):
+            return None
+        evidence = self.says.format(**_gaps(profile, cost)) if isinstance(self.says, str) else self.says(profile, cost)
+        todo = Advice(self.change) if isinstance(self.change, str) else self.change(profile, cost)
+        todo = Advice(todo) if isinstance(todo, str) else todo
+        return Finding(
+            code=self.code,
+            evidence=evidence,
+            next=todo.text,
+            recipe=todo.recipe,
+            gain_bound=gain_without(profile, saves_s),
+            saves_s=saves_s,
+        )
+
+
+def _gaps(profile: Profile, cost: Cost) -> dict[str, str]:
+    mean_s = cost.seconds / max(cost.count, 1)
+    return {
+        "time": _time(profile, cost),
+        "share": _share(profile, cost),
+        "count": f"{cost.count:,}",
+        "mean": format_seconds(mean_s),
+        "what": cost.what,
+        "often": "once" if cost.count == 1 else f"{cost.count:,} times, {format_seconds(mean_s)} each on average",
+        "idle": "the device is idle" if profile.has_device else "the model does not run for",
+    }
+
+
+def _share(profile: Profile, cost: Cost) -> str:
+    return f"{cost.seconds / profile.timeline.span_s:.0%}" if profile.timeline.span_s else "n/a"
+
+
+def _time(profile: Profile, cost: Cost) -> str:
+    return f"{format_seconds(cost.seconds)} ({_share(profile, cost)} of the time)"
+
+
+def _host_matters(profile: Profile, cost: Cost) -> bool:
+    return not host_is_cleared(profile) and cost.seconds >= WORTH_A_LINE * profile.timeline.span_s
+
+
+def _host(profile: Profile, cost: Cost) -> str:
+    if not profile.has_device:
+        pauses = f"{cost.count:,} times, {format_seconds(cost.seconds / max(cost.count, 1))} each on average"
+        return (
+            f"no operator runs {_share(profile, cost)} of the time: Python between one operator and the next, {pauses}"
+        )
+    launches, steps = profile.launches, profile.steps_seen
+    often = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
+    each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
+    beside = f"; meanwhile a thread that launches nothing runs {cost.what}" if cost.what else ""
+    issued = profile.capture.issue_share if profile.capture is not None else None
+    told = f"issue/step {issued:.2f}, without the profiler: " if issued is not None else ""
+    return f"{told}the device waits for the host {_time(profile, cost)}; {often}{each}{beside}"
+
+
+def _fewer_launches(profile: Profile, cost: Cost) -> Advice:
+    if not profile.has_device:
+        if does(profile).compiles:
+            return Advice(
+                "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where; or a larger batch"
+            )
+        return advice(
+            profile,
+            "compile",
+            "fewer operators, called without Python in between; or a larger batch",
+            "torch.compile(model)",
+        )
+    if cost.what and is_about_code(profile):
+        return Advice(
+            "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
+            "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
+        )
+    if does(profile).records_graph:
+        generates = profile.capture is not None and profile.capture.task == "generate"
+        late = (
+            "of the decode step; the prompt is read without one"
+            if generates
+            else "so the host is late with something else"
+        )
+        return Advice(f"a larger batch: graphs are on already, {late}")
+    if is_about_code(profile):
+        return Advice(
+            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
+            "one graph instead of every kernel; or a larger batch"
+        )
+    return try_recipe(with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
+
+
+def _stall(profile: Profile, cost: Cost) -> str:
+    idle, nothing = (
+        ("the device waits", " in which the host launches nothing") if profile.has_device else ("no operator runs", "")
+    )
+    stretches = "one stretch" if cost.count == 1 else f"{cost.count:,} stretches"
+    mean = "" if cost.count == 1 else " each on average"
+    length = format_seconds(cost.seconds / max(cost.count, 1))
+    inside = f"; most of it in {cost.what}" if cost.what else ""
+    return f"{idle} {_time(profile, cost)} in {stretches}{nothing}, {length}{mean}{inside}"
+
+
+def _leave_out(profile: Profile, cost: Cost) -> str:
+    how = "capture with --stacks" if captured_by_us(profile) else "record with with_stack=True"
+    see = "" if cost.what else f" ({how} to see the Python functions)"
+    server = "" if cost.what or profile.steps_seen else ". A server that has no requests looks the same"
+    return (
+        "take what the program does there out of the step, or do it less often or in another process: logging, "
+        f"metrics, checkpoints, preprocessing on the host{see}{server}"
+    )
+
+
+def _waited(profile: Profile, cost: Cost) -> str:
+    if not profile.has_device:
+        return f"tensors are turned into Python numbers {cost.count:,} times by {cost.what}, {_time(profile, cost)} with the Python around"
+    copies = cost.code == "blocking-copy"
+    sites = [wait for wait in profile.waits if wait.copies == copies]
+    what = "copies that block the host" if copies else "calls that wait for the device"
+    blocked = sum(wait.blocked_s for wait in sites)
+    where = ""
+    if sites:
+        first, steps = sites[0], profile.steps_seen
+        called = f", called by {first.operator}" if first.operator else ""
+        frame = f" in {first.frame}" if first.frame else ""
+        a_step = "once a step" if steps == first.calls else f"{first.calls / steps:.3g} times a step" if steps else ""
+        often = a_step or ("once" if first.calls == 1 else f"{first.calls:,} times")
+        where = f": {first.call}{called}{frame}, {often}, {format_seconds(first.blocked_s)} in all"
+    return f"the host spends {format_seconds(blocked)} in {what} and launches the next work only then{where}"
+
+
+def _read_less_often(profile: Profile, cost: Cost) -> str:
+    if not profile.has_device:
+        return "compute on whole tensors instead of reading single values (.item(), float(), if on a tensor) in a Python loop"
+    return (
+        "read results less often: keep them on the device (no .item(), .cpu(), print or if on a tensor in every step), and "
+        "wait with an event only where the value is needed"
+    )
+
+
+def _loader(profile: Profile, cost: Cost) -> str:
+    if profile.has_device:
+        return f"the device sits idle {_time(profile, cost)} while the host waits for the data loader"
+    return f"the data loader takes {_time(profile, cost)}, in {cost.count:,} batches"
+
+
+def _load_faster(profile: Profile, cost: Cost) -> str:
+    pinned = ", pinned memory" if profile.has_device else ""
+    return f"more loader workers, persistent workers{pinned} and prefetching; or cheaper decoding"
+
+
+def _record_later(profile: Profile, cost: Cost) -> str:
+    again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(profile).compiles else ""
+    return f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}"
+
+
+def _short_gaps(profile: Profile, cost: Cost) -> str:
+    launches = profile.launches
+    return (
+        f"{_time(profile, cost)} lies in short gaps between kernels that were launched in time; {launches.short_share:.0%} "
+        f"of the kernels take no more than 10 µs (median {format_seconds(launches.median_kernel_s)})"
+    )
+
+
+def _larger_kernels(profile: Profile, cost: Cost) -> Advice:
+    if does(profile).records_graph:
+        if does(profile).compiles or profile.capture is None:
+            fused = " and fused" if does(profile).compiles else ""
+            return Advice(f"a larger batch: the kernels are in a graph already{fused}")
+        return advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
+    if not does(profile).compiles:
+        return advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
+    if is_about_code(profile):
+        return Advice(
+            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step: the kernels of a replayed "
+            "graph follow each other closely"
+        )
+    return try_recipe(with_graphs(profile), "the kernels of a replayed graph follow each other closely")
+
+
+def _launches_missing(profile: Profile) -> float:
+    """Share of the device's work for which the trace holds no launch."""
+    return sum(row.device_share for row in profile.operators if row.source == "no-launch")
+
+
+def _late_work(profile: Profile, cost: Cost) -> str:
+    idle, missing = profile.idle, _launches_missing(profile)
+    parts = [
+        f"{format_seconds(idle.dependency_s)} of it before work that waits for an event of another stream"
+        if idle.dependency_s
+        else "",
+        f"{format_seconds(idle.unknown_s)} for reasons that are not in the trace" if idle.unknown_s else "",
+        f"for {missing:.0%} of the device's work the trace holds no launch" if missing else "",
+    ]
+    return f"the device is idle {_time(profile, cost)} before work that the host had not kept waiting: " + ", ".join(
+        filter(None, parts)
+    )
+
+
+def _look_outside(profile: Profile, cost: Cost) -> str:
+    if _launches_missing(profile) > profile.idle.dependency_s / max(cost.seconds, 1e-12):
+        return (
+            "record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of category "
+            "cuda_runtime and the argument 'correlation' when a trace is cut or rewritten"
+        )
+    return (
+        "the cause lies outside the trace: work from before the recording, other processes on the device, or a stream that waits for "
+        "another (torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True) records that)"
+    )
+
+
+def _copies(profile: Profile, cost: Cost) -> str:
+    moves = [row for row in profile.copies if row.kind == "copy"]
+    longest = moves[0] if moves else None
+    speed = f" at {longest.bytes_per_s / 1e9:.1f} GB/s" if longest and longest.bytes_per_s else ""
+    most = f"; most of it {label_of(longest.name)}{speed}" if longest else ""
+    return f"copies with no kernel beside them take {_time(profile, cost)}{most}"
+
+
+def _prefetch(profile: Profile, cost: Cost) -> str:
+    moves = [row for row in profile.copies if row.kind == "copy"]
+    pageable = any("pageable" in row.name.lower() for row in moves)
+    pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
+    if moves and moves[0].is_apart:
+        return (
+            f"{pinned}start the copy of the next batch before this step's kernels are launched, and let their stream wait for it "
+            "(wait_stream, wait_event), not the host: it has a stream of its own, but nothing runs beside it"
+        )
+    return f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own"
+
+
+def _communication(profile: Profile, cost: Cost) -> str:
+    timeline = profile.timeline
+    hidden = 1 - timeline.exposed_communication_s / max(timeline.communication_s, 1e-12)
+    often = profile.gradient_reductions
+    repeated = f"; gradients are reduced {often} times for each step of the optimizer" if often and often > 1 else ""
+    row = profile.collectives[0] if profile.collectives else None
+    most = ""
+    if row is not None:
+        size = f" of {format_bytes(row.message_bytes)}" if row.message_bytes else ""
+        speed = f" at {row.bus_bytes_per_s / 1e9:.1f} GB/s on the bus" if row.bus_bytes_per_s else ""
+        most = f"; most of it {row.name}{size}{speed}"
+    return f"communication with nothing computed beside it takes {_time(profile, cost)}; {hidden:.0%} is hidden{most}{repeated}"
+
+
+_WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
+"""Of messages, as collectives name them; where none is named, it may be any."""
+_STAGES = (
+    "this is mostly waiting for the neighbouring stage of a pipeline: more micro-batches for each step, an interleaved "
+    "schedule, and stages that take equally long"
+)
+_EXCHANGES = {
+    "allgather": "start it earlier and compute beside it: FSDP can prefetch the next layer's parameters (forward_prefetch, "
+    "backward_prefetch), or keep them until the backward where memory allows (reshard_after_forward=False); a larger batch "
+    "per device",
+    "alltoall": "compute beside it what does not need its result (dense layers, another micro-batch); balance who sends "
+    "what, and send less (lower precision)",
+    "sendrecv": _STAGES,
+    "send": _STAGES,
+    "recv": _STAGES,
+    "broadcast": "DDP(broadcast_buffers=False) where the ranks need not share their buffers; else fewer, larger broadcasts",
+}
+"""For what is exchanged most, how to wait less for it; for reductions, see below."""
+
+
+def _overlap(profile: Profile, cost: Cost) -> str:
+    first = profile.collectives[0] if profile.collectives else None
+    if (profile.gradient_reductions or 0) > 1:
+        return (
+            "reduce gradients once for each step of the optimizer: run all but its last micro-batch inside model.no_sync() "
+            "(FSDP: no_sync() or set_requires_gradient_sync(False))"
+        )
+    if first is not None and first.name in _EXCHANGES:
+        return _EXCHANGES[first.name]
+    wide = any(row.dtype.lower() in _WIDE_TYPES for row in profile.collectives[:3])
+    more = (
+        "gradient accumulation under no_sync(), or bf16 gradients"
+        if wide
+        else "or gradient accumulation under no_sync()"
+    )
+    return (
+        f"overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), a larger batch per device, {more}"
+    )
+
+
+def _straggler(profile: Profile, cost: Cost) -> str:
+    worst = profile.stragglers[0]
+    why = f"; {profile.slowest.label}: {profile.slowest.why}" if profile.slowest is not None else ""
+    return (
+        f"ranks wait {_time(profile, cost)} inside collectives for the last one to arrive; {worst.label} is last in "
+        f"{worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it{why}"
+    )
+
+
+def _look_at_rank(profile: Profile, cost: Cost) -> str:
+    return (
+        f"look at {profile.stragglers[0].label} by itself: more work than the others (uneven batches, sequence lengths, "
+        "sharding), a slower loader, or a slower or shared device"
+    )
+
+
+def _part(profile: Profile, cost: Cost) -> str:
+    """Of the work of the device, or of the host where it is the device."""
+    whole = profile.whole_work_s
+    return (
+        f"{format_seconds(cost.seconds)}, {cost.seconds / whole:.0%} of the device's work,"
+        if whole
+        else "the device's work"
+    )
+
+
+def _attention(profile: Profile, cost: Cost) -> str:
+    kind = "kernels" if profile.has_device else "operators"
+    return f"{_part(profile, cost)} is attention that is not fused: softmax and the batched products around it ({cost.count:,} {kind})"
+
+
+def _fuse_attention(profile: Profile, cost: Cost) -> str:
+    if any("_scaled_dot_product_attention_math" in row.name for row in profile.operators):
+        return (
+            "scaled_dot_product_attention falls back to its slow form here: use fp16 or bf16, and no mask that needs a "
+            "gradient, so that a fused kernel fits"
+        )
+    return "use torch.nn.functional.scaled_dot_product_attention: one kernel that never writes the scores to memory"
+
+
+def _keep_layout(profile: Profile, cost: Cost) -> Advice:
+    if any(switch.name == "channels-last" for switch in recipe_of(profile)):
+        return Advice("look in the operator table for what brings the other layout back: channels-last is on already")
+    in_code = "model.to(memory_format=torch.channels_last), and the inputs too"
+    return advice(profile, "channels-last", "keep images in the layout the convolutions want", in_code)
+
+
+def _matrix_units(profile: Profile, cost: Cost) -> Advice:
+    hardware = profile.hardware
+    check = "the numerics check tells what it costs" if profile.capture is not None else "compare the outputs"
+    if any(switch.name == "tf32" for switch in recipe_of(profile)):
+        return advice(profile, "amp", f"tf32 is on, and these kernels do not use it; {check}", "torch.autocast")
+    if hardware.has_tf32:
+        in_code = "torch.backends.fp32_precision = 'tf32' (or torch.set_float32_matmul_precision('high')), or autocast for more"
+        more = ", or amp for more" if profile.capture is not None else ""
+        return advice(profile, "tf32", f"tensor cores{more}; {check}", in_code)
+    if hardware.maker == "nvidia" and hardware.capability is None and profile.capture is None:
+        return Advice(
+            "autocast to fp16: tensor cores; on an A100 or newer also torch.set_float32_matmul_precision('high'). "
+            "The trace does not say which GPU it was"
+        )
+    why = "matrix cores" if hardware.maker == "amd" else "tensor cores; this GPU has none for fp32"
+    form = "torch.bfloat16" if hardware.has_bf16 else "torch.float16"
+    in_code = f"torch.autocast('cuda', dtype={form}), with a GradScaler when training in fp16"
+    return advice(profile, "amp", f"{why}; {check}", in_code)
+
+
+def _fold_norms(profile: Profile, cost: Cost) -> Advice:
+    in_code = "torch.fx.experimental.optimization.fuse(model.eval()), or torch.compile with inductor's freezing"
+    return advice(profile, "fold-bn", "a scale and a shift that the convolutions before can do themselves", in_code)
+
+
+def _elementwise(profile: Profile, cost: Cost) -> str:
+    # An operator that a CPU is through with faster than it is called does not wait for memory.
+    pause = next((other for other in profile.costs if other.code == "host-bound"), cost)
+    called = not profile.has_device and cost.seconds / max(cost.count, 1) < pause.seconds / max(pause.count, 1)
+    kind = (
+        "operators, mostly their calls"
+        if called
+        else f"{'kernels' if profile.has_device else 'operators'} bound by memory"
+    )
+    return f"{_part(profile, cost)} is elementwise {kind} ({cost.what})"
+
+
+def _fuse(profile: Profile, cost: Cost) -> Advice:
+    if does(profile).compiles:
+        return Advice(
+            "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where; the optimizer "
+            "can be fused or compiled too"
+        )
+    return advice(profile, "compile", "fuse them, so that each value is read and written once", "torch.compile(model)")
+
+
+def _cold(profile: Profile, cost: Cost) -> str:
+    steps = f"{cost.count} steps" if cost.count > 1 else "step"
+    return (
+        f"the kernels of the first {steps} take {format_seconds(cost.seconds)} longer than those of the same operators "
+        f"later, most of it {cost.what}: caches or clocks were cold, or algorithms were compared (cudnn.benchmark)"
+    )
+
+
+def _slow_kernel(profile: Profile, cost: Cost) -> str:
+    row = next(row for row in profile.limits if row.label == cost.what)
+    limit = (
+        f"{row.flops_per_s / 1e12:.1f} TFLOP/s in {row.number_format}"
+        if row.limited_by == "compute"
+        else f"{row.bytes_per_s / 1e9:,.0f} GB/s"
+    )
+    return (
+        f"{cost.what} takes {format_seconds(row.device_s)} in {row.calls:,} calls at {format_share(row.efficiency)} of what "
+        f"{row.limit_of} allows ({limit})"
+    )
+
+
+def _another_kernel(profile: Profile, cost: Cost) -> Advice:
+    row = next(row for row in profile.limits if row.label == cost.what)
+    if row.kind == "attention":
+        return Advice(
+            "another kernel for it: newer flash attention or cuDNN's (torch.nn.attention.sdpa_kernel), head sizes and sequence lengths "
+            "that are multiples of 64 or 128, or a larger batch: few heads do not fill the device"
+        )
+    if not profile.has_device and row.kind in ("convolution", "reduction"):
+        return advice(
+            profile,
+            "channels-last",
+            "kernels for that layout are faster on many processors",
+            "model.to(memory_format=torch.channels_last)",
+        )
+    in_code = "torch.compile(model, mode='max-autotune')"
+    return advice(
+        profile,
+        "compile:max-autotune-no-cudagraphs",
+        "kernels tuned for these shapes; or shapes that are multiples of 64",
+        in_code,
+    )
+
+
+RULES: dict[str, Rule] = {
+    rule.code: rule
+    for rule in (
+        Rule("data-wait", _loader, _load_faster, "data"),
+        Rule(
+            "warm-up",
+            "{idle} {time} while the host loads code, compiles or records a graph, in {count} calls that happen once: these steps "
+            "are not the usual ones",
+            _record_later,
+            "host",
+        ),
+        Rule(
+            "allocator",
+            "{idle} {time} while the host takes memory from the driver or gives it back, in {count} calls",
+            "keep shapes constant, take torch.cuda.empty_cache() out of the loop, and set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: torch's allocator then keeps what it needs",
+            "host",
+        ),
+        Rule("host-stall", _stall, _leave_out, "host", holds=_host_matters),
+        Rule(
+            "no-work",
+            "{idle} {time} because the program has nothing to do: it sits in {what}, {often}",
+            "nothing to fix in the model: a server needs more requests, or larger batches of them; where the program fills "
+            "that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
+            "host",
+            holds=_host_matters,
+        ),
+        Rule("host-bound", _host, _fewer_launches, "host", least_share=0.05, holds=_host_matters),
+        Rule("sync-in-loop", _waited, _read_less_often, "host"),
+        Rule(
+            "blocking-copy",
+            _waited,
+            "copy from and to pinned memory with non_blocking=True, and wait for the copy only where its data is needed; launch "
+            "the next work before asking for results",
+            "host",
+        ),
+        Rule("launch-bound", _short_gaps, _larger_kernels, "launch", least_share=0.05),
+        Rule("dependency", _late_work, _look_outside, "unknown"),
+        Rule("communication-bound", _communication, _overlap, "communication"),
+        Rule(
+            "straggler",
+            _straggler,
+            _look_at_rank,
+            "communication",
+            holds=lambda profile, cost: bool(profile.stragglers),
+        ),
+        Rule("copy-bound", _copies, _prefetch, "data"),
+        Rule("attention", _attention, _fuse_attention, least_share=0.05),
+        Rule(
+            "recompute",
+            lambda profile, cost: (
+                f"{_part(profile, cost)} is the forward pass done again during the backward ({cost.what}): "
+                "activation checkpointing"
+            ),
+            "checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)",
+        ),
+        Rule(
+            "layout-conversions",
+            lambda profile, cost: f"{_part(profile, cost)} only turns one memory layout into the other ({cost.what})",
+            _keep_layout,
+            least_share=0.03,
+        ),
+        Rule(
+            "fp32-matmul",
+            lambda profile, cost: (
+                f"{_part(profile, cost)} is matrix products and convolutions in full fp32 ({cost.what})"
+            ),
+            _matrix_units,
+            least_share=0.1,
+            holds=lambda profile, cost: profile.hardware.has_tf32 or profile.hardware.has_fp16,
+        ),
+        Rule(
+            "batch-norm-eval",
+            lambda profile, cost: f"{_part(profile, cost)} is batch-norm with fixed statistics ({cost.what})",
+            _fold_norms,
+            least_share=0.03,
+            holds=lambda profile, cost: not does(profile).folds_norms,
+        ),
+        Rule(
+            "elementwise",
+            _elementwise,
+            _fuse,
+            least_share=0.2,
+            holds=lambda profile, cost: not (does(profile).compiles and captured_by_us(profile)),
+        ),
+        Rule(
+            "copies",
+            lambda profile, cost: (
+                f"{_part(profile, cost)} only copies values from one place to another ({cost.what}, {cost.count:,} calls)"
+            ),
+            "copy less: views instead of .contiguous() and .clone(), preallocated outputs (out=), one dtype and layout throughout",
+            "memory",
+            least_share=0.1,
+        ),
+        Rule("cold-start", _cold, _record_later),
+        Rule("slow-kernel", _slow_kernel, _another_kernel, least_share=0.05),
+    )
+}
+
+
+def diagnose(profile: Profile) -> list[Finding]:
+    """Whatever costs a noticeable share of the time, what would save the most first."""
+    found = [
+        finding
+        for cost in profile.costs
+        if cost.code in RULES and (finding := RULES[cost.code].finding(profile, cost)) is not None
+    ]
+    decoded = decoding(profile)
+    if any(finding.code == "decode-host-bound" for finding in decoded):
+        found = [finding for finding in found if finding.code != "host-bound"]  # said once, with how much it costs
+    return sorted([*found, *decoded], key=lambda finding: (-finding.saves_s, finding.code))
+
+
+LIMITS = 0.1
+"""Share of the time: a first finding that saves less is not what limits the steps."""
+MOSTLY = 0.5
+"""What makes up more than half of the device's time names its limit."""
+
+
+_NOTES: dict[BoundLabel, Code] = {
+    "host": "host",
+    "launch": "launch",
+    "data": "data",
+    "communication": "communication",
+    "memory": "memory",
+}
+
+
+def limit_of(profile: Profile, record: RunRecord | None, ceilings: Ceilings | None) -> Bound:
+    """What limits the steps: what the first finding says, else the device by its work."""
+    if profile.missing:
+        return Bound(label="unknown", evidence=note("not-measured", profile.missing))
+    if record is not None and (reading := reads_all_the_time(record, ceilings)) is not None:
+        return reading
+    first = next(iter(profile.findings), None)
+    rule = RULES.get(first.code) if first is not None and first.saves_s >= LIMITS * profile.whole_s else None
+    if first is not None and rule is not None and rule.bound is not None:
+        return Bound(label=rule.bound, evidence=note(_NOTES.get(rule.bound, "not-measured"), first.evidence))
+    if not profile.has_device:
+        python = runs_python(record) if record is not None else None
+        return python or by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
+    share = min(profile.timeline.busy_s / profile.whole_s, 1.0) if profile.whole_s else 0.0
+    busy = note("device-busy", f"the device is busy {share:.0%} of the time: it is the limit")
+    found = by_work(record, ceilings, busy)
+    return found if found.label != "unknown" else _by_names_and_shapes(profile, share) or found
+
+
+def _by_names_and_shapes(profile: Profile, share: float) -> Bound | None:
+    limited = {
+        limit: sum(row.device_s for row in profile.limits if row.limited_by == limit) for limit in ("compute", "memory")
+    }
+    told = sum(limited.values())
+    if told and told >= MOSTLY * profile.timeline.busy_s:
+        label: BoundLabel = "compute" if limited["compute"] >= limited["memory"] else "memory"
+        units = "the matrix units" if label == "compute" else "memory bandwidth"
+        evidence = f"the device is busy {share:.0%} of the time, {limited[label] / told:.0%} of it in operators limited by {units}"
+        return Bound(label=label, evidence=note("work", evidence))
+    moving = sum(row.share for row in profile.classes if row.name in MEMORY_CLASSES)
+    if moving >= MOSTLY:
+        return Bound(
+            label="memory", evidence=note("memory", f"{moving:.0%} of the device's work moves data and computes little")
+        )
+    if share < MOSTLY:
+        return None
+    evidence = (
+        f"the device is busy {share:.0%} of the time, but whether compute or memory limits it is not known: "
+        "shapes were not recorded, or the device's peaks are not known"
+    )
+    return Bound(label="device", evidence=note("device-busy", evidence))

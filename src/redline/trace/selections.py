@@ -1,0 +1,308 @@
+"""What could be taken out of the recorded steps: for each cause of lost time, the host's time, waits and device work it stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from redline.trace.classes import Described, class_of, describe
+from redline.trace.columns import HostRanges, Ids, Ints, Mask, Trace, Work
+from redline.trace.host import MOSTLY, HostView, on_thread, picked
+from redline.trace.idle import CAUSES, QUARTILES, Cause, IdleTime, usual
+from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, union, without
+from redline.trace.links import Links, matching
+from redline.trace.names import short_name
+from redline.trace.operators import self_times
+from redline.trace.patterns import attention_on_host, recomputed_operators
+from redline.trace.replay import DeviceRun, Replay, Without
+from redline.trace.timeline import host_communication, host_compute
+from redline.trace.window import Recorded
+
+WORTH_A_LINE = 0.02
+"""Share of the time: what costs less is not worth a line."""
+
+_READS_A_NUMBER = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|equal)$")
+
+
+def all_time(bounds: tuple[int, int]) -> Intervals:
+    return union(np.array([bounds[0]]), np.array([max(bounds[1], bounds[0])]))
+
+
+def pauses(busy: Intervals, bounds: tuple[int, int], step_ns: float) -> Intervals:
+    """Stretches in which the host launches nothing, longer than usual and long enough to be worth a line by themselves."""
+    rest = without(all_time(bounds), busy)
+    length = rest.end - rest.start
+    long = (length > usual(length)) & (length >= WORTH_A_LINE * step_ns) & (len(rest) >= QUARTILES)
+    return union(rest.start[long], rest.end[long])
+
+
+def step_ns(recorded: Recorded, bounds: tuple[int, int]) -> float:
+    return (bounds[1] - bounds[0]) / max(len(recorded.steps), 1)
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Selections from one device and the host that drives it."""
+
+    run: DeviceRun
+
+    @property
+    def links(self) -> Links:
+        return self.run.recorded.links
+
+    @property
+    def trace(self) -> Trace:
+        return self.run.recorded.trace
+
+    def on_launching_threads(self, ranges: HostRanges) -> Intervals:
+        mine = np.isin(ranges.thread, self.run.host.launching_threads)
+        return union(ranges.start[mine], ranges.end[mine])
+
+    @cached_property
+    def loading(self) -> Intervals:
+        return self.on_launching_threads(self.run.host.loader)
+
+    @cached_property
+    def warming_up(self) -> Intervals:
+        return self.on_launching_threads(self.run.host.warming_up)
+
+    @cached_property
+    def allocating(self) -> Intervals:
+        return self.on_launching_threads(picked(self.trace.calls, self.run.host.allocating))
+
+    @cached_property
+    def plain(self) -> Intervals:
+        """When the host did none of the things that have a name of their own."""
+        blocked = self.on_launching_threads(picked(self.trace.calls, self.run.host.blocking))
+        return without(all_time(self.run.bounds), joined(self.loading, self.warming_up, self.allocating, blocked))
+
+    @cached_property
+    def stalls(self) -> Intervals:
+        """Of the plain time, stretches in which no thread launched anything, far longer than usual."""
+        calls, launches = self.trace.calls, self.run.host.launching
+        if len(launches) < 2:
+            return NEVER
+        busy = union(calls.start[launches], calls.end[launches])
+        found = both(self.plain, pauses(busy, self.run.bounds, step_ns(self.run.recorded, self.run.bounds)))
+        stalled = both(found, self.run.idle.when["host"]).total
+        # Together too short to be worth a line, they are part of the host's usual lateness.
+        return found if stalled >= WORTH_A_LINE * (self.run.bounds[1] - self.run.bounds[0]) else NEVER
+
+    @cached_property
+    def steady(self) -> Intervals:
+        return without(self.plain, self.stalls)
+
+    def waits(self, *, copies: bool) -> Mask:
+        """Of all calls, those that make the steps wait for the device."""
+        found = np.zeros(len(self.trace.calls), np.bool_)
+        found[self.run.host.waits] = True
+        mine: Mask = found & (self.run.host.copying if copies else ~self.run.host.copying)
+        return mine
+
+    @cached_property
+    def every_wait(self) -> Mask:
+        return self.waits(copies=True) | self.waits(copies=False)
+
+    def operators_around(self, calls: Mask) -> Intervals:
+        """The operators that make these calls; they go with them."""
+        operators = self.trace.operators
+        rows = self.links.operators_of(np.flatnonzero(calls))
+        rows = rows[rows >= 0]
+        return union(operators.start[rows], operators.end[rows])
+
+    def until_next_launch(self, calls: Mask) -> Intervals:
+        """From the end of each call to the next launch: what the host does there may be for the sake of the result.
+
+        Operators that launch nothing are work of their own, and no part of it.
+        """
+        table, operators, launches = self.trace.calls, self.trace.operators, self.run.host.launching
+        end = table.end[calls]
+        begins = np.sort(table.start[launches])
+        following = np.searchsorted(begins, end)
+        until = np.append(begins, self.run.bounds[1])[following]
+        working = distinct(self.links.operators_of(launches))
+        idle = np.ones(len(operators), np.bool_)
+        for _ in range(int(self.links.nesting.depth.max(initial=0)) + 1):
+            working = working[working >= 0]
+            idle[working] = False
+            working = distinct(self.links.nesting.parent[working])
+        others = self.on_launching_threads(picked(operators, idle))
+        return both(without(union(end, np.maximum(until, end)), others), self.plain)
+
+    def claimed(self, calls: Mask) -> Intervals:
+        """The time after waits that is theirs: all of it, unless it is the larger trouble by itself."""
+        after = self.until_next_launch(calls)
+        around = both(self.operators_around(calls), joined(self.plain, self.warming_up))
+        replay = Replay([self.run])
+        alone = replay.saved([Without(host=both(after, self.stalls))])
+        return after if replay.saved([Without(host=around, waits=calls)]) >= alone else without(after, self.stalls)
+
+    @cached_property
+    def own_stalls(self) -> Intervals:
+        """Stalls that are not mostly the waits' before them."""
+        claimed = joined(*(self.claimed(self.waits(copies=copies)) for copies in (False, True)))
+        stalls = self.stalls
+        own = claimed.within(stalls.start, stalls.end) < MOSTLY * (stalls.end - stalls.start)
+        return union(stalls.start[own], stalls.end[own])
+
+    @cached_property
+    def talking(self) -> Mask:
+        return self.links.is_class("communication")
+
+    @cached_property
+    def moving(self) -> Mask:
+        """Copies between the host and the device."""
+        copies: Mask = self.trace.work.kind == Work.COPY
+        return self.run.view.moving.holds(self.trace.work.start) & copies
+
+    @cached_property
+    def blocking_copies(self) -> Mask:
+        return self.moving & self.links.is_launched & np.isin(self.links.call, self.run.host.blocking)
+
+    def launching(self, rows: Mask) -> Intervals:
+        """The host's time to launch these rows: the operators that do it, and for each launch since the launch before it."""
+        calls = self.trace.calls
+        launches = distinct(self.links.call[self.links.is_launched])
+        launches = launches[np.argsort(calls.start[launches], kind="stable")]
+        wanted = np.isin(launches, self.links.call[rows & self.links.is_launched])
+        end = np.maximum.accumulate(calls.end[launches])
+        since = np.concatenate((calls.start[launches[:1]], end[:-1]))
+        before = union(since[wanted], np.maximum(end, since)[wanted])
+        mine = np.zeros(len(calls), np.bool_)
+        mine[launches[wanted]] = True
+        return both(joined(before, self.operators_around(mine)), self.steady)
+
+    def longest(self, rows: Mask) -> str:
+        """The name that takes most of these rows' time."""
+        mine = self.run.view.rows[rows[self.run.view.rows]]
+        return _longest(self.trace, self.trace.work.name[mine], self.trace.work.duration[mine])
+
+    def total(self, rows: Mask) -> int:
+        return int(self.trace.work.duration[self.run.view.rows][rows[self.run.view.rows]].sum())
+
+
+def _longest(trace: Trace, names: Ids, duration: Ints) -> str:
+    if not len(names):
+        return ""
+    numbers, which = np.unique(names, return_inverse=True)
+    total = np.zeros(len(numbers), np.int64)
+    np.add.at(total, which, duration)
+    return short_name(trace.names[int(numbers[total.argmax()])])
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """Selections from one process where the host is the device. Nothing runs beside anything else there, so that
+    taking out a piece of time saves all of it."""
+
+    recorded: Recorded
+    view: HostView
+    bounds: tuple[int, int]
+
+    @classmethod
+    def of(cls, recorded: Recorded, view: HostView) -> OnHost:
+        trace = recorded.trace
+        busy = joined(host_compute(trace), host_communication(trace))
+        return cls(recorded, view, recorded.bounds(0, busy) if len(busy) else (0, 0))
+
+    @property
+    def links(self) -> Links:
+        return self.recorded.links
+
+    @property
+    def trace(self) -> Trace:
+        return self.recorded.trace
+
+    @cached_property
+    def loading(self) -> Intervals:
+        """The main thread sat in a data loader."""
+        return both(all_time(self.bounds), on_thread(self.view.loader, self.view.main_thread))
+
+    @cached_property
+    def warming_up(self) -> Intervals:
+        return both(all_time(self.bounds), on_thread(self.view.warming_up, self.view.main_thread))
+
+    @cached_property
+    def idle(self) -> IdleTime:
+        """When no operator was under way, by cause."""
+        busy = joined(host_compute(self.trace), host_communication(self.trace))
+        # Between the marks of two steps the profiler does its own work.
+        idle = without(
+            both(all_time(self.bounds), self.recorded.steps) if len(self.recorded.steps) else all_time(self.bounds),
+            busy,
+        )
+        when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
+        when["warm-up"] = both(idle, self.warming_up)
+        when["data"] = without(both(idle, self.loading), self.warming_up)
+        when["host"] = without(idle, joined(self.loading, self.warming_up))
+        return IdleTime(when, np.zeros(len(self.trace.calls), np.int64))
+
+    @cached_property
+    def stalls(self) -> Intervals:
+        """Of the host's own idle time, stretches far longer than usual."""
+        own = self.idle.when["host"]
+        return both(own, pauses(without(all_time(self.bounds), own), self.bounds, step_ns(self.recorded, self.bounds)))
+
+    @cached_property
+    def python(self) -> Intervals:
+        """Short stretches between one operator and the next."""
+        return without(self.idle.when["host"], self.stalls)
+
+    @cached_property
+    def own_ns(self) -> Ints:
+        """For each operator, its time without those it called."""
+        return self_times(self.links)[0]
+
+    def named(self, is_meant: Callable[[Described], bool]) -> Mask:
+        """Operators whose name tells what is meant."""
+        names, column = self.trace.names, self.trace.operators.name
+        meant = [number for number in distinct(column).tolist() if is_meant(describe(names[number]))]
+        found: Mask = np.isin(column, meant)
+        return found
+
+    def with_helpers(self, rows: Mask) -> Mask:
+        """With the operators that these call to prepare their work: views, allocations, conversions of a number."""
+        names, column, nesting = self.trace.names, self.trace.operators.name, self.links.nesting
+        helping = [number for number in distinct(column).tolist() if class_of(names[number]) in ("other", "copy")]
+        helps, found = np.isin(column, helping), rows.copy()
+        for level in list(nesting.levels())[1:]:
+            found[level] |= helps[level] & found[nesting.parent[level]]
+        return found
+
+    @cached_property
+    def attention(self) -> Mask:
+        return attention_on_host(self.links)
+
+    @cached_property
+    def again(self) -> Mask:
+        return recomputed_operators(self.links)
+
+    def around(self, rows: Mask) -> int:
+        """The own time of the ranges around operators: the Python that calls these is in there."""
+        parent = self.links.nesting.parent[rows]
+        around = distinct(parent[(parent >= 0) & ~rows[np.maximum(parent, 0)]])
+        return int(self.own_ns[around].sum())
+
+    def python_beside(self, rows: Mask) -> int:
+        """Of the Python between operators, what touches one of these."""
+        operators, python = self.trace.operators, self.python
+        touching = np.isin(python.start, operators.end[rows]) | np.isin(python.end, operators.start[rows])
+        return int((python.end - python.start)[touching].sum())
+
+    @cached_property
+    def calling(self) -> int:
+        """The time of operators that take no longer than the Python between two of them: most of it is being called."""
+        longest = usual(self.python.end - self.python.start)
+        return int(self.own_ns[self.own_ns <= longest].sum())
+
+    @cached_property
+    def numbers_read(self) -> Mask:
+        """Operators that turn a tensor into a number of Python."""
+        return matching(self.trace, self.trace.operators, _READS_A_NUMBER)
+
+    def longest(self, rows: Mask) -> str:
+        return _longest(self.trace, self.trace.operators.name[rows], self.own_ns[rows])
