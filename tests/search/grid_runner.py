@@ -1,4 +1,4 @@
-"""A grid in a process that can be killed: `python sweep_runner.py STORE fake|killed|cpu NAME [SEED]`."""
+"""A grid in a process that can be killed: `python grid_runner.py STORE fake|killed|cpu NAME [SEED]`."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class _Study:
             if self._parts:  # the first stage has made room; what it measured stays
                 how = msgspec.structs.replace(how, resume=True)
             if self._about.get("explain") and self._workspace.keeps and not how.dry_run:
-                roofline(device=ready[0].get("device", "auto"), workspace=self._workspace)
+                roofline(device=_device_of(ready[0]), workspace=self._workspace)
             try:
                 part = measure_tables(
                     ready,
@@ -232,9 +232,7 @@ class _Study:
         jobs = self._jobs if self._jobs is not None else self._about.get("jobs", 1)
         if jobs != "auto":
             return int(jobs)
-        (spec,) = self._workspace.checked(
-            specs_of(self._workspace, "simple_cnn", device=table.get("device", "auto"))[0]
-        )
+        (spec,) = self._workspace.checked(specs_of(self._workspace, "simple_cnn", device=_device_of(table))[0])
         usual = usual_jobs(spec)
         return usual if spec.device == "cpu" else 2 * usual  # on a GPU most of them wait
 
@@ -298,7 +296,7 @@ class _Study:
         rows = [row for part in self._parts for row in part.rows]
         speeds = {row.record_id: row.throughput_per_s for row in rows if row.throughput_per_s}
         records = [record for part in self._parts for record in part.records if record.id in speeds]
-        here = [record for record in records if device in (None, record.spec.device)]
+        here = [record for record in records if not listed(device) or record.spec.device in listed(device)]
         if not here:
             raise _Skipped("no run before it on this device has a speed")
         return max(here, key=lambda record: speeds[record.id])
@@ -332,6 +330,11 @@ class _Study:
             return None
         request = ProfileRequest(path=trace_name(spec), wait=0, warmup=1, active=1 if spec.device == "cpu" else 3)
         return After(profile=request, traces=self._workspace.traces)
+
+
+def _device_of(table: Mapping[str, Any]) -> str:
+    """The first device of a table of settings."""
+    return str((listed(table.get("device")) or ["auto"])[0])
 
 
 def _stages(tables: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -304,11 +304,11 @@ class Plan:
     left_out: tuple[LeftOut, ...] = ()
     idle_exclusions: tuple[IdleExclusion, ...] = ()
 
-    @property
+    @cached_property
     def cells(self) -> list[Cell]:
         return [cell for group in self.groups for cell in group]
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Settings that are not the same in all cells, apart from model, task and recipe."""
         specs = [cell.spec for cell in self.cells]

@@ -49,7 +49,7 @@ class TestJobs:
         assert f"{late.recipe} was given up: {late.seconds:.0f} s were not enough to prepare it" in told
 
     def test_what_does_not_fit_beside_others_is_tried_alone(self, history: History) -> None:
-        from test_race import Crowded
+        from test_decide import Crowded
 
         result = tuned(Crowded(landscape(), room=2), history, jobs=6)
         assert result.winner is not None
@@ -299,7 +299,7 @@ class TestCtrlC:
 
 class TestMemory:
     def test_a_recipe_that_fits_only_alone_is_still_tried(self, history: History) -> None:
-        from test_race import Crowded
+        from test_decide import Crowded
 
         door = Crowded(landscape(), room=1)
         result = tuned(door, history)
