@@ -138,6 +138,16 @@ class TestLargest:
         assert found.max_batch is None
         assert len(found.trials) == 1
         assert "no such weights" in str(found.notes[0])
+        assert found.max_batch_below is None, "a refused model says nothing about what fits"
+
+    def test_where_nothing_fits_the_smallest_that_ran_out_of_memory_is_the_bound(self) -> None:
+        def failure(spec: RunSpec) -> Failure | None:
+            return Failure(stage="build", kind="user", message="at least 8") if batch_of(spec) < 8 else None
+
+        landscape = Landscape(step_s=0.01, memory_bytes=lambda spec: 2**40, failure=failure)
+        assert (find(landscape).max_batch, find(landscape).max_batch_below) == (None, 8)
+        landscape = Landscape(step_s=0.01, memory_bytes=lambda spec: 2**40)
+        assert (find(landscape).max_batch, find(landscape).max_batch_below) == (None, 1)
 
     def test_max_batch_ends_the_search(self) -> None:
         found = find(

@@ -19,7 +19,7 @@ from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_count, format_ratio, format_seconds, format_share
 from redline.report.export import JsonDocument, json_document
 from redline.report.profile import DEFAULT_ROWS, STYLE
-from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, plain_table, table
+from redline.report.terminal import Fitted, make_table, markdown_line, markdown_table, one_line, plain_table
 
 STYLES = {
     "faster": "green",
@@ -104,14 +104,13 @@ def _part_cells(metric: Metric) -> list[str]:
 
 
 def compare_markdown(found: Comparisons, first: str, other: str) -> str:
-    rows = [[cell(value) for value in comparison_cells(each)] for each in found.comparisons]
-    parts_of = part_rows(found)
+    rows, parts_of = [comparison_cells(row) for row in found.comparisons], part_rows(found)
     parts = [
-        [f"## {escaped(first, 120)} (A) against {escaped(other, 120)} (B)", ""],
-        table(list(HEADERS), rows) if rows else [],
-        ["", *table(list(PART_HEADERS), [[cell(value) for value in line] for line in parts_of])] if parts_of else [],
-        ["", *(f"- {escaped(line, 500)}" for line, _ in _remarks(found))],
-        ["", f"**{escaped(conclusion(found))}** A/B is time of A over time of B: above 1, B is faster."],
+        [markdown_line("## {} (A) against {} (B)", first, other), ""],
+        markdown_table(HEADERS, rows) if rows else [],
+        ["", *markdown_table(PART_HEADERS, parts_of)] if parts_of else [],
+        ["", *(markdown_line("- {}", line) for line, _ in _remarks(found))],
+        ["", markdown_line("**{}** A/B is time of A over time of B: above 1, B is faster.", conclusion(found))],
     ]
     return "\n".join(line for part in parts for line in part) + "\n"
 

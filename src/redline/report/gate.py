@@ -15,7 +15,7 @@ from redline.analyze.gate import GateRow, GateVerdict
 from redline.model.fields import Frozen
 from redline.model.units import format_bytes, format_seconds
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, table
+from redline.report.terminal import Fitted, make_table, markdown_line, markdown_table, one_line
 
 STYLES = {
     "faster": "green",
@@ -60,12 +60,12 @@ def gate_report(rows: Sequence[GateRow], baseline: str) -> RenderableType:
 
 
 def gate_markdown(rows: Sequence[GateRow], baseline: str) -> str:
-    cells = [[cell(value) for value in _cells(row)[:-1]] + [f"{SIGNS[row.verdict]} {row.verdict}"] for row in rows]
+    cells = [[*_cells(row)[:-1], f"{SIGNS[row.verdict]} {row.verdict}"] for row in rows]
     parts = [
-        [f"## Performance against {escaped(baseline, 120)}", ""],
-        table(list(HEADERS), cells),
-        ["", *(f"- {escaped(line, 500)}" for line, _ in _remarks(rows))],
-        ["", f"**{escaped(conclusion(rows), 500)}**"],
+        [markdown_line("## Performance against {}", baseline), ""],
+        markdown_table(HEADERS, cells),
+        ["", *(markdown_line("- {}", line) for line, _ in _remarks(rows))],
+        ["", markdown_line("**{}**", conclusion(rows))],
     ]
     return "\n".join(line for part in parts for line in part) + "\n"
 

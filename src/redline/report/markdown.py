@@ -14,10 +14,10 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.model.identity import Benchmark, Subject, across_devices, benchmark_of
 from redline.model.record import RunRecord
-from redline.model.units import format_bytes, format_ratio, format_seconds, format_share, significant
+from redline.model.units import counted, format_bytes, format_ratio, format_seconds, format_share, significant
 from redline.report.cells import energy_cells, energy_columns, generation_cells
 from redline.report.contents import METHOD, Contents, machines_of
-from redline.report.terminal import cell, escaped, table
+from redline.report.terminal import markdown_line, markdown_table
 from redline.report.train import epoch_cells, epoch_headers, title_of, where_time_goes
 from redline.report.tune import tune_markdown
 from redline.search.tune.gains import waterfall
@@ -53,9 +53,9 @@ def markdown(contents: Contents, pictures: Mapping[str, str]) -> str:
 
 
 def _head(contents: Contents) -> Iterator[str]:
-    yield f"# {escaped(contents.title, 200)}"
+    yield markdown_line("# {}", contents.title)
     yield ""
-    yield f"**{escaped(contents.headline, 400)}**"
+    yield markdown_line("**{}**", contents.headline)
     failed = sum(row.failure is not None for row in contents.rows)
     times = [record.created_at for record in contents.records]
     if times:
@@ -63,7 +63,7 @@ def _head(contents: Contents) -> Iterator[str]:
         span = " to ".join(dict.fromkeys(_day(each) for each in (min(times), max(times))))
         yield f"{len(contents.rows)} records{f', {failed} failed' if failed else ''}, measured {span} (UTC)."
     for each in contents.notes:
-        yield f"\n> {escaped(str(each), 400)}"
+        yield markdown_line("\n> {}", each)
 
 
 def _trainings(contents: Contents) -> Iterator[str]:
@@ -72,16 +72,16 @@ def _trainings(contents: Contents) -> Iterator[str]:
     yield "## Training on data"
     for row in contents.trainings[:MOST_ROWS]:
         yield ""
-        yield f"**{escaped(title_of(row), 300)}**"
+        yield markdown_line("**{}**", title_of(row))
         yield ""
-        yield from table(epoch_headers(row), [[cell(each) for each in cells] for cells in epoch_cells(row)])
+        yield from markdown_table(epoch_headers(row), epoch_cells(row))
         yield ""
         if row.failure is not None:
-            yield f"- failed: {escaped(row.failure, 400)}"
+            yield markdown_line("- failed: {}", row.failure)
         if told := where_time_goes(row):
-            yield f"- where the time goes: {told}"
-        yield f"- bound: {escaped(f'{row.bound.label}: {row.bound.evidence}', 400)}"
-        yield from (f"- {escaped(str(each), 400)}" for each in row.notes)
+            yield markdown_line("- where the time goes: {}", told)
+        yield markdown_line("- bound: {}: {}", row.bound.label, row.bound.evidence)
+        yield from (markdown_line("- {}", note) for note in row.notes)
 
 
 def _across(contents: Contents) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _across(contents: Contents) -> Iterator[str]:
     for line in contents.lines if contents.across else ():
         if line.row.throughput_per_s and not line.is_capture:
             found.setdefault(across_devices(benchmark_of(line.record)), []).append((line.row, line.record))
-    cells = []
+    cells: list[Sequence[object]] = []
     for benchmark, rows in found.items():
         rows.sort(key=lambda pair: pair[0].throughput_per_s or 0.0)
         slowest = rows[0][0].throughput_per_s or math.inf
@@ -98,21 +98,14 @@ def _across(contents: Contents) -> Iterator[str]:
             threads = record.prepared.environment.threads if record.prepared is not None else None
             what = f"{benchmark.model} · {benchmark.task} · batch {benchmark.batch or '–'} · {benchmark.recipe}"
             rate = row.throughput_per_s or 0.0
-            cells.append(
-                [
-                    cell(what),
-                    cell(row.device_name or row.device),
-                    str(threads or "–"),
-                    rate_figure(rate),
-                    f"{rate / slowest:.3g}×",
-                ]
-            )
+            device = row.device_name or row.device
+            cells.append([what, device, threads or "–", rate_figure(rate), f"{rate / slowest:.3g}×"])
     if cells:
         yield "## Across devices and thread counts"
         yield ""
         yield "As asked for: these rows differ in where they ran, so there is no interval."
         yield ""
-        yield from table(["workload", "device", "threads", "items/s", "× the slowest"], cells)
+        yield from markdown_table(["workload", "device", "threads", "items/s", "× the slowest"], cells)
 
 
 def _advice(contents: Contents) -> Iterator[str]:
@@ -121,11 +114,11 @@ def _advice(contents: Contents) -> Iterator[str]:
     yield "## What to do"
     yield ""
     for subject, together in groupby(contents.advice, key=lambda each: each.subject):
-        yield f"### {escaped(str(subject), 200)}"
+        yield markdown_line("### {}", subject)
         yield ""
         for each in together:
-            yield f"- **{escaped(each.headline, 400)}**"
-            yield from (f"  - {escaped(detail, 500)}" for detail in each.details)
+            yield markdown_line("- **{}**", each.headline)
+            yield from (markdown_line("  - {}", detail) for detail in each.details)
         yield ""
 
 
@@ -135,7 +128,7 @@ def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
     yield "## Pictures"
     yield ""
     for title, path in pictures.items():
-        yield f"![{escaped(title, 160)}]({path})"
+        yield markdown_line("![{}]", title) + f"({path})"
         yield ""
 
 
@@ -152,17 +145,18 @@ def _results(contents: Contents) -> Iterator[str]:
         together.setdefault(line.subject, []).append(line)
     for subject, lines in together.items():
         yield ""
-        yield f"### {escaped(str(subject), 200)}"
+        yield markdown_line("### {}", subject)
         yield ""
         repeated = any(len(line.rates) > 1 for line in lines)
         measured = [line.row for line in lines if line.row.failure is None]
         item = next((line.row.item for line in lines if line.row.item), "items")
-        metered = energy_columns(measured, cell(item), on_gpu=any(row.device != "cpu" for row in measured))
+        metered = energy_columns(measured, item, on_gpu=any(row.device != "cpu" for row in measured))
         rows = [
             [*_result(line), *_metered(line.row, metered), *([line.told] if repeated else [])]
             for line in _in_order(lines)
         ]
-        yield from table([*_headers(item, subject.task), *metered.values(), *(["processes"] if repeated else [])], rows)
+        headers = [*_headers(item, subject.task), *metered.values(), *(["processes"] if repeated else [])]
+        yield from markdown_table(headers, rows)
         yield from _remarks([line.row for line in lines])
     if len(every) > MOST_ROWS:
         yield f"\n{len(every) - MOST_ROWS} older ones are in `results.csv`."
@@ -185,16 +179,16 @@ TOKEN_HEADERS = ("TTFT", "TPOT", "TPOT p95", "prefill tok/s", "decode tok/s", "c
 
 def _headers(item: str, task: str) -> list[str]:
     times = TOKEN_HEADERS if task == "generate" else ("p50", "p95")
-    return ["recipe", "batch", f"{cell(item)}/s", "±", *times, "memory", "vs first", "rel. error", "bound", "verdict"]
+    return ["recipe", "batch", f"{item}/s", "±", *times, "memory", "vs first", "rel. error", "bound", "verdict"]
 
 
 def _result(line: Line) -> list[str]:
     row = line.row
-    name = cell(row.recipe) + (" (beside a profile)" if line.is_capture else "")
+    name = row.recipe + (" (beside a profile)" if line.is_capture else "")
     batch = "–" if row.batch is None else str(row.batch)
     if row.failure is not None:
         unknown = len(_headers("", row.task)) - 3
-        return [name, batch, *["–"] * unknown, cell(f"failed: {row.failure.kind} at {row.failure.stage}")]
+        return [name, batch, *["–"] * unknown, f"failed: {row.failure.kind} at {row.failure.stage}"]
     latency, interval = row.latency_s, row.throughput_interval
     times = [format_seconds(latency.p50 if latency else None), format_seconds(latency.p95 if latency else None)]
     if row.task == "generate":
@@ -209,7 +203,7 @@ def _result(line: Line) -> list[str]:
         _versus(row),
         error_text(row.numerics, with_steps=True),
         row.bound.label,
-        cell(", ".join(row.verdict.labels)),
+        ", ".join(row.verdict.labels),
     ]
 
 
@@ -229,11 +223,11 @@ def _versus(row: RunSummary) -> str:
 def _remarks(rows: Sequence[RunSummary]) -> Iterator[str]:
     told = []
     for row in rows:
-        where = f"{cell(row.recipe)} at batch {row.batch}" if row.batch else cell(row.recipe)
+        where = f"{row.recipe} at batch {row.batch}" if row.batch else row.recipe
         if row.failure is not None:
-            told.append(f"- {where} failed: {escaped(row.failure.told, 300)}")
+            told.append(markdown_line("- {} failed: {}", where, row.failure.told))
         elif not row.verdict.trusted:
-            told += [f"- {where}: {escaped(str(reason), 300)}" for reason in row.verdict.reasons]
+            told += [markdown_line("- {}: {}", where, reason) for reason in row.verdict.reasons]
     if told:
         yield ""
         yield from told
@@ -246,20 +240,14 @@ def _knees(contents: Contents) -> Iterator[str]:
     yield "## Where larger batches stop paying"
     yield ""
     rows = [
-        [
-            cell(str(curve.subject)),
-            cell(curve.recipe),
-            str(knee.batch),
-            f"{knee.share:.0%}",
-            significant(knee.limit_per_s, 4),
-        ]
+        [curve.subject, curve.recipe, knee.batch, f"{knee.share:.0%}", significant(knee.limit_per_s, 4)]
         for curve, knee in known
     ]
-    yield from table(["subject", "recipe", "knee", "of the limit", "limit, items/s"], rows, left=2)
+    yield from markdown_table(["subject", "recipe", "knee", "of the limit", "limit, items/s"], rows, left=2)
 
 
 def _cold_starts(contents: Contents) -> Iterator[str]:
-    rows = []
+    rows: list[Sequence[object]] = []
     told = set()
     for subject, row in zip(contents.subjects, contents.rows, strict=True):
         cold = row.cold_start_s
@@ -269,14 +257,14 @@ def _cold_starts(contents: Contents) -> Iterator[str]:
         if start not in told:  # a race opens its recipes again and again
             told.add(start)
             times = (cold.build_s, cold.first_call_s, cold.compile_s)
-            name, batch = cell(str(subject)), "–" if row.batch is None else str(row.batch)
-            rows.append([name, cell(row.recipe), batch, *map(format_seconds, times), cold.compile_cache or "–"])
+            batch = "–" if row.batch is None else row.batch
+            rows.append([subject, row.recipe, batch, *map(format_seconds, times), cold.compile_cache or "–"])
     if not rows:
         return
     yield "## Compiling"
     yield ""
     headers = ["subject", "recipe", "batch", "build", "first call", "of it compiling", "cache"]
-    yield from table(headers, rows[-MOST_ROWS:], left=2)
+    yield from markdown_table(headers, rows[-MOST_ROWS:], left=2)
 
 
 def _gains(contents: Contents) -> Iterator[str]:
@@ -284,10 +272,10 @@ def _gains(contents: Contents) -> Iterator[str]:
         yield "## From the baseline to the fastest recipe"
     for path in contents.gain_paths:
         yield ""
-        yield f"### {escaped(path.title, 200)}"
+        yield markdown_line("### {}", path.title)
         yield ""
-        rows = [[cell(bar.label), cell(bar.told), format_seconds(bar.seconds)] for bar in waterfall(path)]
-        yield from table(["recipe", "", "time of a step"], rows, left=2)
+        rows = [[bar.label, bar.told, format_seconds(bar.seconds)] for bar in waterfall(path)]
+        yield from markdown_table(["recipe", "", "time of a step"], rows, left=2)
 
 
 def _profiles(contents: Contents) -> Iterator[str]:
@@ -298,31 +286,26 @@ def _profiles(contents: Contents) -> Iterator[str]:
         capture = profile.capture
         name = f"{capture.model} · {capture.task} · {capture.recipe} · batch {capture.batch}" if capture else "trace"
         yield ""
-        yield f"### {escaped(name, 200)}"
+        yield markdown_line("### {}", name)
         yield ""
-        yield f"Bound: {profile.bound.label}. {escaped(str(profile.bound.evidence), 300)}."
+        yield markdown_line("Bound: {}. {}.", profile.bound.label, profile.bound.evidence)
         yield ""
         for finding in profile.findings:
-            yield f"- **{finding.code}**, at most {finding.gain_bound:.2f}× faster without it: {escaped(finding.evidence, 400)}"
-            yield f"  - next: {escaped(finding.next, 300)}"
+            gain = f"{finding.gain_bound:.2f}×"
+            yield markdown_line("- **{}**, at most {} faster without it: {}", finding.code, gain, finding.evidence)
+            yield markdown_line("  - next: {}", finding.next)
         yield ""
         classes = [
-            [row.name, format_seconds(row.total_s), format_share(row.share), str(row.calls)] for row in profile.classes
+            [row.name, format_seconds(row.total_s), format_share(row.share), row.calls] for row in profile.classes
         ]
-        yield from table(["class", "total", "share", "calls"], classes)
+        yield from markdown_table(["class", "total", "share", "calls"], classes)
         if profile.kernels:
             yield ""
             kernels = [
-                [
-                    cell(row.short_name),
-                    row.kernel_class,
-                    str(row.calls),
-                    format_seconds(row.total_s),
-                    format_share(row.share),
-                ]
+                [row.short_name, row.kernel_class, row.calls, format_seconds(row.total_s), format_share(row.share)]
                 for row in profile.kernels[:KERNELS]
             ]
-            yield from table(["kernel", "class", "calls", "total", "share"], kernels, left=2)
+            yield from markdown_table(["kernel", "class", "calls", "total", "share"], kernels, left=2)
 
 
 def _environment(contents: Contents) -> Iterator[str]:
@@ -332,9 +315,9 @@ def _environment(contents: Contents) -> Iterator[str]:
     yield "## Environment"
     for machine in machines:
         yield ""
-        yield f"### {escaped(machine.device, 120)} ({machine.records} record{'' if machine.records == 1 else 's'})"
+        yield markdown_line("### {} ({})", machine.device, counted(machine.records, "record"))
         yield ""
-        yield from (f"- {name}: {escaped(value, 400)}" for name, value in machine.facts)
+        yield from (markdown_line("- {}: {}", name, value) for name, value in machine.facts)
 
 
 def _in_order(lines: Sequence[Line]) -> list[Line]:

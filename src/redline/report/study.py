@@ -14,7 +14,7 @@ from redline.report.canvas import COLOURS, label_text, log_ticks, new_figure, sa
 from redline.report.cells import ratio_cell
 from redline.report.grid import plain_table
 from redline.report.plots import Measured, batch_ticks, latency_ms_of, throughput_of
-from redline.report.terminal import cell, table
+from redline.report.terminal import markdown_line, markdown_table
 
 MARKERS = "osD^vP"
 
@@ -30,9 +30,10 @@ def study_markdown(
 ) -> str:
     """The page of a study: its question, its pictures and its table."""
     headers, cells = plain_table(summary, rows, rungs, columns)
-    lines = table(headers, [[cell(text) for text in line] for line in cells], left=2)
+    lines = markdown_table(headers, cells, left=2)
+    told = (markdown_line("{}\n", sentence) for sentence in sentences if sentence)
     shown = [f"![{path.stem}]({path.name})" for path in pictures]
-    return "\n".join([f"# {title}", "", *(f"{text}\n" for text in sentences if text), *shown, "", *lines, ""])
+    return "\n".join([markdown_line("# {}", title), "", *told, *shown, "", *lines, ""])
 
 
 def why(rows: Sequence[RunSummary]) -> str:

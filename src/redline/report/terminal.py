@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from redline.model.units import printable
+from redline.model.units import THIN_SPACE, printable
 
 PIPE_WIDTH = 160
 """Where there is no terminal to measure and COLUMNS says nothing: wide enough for every column."""
@@ -168,28 +168,33 @@ def _wrapped(cell: RenderableType, width: int) -> Text:
 
 def one_line(text: str, longest: int | None = None) -> str:
     """The text on one line: white space becomes one space, control characters are removed; the end is kept when it is cut."""
-    line = printable(" ".join(text.split()))
+    line = printable(_SPACES.sub(" ", text).strip(" "))
     return line if longest is None or len(line) <= longest else f"{line[: longest - 9]}…{line[-8:]}"
 
 
-LONGEST = 80
+LONGEST_CELL, LONGEST_TEXT = 80, 500
+"""Characters of a text in Markdown, in a table and elsewhere; the middle of a longer one is left out."""
+_SPACES = re.compile(rf"[^\S{THIN_SPACE}]+")
+"""White space but for the thin space between the digits of a number."""
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~$])")
 _LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 
-def escaped(text: str, longest: int | None = None) -> str:
+def markdown_line(form: str, *texts: object) -> str:
+    """One line of Markdown: `form` is ours and has a `{}` for each text, which is escaped, because anyone may have written it."""
+    return form.format(*(_escaped(str(text), LONGEST_TEXT) for text in texts))
+
+
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> list[str]:
+    """Lines of a table whose first `left` columns are texts and whose others are numbers; every cell is escaped."""
+    rule = ["---" if index < left else "---:" for index in range(len(headers))]
+    cells = [[_escaped(str(cell), LONGEST_CELL) for cell in row] for row in (headers, *rows)]
+    return ["| " + " | ".join(line) + " |" for line in (cells[0], rule, *cells[1:])]
+
+
+def _escaped(text: str, longest: int) -> str:
     """On one line, cut where it is too long, with Markdown and HTML escaped."""
     line = one_line(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
     line = _SPECIAL.sub(r"\\\1", line)
     # At the start of a line these would begin a list, a quote or a heading's underline.
     return _LEADING.sub(lambda match: "".join(f"&#{ord(one)};" for one in match.group(1)), line)
-
-
-def cell(text: str) -> str:
-    return escaped(text, LONGEST)
-
-
-def table(headers: list[str], rows: list[list[str]], *, left: int = 1) -> list[str]:
-    """Lines of a table whose first `left` columns are texts and whose others are numbers; cells are escaped already."""
-    rule = ["---" if index < left else "---:" for index in range(len(headers))]
-    return ["| " + " | ".join(line) + " |" for line in (headers, rule, *rows)]

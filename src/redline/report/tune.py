@@ -18,7 +18,7 @@ from redline.model.units import counted, format_seconds, format_share, significa
 from redline.model.work import Facts
 from redline.report.cells import energy_cells, energy_columns, error_cell
 from redline.report.grid import VERDICT_STYLE
-from redline.report.terminal import Fitted, cell, escaped, make_table, table
+from redline.report.terminal import Fitted, make_table, markdown_line, markdown_table
 from redline.search.tune.record import Spent
 from redline.search.tune.result import Ranked, TuneSummary
 from redline.search.tune.winner import Winner
@@ -310,28 +310,28 @@ def tune_markdown(searches: Sequence[TuneSummary], most_rows: int) -> Iterator[s
         yield "## Searches for the fastest recipe"
     for found in searches:
         yield ""
-        yield f"### {escaped(f'{found.model} · {found.task} · batch {found.batch} · {found.objective}', 200)}"
+        yield markdown_line("### {} · {} · batch {} · {}", found.model, found.task, found.batch, found.objective)
         yield ""
-        yield f"**{escaped(answer(found), 400)}**"
+        yield markdown_line("**{}**", answer(found))
         yield ""
-        yield from (f"- {escaped(line, 400)}" for line in [*_about_the_step(found), *reasons(found)])
-        yield f"- {escaped(spent_told(found), 400)}"
+        for line in (*_about_the_step(found), *reasons(found), spent_told(found)):
+            yield markdown_line("- {}", line)
         yield ""
         metered = energy_columns(found.ranking, "item", on_gpu=not found.device.startswith("cpu"))
         rows = [
             [
-                cell(row.recipe),
-                cell(remark(found, row)),
+                row.recipe,
+                remark(found, row),
                 ratio_told(row),
                 row.verdict,
                 error_text(row.numerics, with_steps=True),
-                compile_told(row).replace("<", "&lt;"),
+                compile_told(row),
                 *(energy_cells(row)[name] for name in metered),
             ]
             for row in found.ranking[:most_rows]
         ]
         headers = ["recipe", "", "vs baseline", "verdict", "rel. error", "compile s", *metered.values()]
-        yield from table(headers, rows, left=2)
+        yield from markdown_table(headers, rows, left=2)
         if found.snippet is not None:
             yield ""
             yield "The winner without Redline:"

@@ -106,6 +106,16 @@ class BatchSearch:
     def largest(self) -> int:
         return max((trial.batch for trial in self.trials if trial.fits), default=0)
 
+    @property
+    def upper(self) -> float:
+        """The largest batch lies below this, however far one asked to look.
+
+        Where no batch ran, only a lack of memory says so: a model that is refused, or breaks, does that at any batch.
+        """
+        if self.largest:
+            return bounds(self.tried, self.room).upper
+        return min((trial.batch for trial in self.trials if trial.is_oom), default=math.inf)
+
     def was_tried(self, batch: int) -> bool:
         return any(trial.batch == batch for trial in self.trials)
 
@@ -126,8 +136,7 @@ def search_batch(
         find_knee(search)
     if search.largest and slo:
         find_under_target(search, slo)
-    upper = bounds(search.tried, search.room).upper  # how far one asked to look is no bound
-    return batch_summary(search.records, search.trials, upper=upper, slo=slo, multiple=search.multiple)
+    return batch_summary(search.records, search.trials, upper=search.upper, slo=slo, multiple=search.multiple)
 
 
 def require_batches(specs: Sequence[RunSpec]) -> None:

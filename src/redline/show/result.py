@@ -21,8 +21,7 @@ from redline.model.note import Note
 from redline.model.units import printable
 from redline.report.canvas import save_figure
 from redline.report.export import JsonDocument, harmless, safe_document
-from redline.report.terminal import Fitted, as_text, cell, escaped, make_table
-from redline.report.terminal import table as markdown_table
+from redline.report.terminal import Fitted, as_text, make_table, markdown_line, markdown_table
 
 SCHEMA = 3
 """The version of the JSON document. It is raised when a field changes its meaning or goes away."""
@@ -170,28 +169,22 @@ def _note_lines(notes: Sequence[tuple[str, Note]], *, verbose: bool) -> Iterator
 
 
 def markdown(result: Result) -> str:
-    lines = [f"**{escaped(str(result.headline))}**", ""] if result.headline is not None else []
+    lines = [markdown_line("**{}**", result.headline), ""] if result.headline is not None else []
     for table in result.tables:
         if not table.rows:
             continue
         names = table.names
-        headers = [cell(table.header(name)) for name in names]
-        rows = [
-            [
-                cell("  " * row.depth + row.cell(name)) if at == 0 else cell(row.cell(name))
-                for at, name in enumerate(names)
-            ]
-            for row in table.rows
-        ]
+        headers = [table.header(name) for name in names]
+        rows = [[row.cell(name) for name in names] for row in table.rows]
         left = next((at for at, name in enumerate(names) if table.is_number(name) and at), len(names))
-        lines += [f"### {escaped(table.title)}", ""] if table.title else []
+        lines += [markdown_line("### {}", table.title), ""] if table.title else []
         lines += [*markdown_table(headers, rows, left=left), ""]
-        lines += [f"- {escaped(_called(row))}: {escaped(row.failure)}" for row in table.rows if row.failure]
+        lines += [markdown_line("- {}: {}", _called(row), row.failure) for row in table.rows if row.failure]
     for block in result.blocks:
-        lines += [f"### {escaped(block.title)}", ""] if block.title else []
+        lines += [markdown_line("### {}", block.title), ""] if block.title else []
         lines += [*(f"    {printable(line)}" for line in block.text.splitlines()), ""]
     notes = _all_notes(result, result.tables)
-    lines += [f"- {escaped(f'{about}: {each}' if about else str(each))}" for about, each in notes]
+    lines += [markdown_line("- {}", f"{about}: {each}" if about else each) for about, each in notes]
     lines += ["", f"Next: `{printable(result.next).replace('`', '')}`"] if result.next else []
     return "\n".join(lines).rstrip() + "\n"
 
