@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -19,7 +20,10 @@ from redline.bench.device.process import on_one_processor
 from redline.bench.device.rocm import RocmDevice
 from redline.bench.environment import few_threads
 from redline.bench.measure.blocks import Sampling
+from redline.bench.questions import check
 from redline.model.errors import SpecError, UnknownName, UsageError
+from redline.model.fields import MOST_RANKS
+from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.system.telemetry import cpu_name, nvml
 from redline.system.telemetry.amd import AmdCard, number, open_amd_card
 from redline.system.telemetry.nvml import NvmlCard
@@ -148,10 +152,10 @@ def test_names_of_devices_become_exact(torch_of: Callable[..., None]) -> None:
         ("cpu:0", "device cpu takes no index, got 'cpu:0'"),
         ("auto:1", "device auto takes no index, got 'auto:1'"),
         ("cuda:2", "device cuda:2 does not exist: 2 visible, numbered from 0"),
-        ("cuda:-1", "device cuda:-1 does not exist"),
-        ("cuda:one", "device cuda:one does not exist"),
-        ("cuda:²", "device cuda:² does not exist"),
-        ("cuda:0:1", "device cuda:0:1 does not exist"),
+        ("cuda:-1", "takes a number behind the colon, such as cuda:0, got .cuda:-1."),
+        ("cuda:one", "takes a number behind the colon, such as cuda:0, got .cuda:one."),
+        ("cuda:²", "takes a number behind the colon, such as cuda:0, got .cuda:²."),
+        ("cuda:0:1", "takes a number behind the colon, such as cuda:0, got .cuda:0:1."),
         ("rocm", "device rocm is not available: this torch was built for cuda; run 'redline doctor'"),
     ],
 )
@@ -160,6 +164,18 @@ def test_a_device_that_cannot_be_is_told_in_one_line(torch_of: Callable[..., Non
     with pytest.raises(UsageError, match=says) as caught:
         resolve_device(text)
     assert "\n" not in str(caught.value)
+
+
+def test_more_ranks_than_the_memory_holds_are_refused_before_any_starts() -> None:
+    spec = RunSpec(workload=WorkloadSpec(model="simple_cnn"), device="cpu", launch=LaunchSpec(door="torchrun"))
+    assert check(msgspec.structs.replace(spec, ranks=2)).usage is None
+    memory = psutil.virtual_memory().total
+    held = psutil.Process().memory_info()
+    most = memory // (held.rss - held.shared)
+    told = check(msgspec.structs.replace(spec, ranks=min(2 * most, MOST_RANKS))).usage
+    assert told is not None
+    assert f"{min(2 * most, MOST_RANKS)} ranks need" in told
+    assert "ask for fewer" in told
 
 
 def test_errors_about_devices_are_of_the_right_kind(torch_of: Callable[..., None]) -> None:

@@ -16,10 +16,10 @@ from redline.api.report import is_file
 from redline.api.workspace import Workspace
 from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
 from redline.model.errors import SpecError, UsageError
-from redline.model.fields import Frozen, require_choice
+from redline.model.fields import Frozen, require_choice, shown_number
 from redline.model.record import RunRecord
 from redline.model.spec import Recipe, RunSpec
-from redline.model.spec_table import TableError, layered, read_toml, specs_from_table
+from redline.model.spec_table import TableError, layered, read_toml, refuse_too_many, specs_from_table
 from redline.store.codec import read_exported
 
 LOOK_BACK = 200
@@ -72,6 +72,7 @@ def load_benchmarks(
     runs = document.pop("run", None)
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each benchmark as a [[run]] table")
+    refuse_too_many(len(runs), str(path))
     given = {} if threshold is None else {"threshold": threshold}
     found = []
     for number, run in enumerate(runs, 1):
@@ -79,9 +80,13 @@ def load_benchmarks(
         for each in _benchmarks(layered({"effort": "quick"}, document, run), overrides, where):
             asked = msgspec.structs.replace(each, **given, fail_on=(*each.fail_on, *fail_on))
             found.append(checked_benchmark(asked))
-    twice = [each.name for index, each in enumerate(found) if each.name in {other.name for other in found[:index]}]
-    if twice:
-        raise SpecError(f"{path}: two benchmarks are called {twice[0]!r}: give each [[run]] a name of its own")
+    names: set[str] = set()
+    for benchmark in found:
+        if benchmark.name in names:
+            raise SpecError(
+                f"{path}: two benchmarks are called {benchmark.name!r}: give each [[run]] a name of its own"
+            )
+        names.add(benchmark.name)
     return found, environment
 
 
@@ -138,7 +143,8 @@ def checked_benchmark(benchmark: GateBenchmark) -> GateBenchmark:
     for name in THRESHOLDS:
         value, most = getattr(benchmark, name), 1 if name == "threshold" else 10
         if not 0 < value < most:
-            raise SpecError(f"{benchmark.name}: {name} must be above 0 and below {most}, got {value:g}: 0.05 is 5 %")
+            got = shown_number(value)
+            raise SpecError(f"{benchmark.name}: {name} must be above 0 and below {most}, got {got}: 0.05 is 5 %")
     for name in benchmark.fail_on:
         require_choice("fail-on", name, CheckName)
     in_order = tuple(name for name in get_args(CheckName) if name in benchmark.fail_on)

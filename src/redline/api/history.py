@@ -308,11 +308,13 @@ class Recovered(Frozen):
 def recover(output: str | Path, *, history: str | Path | None = None) -> Recovered:
     """Write every record that can be read of a damaged SQLite history to a new file. The damaged file stays as it is."""
     url = resolve(None if history is None else str(history))
-    path, output = file_of(url), Path(output)
+    path, output = file_of(url), Path(output).absolute()
     if path is None:
         raise UsageError(f"only a SQLite file can be recovered, and the history is at {describe(url)}")
     if output.exists():
         raise UsageError(f"{output} is already there: name a new file")
+    if not output.parent.is_dir():
+        raise UsageError(f"cannot write {output}: there is no folder {output.parent}")
     found = salvage(path)
     if not found.records:
         raise UsageError(f"no record can be read in {path}")

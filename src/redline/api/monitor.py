@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -14,7 +13,7 @@ from rich.console import RenderableType
 
 from redline.model.environment import TelemetrySample
 from redline.model.errors import UsageError
-from redline.model.fields import Frozen
+from redline.model.fields import Frozen, require_seconds
 from redline.report.export import JsonDocument, json_document
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Bars, Shown
@@ -234,8 +233,7 @@ def monitor(
     machine: Machine | None = None,
 ) -> MonitorResult:
     """Look at every device until the time is over, the attached process ends or Ctrl-C comes; then add it up."""
-    if not 0 < interval_s < math.inf:
-        raise UsageError(f"the interval must be a number of seconds above 0, got {interval_s}")
+    require_seconds("interval", interval_s)
     machine = machine or Machine(attach=attach)
     kept: list[DeviceLook] = []
     try:

@@ -389,7 +389,8 @@ def _listening(host: str, port: int) -> socket.socket:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections take it over
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
         listening.bind((host, port))
-    except OSError as error:
-        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # not a name that could be looked up
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(f"cannot listen on {host} port {port}: {why or error}") from None
     listening.listen(128)
     return listening

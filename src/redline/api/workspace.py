@@ -16,7 +16,7 @@ from redline.launch import Door, open_door
 from redline.model.environment import Environment
 from redline.model.errors import BenchError, Interrupted, UsageError
 from redline.model.identity import device_key
-from redline.model.names import refuse_impossible_name
+from redline.model.names import refuse_impossible_device, refuse_impossible_name
 from redline.model.protocol import Ask, FailureReply, Progress, Reply
 from redline.model.questions import AskCheck, AskEnvironment, Checked, CheckedSpecs, EnvironmentAnswer, Question
 from redline.model.record import RunRecord
@@ -130,6 +130,7 @@ class Workspace:
         if self._door is None:  # a door that was handed in may lead to models of its own
             for spec in specs:
                 refuse_impossible_name(spec.workload)
+                refuse_impossible_device(spec.device)
         return self.ask(AskCheck(specs=tuple(specs)), CheckedSpecs, specs[0].launch).answers
 
     def checked(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
@@ -143,6 +144,7 @@ class Workspace:
         return [answer.spec for answer in answers]
 
     def environment(self, device: str, threads: int | None = None) -> Environment:
+        refuse_impossible_device(device)
         return self.ask(AskEnvironment(device=device, threads=threads), EnvironmentAnswer).environment
 
     @contextmanager

@@ -26,7 +26,7 @@ from redline.bench.workload.build import (
     settle_batch,
     understood,
 )
-from redline.bench.workload.ranks import refuse_shared_devices
+from redline.bench.workload.ranks import refuse_more_than_fit, refuse_shared_devices
 from redline.bench.workload.sources.live import remember_live
 from redline.bench.workload.workload import Workload
 from redline.model.errors import UsageError
@@ -139,7 +139,11 @@ def _check_ranks(spec: RunSpec, device: str) -> None:
         raise UsageError(
             f"{spec.ranks} ranks take one GPU each, from the first on: give --device {kind} without a number"
         )
-    if device != "cpu" and spec.launch.rendezvous is None:
+    if spec.launch.rendezvous is not None:
+        return
+    if device == "cpu":
+        refuse_more_than_fit(spec.ranks)
+    else:
         refuse_shared_devices(device.partition(":")[0], spec.ranks)
 
 

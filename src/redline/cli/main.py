@@ -88,6 +88,10 @@ app = typer.Typer(
 
 P = ParamSpec("P")
 
+UNNAMEABLE = (errno.ENAMETOOLONG, errno.ELOOP)
+"""What no file can be called, wherever it is asked for."""
+LONGEST_COMPLAINT = 2000
+"""Characters: a value that is quoted may be as long as a command line."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """What stdout says when it takes no more."""
 
@@ -186,6 +190,8 @@ NAMES = tuple(
 
 def _complain(message: str) -> None:
     """What a terminal would obey, in a name that the message quotes, is shown as a question mark."""
+    if len(message) > LONGEST_COMPLAINT:
+        message = f"{message[: LONGEST_COMPLAINT * 2 // 3]} … {message[-LONGEST_COMPLAINT // 3 :]}"
     shown = "\n".join(map(printable, message.splitlines()))
     print(f"redline: {shown}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
@@ -232,6 +238,9 @@ def _run() -> int:
         code = app_for(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
+        if error.errno in UNNAMEABLE and error.filename is not None:
+            _complain(f"{error.filename!r}: {error.strerror}")
+            return Exit.USAGE
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
         if error.errno != errno.EPIPE:  # whoever closes a pipe has read enough

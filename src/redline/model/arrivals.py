@@ -15,6 +15,7 @@ from typing import Protocol
 
 from redline.model.errors import SpecError
 from redline.model.fields import MOST_ITEMS, Count, Frozen, Items, Seconds, require_range, require_seconds
+from redline.model.files import MOST_SETTINGS_BYTES, open_to_read, read_up_to
 
 MOST_REQUESTS = 2_000_000
 """Per point: more would fill the desk's memory."""
@@ -129,7 +130,8 @@ def poisson_arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
 def read_arrivals(path: Path) -> tuple[float, ...]:
     """A recorded arrival file: one moment in seconds per line, in order; the first becomes 0. `#` begins a comment."""
     try:
-        lines = path.read_text().splitlines()
+        with open_to_read(path) as file:
+            lines = read_up_to(file, MOST_SETTINGS_BYTES, str(path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot read arrivals from {path}: {error}") from None
     moments: list[float] = []

@@ -1,4 +1,4 @@
-"""Model names that can be refused without torch: a typo should not cost an import of several seconds.
+"""Names of models and devices that can be refused without torch: a typo should not cost an import of several seconds.
 
 The bench knows which models there are; here only those are refused that it cannot know, because their names occur
 nowhere in the code of the library they would come from.
@@ -13,9 +13,10 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from redline.model.errors import UnknownName
+from redline.model.errors import SpecError, UnknownName
 from redline.model.spec import WorkloadSpec
 
+DEVICE_KINDS = ("cpu", "cuda", "rocm")
 BUILTIN_MODELS = {"simple_cnn": "classification", "transformer": "language"}
 """The models that Redline brings, and what they do."""
 SOURCES_GROUP = "redline.sources"
@@ -45,6 +46,17 @@ def refuse_impossible_name(workload: WorkloadSpec) -> None:
     if colon:
         raise UnknownName("model", workload.model, (f"{source}:{each}" for each in _known(source)))
     raise UnknownName("model", name, _known(source), hint="`redline models` lists them")
+
+
+def refuse_impossible_device(text: str) -> None:
+    """Raise where a text names no device on any machine; whether it is there is left to the bench."""
+    kind, colon, index = text.partition(":")
+    if kind not in ("auto", *DEVICE_KINDS):
+        raise UnknownName("device", text, ("auto", *DEVICE_KINDS), hint="write auto, cpu, cuda, cuda:1 or rocm:0")
+    if colon and kind in ("auto", "cpu"):
+        raise SpecError(f"device {kind} takes no index, got {text!r}")
+    if colon and not re.fullmatch("[0-9]{1,9}", index):
+        raise SpecError(f"device {kind} takes a number behind the colon, such as {kind}:0, got {text!r}")
 
 
 @cache

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, get_origin
 import msgspec
 
 from redline.model.errors import SpecError, closest
-from redline.model.fields import MOST_BYTES, MOST_ITEMS, Frozen, require_choice, require_range
+from redline.model.fields import MOST_BYTES, MOST_CELLS, MOST_ITEMS, Frozen, require_choice, require_range
+from redline.model.files import MOST_SETTINGS_BYTES, open_to_read, read_up_to
 from redline.model.settings import WHAT, Declared, plain_type, setting, settings_of
 from redline.model.spec import BASELINE, LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.model.training import DataSpec, TrainSpec
@@ -42,6 +43,10 @@ SHARED: Mapping[str, Declared] = {
 """Every setting of what is measured and how, by name: flags, keyword arguments and keys of TOML files have these names."""
 
 
+MOST_NESTED = 100
+"""Tables and lists inside each other in a TOML file; what Redline reads has four."""
+
+
 def read_toml(path: Path, *, trust: bool = False) -> dict[str, Any]:
     """A TOML file as a table; any mistake in it is one line.
 
@@ -49,21 +54,33 @@ def read_toml(path: Path, *, trust: bool = False) -> dict[str, Any]:
     else is refused then, unless `trust` says that it was read.
     """
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             owner = _owner(file.fileno())
-            document = tomllib.loads(file.read().decode())
+            document = tomllib.loads(read_up_to(file, MOST_SETTINGS_BYTES, str(path)).decode())
     except FileNotFoundError:
         raise SpecError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot read {path}: {error}") from None
     except (ValueError, RecursionError) as error:  # not TOML, a number of thousands of digits, tables without end
         raise SpecError(f"{path} is not TOML: {error}") from None
+    _refuse_deep(document, path)
     code = next(_code_named(document), None)
     if code is not None and not trust and owner not in (os.getuid(), 0):
         raise SpecError(
             f"{path} belongs to another user (id {owner}) and runs code ({code}): read it, then say so with --trust"
         )
     return document
+
+
+def _refuse_deep(document: dict[str, Any], path: Path) -> None:
+    """A line such as a.a.a = 1 nests tables as deep as it is long: neither recursion nor `repr` gets to the end of it."""
+    level: list[Any] = [document]
+    for _ in range(MOST_NESTED):
+        tables = [part for part in level if isinstance(part, dict | list)]
+        level = [inside for part in tables for inside in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return
+    raise SpecError(f"{path} nests tables or lists more than {MOST_NESTED} deep")
 
 
 def _owner(descriptor: int) -> int:
@@ -102,6 +119,7 @@ def read_runs(
     runs = document.pop("run", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")
+    refuse_too_many(len(runs), str(path))
     if not isinstance(quick, dict):
         raise SpecError(f"{path}: quick must be a table of the settings that --effort quick changes, got {quick!r}")
     given = dict(overrides or {})
@@ -115,6 +133,14 @@ def read_runs(
 
 ABOUT = ("title", "question", "name", "exclude", "columns", "explain", "jobs")
 """What a file of runs says of itself, beside the settings of its runs."""
+
+
+
+
+def refuse_too_many(count: int, where: str) -> None:
+    """More would take weeks to measure; a typing mistake, or a file by another program, easily makes millions."""
+    if count > MOST_CELLS:
+        raise TableError(_located(where, f"{count} things to measure are more than {MOST_CELLS}: split them"))
 
 
 class TableError(SpecError):
@@ -132,6 +158,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "") -> list[RunSpec]
     rest = dict(table)
     models = _names(rest.pop("model", []), "model", where)
     recipes = _names(rest.pop("recipe", BASELINE), "recipe", where)
+    refuse_too_many(len(models) * len(recipes), where)
     own_measure = rest.pop("measure", {})
     effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
     if not isinstance(tail, bool):

@@ -41,7 +41,7 @@ def check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is a file, not a folder" if folder.is_file() else error.strerror
+        why = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise SpecError(f"cannot write the report to {folder}: {why}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise SpecError(f"cannot write the report to {folder}: the folder is not writable")

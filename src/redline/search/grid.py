@@ -249,6 +249,9 @@ def setting_values(setting: str, value: Any) -> list[Any]:
     """The values of a setting; a single one for settings that are lists by nature, and for models and recipes."""
     if setting in ("model", "recipe", *STRUCTURED):
         return [value]
+    for part in listed(value):
+        if isinstance(part, dict | list | tuple | set):
+            raise SpecError(f"{setting} takes texts, numbers, true or false, or a list of them, got {part!r}")
     texts = [part.strip() for part in listed(value) if isinstance(part, str)]
     if setting in WHOLE and len(texts) == len(listed(value)) == 1 and _NUMBER.fullmatch(texts[0]):
         return [int(texts[0])]  # its range is checked where the spec is made

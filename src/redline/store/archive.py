@@ -16,6 +16,7 @@ import msgspec
 from sqlalchemy import insert, select
 
 from redline.model.errors import RecordError, StoreError, UsageError
+from redline.model.files import open_to_read
 from redline.store.codec import DAMAGE, PACKING_DAMAGE, open_unpacked, unpack
 from redline.store.layout import blocks, ceilings, marks, records, sweep_cells, tunes
 from redline.store.location import SQLITE_MAGIC
@@ -46,7 +47,7 @@ def is_archive(path: Path) -> bool:
 
 def is_history(path: Path) -> bool:
     """Whether it is a SQLite file, as a history is."""
-    return _begins_with(path, SQLITE_MAGIC, lambda path: path.open("rb"))
+    return _begins_with(path, SQLITE_MAGIC, open_to_read)
 
 
 def _begins_with(path: Path, magic: bytes, opened: Callable[[Path], BufferedIOBase]) -> bool:

@@ -17,6 +17,7 @@ from redline.analyze.blocks import timed_blocks
 from redline.model.environment import TelemetrySample
 from redline.model.errors import RecordError, RedlineError, SpecError, UsageError
 from redline.model.fields import LAST_MOMENT, Moment
+from redline.model.files import MOST_DOCUMENT_BYTES, open_to_read, read_up_to
 from redline.model.identity import Series, is_capture, series_of
 from redline.model.migrations import encode, migrate
 from redline.model.note import notes_from_texts
@@ -284,16 +285,20 @@ def _with_trace_path(record: RunRecord, path: str) -> RunRecord:
 
 def open_unpacked(path: Path) -> BufferedIOBase:
     """A file for reading, unpacked where gzip has compressed it."""
-    with path.open("rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if is_packed else path.open("rb")
+    file = open_to_read(path)
+    if file.peek(2)[:2] != b"\x1f\x8b":
+        return file
+    unpacked = gzip.GzipFile(fileobj=file)
+    # The file is closed with what unpacks it; the type in typeshed is narrower than what gzip takes.
+    unpacked.myfileobj = file  # type: ignore[assignment]
+    return unpacked
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds, also where gzip has compressed it."""
     try:
         with open_unpacked(path) as file:
-            return msgspec.json.decode(file.read())
+            return msgspec.json.decode(read_up_to(file, MOST_DOCUMENT_BYTES, str(path)))
     except PACKING_DAMAGE as error:
         raise UsageError(f"{path} is damaged: {error}") from None
     except OSError as error:

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -34,6 +35,7 @@ from redline.model.errors import SpecError, UsageError
 from redline.model.note import note
 from redline.model.protocol import AllReduce, AllReduced, Hello
 from redline.model.record import RankInfo
+from redline.model.units import format_bytes
 
 RENDEZVOUS_TIMEOUT_S = 120.0
 """For all ranks to come up."""
@@ -115,6 +117,17 @@ def refuse_shared_devices(kind: str, ranks: int) -> None:
         raise UsageError(
             f"{ranks} ranks need {ranks} {kind} devices, and this machine has {count}{f' ({names})' if names else ''}: "
             f"ranks that share a GPU take turns and do not scale; ask for {count} at most, or use --device cpu"
+        )
+
+
+def refuse_more_than_fit(ranks: int) -> None:
+    """Every rank on the CPU is a process that holds at least what this one does, which has loaded torch and no model."""
+    own, machine = psutil.Process().memory_info(), psutil.virtual_memory().total
+    least = ranks * (own.rss - own.shared)
+    if least > machine:
+        raise UsageError(
+            f"{ranks} ranks need {format_bytes(least)} before any of them has a model, and this machine has "
+            f"{format_bytes(machine)}: ask for fewer"
         )
 
 
