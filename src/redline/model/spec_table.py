@@ -119,7 +119,6 @@ def read_runs(
     runs = document.pop("run", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")
-    refuse_too_many(len(runs), str(path))
     if not isinstance(quick, dict):
         raise SpecError(f"{path}: quick must be a table of the settings that --effort quick changes, got {quick!r}")
     given = dict(overrides or {})
@@ -133,8 +132,6 @@ def read_runs(
 
 ABOUT = ("title", "question", "name", "exclude", "columns", "explain", "jobs")
 """What a file of runs says of itself, beside the settings of its runs."""
-
-
 
 
 def refuse_too_many(count: int, where: str) -> None:
