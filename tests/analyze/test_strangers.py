@@ -306,6 +306,25 @@ class TestWhereTheHostIsTheDevice:
         assert found.profile(tmp_path).findings[0].code == "host-bound"
         assert found.profile(tmp_path).findings[0].gain_bound > 3  # its calls go as well
 
+    @pytest.mark.parametrize(("reads", "expected"), [("aten::item", "sync-in-loop"), ("aten::select", "host-bound")])
+    def test_a_loop_that_reads_single_values(self, tmp_path: Path, reads: str, expected: str) -> None:
+        program = OnHost(pause_ns=3 * US)
+
+        def loop() -> None:
+            for _ in range(300):
+                program.work("aten::select", 2 * US)
+                program.work(reads, 2 * US)
+
+        first = program.steps(lambda: program.work("aten::addmm", 900 * US), loop).profile(tmp_path).findings[0]
+        assert first.code == expected
+        assert first.saves_s == pytest.approx(4 * 300 * 10e-6, rel=0.01)
+
+    @pytest.mark.parametrize(("operator", "expected"), [("aten::copy_", {"copies"}), ("aten::addmm", set())])
+    def test_a_program_that_mostly_copies(self, tmp_path: Path, operator: str, expected: set[str]) -> None:
+        program = OnHost()
+        found = program.steps(program.layers, lambda: program.work(operator, 4 * MS)).profile(tmp_path)
+        assert {finding.code for finding in found.findings} == expected
+
     @pytest.mark.parametrize(("between", "expected"), [("aten::_softmax", {"attention"}), ("aten::relu", set())])
     def test_attention_written_out(self, tmp_path: Path, between: str, expected: set[str]) -> None:
         program = OnHost()

@@ -14,7 +14,7 @@ from redline.trace.classes import Described, describe
 from redline.trace.collectives import Calls, Waiting, host_calls, waiting_of
 from redline.trace.columns import Ints, Mask
 from redline.trace.host import WAITS_FOR_WORK, meanwhile, other_threads
-from redline.trace.intervals import both, distinct, joined, seconds, union
+from redline.trace.intervals import both, distinct, joined, seconds, union, without
 from redline.trace.kernels import KernelRow
 from redline.trace.names import short_name
 from redline.trace.patterns import cold_kernels, recomputed, strict_products, unfused_attention
@@ -348,7 +348,7 @@ def _on_host(seen: OnHost) -> list[Cost]:
     stalled = "no-work" if WAITS_FOR_WORK.search(doing) else "host-stall"
     entered = int(seen.loading.holds(seen.view.loader.start).sum())
     read = seen.with_helpers(seen.numbers_read)
-    in_python = seen.python.total - seen.python_beside(read)
+    in_python = without(seen.python, seen.reading).total
     found = [
         _serial("data-wait", seen.loading.total, entered),
         _serial("warm-up", seen.warming_up.total, len(seen.warming_up)),
@@ -356,10 +356,9 @@ def _on_host(seen: OnHost) -> list[Cost]:
         # A compiler takes the calls of operators away together with the Python between them.
         _serial("host-bound", in_python, len(seen.python), beside=seen.calling),
         _serial(
-            "sync-in-loop", int(seen.own_ns[read].sum()) + seen.python_beside(read), _outermost(seen, seen.numbers_read),
-            seen.longest(seen.numbers_read),
+            "sync-in-loop", seen.reading.total, _outermost(seen, seen.numbers_read), seen.longest(seen.numbers_read)
         ),
-    ]  # fmt: skip
+    ]
     again, attention = seen.again, seen.attention
     fixed = seen.named(lambda name: name.is_fixed_norm) & ~seen.named(lambda name: name.is_training_norm).any()
     elementwise = seen.named(lambda name: name.is_unfused) & ~attention & ~read

@@ -304,5 +304,18 @@ class OnHost:
         """Operators that turn a tensor into a number of Python."""
         return matching(self.trace, self.trace.operators, _READS_A_NUMBER)
 
+    @cached_property
+    def reading(self) -> Intervals:
+        """When tensors are turned into numbers one by one: the operators that do it, and the time between two of them in
+        which nothing is computed."""
+        operators, main = self.trace.operators, self.view.main_thread
+        reads = self.numbers_read & (operators.thread == main)
+        read = union(operators.start[reads], operators.end[reads])
+        computes = ~self.named(lambda name: name.kernel_class == "other") & (operators.thread == main) & ~reads
+        begun = np.searchsorted(np.sort(operators.start[computes]), np.append(read.start, self.bounds[1]))
+        same = begun[1:-1] == begun[:-2]
+        found = joined(read, union(read.end[:-1][same], read.start[1:][same])) if len(read) else NEVER
+        return both(found, all_time(self.bounds))
+
     def longest(self, rows: Mask) -> str:
         return _longest(self.trace, self.trace.operators.name[rows], self.own_ns[rows])
