@@ -80,23 +80,18 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def run_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what each snippet printed, in a process of its own; they start from one that has loaded torch."""
-    folder = tmp_path_factory.mktemp("snippets")
-    paths = [folder / f"{recipe}.py" for recipe, _, _ in ALONE]
+@pytest.mark.long
+def test_each_runs_alone(tmp_path: Path) -> None:
+    """Each in a process of its own; they start from one that has loaded torch."""
+    paths = [tmp_path / f"{recipe}.py" for recipe, _, _ in ALONE]
     for path, (recipe, task, model) in zip(paths, ALONE, strict=True):
         path.write_text(snippet(recipe, task, model=model, image_size=64, classes=10))
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # several would wait for each other on a busy machine
     subprocess.run([sys.executable, "-c", RUNNER, *map(str, paths)], check=True, env=one_thread)
-    return folder
-
-
-@pytest.mark.parametrize("recipe", [recipe for recipe, _, _ in ALONE])
-def test_it_runs_alone(recipe: str, run_alone: Path) -> None:
-    wrong, printed = run_alone / f"{recipe}.py.err", run_alone / f"{recipe}.py.out"
-    assert not wrong.exists(), wrong.read_text()
-    assert float(printed.read_text().removesuffix(" items/s\n")) > 0
+    for path in paths:
+        wrong = Path(f"{path}.err")
+        assert not wrong.exists(), wrong.read_text()
+        assert float(Path(f"{path}.out").read_text().removesuffix(" items/s\n")) > 0
 
 
 def test_applied_it_answers_as_the_model_does() -> None:

@@ -332,7 +332,7 @@ def answers_before_and_after_the_weights_change(recipe: str) -> tuple[Tensor, Te
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("recipe", ["compile", "compile:epilogue_fusion=false,fullgraph=true", "channels-last+compile"])
+@pytest.mark.parametrize("recipe", ["compile", "channels-last+compile:epilogue_fusion=false,fullgraph=true"])
 def test_compile_compiles_one_graph_and_keeps_the_numbers(recipe: str) -> None:
     torch._dynamo.reset()
     before = compilations()

@@ -96,7 +96,7 @@ class TestBudget:
         logs = {"fp16": -0.36, "bf16": -0.28, "tf32": -0.26, "amp": 0.0, "amp-bf16": 0.05}
         world = {
             "choices": tuple(SwitchChoice(switch=name, family="precision") for name in logs),
-            "step_s": lambda spec: 0.0006 * math.exp(sum(logs[name] for name in switches_of(spec))),
+            "step_s": lambda spec: 0.006 * math.exp(sum(logs[name] for name in switches_of(spec))),
             "issue_share": lambda spec: 0.95,
         }
 
