@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze import trust
 from redline.analyze.blocks import device_kind
-from redline.analyze.statistics import median_interval, spread
+from redline.analyze.statistics import median_interval
 from redline.analyze.trust import error_text, farthest, oversubscription, target_half_width, verdict
 from redline.model.environment import DeviceInfo, Environment, TelemetrySample
 from redline.model.note import note
@@ -30,17 +29,49 @@ def test_a_sound_run_is_valid_and_says_that_it_is_one_process(make_record: Any) 
     assert [each.code for each in found.notes] == ["one-process"]
 
 
-def test_a_failed_run_is_invalid_with_its_message(make_record: Any) -> None:
-    failure = Failure(stage="measure", kind="oom", message="out of memory: 3 GiB needed")
-    found = verdict(make_record(failure=failure, stopped="failed"))
-    assert found.labels == ("invalid",)
-    assert found.reasons == (note("failed", "out of memory: 3 GiB needed"),)
-    assert not found.trusted
+OUT_OF_MEMORY = Failure(stage="measure", kind="oom", message="out of memory: 3 GiB needed")
+APART = note("not-steady", "medians still 3 % apart")
+OTHER_WORK = note("work-changes", "each call does other work")
+NEIGHBOUR = Environment(device=DeviceInfo(kind="cuda"), neighbours=("Xorg 12",))
 
 
-def test_a_run_without_a_sample_is_invalid(make_record: Any, make_block: Any) -> None:
-    assert verdict(make_record(blocks=())).labels == ("invalid",)
+@pytest.mark.parametrize(
+    ("run", "prepared", "label", "said"),
+    [
+        ({"failure": OUT_OF_MEMORY, "stopped": "failed"}, {}, "invalid", "out of memory: 3 GiB needed"),
+        ({"blocks": ()}, {}, "invalid", ""),
+        ({}, {"warmup": Warmup(steady=False, seconds=60.0, reason=APART)}, "no-steady-state", str(APART)),
+        ({}, {"notes": (OTHER_WORK,)}, "no-steady-state", str(OTHER_WORK)),
+        ({}, {"environment": NEIGHBOUR}, "shared-gpu", "Xorg 12"),
+        ({}, {"isolated": False}, "not-isolated", ""),
+    ],
+)
+def test_each_label_has_its_reason(
+    run: dict[str, Any], prepared: dict[str, Any], label: str, said: str, make_record: Any, make_prepared: Any
+) -> None:
+    if "notes" in prepared:
+        prepared = {"workload": msgspec.structs.replace(make_prepared().workload, **prepared)}
+    found = verdict(make_record(**{"prepared": make_prepared(**prepared), **run}))
+    assert (found.labels, found.trusted) == ((label,), False)
+    (reason,) = found.reasons
+    assert said in str(reason)
+
+
+def test_a_run_whose_blocks_are_empty_is_invalid(make_record: Any, make_block: Any) -> None:
     assert verdict(make_record(blocks=(make_block(samples=()),))).labels == ("invalid",)
+
+
+def test_a_foreign_process_while_timing_shares_the_gpu_and_is_named_once(make_record: Any, make_block: Any) -> None:
+    blocks = tuple(make_block(telemetry=look(foreign=("python 4711",))) for _ in range(2))
+    found = verdict(make_record(blocks=blocks))
+    assert found.labels == ("shared-gpu",)
+    text = "other processes on the GPU while timing: python 4711"
+    assert found.reasons == (note("shared-gpu", text, about="timing"),)
+
+
+def test_notes_of_the_record_are_passed_on(make_record: Any) -> None:
+    own = note("note", "a note")
+    assert own in verdict(msgspec.structs.replace(make_record(), notes=(own,))).notes
 
 
 class TestNoisy:
@@ -48,19 +79,23 @@ class TestNoisy:
         """A spread of 4 %, not noisy by itself; 40 samples leave an interval of well over 1 %."""
         return tuple(make_block(count=10, sigma=0.04, round=number, seed=number) for number in range(4))
 
-    def test_when_the_ceiling_came_before_the_target(self, make_record: Any, make_block: Any) -> None:
-        found = verdict(make_record(blocks=self.wide(make_block), stopped="ceiling"))
+    @pytest.mark.parametrize(
+        ("stopped", "said"),
+        [
+            ("ceiling", r"throughput: stopped at the time limit at ±.+: the target is ±1 %"),
+            ("unreachable", r"throughput: stopped early at ±.+: reaching ±1 % would exceed the time limit"),
+            ("interrupted", r"throughput: .+"),
+            ("target", r"throughput: ended at ±.+: the target is ±1 %"),  # a race, whose pairs are told apart
+        ],
+    )
+    def test_by_an_interval_wider_than_the_target(
+        self, stopped: str, said: str, make_record: Any, make_block: Any
+    ) -> None:
+        found = verdict(make_record(blocks=self.wide(make_block), stopped=stopped))
         assert found.labels == ("noisy",)
         (reason,) = found.reasons
         assert (reason.code, reason.about) == ("wide-interval", "throughput")
-        assert re.fullmatch(r"throughput: stopped at the time limit at ±.+: the target is ±1 %", str(reason))
-
-    def test_when_the_target_was_out_of_reach_it_says_so(self, make_record: Any, make_block: Any) -> None:
-        (reason,) = verdict(make_record(blocks=self.wide(make_block), stopped="unreachable")).reasons
-        assert re.fullmatch(r"throughput: stopped early at ±.+: reaching ±1 % would exceed the time limit", str(reason))
-
-    def test_when_it_was_interrupted_before_the_target(self, make_record: Any, make_block: Any) -> None:
-        assert verdict(make_record(blocks=self.wide(make_block), stopped="interrupted")).labels == ("noisy",)
+        assert re.fullmatch(said, str(reason))
 
     def test_not_when_the_ceiling_came_but_the_interval_is_narrow(self, make_record: Any) -> None:
         """The ceiling may also cut off the wait for more tail samples."""
@@ -71,16 +106,7 @@ class TestNoisy:
         assert target_half_width(on_cpu) == on_cpu.spec.measure.cpu_target_half_width
         assert verdict(on_cpu).labels == ("valid",)
 
-    def test_by_the_interval_whatever_ended_the_timing(self, make_record: Any, make_block: Any) -> None:
-        """A race ends when its pairs are told apart, and its rows may be wide then."""
-        (reason,) = verdict(make_record(blocks=self.wide(make_block), stopped="target")).reasons
-        assert re.fullmatch(r"throughput: ended at ±.+: the target is ±1 %", str(reason))
-        few = verdict(make_record(blocks=(make_block(count=4),), stopped="target"))
-        assert few.labels == ("valid",), "a profile takes a few steps and asks for no interval"
-
-    def test_exactly_at_the_target_is_not(
-        self, make_record: Any, make_block: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_exactly_at_the_target_is_not(self, make_record: Any, make_block: Any) -> None:
         blocks = self.wide(make_block)
         width = median_interval([block.samples for block in blocks])
         assert width is not None
@@ -105,16 +131,23 @@ class TestNoisy:
                 r"throughput: ±.+ meets the target of this effort, ±10 %, not that of --effort normal, ±5 %", text
             )
 
-    def test_with_too_few_samples_for_an_interval(self, make_record: Any, make_block: Any) -> None:
-        found = verdict(make_record(blocks=(make_block(count=4),), stopped="ceiling"))
-        assert found.labels == ("noisy",)
-        assert found.reasons[0].code == "few-samples"
+    @pytest.mark.parametrize(("stopped", "labels"), [("ceiling", ("noisy",)), ("target", ("valid",))])
+    def test_too_few_samples_for_an_interval_are_noisy_where_one_was_asked_for(
+        self, stopped: str, labels: tuple[str, ...], make_record: Any, make_block: Any
+    ) -> None:
+        """A profile takes a few steps and asks for none."""
+        found = verdict(make_record(blocks=(make_block(count=4),), stopped=stopped))
+        assert found.labels == labels
+        assert [reason.code for reason in found.reasons] == ["few-samples"] * (labels == ("noisy",))
 
-    def test_a_wide_spread_about_a_median_that_is_known_is_only_noted(self, make_record: Any, make_block: Any) -> None:
-        found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.15),), stopped="ceiling"))
+    @pytest.mark.parametrize(("sigma", "said"), [(0.15, "spread 15"), (0.07, "spread 7")])
+    def test_a_wide_spread_about_a_median_that_is_known_is_only_noted(
+        self, sigma: float, said: str, make_record: Any, make_block: Any
+    ) -> None:
+        found = verdict(make_record(blocks=(make_block(count=4000, sigma=sigma),), stopped="ceiling"))
         assert found.labels == ("valid",)
-        (told,) = [each for each in found.notes if each.code == "spread"]
-        assert "spread 15" in str(told)
+        (told,) = found.noted("spread")
+        assert said in str(told)
 
     def test_steps_that_took_much_longer_are_noted(self, make_record: Any, make_block: Any) -> None:
         block = make_block(count=1000)
@@ -130,12 +163,6 @@ class TestNoisy:
         assert {reason.about for reason in found.reasons} == {"latency"}
         assert found.doubts("latency")
         assert not found.doubts("throughput")
-
-    def test_a_spread_of_seven_percent_is_noted(self, make_record: Any, make_block: Any) -> None:
-        found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.07),)))
-        assert found.labels == ("valid",)
-        (noted,) = found.noted("spread")
-        assert "spread 7" in str(noted)
 
 
 class TestThrottled:
@@ -156,45 +183,6 @@ class TestThrottled:
         assert "1 of 2 samples" in str(noted)
 
 
-def test_without_a_steady_state(make_record: Any, make_prepared: Any) -> None:
-    prepared = make_prepared(
-        warmup=Warmup(steady=False, seconds=60.0, reason=note("not-steady", "medians still 3 % apart"))
-    )
-    found = verdict(make_record(prepared=prepared))
-    assert found.labels == ("no-steady-state",)
-    assert found.reasons == (note("not-steady", "medians still 3 % apart"),)
-
-
-def test_calls_that_all_do_other_work_have_no_steady_state(make_record: Any, make_prepared: Any) -> None:
-    changes = note("work-changes", "each call does other work")
-    workload = msgspec.structs.replace(make_prepared().workload, notes=(changes,))
-    found = verdict(make_record(prepared=make_prepared(workload=workload)))
-    assert found.labels == ("no-steady-state",)
-    assert found.reasons == (changes,)
-
-
-def test_a_foreign_process_while_timing_shares_the_gpu(make_record: Any, make_block: Any) -> None:
-    blocks = (
-        make_block(telemetry=look(foreign=("python 4711",))),
-        make_block(telemetry=look(foreign=("python 4711",))),
-    )
-    found = verdict(make_record(blocks=blocks))
-    assert found.labels == ("shared-gpu",)
-    text = "other processes on the GPU while timing: python 4711"
-    assert found.reasons == (note("shared-gpu", text, about="timing"),)
-
-
-def test_a_neighbour_at_the_start_shares_the_gpu(make_record: Any, make_prepared: Any) -> None:
-    environment = Environment(device=DeviceInfo(kind="cuda"), neighbours=("Xorg 12",))
-    found = verdict(make_record(prepared=make_prepared(environment=environment)))
-    assert found.labels == ("shared-gpu",)
-    assert "Xorg 12" in str(found.reasons[0])
-
-
-def test_the_callers_own_process_is_not_isolated(make_record: Any, make_prepared: Any) -> None:
-    assert verdict(make_record(prepared=make_prepared(isolated=False))).labels == ("not-isolated",)
-
-
 def test_several_labels_may_hold_and_valid_is_none_of_them(
     make_record: Any, make_block: Any, make_prepared: Any
 ) -> None:
@@ -206,11 +194,6 @@ def test_several_labels_may_hold_and_valid_is_none_of_them(
     found = verdict(record)
     assert found.labels == ("noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated")
     assert len(found.reasons) == 5
-
-
-def test_notes_of_the_record_are_passed_on(make_record: Any) -> None:
-    own = note("note", "a note")
-    assert own in verdict(msgspec.structs.replace(make_record(), notes=(own,))).notes
 
 
 class TestSharedCpu:
@@ -333,17 +316,8 @@ def test_the_error_of_a_recipe_in_words(numerics: Numerics | None, with_steps: b
 
 
 def test_how_many_cores_others_had_is_told_per_second_of_wall_time(make_record: Any, make_block: Any) -> None:
-    blocks = (make_block(wall_s=0.5, others_cpu_s=0.4),)
-    (told,) = verdict(make_record(blocks=blocks)).noted("others-at-work")
+    (told,) = verdict(make_record(blocks=(make_block(wall_s=0.5, others_cpu_s=0.4),))).noted("others-at-work")
     assert str(told).startswith("other processes kept 0.8 cores busy")
-
-
-def test_a_spread_of_exactly_five_percent_is_not_noted(
-    make_record: Any, make_block: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block = make_block(count=400, sigma=0.05)
-    monkeypatch.setattr(trust, "NOTED_SPREAD", spread(block.samples))
-    assert not verdict(make_record(blocks=(block,))).noted("spread")
 
 
 def test_a_clock_that_read_nothing_has_no_outliers(make_record: Any, make_block: Any) -> None:
