@@ -351,7 +351,7 @@ def test_a_history_that_is_replaced_or_deleted_is_shown_as_it_is(
     assert "nothing measured yet" in browser.get("/").text
     own_history.write_text("no database" * 100)
     broken = browser.get("/")
-    assert (broken.status_code, "move the file away" in broken.text) == (503, True)
+    assert (broken.status_code, "file is not a database" in broken.text) == (503, True)
     own_history.unlink()
     with History.open() as history:
         history.finish(kept[0])

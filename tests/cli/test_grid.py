@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -280,30 +281,35 @@ class TestStudy:
 
 
 class TestBatch:
-    def test_tells_the_table_as_it_goes_and_the_answers(self, redline: Callable[..., Result]) -> None:
+    def test_tells_the_trials_as_it_goes_and_the_answers(self, redline: Callable[..., Result]) -> None:
         result = redline("batch", "resnet50", "-r", "baseline", "-r", "fp16", "--slo-p95", "10ms")
         assert result.exit_code == 0
-        assert result.stdout.count("items/s/GiB") == 2  # one header per recipe
-        assert "vs baseline" in result.stdout
-        assert "p95 ≤ 10.0 ms" in result.stdout
-        assert "next: batch" in result.stdout
+        assert "is the best that keeps p95 ≤ 10.0 ms" in " ".join(result.stdout.split())
+        assert "vs first" in result.stdout
+        assert "batch 8: " in result.stderr
+        assert "next: redline run resnet50" in result.stdout
 
     def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
-        told = document(redline("batch", "resnet50", "-r", "baseline", "-r", "fp16", "--slo-p95", "10ms", "--json"))
+        words = ("batch", "resnet50", "-r", "baseline", "-r", "fp16", "--slo-p95", "10ms", "--json")
+        told = json.loads(redline(*words).stdout)
+        assert (told["schema"], told["verb"]) == (3, "batch")
+        first, other = told["tables"]["recipes"]
         truth = (8 * 1024 - 200) / 40
-        assert told["max_batch"] == pytest.approx(truth, rel=0.03)
-        assert told["knee_batch"] == pytest.approx(180, rel=0.1)
-        assert told["slo_batch"] == pytest.approx(78, rel=0.06)
-        assert told["ooms"] <= 1
-        trial = told["trials"][0]
-        assert trial.keys() >= {"batch", "fits", "peak_reserved_bytes", "throughput_per_s", "latency_p95_s"}
-        assert [entry["recipe"] for entry in told["recipes"]] == ["baseline", "fp16"]
-        assert told["recipes"][1]["ratio"] == pytest.approx(2.0, rel=0.04)
+        assert first["largest_batch"]["value"] == pytest.approx(truth, rel=0.03)
+        assert first["knee_batch"]["value"] == pytest.approx(180, rel=0.1)
+        assert first["batch_within_target"]["value"] == pytest.approx(78, rel=0.06)
+        assert first["trials_that_failed"]["value"] <= 1
+        assert [row["recipe"] for row in (first, other)] == ["baseline", "fp16"]
+        assert other["largest_ratio"]["value"] == pytest.approx(2.0, rel=0.04)
+        trial = next(row for row in told["tables"]["trials"] if "throughput" in row)
+        assert trial.keys() >= {"batch", "throughput", "latency_p50", "latency_p95", "memory", "memory_share"}
+        assert trial["throughput"]["low"] <= trial["throughput"]["value"] <= trial["throughput"]["high"]
 
     def test_max_memory_is_as_if_the_device_had_so_much(self, redline: Callable[..., Result]) -> None:
-        told = document(redline("batch", "resnet50", "--max-memory", "2GiB", "--json"))
-        assert told["max_batch"] == pytest.approx((2048 - 200) / 40, rel=0.03)
-        assert told["limit_bytes"] == 2**31
+        told = json.loads(redline("batch", "resnet50", "--max-memory", "2GiB", "--json").stdout)
+        (row,) = told["tables"]["recipes"]
+        assert row["largest_batch"]["value"] == pytest.approx((2048 - 200) / 40, rel=0.03)
+        assert row["memory_limit"]["value"] == 2**31
 
     def test_draws_a_plot(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")

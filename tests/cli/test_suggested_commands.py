@@ -20,7 +20,7 @@ from redline.analyze.summary import summarize
 from redline.api.run import RunResult
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
-from redline.cli.main import RENAMED, app
+from redline.cli.main import NAMES, RENAMED, filled
 from redline.model.arrivals import LoadSpec
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
@@ -51,7 +51,7 @@ EVERYTHING = {
 
 
 SOURCES = sorted(Path(redline.__file__).parent.rglob("*.py"))
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(filled(*NAMES))
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:

@@ -87,6 +87,7 @@ def whole_record(**changes: Any) -> RunRecord:
         flags={"tf32": "off"},
         variables={"OMP_NUM_THREADS": "8"},
         git_commit="abc",
+        git_committed_at=1.7e9,
         git_dirty=True,
         neighbours=("somebody",),
     )

@@ -52,7 +52,7 @@ def test_a_line_keeps_its_numbers_at_80_columns() -> None:
     line = in_columns(name, words, 66)
     assert len(line) <= 66
     assert line.endswith(("block 12 of at least 8", "…"))
-    assert "3 200 img/s, leading, ±12 %" in line
+    assert "3\u2009200 img/s, leading, ±12\u2009%" in line
     assert line.startswith("timm:vit_b")
 
 
@@ -68,7 +68,7 @@ def test_in_a_pipe_each_event_is_one_line(capsys) -> None:  # type: ignore[no-un
     assert lines[0] == "resnet50 baseline: opening a worker [0 of 2 done]"
     assert lines[1].startswith("resnet50 baseline: compiling [0 of 2 done")
     assert lines[2] == "measuring (copy bandwidth)"
-    assert lines[3].startswith("resnet50 baseline: 2 759 img/s [1 of 2 done")
+    assert lines[3].startswith("resnet50 baseline: 2\u2009759 img/s [1 of 2 done")
     assert lines[4] == "resnet50 fp16: interrupted [2 of 2 done]"
     assert len(lines) == 5
 

@@ -55,9 +55,11 @@ def seconds_saved(profile: Profile, cost: Cost) -> float:
         # Without the profiler there may be less waiting than the trace shows.
         return min(cost.saves_s, max(profile.wall_s - profile.timeline.busy_s, 0.0))
     if cost.kind == "work":
-        # And the host hides less work; one that a compiler drives needs hardly any time.
+        # The host hides less work, and what it takes to launch the work is shorter; one that a compiler drives needs hardly
+        # any time.
         issue_s = 0.0 if cost.code == "elementwise" else (capture.least_issue_s or 0.0) * profile.steps.count
-        return max(cost.saves_s, min(cost.seconds, profile.wall_s - issue_s))
+        slowed = max(profile.timeline.span_s / profile.wall_s, 1.0)
+        return max(cost.saves_s / slowed, min(cost.seconds, profile.wall_s - issue_s))
     return cost.saves_s
 
 
