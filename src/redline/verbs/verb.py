@@ -13,11 +13,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from redline.model.fields import seconds_of
-from redline.model.settings import HOW, OUTPUT, WHAT, Declared, read_setting, setting, settings_of
+from redline.model.settings import HOW, WHAT, Declared, read_setting, setting, settings_of
 from redline.model.spec_table import SHARED
 
 P = ParamSpec("P")
@@ -63,7 +62,6 @@ Ray = Annotated[
     ),
 ]
 Address = Annotated[str | None, setting("Address of the Ray cluster: auto (this machine's), or HOST:PORT.")]
-Plot = Annotated[Path | None, setting("Also draw the figure into this file: PNG, SVG or PDF.", group=OUTPUT, kind=str)]
 
 
 def _is_ray(word: str) -> bool:
