@@ -62,3 +62,14 @@ def test_quiet_is_the_answer_alone_and_verbose_has_every_column() -> None:
     assert as_text(terminal(FOUND, quiet=True)).strip() == "fp16 is 8.08× (8.05–8.30) as fast."
     assert "batch" not in as_text(terminal(FOUND))
     assert "batch" in as_text(terminal(FOUND, verbose=True))
+
+
+def test_rows_that_are_details_come_with_verbose_and_are_counted_otherwise() -> None:
+    rows = tuple(Row(facts={"kernel": f"kernel-{number}"}, is_detail=number > 1) for number in range(4))
+    found = Result(verb="profile", tables=(Table(name="kernels", rows=rows),))
+    shown = as_text(terminal(found))
+    assert "kernel-1" in shown
+    assert "kernel-2" not in shown
+    assert "2 more rows with -v" in shown
+    assert "kernel-3" in as_text(terminal(found, verbose=True))
+    assert "kernel-3" in markdown(found)

@@ -28,8 +28,8 @@ Fact = str | int | float | bool | None
 class Figure(Frozen):
     """A kind of number: its stable name, what a table calls it, its unit and which direction is better.
 
-    Units are `s`, `B`, `x` (a ratio), `share` (of one), `FLOP`, `J`, `W`, or empty for a plain number; `{item}/s` is a rate of the
-    items that the workload counts.
+    Units are `s`, `B`, `x` (a ratio), `share` (of one), `FLOP`, `count` (of many things, such as parameters), `B/s`, `FLOP/s`, `J`,
+    `W`, `Hz`, `°C`, or empty for a plain number; `{item}/s` is a rate of the items that the workload counts.
     """
 
     name: str
@@ -76,8 +76,9 @@ class Metric(Frozen):
 
     @property
     def header(self) -> str:
-        """The column's header: a rate is called by its unit, such as img/s."""
-        return self.figure.header or (self.unit if self.unit.endswith("/s") else self.name.replace("_", " "))
+        """The column's header: a rate of items is called by its unit, such as img/s."""
+        is_of_items = "{item}" in self.figure.unit
+        return self.figure.header or (self.unit if is_of_items else self.name.replace("_", " "))
 
     @property
     def has_interval(self) -> bool:
@@ -123,8 +124,16 @@ def written(value: float, unit: str, half_width: float | None = None) -> str:
             return format_ratio(value)
         case "share":
             return format_share(value)
-        case "FLOP":
+        case "FLOP" | "count":
             return format_count(value)
+        case "B/s":
+            return f"{format_bytes(value)}/s"
+        case "FLOP/s":
+            return f"{format_count(value)}FLOP/s"
+        case "Hz":
+            return f"{value / 1e6:.0f} MHz"
+        case "°C":
+            return f"{value:.0f} °C"
         case "J" if abs(value) < 1:
             return f"{significant(value * 1e3, 3)} mJ"
         case "J" | "W":
@@ -150,6 +159,8 @@ class Row(Frozen):
     """Why it has no figures."""
     depth: int = 0
     """How far its first fact is indented, for rows that form a tree."""
+    is_detail: bool = False
+    """Shown with -v, in documents and on pages only."""
     record_id: str = ""
 
     def __getitem__(self, name: str) -> Metric | Fact:

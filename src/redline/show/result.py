@@ -18,7 +18,7 @@ from rich.text import Text
 from redline.model.errors import UsageError
 from redline.model.metrics import Block, Fact, Headline, Metric, Row, Table, disturbances, plain
 from redline.model.note import Note
-from redline.model.units import printable
+from redline.model.units import counted, printable
 from redline.report.canvas import save_figure
 from redline.report.export import JsonDocument, harmless, safe_document
 from redline.report.terminal import Fitted, as_text, make_table, markdown_line, markdown_table
@@ -125,7 +125,8 @@ def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
     for name in names:
         is_number = table.is_number(name) and name != names[0]
         made.add_column(table.header(name), justify="right" if is_number else "left", no_wrap=is_number)
-    for row in table.rows:
+    rows = [row for row in table.rows if verbose or not row.is_detail]
+    for row in rows:
         cells = [row.cell(name) for name in names]
         cells[0] = "  " * row.depth + cells[0]
         made.add_row(
@@ -134,6 +135,8 @@ def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
                 for name, text in zip(names, cells, strict=True)
             )
         )
+    if left := len(table.rows) - len(rows):
+        made.caption = f"{counted(left, 'more row')} with -v"
     # What matters least stands last, so columns go from the right where the terminal is narrow.
     return Fitted(made, expendable=[table.header(name) for name in reversed(names[1:])])
 
