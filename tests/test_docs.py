@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import typer
 
-from redline.cli.main import NAMES, filled
+from redline.cli.main import filled
 from redline.report.export import COLUMNS
+from redline.verbs import NAMES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import redline
+from redline.verbs import home_of
 
 HEAVY = ("torch", "torchvision", "matplotlib", "plotly")
 
@@ -186,7 +187,8 @@ def _imported_from(node: ast.ImportFrom, name: str, *, is_package: bool, files: 
 
 
 def _home_of(public: str) -> set[str]:
-    return {f"redline.api.{home}" for home, names in redline._HOMES.items() if public in names}
+    home = home_of(public)
+    return set() if home is None else {home}
 
 
 def _module_name(file: Path, package: Path) -> str:

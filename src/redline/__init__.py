@@ -2,136 +2,76 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from redline.verbs import public, public_names
 
 __version__ = "0.9.0"
 
-_HOMES = {
-    "bisect": ("BisectResult", "bisect"),
-    "compare": ("CompareResult", "compare"),
-    "doctor": ("doctor", "models"),
-    "flops": ("FlopsResult", "flops"),
-    "gate": ("GateResult", "gate"),
-    "history": ("HistoryFilters", "HistoryResult", "history"),
-    "serve": ("serve",),
-    "load": ("LoadResult", "load"),
-    "memory": ("MemoryResult", "profile_memory"),
-    "monitor": ("MonitorResult", "monitor"),
-    "profile": ("ProfileResult", "compare_profiles", "import_profile", "profile", "read_profile"),
-    "quick": ("QuickProfile", "run_quick_profile"),
-    "recipe": ("PlainRecipe", "recipe"),
-    "report": ("write_report",),
-    "roofline": ("RooflineResult", "roofline"),
-    "run": ("RunResult", "demo", "run", "run_step"),
-    "scale": ("ScaleResult", "scale"),
-    "study": ("StudyResult", "study"),
-    "train": ("LoaderResult", "TrainResult", "find_workers", "train"),
-    "tune": ("TuneResult", "kept_tune", "tune"),
-    "watch": ("Watch", "WatchResult", "lightning_callback", "trainer_callback", "watch"),
-    "workshop": ("checklist", "workshop"),
-    "workspace": ("Workspace",),
-}
-"""Which module of `redline.api` each public name is in. It is loaded on first use, so that importing Redline is free."""
+if TYPE_CHECKING:  # the same names for programs that check types, which cannot read the table in `redline.verbs`
+    from redline.api.bisect import BisectResult as BisectResult
+    from redline.api.bisect import bisect as bisect
+    from redline.api.compare import CompareResult as CompareResult
+    from redline.api.compare import compare as compare
+    from redline.api.doctor import doctor as doctor
+    from redline.api.doctor import models as models
+    from redline.api.flops import FlopsResult as FlopsResult
+    from redline.api.flops import flops as flops
+    from redline.api.gate import GateResult as GateResult
+    from redline.api.gate import gate as gate
+    from redline.api.history import HistoryFilters as HistoryFilters
+    from redline.api.history import HistoryResult as HistoryResult
+    from redline.api.history import history as history
+    from redline.api.load import LoadResult as LoadResult
+    from redline.api.load import load as load
+    from redline.api.memory import MemoryResult as MemoryResult
+    from redline.api.memory import profile_memory as profile_memory
+    from redline.api.monitor import MonitorResult as MonitorResult
+    from redline.api.monitor import monitor as monitor
+    from redline.api.profile import ProfileResult as ProfileResult
+    from redline.api.profile import compare_profiles as compare_profiles
+    from redline.api.profile import import_profile as import_profile
+    from redline.api.profile import profile as profile
+    from redline.api.profile import read_profile as read_profile
+    from redline.api.quick import QuickProfile as QuickProfile
+    from redline.api.quick import run_quick_profile as run_quick_profile
+    from redline.api.recipe import PlainRecipe as PlainRecipe
+    from redline.api.recipe import recipe as recipe
+    from redline.api.report import write_report as write_report
+    from redline.api.roofline import RooflineResult as RooflineResult
+    from redline.api.roofline import roofline as roofline
+    from redline.api.run import RunResult as RunResult
+    from redline.api.run import demo as demo
+    from redline.api.run import run as run
+    from redline.api.run import run_step as run_step
+    from redline.api.scale import ScaleResult as ScaleResult
+    from redline.api.scale import scale as scale
+    from redline.api.serve import serve as serve
+    from redline.api.study import StudyResult as StudyResult
+    from redline.api.study import study as study
+    from redline.api.train import LoaderResult as LoaderResult
+    from redline.api.train import TrainResult as TrainResult
+    from redline.api.train import find_workers as find_workers
+    from redline.api.train import train as train
+    from redline.api.tune import TuneResult as TuneResult
+    from redline.api.tune import kept_tune as kept_tune
+    from redline.api.tune import tune as tune
+    from redline.api.watch import Watch as Watch
+    from redline.api.watch import WatchResult as WatchResult
+    from redline.api.watch import lightning_callback as lightning_callback
+    from redline.api.watch import trainer_callback as trainer_callback
+    from redline.api.watch import watch as watch
+    from redline.api.workshop import checklist as checklist
+    from redline.api.workshop import workshop as workshop
+    from redline.api.workspace import Workspace as Workspace
+    from redline.verbs.batch import batch as batch
 
-_VERBS = ("batch",)
-"""The verbs that have a file of their own in `redline.verbs`."""
-
-if TYPE_CHECKING:
-    from redline.api.bisect import BisectResult, bisect
-    from redline.api.compare import CompareResult, compare
-    from redline.api.doctor import doctor, models
-    from redline.api.flops import FlopsResult, flops
-    from redline.api.gate import GateResult, gate
-    from redline.api.history import HistoryFilters, HistoryResult, history
-    from redline.api.load import LoadResult, load
-    from redline.api.memory import MemoryResult, profile_memory
-    from redline.api.monitor import MonitorResult, monitor
-    from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
-    from redline.api.quick import QuickProfile, run_quick_profile
-    from redline.api.recipe import PlainRecipe, recipe
-    from redline.api.report import write_report
-    from redline.api.roofline import RooflineResult, roofline
-    from redline.api.run import RunResult, demo, run, run_step
-    from redline.api.scale import ScaleResult, scale
-    from redline.api.serve import serve
-    from redline.api.study import StudyResult, study
-    from redline.api.train import LoaderResult, TrainResult, find_workers, train
-    from redline.api.tune import TuneResult, kept_tune, tune
-    from redline.api.watch import Watch, WatchResult, lightning_callback, trainer_callback, watch
-    from redline.api.workshop import checklist, workshop
-    from redline.api.workspace import Workspace
-    from redline.verbs.batch import batch
-
-__all__ = [
-    "BisectResult",
-    "CompareResult",
-    "FlopsResult",
-    "GateResult",
-    "HistoryFilters",
-    "HistoryResult",
-    "LoadResult",
-    "LoaderResult",
-    "MemoryResult",
-    "MonitorResult",
-    "PlainRecipe",
-    "ProfileResult",
-    "QuickProfile",
-    "RooflineResult",
-    "RunResult",
-    "ScaleResult",
-    "StudyResult",
-    "TrainResult",
-    "TuneResult",
-    "Watch",
-    "WatchResult",
-    "Workspace",
-    "__version__",
-    "batch",
-    "bisect",
-    "checklist",
-    "compare",
-    "compare_profiles",
-    "demo",
-    "doctor",
-    "find_workers",
-    "flops",
-    "gate",
-    "history",
-    "import_profile",
-    "kept_tune",
-    "lightning_callback",
-    "load",
-    "models",
-    "monitor",
-    "profile",
-    "profile_memory",
-    "read_profile",
-    "recipe",
-    "roofline",
-    "run",
-    "run_quick_profile",
-    "run_step",
-    "scale",
-    "serve",
-    "study",
-    "train",
-    "trainer_callback",
-    "tune",
-    "watch",
-    "workshop",
-    "write_report",
-]
+__all__ = sorted([*public_names(), "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _VERBS:
-        return getattr(import_module(f"redline.verbs.{name}"), name)
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"redline.api.{home}"), name)
-    raise AttributeError(f"module 'redline' has no attribute {name!r}")
+    return public(name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

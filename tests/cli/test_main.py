@@ -26,12 +26,13 @@ from typer.testing import Result
 from redline.api.run import RunResult
 from redline.api.workspace import Workspace
 from redline.bench.recipe.base import SWITCHES
-from redline.cli.main import GROUPS, NAMES, RENAMED, Interrupts
+from redline.cli.main import RENAMED, Interrupts
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.report.terminal import PIPE_WIDTH
 from redline.search.grid import grid_from_tables
 from redline.store import History
+from redline.verbs import GROUPS, NAMES
 
 MISBEHAVING = Path(__file__).parent.parent / "models" / "misbehaving.py"
 

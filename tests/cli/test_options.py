@@ -10,8 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from redline.cli.main import NAMES, filled
+from redline.cli.main import filled
 from redline.cli.options import MEASURED, WORKLOAD, Given, Json, Options, only_set, takes
+from redline.verbs import NAMES
 
 WHOLE = filled(*NAMES)
 

@@ -20,7 +20,7 @@ from redline.analyze.summary import summarize
 from redline.api.run import RunResult
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
-from redline.cli.main import NAMES, RENAMED, filled
+from redline.cli.main import RENAMED, filled
 from redline.model.arrivals import LoadSpec
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
@@ -33,6 +33,7 @@ from redline.search.observer import NoJournal
 from redline.search.train import train_spec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs import NAMES
 
 EVERYTHING = {
     "task": "train",

@@ -336,7 +336,7 @@ def test_manual_ranks_meet_at_the_url(port: int) -> None:
 
 
 def test_there_is_one_program_behind_three_entrances() -> None:
-    from redline.cli.main import NAMES
+    from redline.verbs import NAMES
 
     assert "micro" in NAMES
     assert "script()" in SCRIPT.read_text()

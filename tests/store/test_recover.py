@@ -12,10 +12,11 @@ from reported import race_records
 from typer.testing import CliRunner
 
 from redline.api.history import recover
-from redline.cli.main import NAMES, filled
+from redline.cli.main import filled
 from redline.model.errors import RedlineError
 from redline.model.record import Block, RunRecord
 from redline.store import History
+from redline.verbs import NAMES
 
 LOOKING = (
     ["history", "show"],

@@ -15,43 +15,11 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from redline.cli.compare import compare
-from redline.cli.doctor import doctor, models
-from redline.cli.flops import flops
-from redline.cli.gate import gate
-from redline.cli.history import delete, export, history, import_, prune, recover, show, tag
-from redline.cli.load import load
-from redline.cli.monitor import monitor
 from redline.cli.options import Command, CommandGroup, Exit
-from redline.cli.profile import profile
-from redline.cli.report import report
-from redline.cli.roofline import roofline
-from redline.cli.run import demo, micro, run
-from redline.cli.scale import scale
-from redline.cli.serve import serve
-from redline.cli.study import study
-from redline.cli.train import train
-from redline.cli.tune import tune
-from redline.cli.verb import VERBS, command_of
-from redline.cli.watch import watch
-from redline.cli.workshop import workshop
+from redline.cli.verb import command_of
 from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError, UsageError
 from redline.model.units import printable
-
-GROUPS: dict[str, tuple[Callable[..., int | None] | str, ...]] = {
-    "Start here": (demo, doctor, models),
-    "Measure": (run, "batch", train, load, scale, study),
-    "Make it faster": (tune, profile, roofline, flops),
-    "Your own script": (watch, monitor),
-    "Keep and share": (history, compare, report, serve, gate),
-    "Learn": (workshop, micro),
-}
-"""The commands as `redline --help` lists them; a name is that of a verb, which is loaded when it is called."""
-
-SUBCOMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
-    "history": (show, tag, export, import_, delete, prune, recover),
-}
-"""Commands of two words: `redline history show`. The first word alone is a command too."""
+from redline.verbs import COMMANDS, GROUPS, NAMES, is_moved, unmoved
 
 RENAMED: dict[str, str] = {
     "sweep": "run",
@@ -143,49 +111,35 @@ CONTEXTS: dict[str, dict[str, Any]] = {
 """How commands read their words that pass them on to a program."""
 
 
-def _register(command: Callable[..., int | None], *, into: typer.Typer, group: str, under: str = "") -> None:
-    name = command.__name__.rstrip("_")  # a word that Python keeps for itself has a line at its end
-    register = into.command(
-        f"{under} {name}".strip(),
-        cls=Command,
-        rich_help_panel=group,
-        context_settings=CONTEXTS.get(name),
-        options_metavar="[OPTIONS]",
-        hidden=bool(under),
-    )
-    register(one_line_errors(command))
-
-
-def _listed(name: str) -> Callable[..., None]:
-    """What stands for a verb where commands are only listed."""
+def _listed(name: str) -> Callable[..., int | None]:
+    """What stands for a command where commands are only listed: it has a name and a line of help."""
 
     def command() -> None:
         raise AssertionError(f"{name} was listed and not loaded")
 
-    command.__name__, command.__doc__ = name, VERBS[name]
+    command.__doc__ = COMMANDS[name]
     return command
 
 
 def filled(*names: str) -> typer.Typer:
-    """An app with these commands, or with all of them; the verbs among those that are named are loaded."""
+    """An app with these commands and those below them, loaded; without names an app that lists every command."""
     made = copy.copy(app)
     made.registered_commands = []
     for group, commands in GROUPS.items():
-        for each in commands:
-            name = each if isinstance(each, str) else each.__name__.rstrip("_")
-            if names and name not in names:
+        for name in commands:
+            if names and name.split()[0] not in names:
                 continue
-            command = each if not isinstance(each, str) else command_of(name) if names else _listed(name)
-            _register(command, into=made, group=group)
-            for subcommand in SUBCOMMANDS.get(name, ()):
-                _register(subcommand, into=made, group=group, under=name)
+            command = _listed(name) if not names else command_of(name) if is_moved(name) else unmoved(name)
+            register = made.command(
+                name,
+                cls=Command,
+                rich_help_panel=group,
+                context_settings=CONTEXTS.get(name),
+                options_metavar="[OPTIONS]",
+                hidden=" " in name,
+            )
+            register(one_line_errors(command))
     return made
-
-
-NAMES = tuple(
-    each if isinstance(each, str) else each.__name__.rstrip("_") for group in GROUPS.values() for each in group
-)
-"""Every command."""
 
 
 def _complain(message: str) -> None:

@@ -65,8 +65,8 @@ def option_of(declared: Declared) -> Any:
         names = [f"{declared.option}/--no-{declared.option[2:]}"] if default else names
         kind: Any = bool
     else:
-        kind = declared.kind if declared.kind in (int, float) else list[str] if declared.takes_several else str
-        is_told = default in (None, (), [], {}) or "Default" in told
+        kind = declared.kind if declared.kind in (int, float, Path) else list[str] if declared.takes_several else str
+        is_told = default in (None, False, (), [], {}) or "Default" in told
         told += "" if is_told else f" Default: {default}."
     shape = known.shape or (f"[{'|'.join(declared.choices)}]" if declared.choices else None)
     return Annotated[kind | None, opt(*names, group=known.group, metavar=shape, help=told)]
@@ -249,7 +249,7 @@ class _WholeWords:
 SEARCHED_FIRST = {"batch", "task", "device"}
 """Settings that nearly every call names: they stand among the command's own options."""
 COMMON = (SHARED.keys() - settings_of(DataSpec).keys() - settings_of(TrainSpec).keys() - SEARCHED_FIRST) | {
-    "json", "report", "price", "trust", "cluster", "address", "help",
+    "json", "report", "save", "plot", "verbose", "quiet", "price", "trust", "cluster", "address", "help",
 }  # fmt: skip
 """Options that mean the same in every command that has them."""
 CLOSING = "Shared options"

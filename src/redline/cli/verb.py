@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from redline.cli.options import OUTPUT, Exit, opt, option_of, print_json, task_option
+from redline.cli.options import OUTPUT, Exit, opt, option_of, print_json, several, task_option, tell
+from redline.verbs import verb_of
 
-VERBS: dict[str, str] = {
-    "batch": "Find the largest batch that fits, and the knee.",
-}
-"""The verbs in `redline/verbs/` and what `redline --help` says of each, so that it need not load them."""
-
-PRINTED: dict[str, Any] = {
+OUTPUTS: dict[str, Any] = {
     "plot": Annotated[
         Path | None, opt("--plot", group=OUTPUT, help="Also draw the figure into this file: PNG, SVG or PDF.")
+    ],
+    "save": Annotated[
+        Path | None,
+        opt(
+            "--save",
+            group=OUTPUT,
+            metavar="FILE.redline",
+            help="Write the records to a file for 'compare', 'gate', 'report' and 'history import'.",
+        ),
+    ],
+    "report": Annotated[
+        Path | None,
+        opt("--report", group=OUTPUT, metavar="DIR", help="Also write a report there: dashboard, Markdown, CSV."),
     ],
     "json": Annotated[
         bool, opt("--json", group=OUTPUT, help="Print one JSON document on stdout and nothing else there.")
@@ -27,40 +36,24 @@ PRINTED: dict[str, Any] = {
     "verbose": Annotated[bool, opt("--verbose", "-v", group=OUTPUT, help="Show every column, table and note.")],
     "quiet": Annotated[bool, opt("--quiet", "-q", group=OUTPUT, help="Show the answer alone.")],
 }
-"""How the result is shown: the same for every verb."""
-
-OBSERVERS = {"batch": "LiveBatches"}
-"""The live display of verbs that have one of their own."""
+"""How a result is shown. Every verb has the last three; it has the others that its `also` names."""
+ALWAYS = ("json", "verbose", "quiet")
 
 
 def command_of(name: str) -> Callable[..., int]:
     """The command of a verb, as typer reads it."""
-    from redline.verbs.verb import options_of
-
-    function = getattr(import_module(f"redline.verbs.{name}"), name)
-    options = options_of(function)
+    function = verb_of(name)
+    outputs = [key for key in OUTPUTS if key in ALWAYS or key in function.verb.also]
 
     def command(**words: Any) -> int:
-        printed = {key: words.pop(key) for key in PRINTED}
+        printed = {key: words.pop(key) for key in outputs}
         asked = {key: value for key, value in words.items() if value is not None and value != []}
-        return run_verb(name, lambda workspace: function(**asked, workspace=workspace), **printed)
+        return run_verb(function, asked, **printed)
 
-    parameters = []
-    for key, declared in options.items():
-        annotation = option_of(declared)
-        if declared.setting.is_argument:
-            annotation = Annotated[str, typer.Argument(help=declared.setting.doc)]
-        elif key == "task" and function.verb.tasks:
-            annotation = task_option(*function.verb.tasks)
-        default: Any = inspect.Parameter.empty if declared.setting.is_argument else None
-        parameters.append(
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-    for key, annotation in PRINTED.items():
-        default = None if key == "plot" else False
-        parameters.append(
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
+    parameters = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for key, default, annotation in _parameters(function, outputs)
+    ]
     described: Any = command
     described.__name__ = name
     described.__signature__ = inspect.Signature(parameters)
@@ -69,26 +62,110 @@ def command_of(name: str) -> Callable[..., int]:
     return command
 
 
+def _parameters(function: Any, outputs: list[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, default and annotation of each word of the command. What was not given is None."""
+    from redline.verbs.verb import options_of
+
+    given = inspect.signature(function).parameters
+    for name, declared in options_of(function).items():
+        known = declared.setting
+        if known.is_argument:
+            is_required = given[name].default is inspect.Parameter.empty
+            kind = list[str] if declared.takes_several else str
+            annotation = typer.Argument(help=known.doc, metavar=known.shape or name.upper())
+            yield name, inspect.Parameter.empty if is_required else None, Annotated[kind | None, annotation]
+        else:
+            option = (
+                task_option(*function.verb.tasks) if name == "task" and function.verb.tasks else option_of(declared)
+            )
+            yield name, None, several({name: option})[name] if name in function.verb.grid else option
+    for name in outputs:
+        kind, option = get_args(OUTPUTS[name])
+        yield name, False if kind is bool else None, Annotated[kind, copy.copy(option)]
+
+
 def run_verb(
-    name: str, call: Callable[[Any], Any], *, plot: Path | None, json: bool, verbose: bool, quiet: bool
+    function: Any,
+    asked: dict[str, Any],
+    *,
+    plot: Path | None = None,
+    save: Path | None = None,
+    report: Path | None = None,
+    json: bool,
+    verbose: bool,
+    quiet: bool,
 ) -> int:
-    """Call it in a workspace with a live display, and print what it found."""
+    """Call the verb in a workspace with a live display, and print what it returns. The value is the exit code.
+
+    A verb without a parameter `workspace` is called as it is. One that returns a number has printed for itself. After Ctrl-C the rows
+    that were finished are printed.
+    """
     from redline.api.workspace import Workspace
     from redline.cli import progress
+    from redline.model.errors import Interrupted
     from redline.report.canvas import check_picture
+    from redline.report.folder import check_file, check_folder
     from redline.report.terminal import make_console
-    from redline.show.result import terminal
+    from redline.show.result import Result, terminal
 
-    if plot is not None:
-        check_picture(plot)
-    observer = getattr(progress, OBSERVERS.get(name, "LiveObserver"))()
+    def show(result: Result) -> None:
+        if json:
+            print_json(result.to_json())
+        else:
+            make_console().print(terminal(result, verbose=verbose, quiet=quiet))
+
+    for path, check in ((plot, check_picture), (save, check_file), (report, check_folder)):
+        if path is not None:
+            check(path)
+    if "workspace" not in inspect.signature(function).parameters:
+        result = function(**asked)
+        if isinstance(result, Result):
+            show(result)
+            return Exit(result.exit_code)
+        return int(result or Exit.DONE)
+    observer = getattr(progress, function.verb.progress)()
     with observer, Workspace(observer=observer) as workspace:
-        result = call(workspace)
+        try:
+            result = function(**asked, workspace=workspace)
+        except Interrupted as interrupted:
+            if not isinstance(interrupted.result, Result):
+                raise
+            observer.stop()
+            show(interrupted.result)
+            tell("redline: interrupted; finished rows are kept")
+            return Exit.INTERRUPTED
         observer.stop()
-    if json:
-        print_json(result.to_json())
-    else:
-        make_console().print(terminal(result, verbose=verbose, quiet=quiet))
-    if plot is not None:
-        result.plot(plot)
-    return Exit(result.exit_code)
+        if isinstance(result, Result):
+            show(result)
+        if save is not None:
+            _save(save, result, workspace)
+        if report is not None:
+            _report(report, result, workspace)
+        if plot is not None:
+            result.plot(plot)
+    return Exit(result.exit_code) if isinstance(result, Result) else int(result or Exit.DONE)
+
+
+def _save(path: Path, result: Any, workspace: Any) -> None:
+    """Write the result's records as an archive of the history."""
+    from redline.model.errors import UsageError
+
+    if not result.record_ids:
+        raise UsageError(f"nothing was measured, so there is no record to save in {path}")
+    try:
+        with path.open("wb") as file:
+            workspace.history.export_archive(file, result.record_ids)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    tell(f"saved: {path}; 'redline compare {path} OTHER' compares it")
+
+
+def _report(folder: Path, result: Any, workspace: Any) -> None:
+    from redline.api.report import report_records
+    from redline.cli.report import tell_report
+    from redline.model.errors import UsageError
+
+    if not result.record_ids:
+        raise UsageError("nothing was measured, so there is nothing to report: leave out --report")
+    records = workspace.history.load_many(result.record_ids)
+    tell_report(report_records(list(records.values()), folder, workspace=workspace))

@@ -1,1 +1,148 @@
-"""One file a verb: what it takes, what it does and what it shows."""
+"""The verbs, one file each, and the one table that `redline --help`, the commands and `redline.NAME` are made from.
+
+A verb is the function of its own name in `redline/verbs/NAME.py`. A name of two words, such as `history show`, is the function
+`show` in the file of the first word; it is a command and no public name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+GROUPS: dict[str, dict[str, str]] = {
+    "Start here": {
+        "demo": "Measure a well-known model with good defaults for this machine.",
+        "doctor": "Check drivers, torch, devices, profilers; say how to fix each.",
+        "models": "List the models that can be measured by name.",
+    },
+    "Measure": {
+        "run": "Measure models under recipes; several values make a grid.",
+        "batch": "Find the largest batch that fits, and the knee.",
+        "train": "Train on data for epochs: time, accuracy, data wait, memory.",
+        "load": "Measure latency under load: requests arrive at random.",
+        "scale": "Measure 1, 2, 4 and more ranks: throughput against the ideal.",
+        "study": "Measure an experiment: a question, and the grid that answers it.",
+    },
+    "Make it faster": {
+        "tune": "Find the fastest recipe that keeps the numerics; write its code.",
+        "profile": "Show where a step's time and memory go, and what is in the way.",
+        "roofline": "Show the device's ceilings, and how far a model is from them.",
+        "flops": "Count parameters, MACs, FLOPs and bytes per module.",
+    },
+    "Your own script": {
+        "watch": "Watch your own script, unchanged: its steps, where its time goes.",
+        "monitor": "Show every GPU and the CPU live: load, memory, power, clocks.",
+    },
+    "Keep and share": {
+        "history": "Show benchmarks over time, and where each got faster or slower.",
+        "history show": "List the latest records, or show everything about one.",
+        "history tag": "Tag records, or note something about them; without arguments, list all tags and notes.",
+        "history export": "Write the history as CSV or JSON.",
+        "history import": "Add the records of a file to the history.",
+        "history delete": "Delete records with their samples, tags and traces.",
+        "history prune": "Delete old records.",
+        "history recover": "Write every record that can be read of a damaged history to a new file.",
+        "compare": "Is B faster or slower than A? A verdict with an interval.",
+        "report": "Write a folder: dashboard, Markdown with pictures, CSV, JSON.",
+        "serve": "Show the history as a web page, live and read-only.",
+        "gate": "Fail when a benchmark got slower than a baseline. For CI.",
+    },
+    "Learn": {
+        "workshop": "Walk through seven exercises on this machine.",
+        "micro": "Run micro_benchmarking_pytorch.py with its own flags.",
+    },
+}
+"""Every command with the line that `redline --help` shows, by group. Commands of two words are listed below their first."""
+
+NOT_PUBLIC = ("report", "micro")
+"""Commands whose function has another public name, or none."""
+
+PUBLIC: dict[str, str] = {
+    "Workspace": "redline.api.workspace",
+    "PlainRecipe": "redline.api.recipe",
+    "recipe": "redline.api.recipe",
+    "QuickProfile": "redline.api.quick",
+    "run_quick_profile": "redline.api.quick",
+    "RunResult": "redline.api.run",
+    "run_step": "redline.api.run",
+    "StudyResult": "redline.api.study",
+    "CompareResult": "redline.api.compare",
+    "LoaderResult": "redline.api.train",
+    "TrainResult": "redline.api.train",
+    "find_workers": "redline.api.train",
+    "LoadResult": "redline.api.load",
+    "ScaleResult": "redline.api.scale",
+    "TuneResult": "redline.api.tune",
+    "kept_tune": "redline.api.tune",
+    "ProfileResult": "redline.api.profile",
+    "compare_profiles": "redline.api.profile",
+    "import_profile": "redline.api.profile",
+    "read_profile": "redline.api.profile",
+    "MemoryResult": "redline.api.memory",
+    "profile_memory": "redline.api.memory",
+    "RooflineResult": "redline.api.roofline",
+    "FlopsResult": "redline.api.flops",
+    "Watch": "redline.api.watch",
+    "WatchResult": "redline.api.watch",
+    "lightning_callback": "redline.api.watch",
+    "trainer_callback": "redline.api.watch",
+    "MonitorResult": "redline.api.monitor",
+    "HistoryFilters": "redline.api.history",
+    "HistoryResult": "redline.api.history",
+    "write_report": "redline.api.report",
+    "GateResult": "redline.api.gate",
+    "BisectResult": "redline.api.bisect",
+    "bisect": "redline.api.bisect",
+    "checklist": "redline.api.workshop",
+}
+"""Where the public names are that are no verbs."""
+
+COMMANDS: dict[str, str] = {name: line for group in GROUPS.values() for name, line in group.items()}
+NAMES = tuple(name for name in COMMANDS if " " not in name)
+"""The commands of one word."""
+
+_BESIDE = {"demo": "run", "models": "doctor", "micro": "run"}
+"""Commands that have not moved yet and stand in the file of another one in `cli/` and `api/`."""
+
+
+def is_moved(command: str) -> bool:
+    """Whether the command has its file here; those that have not moved yet are in `cli/` and `api/`."""
+    return find_spec(f"redline.verbs.{command.split()[0]}") is not None
+
+
+def verb_of(command: str) -> Any:
+    """The function of a command that has moved."""
+    first, _, second = command.partition(" ")
+    module = import_module(f"redline.verbs.{first}")
+    name = second or first
+    return getattr(module, name if hasattr(module, name) else f"{name}_")  # `import_`: the word is Python's own
+
+
+def unmoved(command: str) -> Any:
+    """The command, as typer reads it, of a verb that has not moved yet."""
+    first, _, second = command.partition(" ")
+    module = import_module(f"redline.cli.{_BESIDE.get(first, first)}")
+    name = second or first
+    return getattr(module, name if hasattr(module, name) else f"{name}_")
+
+
+def public_names() -> list[str]:
+    return sorted([*(name for name in NAMES if name not in NOT_PUBLIC), *PUBLIC])
+
+
+def home_of(name: str) -> str | None:
+    """The module that a public name is in; None where there is no such name."""
+    if name in PUBLIC:
+        return PUBLIC[name]
+    if name not in NAMES or name in NOT_PUBLIC:
+        return None
+    return f"redline.verbs.{name}" if is_moved(name) else f"redline.api.{_BESIDE.get(name, name)}"
+
+
+def public(name: str) -> Any:
+    """What `redline.NAME` is; raises AttributeError where there is nothing of that name."""
+    home = home_of(name)
+    if home is None:
+        raise AttributeError(f"module 'redline' has no attribute {name!r}")
+    return getattr(import_module(home), name)

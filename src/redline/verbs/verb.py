@@ -3,7 +3,7 @@
     @verb(takes=WORKLOAD, examples=("redline batch resnet50 -r fp16+channels-last",))
     def batch(model: ModelName, *, max_batch: Annotated[int | None, setting("Try no batch larger than this.")] = None, ...) -> Result:
 
-Parameters that carry a `setting` become options of the command, those named in `takes` are settings of the specs that many verbs share, and
+The function stands in `verbs/NAME.py`, where NAME is a line of `GROUPS` in `verbs/__init__.py`. Parameters that carry a `setting` become options of the command, those named in `takes` are settings of the specs that many verbs share, and
 the others (a live module, a workspace) exist in Python only.
 """
 
@@ -39,6 +39,15 @@ ModelName = Annotated[
         "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory.",
         kind=str,
         is_argument=True,
+    ),
+]
+Models = Annotated[
+    Any,
+    setting(
+        "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory. Several may be named.",
+        kind=list[str],
+        is_argument=True,
+        shape="[MODEL]...",
     ),
 ]
 Recipes = Annotated[
@@ -83,10 +92,22 @@ class Verb:
     examples: tuple[str, ...]
     tasks: tuple[str, ...]
     """The tasks it is for, where those are not all."""
+    also: tuple[str, ...]
+    """Which of `plot`, `save` and `report` the command has beside `--json`, `-v` and `-q`."""
+    grid: tuple[str, ...]
+    """Settings of which several values may be given: repeated, joined by commas, or as a range."""
+    progress: str
+    """The class in `cli/progress.py` that shows what is happening. The verb's function needs a parameter `workspace` for it."""
 
 
 def verb(
-    *, takes: Iterable[str] = (), examples: Iterable[str] = (), tasks: Iterable[str] = ()
+    *,
+    takes: Iterable[str] = (),
+    examples: Iterable[str] = (),
+    tasks: Iterable[str] = (),
+    also: Iterable[str] = (),
+    grid: Iterable[str] = (),
+    progress: str = "LiveObserver",
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         own = settings_of(function)
@@ -100,7 +121,7 @@ def verb(
             return function(*args, **given)
 
         described: Any = called
-        described.verb = Verb(tuple(takes), tuple(examples), tuple(tasks))
+        described.verb = Verb(tuple(takes), tuple(examples), tuple(tasks), tuple(also), tuple(grid), progress)
         described.__signature__ = _signature(function, takes)
         return called
 
