@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := worker_start.py help_start.py harness_overhead.py watch_cost.py count_7b.py "trace_decode.py --megabytes 50" "race_cost.py --races 10"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports compiled format bench clean
+.PHONY: help venv demo test lint types imports compiled format bench dist docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,13 @@ format: venv ## let ruff rewrite what it can
 
 bench: venv ## speed against the obvious alternative, in a few minutes
 	@set -e; for program in $(BENCHMARKS); do echo "== $$program"; $(BIN)/python benchmarks/$$program; done
+
+dist: venv ## wheel and source distribution in dist/
+	rm -rf dist
+	$(BIN)/python -m build -o dist .
+
+docs: venv ## the documentation as a site in build/site, with every link checked
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 clean: ## remove caches and build outputs; the virtual environment stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from redline.verbs import public, public_names
 
-__version__ = "0.9.0"
+__version__ = "1.0.0rc1"
 
 if TYPE_CHECKING:  # the same names for programs that check types, which cannot read the table in `redline.verbs`
     from redline.api.bisect import BisectResult as BisectResult

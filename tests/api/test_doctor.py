@@ -242,11 +242,11 @@ def test_ncu_permissions(machine: MakeMachine, admin_only: str, capabilities: st
 def test_extras(machine: MakeMachine) -> None:
     missing = items_of(machine(AMD))
     assert {name: missing[name].mend for name in ("timm", "transformers", "torchao", "onnxscript", "amdsmi")} == {
-        "timm": "pip install 'redline[timm]'",
-        "transformers": "pip install 'redline[hf]'",
-        "torchao": "pip install 'redline[quant]'",
-        "onnxscript": "pip install 'redline[onnx]'",
-        "amdsmi": "pip install 'redline[amd]'",
+        "timm": "pip install 'torch-redline[timm]'",
+        "transformers": "pip install 'torch-redline[hf]'",
+        "torchao": "pip install 'torch-redline[quant]'",
+        "onnxscript": "pip install 'torch-redline[onnx]'",
+        "amdsmi": "pip install 'torch-redline[amd]'",
     }
     assert all(missing[name].ok is None for name in ("timm", "transformers", "amdsmi"))
     there = items_of(machine(NVIDIA, installed=lambda package: "1.2.3"))

@@ -134,7 +134,7 @@ def test_a_mistake_is_the_users_and_a_known_kind_stays() -> None:
         (KeyError("weights"), "KeyError: 'weights'"),
         (SpecError("batch must be 1 or more, got 0"), "batch must be 1 or more, got 0"),
         (BenchError("user", "factory x raised KeyError: 1\nmore"), "factory x raised KeyError: 1"),
-        (MissingExtra("timm:x", "timm", "timm"), "timm:x needs the package timm: pip install 'redline[timm]'"),
+        (MissingExtra("timm:x", "timm", "timm"), "timm:x needs the package timm: pip install 'torch-redline[timm]'"),
     ],
 )
 def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:

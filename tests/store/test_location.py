@@ -177,7 +177,7 @@ class TestRefusals:
         with pytest.raises(MissingExtra) as caught:
             History.open("postgresql://me:s3cret@h/db")
         assert str(caught.value) == (
-            "the history at postgresql+psycopg://me:***@h/db needs the package psycopg: pip install 'redline[postgres]'"
+            "the history at postgresql+psycopg://me:***@h/db needs the package psycopg: pip install 'torch-redline[postgres]'"
         )
 
     def test_a_server_that_never_answered_is_not_waited_for(self, tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
 from redline.api.workspace import Workspace, use
-from redline.model.errors import StoreError
+from redline.model.errors import MissingExtra, StoreError, install_command
 from redline.model.questions import AskHealth, AskModels, Health, HealthItem, ModelNames
 from redline.model.units import format_bytes
 from redline.store.location import VARIABLE, describe, file_of, resolve
@@ -192,6 +193,9 @@ def python_item(machine: Machine) -> HealthItem:
 def bench_items(bench_health: Health | None) -> Sequence[HealthItem]:
     if bench_health is not None:
         return bench_health.items
+    if find_spec("torch") is None:
+        seen = "not installed: traces, reports and the history work, measuring needs it"
+        return [HealthItem(name="torch", ok=None, seen=seen, mend=install_command("torch"))]
     mend = "see why: python -c 'import torch, torchvision'"
     return [HealthItem(name="torch", ok=False, seen="no worker with torch could be started", mend=mend)]
 
@@ -319,7 +323,7 @@ def extra_items(machine: Machine) -> Iterator[HealthItem]:
         if version:
             yield HealthItem(name=package, ok=True, seen=version)
         else:
-            mend = f"pip install 'redline[{extra}]'"
+            mend = install_command(extra)
             yield HealthItem(name=package, ok=None, seen=f"not installed: {purpose}", mend=mend)
 
 
@@ -365,7 +369,11 @@ def history_items(machine: Machine) -> Iterator[HealthItem]:
 def doctor(*, workspace: Workspace | None = None) -> list[HealthItem]:
     """What is wrong with this machine and how to fix it."""
     with use(workspace) as opened:
-        return examine(opened.ask(AskHealth(), Health))
+        try:
+            health = opened.ask(AskHealth(), Health)
+        except MissingExtra:
+            health = None
+        return examine(health)
 
 
 def models(pattern: str | None = None, *, workspace: Workspace | None = None) -> ModelNames:

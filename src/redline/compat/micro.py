@@ -28,6 +28,7 @@ from redline.compat.forms import (
     write_csv,
     write_json,
 )
+from redline.launch import require_torch
 from redline.model.errors import BenchError, Exit, RedlineError, SpecError, UsageError
 from redline.model.units import printable
 
@@ -128,6 +129,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run it. A mistake is one line and exit code 2; a failed run one line and 5."""
     given = parser().parse_args(words)
     try:
+        require_torch()
         return _run(_asked(given), _rank(given))
     except RedlineError as error:
         print(f"micro_benchmarking_pytorch.py: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)  # noqa: T201

@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from redline.launch.door import Door, Session
 from redline.launch.fork import ForkDoor
 from redline.launch.inline import InlineDoor
 from redline.launch.spawn import SpawnDoor
 from redline.launch.torchrun import TorchrunDoor
-from redline.model.errors import UsageError
+from redline.model.errors import MissingExtra, UsageError
 from redline.model.spec import LaunchSpec
 
-__all__ = ["Door", "Session", "open_door"]
+__all__ = ["Door", "Session", "open_door", "require_torch"]
 
 
 def open_door(launch: LaunchSpec) -> Door:
     """The door a spec asks for. Each is imported when it is opened: only `inline` loads torch into this process."""
+    if not launch.python:
+        require_torch()
     if launch.door == "fork":
         return ForkDoor(launch)
     if launch.door == "spawn":
@@ -27,3 +31,9 @@ def open_door(launch: LaunchSpec) -> Door:
     if launch.door == "inline":
         return InlineDoor(launch)
     raise UsageError(f"door {launch.door!r} needs a landscape: make a FakeDoor and hand it over")
+
+
+def require_torch() -> None:
+    """Refuse to measure where torch is not installed. Reading traces, reports and the history works without it."""
+    if find_spec("torch") is None:
+        raise MissingExtra("measuring a model", "torch", "torch")

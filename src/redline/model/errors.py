@@ -57,7 +57,12 @@ class TraceError(UsageError):
 
 class MissingExtra(UsageError):
     def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f"{what} needs the package {package}: pip install 'redline[{extra}]'")
+        super().__init__(f"{what} needs the package {package}: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra. The distribution has another name than the package, which was taken."""
+    return f"pip install 'torch-redline[{extra}]'"
 
 
 class BenchError(RedlineError):
