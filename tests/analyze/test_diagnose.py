@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,10 @@ from dresses import DRESSES
 from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 from troubles import CODES, Program, run
 
-from redline.analyze.finding import Finding, advice
-from redline.analyze.profile import Capture, Profile, profile_of
+from redline.analyze.finding import Finding
+from redline.analyze.profile import Capture, Profile, facts_of, profile_of
+from redline.analyze.remedies import advice
+from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose
 from redline.model.record import Capabilities
 from redline.trace.decode import read_trace, read_traces
@@ -27,6 +30,7 @@ FUSED = "triton_poi_fused_add_relu_3"
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 Made = Callable[[TraceMaker], Profile]
+Traced = Callable[[TraceMaker], TraceFacts]
 
 
 @pytest.fixture
@@ -35,6 +39,11 @@ def made(tmp_path: Path) -> Made:
         return profile_of([read_trace(maker.write(tmp_path / "a.json"))])
 
     return profile
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Traced:
+    return lambda maker: facts_of([read_trace(maker.write(tmp_path / "a.json"))])
 
 
 def row(maker: TraceMaker, *kernels: tuple[str, int], gap_ns: int = 1000, late: bool = False) -> TraceMaker:
@@ -194,11 +203,11 @@ def test_elementwise(made: Made) -> None:
     assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 90), (ADD, 10))))
 
 
-def test_a_function_that_is_run_as_it_is_gets_advice_about_its_code(made: Made) -> None:
-    profile = made(row(TraceMaker(), (GEMM, 60), (ADD, 40)))
+def test_a_function_that_is_run_as_it_is_gets_advice_about_its_code(traced: Traced) -> None:
+    profile = traced(row(TraceMaker(), (GEMM, 60), (ADD, 40)))
     found = [each for task in ("infer", "step") for each in diagnose(captured(profile, "baseline", task=task))]
     assert [each.recipe for each in found if each.code == "elementwise"] == ["compile", None]
-    flag = advice(captured(profile, "baseline", task="step"), "tf32", "why", "code")
+    flag = advice(captured(profile, "baseline", task="step").profile, "tf32", "why", "code")
     assert flag.recipe == "tf32", "a flag of the process reaches a function too"
 
 
@@ -228,7 +237,7 @@ DOES = {
 """As the switches themselves say: `test_compose.py` holds them to it."""
 
 
-def captured(profile: Profile, recipe: str, step_s: float | None = None, task: str = "infer") -> Profile:
+def captured(facts: TraceFacts, recipe: str, step_s: float | None = None, task: str = "infer") -> TraceFacts:
     capture = Capture(
         record_id="1",
         model="resnet50",
@@ -242,20 +251,20 @@ def captured(profile: Profile, recipe: str, step_s: float | None = None, task: s
         profiled_step_s=None,
         switches={switch: DOES.get(switch, Capabilities()) for switch in recipe.split("+")},
     )
-    return msgspec.structs.replace(profile, capture=capture)
+    return replace(facts, profile=msgspec.structs.replace(facts.profile, capture=capture))
 
 
-def again(profile: Profile) -> dict[str, Finding]:
-    return {found.code: found for found in diagnose(profile)}
+def again(facts: TraceFacts) -> dict[str, Finding]:
+    return {found.code: found for found in diagnose(facts)}
 
 
-def test_advice_builds_on_the_recipe_at_hand(made: Made) -> None:
-    profile = made(row(TraceMaker(), (TO_NHWC, 20), (CONV, 80), (ADD, 40)))
+def test_advice_builds_on_the_recipe_at_hand(traced: Traced) -> None:
+    profile = traced(row(TraceMaker(), (TO_NHWC, 20), (CONV, 80), (ADD, 40)))
     assert "-r fp16+channels-last:" in again(captured(profile, "fp16"))["layout-conversions"].next
     assert "-r channels-last:" in again(captured(profile, "baseline"))["layout-conversions"].next
     assert "on already" in again(captured(profile, "fp16+channels-last"))["layout-conversions"].next
     assert "elementwise" not in again(captured(profile, "fp16+compile"))
-    late = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
+    late = traced(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
     assert "-r fp16+channels-last+graphs:" in again(captured(late, "fp16+channels-last"))["host-bound"].next
     assert "-r fp16+compile+graphs:" in again(captured(late, "fp16+compile"))["host-bound"].next
     scripted = again(captured(late, "fp16+torchscript"))["host-bound"].next
@@ -278,9 +287,9 @@ def test_a_trace_of_a_compiled_program_is_not_told_to_compile(made: Made) -> Non
     assert finding(made(row(TraceMaker(), *[(ADD, 60)] * 3)), "elementwise").next.startswith("torch.compile(model)")
 
 
-def test_a_finding_carries_the_recipe_that_it_names(made: Made) -> None:
-    late = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
-    assert finding(late, "host-bound").recipe is None, "nobody's recipe"
+def test_a_finding_carries_the_recipe_that_it_names(traced: Traced) -> None:
+    late = traced(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
+    assert again(late)["host-bound"].recipe is None, "nobody's recipe"
     assert again(captured(late, "fp16"))["host-bound"].recipe == "fp16+graphs"
     assert again(captured(late, "amp"))["host-bound"].recipe == "amp+graphs"
     assert again(captured(late, "amp", task="train"))["host-bound"].recipe == "amp+fused-optimizer+graphs"
@@ -288,13 +297,13 @@ def test_a_finding_carries_the_recipe_that_it_names(made: Made) -> None:
     assert fused["host-bound"].recipe == "amp+fused-optimizer+graphs"
 
 
-def test_work_that_the_profiler_slows_down_is_not_taken_from_faster_steps(made: Made) -> None:
+def test_work_that_the_profiler_slows_down_is_not_taken_from_faster_steps(traced: Traced) -> None:
     """On a CPU operators take longer while they are recorded: half of the work was bounded by 100×."""
     maker = TraceMaker()
     maker.annotation("ProfilerStep#0", 0, 1000 * US)
     maker.operator("aten::native_batch_norm", 0, 500 * US)
     maker.operator("aten::conv2d", 500 * US, 500 * US)
-    found = again(captured(made(maker), "baseline", step_s=400e-6))["batch-norm-eval"]
+    found = again(captured(traced(maker), "baseline", step_s=400e-6))["batch-norm-eval"]
     assert found.gain_bound == pytest.approx(2.0, rel=1e-3)
 
 
@@ -520,7 +529,7 @@ class TestTroublesOfKnownSize:
 
     def test_a_stall_in_a_capture_of_ours_names_our_own_option(self, tmp_path: Path) -> None:
         program = Program(2, {"result copy": 0.1, "logging sync": 0.3, "late graph": 0.3})
-        found = diagnose(captured(profile_of(read_traces(run(program).write(tmp_path))), "baseline"))
+        found = diagnose(captured(facts_of(read_traces(run(program).write(tmp_path))), "baseline"))
         stall = next(finding for finding in found if finding.code == "host-stall")
         assert "(capture with --stacks to see the Python functions)" in stall.next
 

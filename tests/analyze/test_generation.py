@@ -18,6 +18,7 @@ from redline.analyze.generation import generation_of
 from redline.analyze.grid import TokenTargets, under_targets
 from redline.analyze.pairs import pair_of
 from redline.analyze.profile import Capture, profile_of
+from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose
 from redline.analyze.summary import summarize
 from redline.api.workspace import Workspace
@@ -133,7 +134,7 @@ def diagnosed(tmp_path: Any, record: RunRecord, recipe: str = "bf16") -> dict[st
     steps = Steps(count=3, seconds=(step_s,) * 3, mean_s=step_s, std_s=None, min_s=step_s, max_s=step_s, spread=None)
     profile = msgspec.structs.replace(profile, capture=capture, steps=steps, generation=generation_of(record))
     assert any(name == "generation" for name, _ in facts(profile))
-    return {finding.code: finding for finding in diagnose(profile)}
+    return {finding.code: finding for finding in diagnose(TraceFacts(profile))}
 
 
 DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "prefill-bound"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from redline.analyze.bound import HOST_BOUND_SHARE
-from redline.analyze.finding import LARGEST_GAIN, Advice, Finding, does, recipe_of, try_recipe, with_switch
+from redline.analyze.finding import Advice, Removal, Rule
 from redline.analyze.generation import Generation
+from redline.analyze.remedies import does, recipe_of, try_recipe, with_switch
+from redline.analyze.removals import TraceFacts
 from redline.model.units import format_bytes, format_seconds, format_share
-from redline.trace.selections import WORTH_A_LINE
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
@@ -17,47 +19,66 @@ HALF_BYTES = 2.5
 """Bytes per weight: more is fp32."""
 
 
-def decoding(profile: Profile) -> list[Finding]:
-    """What a generation waits for: the host, kernels that read slowly, memory itself; or the prompt."""
-    found = profile.generation
-    if found is None or profile.capture is None or not profile.capture.step_s or not profile.steps:
-        return []
-    whole_s = profile.capture.step_s * profile.steps.count
-    decode_s = whole_s * found.decode_share
-    rules = (_decode(profile, found, decode_s, whole_s), _prefill(profile, found, whole_s - decode_s, whole_s))
-    return [finding for finding in rules if finding is not None and finding.saves_s >= WORTH_A_LINE * whole_s]
+def _generation(profile: Profile) -> Generation | None:
+    """What was measured of it without the profiler."""
+    is_timed = profile.capture is not None and profile.capture.step_s and profile.steps
+    return profile.generation if is_timed else None
 
 
-def _timed_finding(code: str, evidence: str, todo: Advice, saves_s: float, most_s: float, whole_s: float) -> Finding:
-    """A finding whose seconds are those of steps without the profiler."""
-    left_s = whole_s - most_s
-    gain = min(whole_s / left_s, LARGEST_GAIN) if left_s > 0 else LARGEST_GAIN
-    return Finding(code=code, evidence=evidence, next=todo.text, recipe=todo.recipe, gain_bound=gain, saves_s=saves_s)
+def _slowly(found: Generation | None) -> bool:
+    """Whether its tokens take longer than reading what they need."""
+    return found is not None and found.tpot_s is not None and found.read_s is not None and not found.reads_all_the_time
 
 
-def _decode(profile: Profile, found: Generation, decode_s: float, whole_s: float) -> Finding | None:
-    if found.tpot_s is None or found.read_s is None or found.bandwidth_share is None:
-        return None
-    each, least = format_seconds(found.tpot_s.p50), format_seconds(found.read_s)
-    told = (
-        f"a token takes {each}, and reading what it needs ({format_bytes(found.read_bytes)}) {least} at the copy "
-        f"bandwidth: {format_share(found.bandwidth_share)} of it is reached"
+def waits_for_host(profile: Profile) -> bool:
+    """Whether the host limits decoding, which then has a finding of its own."""
+    found = _generation(profile)
+    share = found.host_share if found is not None and _slowly(found) else None
+    return share is not None and share > HOST_BOUND_SHARE
+
+
+def _removes(
+    holds: Callable[[Profile, Generation], bool], share: Callable[[Generation], float]
+) -> Callable[[TraceFacts], Removal | None]:
+    """`share`: of a generation's time, what would be gone."""
+
+    def removes(facts: TraceFacts) -> Removal | None:
+        found = _generation(facts.profile)
+        if found is None or not holds(facts.profile, found):
+            return None
+        saves_s = facts.profile.wall_s * max(share(found), 0.0)
+        return Removal(saves_s=saves_s, seconds=saves_s)
+
+    return removes
+
+
+def _beyond_reading(found: Generation) -> float:
+    return found.decode_share * (1 - (found.bandwidth_share or 0.0))
+
+
+def _with_half_the_bytes(found: Generation) -> float:
+    return found.decode_share * min(found.bandwidth_share or 0.0, 1.0) / 2
+
+
+def _token(found: Generation) -> str:
+    assert found.tpot_s is not None
+    return (
+        f"a token takes {format_seconds(found.tpot_s.p50)}, and reading what it needs ({format_bytes(found.read_bytes)}) "
+        f"{format_seconds(found.read_s)} at the copy bandwidth: {format_share(found.bandwidth_share)} of it is reached"
     )
-    saves_s = decode_s * max(1 - found.bandwidth_share, 0.0)
-    if found.reads_all_the_time:
-        saves_s = decode_s * min(found.bandwidth_share, 1.0) / 2  # with half the bytes
-        code, evidence, todo = "decode-memory-bound", f"memory limits decoding: {told}", _fewer_bytes(profile, found)
-    elif found.host_share is not None and found.host_share > HOST_BOUND_SHARE:
-        code, todo = "decode-host-bound", _without_python(profile)
-        share = format_share(found.host_share)
-        evidence = f"the host limits decoding, it needs {share} of the time to issue a token: {told}"
-    else:
-        code, todo = "decode-slow-kernels", _faster_kernels(profile)
-        evidence = f"neither the host nor memory limits decoding, its kernels are slow: {told}"
-    return _timed_finding(code, evidence, todo, saves_s, saves_s, whole_s)
 
 
-def _fewer_bytes(profile: Profile, found: Generation) -> Advice:
+def _says(text: Callable[[Generation], str]) -> Callable[[TraceFacts, Removal], str]:
+    def says(facts: TraceFacts, removal: Removal) -> str:
+        assert facts.profile.generation is not None
+        return text(facts.profile.generation)
+
+    return says
+
+
+def _fewer_bytes(facts: TraceFacts, removal: Removal) -> Advice:
+    profile, found = facts.profile, facts.profile.generation
+    assert found is not None
     shared = "a larger batch reads the weights once for all its sequences"
     if found.bytes_per_weight is None or does(profile).quantizes or not profile.has_device:
         return Advice(shared)
@@ -65,7 +86,8 @@ def _fewer_bytes(profile: Profile, found: Generation) -> Advice:
     return try_recipe(with_switch(profile, switch), f"half the bytes per token; {shared}")
 
 
-def _without_python(profile: Profile) -> Advice:
+def _without_python(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     if does(profile).records_graph:
         return Advice("a larger batch: the decode step is in a graph already, so the host is late with something else")
     return try_recipe(with_switch(profile, "graphs"), "a graph takes Python out of the decode step")
@@ -76,7 +98,8 @@ FEW_SEQUENCES = 4
 _OTHER_PRODUCTS = ("int4", "int8", "fp8", "amp", "amp-bf16")
 
 
-def _faster_kernels(profile: Profile) -> Advice:
+def _faster_kernels(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     if not does(profile).compiles:
         return try_recipe(with_switch(profile, "compile"), "fewer kernels, each of which reads its operands once")
     arguments = {switch.argument for switch in recipe_of(profile) if switch.name == "compile"}
@@ -96,16 +119,51 @@ def _faster_kernels(profile: Profile) -> Advice:
     return Advice("a larger batch: it takes the same kernels for more sequences")
 
 
-def _prefill(profile: Profile, found: Generation, prefill_s: float, whole_s: float) -> Finding | None:
-    if found.decode_share >= 0.5:
-        return None
-    evidence = (
-        f"reading the prompt takes {format_share(1 - found.decode_share)} of a generation: "
-        f"{format_seconds(found.ttft_s)} to the first token"
-    )
-    todo = Advice(
+def _shorter_prompt(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
+    assert profile.generation is not None
+    if profile.has_device and (profile.generation.bytes_per_weight or 0.0) > HALF_BYTES:
+        return try_recipe(with_switch(profile, "bf16"), "products of the prompt on the matrix units")
+    return Advice(
         "a shorter prompt, or keep the cache of a beginning that prompts share; compile and graphs are of decoding"
     )
-    if profile.has_device and (found.bytes_per_weight or 0.0) > HALF_BYTES:
-        todo = try_recipe(with_switch(profile, "bf16"), "products of the prompt on the matrix units")
-    return _timed_finding("prefill-bound", evidence, todo, prefill_s / 2, prefill_s, whole_s)
+
+
+DECODING: tuple[Rule[TraceFacts], ...] = (
+    Rule(
+        code="decode-memory-bound",
+        removes=_removes(lambda profile, found: found.reads_all_the_time, _with_half_the_bytes),
+        says=_says(lambda found: f"memory limits decoding: {_token(found)}"),
+        change=_fewer_bytes,
+        limit="memory",
+    ),
+    Rule(
+        code="decode-host-bound",
+        removes=_removes(lambda profile, found: waits_for_host(profile), _beyond_reading),
+        says=_says(
+            lambda found: (
+                f"the host limits decoding, it needs {format_share(found.host_share)} of the time to issue a token: "
+                f"{_token(found)}"
+            )
+        ),
+        change=_without_python,
+        limit="host",
+    ),
+    Rule(
+        code="decode-slow-kernels",
+        removes=_removes(lambda profile, found: _slowly(found) and not waits_for_host(profile), _beyond_reading),
+        says=_says(lambda found: f"neither the host nor memory limits decoding, its kernels are slow: {_token(found)}"),
+        change=_faster_kernels,
+    ),
+    Rule(
+        code="prefill-bound",
+        removes=_removes(lambda profile, found: found.decode_share < 0.5, lambda found: 1 - found.decode_share),
+        says=_says(
+            lambda found: (
+                f"reading the prompt takes {format_share(1 - found.decode_share)} of a generation: "
+                f"{format_seconds(found.ttft_s)} to the first token"
+            )
+        ),
+        change=_shorter_prompt,
+    ),
+)

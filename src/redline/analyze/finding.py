@@ -1,25 +1,22 @@
-"""A finding, how much fixing it can gain, and advice that fits what was profiled."""
+"""A rule, what it finds, and how much that can gain. The same for a trace and for the facts of a run without one.
+
+A rule says what it removes from the steps, and from which share of the time on that is worth saying. What the removal saves is never
+the rule's to decide: the facts at hand play the steps again without it. A rule whose facts are missing stays silent.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from redline.analyze.bound import HOST_BOUND_SHARE
+from redline.analyze.bound import BoundLabel
 from redline.model.fields import Frozen
-from redline.model.record import Capabilities
-from redline.model.spec import Recipe, Switch
-
-if TYPE_CHECKING:
-    from redline.analyze.costs import Cost
-    from redline.analyze.profile import Profile
+from redline.model.units import format_seconds
+from redline.trace.selections import WORTH_A_LINE
 
 LARGEST_GAIN = 100.0
-"""What is bounded by nothing is not told as infinity."""
-
-_COMPILED_REGION = re.compile(r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b")
-_FUSED_KERNEL = tuple(f"triton_{kind}_fused_" for kind in ("poi", "red", "per", "for"))
+"""A gain that is bounded by nothing is not told as infinity."""
 
 
 class Finding(Frozen):
@@ -30,7 +27,7 @@ class Finding(Frozen):
     gain_bound: float
     """How many times faster the steps can become at most, if all of this were gone."""
     saves_s: float = 0.0
-    """How much earlier the profiled steps would end without it. Findings are ordered by this, and bounded by it."""
+    """How much earlier the steps would end without it. Findings are ordered by this, and bounded by it."""
     recipe: str | None = None
     """The recipe that `next` names, if it names one."""
 
@@ -40,99 +37,112 @@ class Advice(NamedTuple):
     recipe: str | None = None
 
 
-def gain_without(profile: Profile, seconds: float) -> float:
+class Removal(Frozen):
+    """What a cause stands for in the steps, and what they would save without it."""
+
+    saves_s: float
+    """How much earlier the steps would end, played again without it."""
+    seconds: float
+    """How long the device waited for it or worked at it."""
+    count: int = 0
+    """Pieces of work, or calls."""
+    what: str = ""
+    """What took most of it."""
+
+
+class Facts(Protocol):
+    """What rules look at: the steps of a trace, or the phases of a run."""
+
+    @property
+    def whole_s(self) -> float:
+        """The time of the steps, against which gains are held."""
+
+    @property
+    def span_s(self) -> float:
+        """How long the steps lasted while causes were timed: longer than `whole_s` where a profiler slowed them down."""
+
+
+F = TypeVar("F", bound=Facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(Generic[F]):
+    code: str
+    removes: Callable[[F], Removal | None]
+    """What goes away with the cause; None where the facts do not show it."""
+    says: str | Callable[[F, Removal], str]
+    """The evidence. A text has gaps for `time`, `count`, `what` and `often`."""
+    change: str | Callable[[F, Removal], Advice | str]
+    least_share: float = WORTH_A_LINE
+    limit: BoundLabel | None = None
+    """What limits the steps where this comes first; None for work of the device, whose own limit then counts."""
+
+    def finding(self, facts: F) -> Finding | None:
+        removal = self.removes(facts)
+        if removal is None or not removal.saves_s or removal.saves_s < self.least_share * facts.whole_s:
+            return None
+        says = (
+            self.says.format(**_gaps(removal, facts.span_s))
+            if isinstance(self.says, str)
+            else self.says(facts, removal)
+        )
+        change = self.change if isinstance(self.change, str) else self.change(facts, removal)
+        advice = Advice(change) if isinstance(change, str) else change
+        return Finding(
+            code=self.code,
+            evidence=says,
+            next=advice.text,
+            recipe=advice.recipe,
+            gain_bound=gain_of(removal.saves_s, facts.whole_s),
+            saves_s=removal.saves_s,
+        )
+
+
+def findings_of(rules: Iterable[Rule[F]], facts: F) -> list[Finding]:
+    """Whatever costs a noticeable share of the time, what would save the most first."""
+    found = [finding for rule in rules if (finding := rule.finding(facts)) is not None]
+    return sorted(found, key=lambda finding: (-finding.saves_s, finding.code))
+
+
+def gain_of(saves_s: float, whole_s: float) -> float:
     """The time of the steps over what would be left of it."""
-    left = profile.whole_s - min(seconds, profile.whole_s)
-    return min(profile.whole_s / left, LARGEST_GAIN) if left > 0 else LARGEST_GAIN
+    left_s = whole_s - saves_s
+    return min(whole_s / left_s, LARGEST_GAIN) if left_s > 0 else LARGEST_GAIN
 
 
-def seconds_saved(profile: Profile, cost: Cost) -> float:
-    """What the replay of the recorded steps saves, corrected for the profiler, which slows the host down."""
-    capture = profile.capture
-    if capture is None or capture.step_s is None or profile.steps is None or not profile.has_device:
-        return cost.saves_s
-    if cost.kind == "wait":
-        # Without the profiler there may be less waiting than the trace shows.
-        return min(cost.saves_s, max(profile.wall_s - profile.timeline.busy_s, 0.0))
-    if cost.kind == "work":
-        # The host hides less work, and what it takes to launch the work is shorter; one that a compiler drives needs hardly
-        # any time.
-        issue_s = 0.0 if cost.code == "elementwise" else (capture.least_issue_s or 0.0) * profile.steps.count
-        slowed = max(profile.timeline.span_s / profile.wall_s, 1.0)
-        return max(cost.saves_s / slowed, min(cost.seconds, profile.wall_s - issue_s))
-    return cost.saves_s
+def time_of(removal: Removal, span_s: float) -> str:
+    share = f"{removal.seconds / span_s:.0%}" if span_s else "n/a"
+    return f"{format_seconds(removal.seconds)} ({share} of the time)"
 
 
-HOST_LATE_SHARE = 0.05
-"""Recording slows the host down, so that a smaller share of its own time says little about the program without."""
+def often(removal: Removal) -> str:
+    mean = format_seconds(removal.seconds / max(removal.count, 1))
+    return "once" if removal.count == 1 else f"{removal.count:,} times, {mean} each on average"
 
 
-def host_is_cleared(profile: Profile) -> bool:
-    """The steps without the profiler show that the host keeps up: only recording made it late."""
-    if not profile.has_device and profile.capture is not None and profile.capture.step_s is not None:
-        return profile.wall_s - profile.timeline.busy_s < HOST_LATE_SHARE * profile.wall_s
-    share = profile.capture.issue_share if profile.capture is not None else None
-    return share is not None and share <= HOST_BOUND_SHARE
+def _gaps(removal: Removal, span_s: float) -> dict[str, str]:
+    """What fills the gaps of a rule's text."""
+    return {
+        "time": time_of(removal, span_s),
+        "count": f"{removal.count:,}",
+        "what": removal.what,
+        "often": often(removal),
+    }
 
 
-def recipe_of(profile: Profile) -> tuple[Switch, ...]:
-    """The switches of the profiled recipe; none of a trace from elsewhere."""
-    return Recipe.parse(profile.capture.recipe).switches if profile.capture is not None else ()
+@dataclass(frozen=True)
+class Lanes:
+    """A step of which no trace was recorded: how long the host and the device take in it, side by side.
 
+    It lasts at least as long as either of them. Whatever neither explains is time in which one waited for the other.
+    """
 
-def does(profile: Profile) -> Capabilities:
-    """What the profiled recipe does to the program, and what the trace shows of it."""
-    told = profile.capture.capabilities if profile.capture is not None else Capabilities(compiles=_is_compiled(profile))
-    return Capabilities.together((told, Capabilities(records_graph=profile.launches.graphs > 0)))
+    step_s: float
+    host_s: float
+    """The host's own time, waits for the device included."""
+    device_s: float
 
-
-def _is_compiled(profile: Profile) -> bool:
-    """Whether a trace from elsewhere shows a compiler's work: its regions, or kernels that it fused."""
-    regions = any(_COMPILED_REGION.match(row.name) for row in profile.operators)
-    return regions or any(row.name.startswith(_FUSED_KERNEL) for row in profile.kernels)
-
-
-def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) -> str:
-    """The profiled recipe with this switch in the place of one of the same name."""
-    name = switch.partition(":")[0]
-    kept = [str(other) for other in recipe_of(profile) if other.name != name and str(other) not in without]
-    is_generation = profile.capture is not None and profile.capture.task == "generate"
-    if is_generation and name in ("compile", "graphs") and not any(each.startswith("static-cache") for each in kept):
-        kept.append("static-cache")  # a cache that grows gives every token another shape
-    return "+".join([*kept, switch])
-
-
-FLAGS = ("tf32", "cudnn-benchmark")
-"""Switches that set a flag of the process, which is all that a function of the user's can be given."""
-
-
-def captured_by_us(profile: Profile) -> bool:
-    return profile.capture is not None
-
-
-def is_about_code(profile: Profile) -> bool:
-    """Whether the program must be changed by its author: a trace from elsewhere, or a function that is run as it is."""
-    return profile.capture is None or profile.capture.task == "step"
-
-
-def advice(profile: Profile, switch: str, why: str, in_code: str) -> Advice:
-    """The recipe to run next, or what to change in the program where no recipe can."""
-    if profile.capture is None or (is_about_code(profile) and switch not in FLAGS):
-        return Advice(f"{in_code}: {why}")
-    return try_recipe(with_switch(profile, switch), why)
-
-
-def try_recipe(recipe: str, why: str) -> Advice:
-    return Advice(f"-r {recipe}: {why}", recipe)
-
-
-def with_graphs(profile: Profile) -> str:
-    """An engine that cannot be recorded gives its place to a compiler that makes graphs."""
-    switches = profile.capture.switches if profile.capture is not None else {}
-    engines = [switch for switch, told in switches.items() if told.refuses_graph]
-    if engines:
-        return with_switch(profile, "compile:reduce-overhead", without=engines)
-    trains = profile.capture is not None and profile.capture.task == "train"
-    # A scaler of the loss asks the host whether to take a step, which a graph cannot; a fused optimizer decides itself.
-    fused = trains and any(told.scales_loss for told in switches.values()) and "fused-optimizer" not in switches
-    return with_switch(profile, "fused-optimizer+graphs" if fused else "graphs")
+    def without(self, *, host_s: float = 0.0, device_s: float = 0.0, count: int = 0, what: str = "") -> Removal:
+        """The step played again with so much less to do or to wait for on each side; no lane overtakes the other."""
+        left_s = max(self.host_s - host_s, self.device_s - device_s, self.step_s - host_s - device_s, 0.0)
+        return Removal(saves_s=max(self.step_s - left_s, 0.0), seconds=max(host_s, device_s), count=count, what=what)

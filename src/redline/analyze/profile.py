@@ -11,18 +11,18 @@ import numpy as np
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, bound_of_counters, least_issue_s, telling_host_share
-from redline.analyze.costs import Cost, device_costs, host_costs, table_costs
 from redline.analyze.finding import Finding
 from redline.analyze.generation import Generation, generation_of
 from redline.analyze.hardware import Hardware, OperatorLimit, hardware_by_kernels, hardware_of, operator_limits
 from redline.analyze.profile_ranks import RankTime, SlowestRank, rank_times, slowest_rank, with_waiting, works_of
+from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose, limit_of
 from redline.model.conditions import conditions_text
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import Capabilities, RunRecord
 from redline.model.work import Ceilings
-from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
+from redline.trace.collectives import CollectiveRow, Straggler, collective_rows, host_calls, waiting_of
 from redline.trace.columns import Lost, Trace, Work
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
 from redline.trace.idle import Idle, Wait, idle_of, waits_of
@@ -42,7 +42,7 @@ from redline.trace.links import Links, named
 from redline.trace.memory import MemoryLine, memory_lines
 from redline.trace.operators import OperatorRow, class_times, operator_rows
 from redline.trace.replay import device_runs, gradient_reductions
-from redline.trace.selections import OnHost
+from redline.trace.selections import OnDevice, OnHost
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
@@ -115,8 +115,6 @@ class Profile(Frozen):
     hardware: Hardware = Hardware()
     outside: Outside = Outside()
     """Device work in the files that belongs to none of the steps, and is not counted."""
-    costs: tuple[Cost, ...] = ()
-    """What each cause costs; findings rest on these."""
     waits: tuple[Wait, ...] = ()
     """Where the host waited for the device."""
     collectives: tuple[CollectiveRow, ...] = ()
@@ -173,6 +171,19 @@ def profile_of(
     ceilings: Ceilings | None = None,
 ) -> Profile:
     """All tables, the bound and the findings. `record`: what was measured without the profiler, if Redline captured."""
+    facts = facts_of(traces, record, by_shape=by_shape, ceilings=ceilings)
+    profile = msgspec.structs.replace(facts.profile, findings=tuple(diagnose(facts)))
+    return msgspec.structs.replace(profile, bound=limit_of(profile, record, ceilings))
+
+
+def facts_of(
+    traces: Sequence[Trace],
+    record: RunRecord | None = None,
+    *,
+    by_shape: bool = False,
+    ceilings: Ceilings | None = None,
+) -> TraceFacts:
+    """The tables without conclusions, and what the rules of the diagnosis look at."""
     traces = _without_captures(traces)
     each = [recorded(trace) for trace in traces]
     hosts = [HostView(one.links) for one in each]
@@ -187,11 +198,8 @@ def profile_of(
     classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
     hardware = hardware_of(traces, record)
     limits = operator_limits(links, hardware, ceilings)
-    if has_device:
-        costs, waiting = device_costs(every, limits)
-        calls = [run.calls for run in every]
-    else:
-        costs, calls, waiting = host_costs(on_host, times, limits)
+    calls = [run.calls for run in every] if has_device else [host_calls(one) for one in links]
+    waiting = waiting_of(calls)
     missing = _missing(traces, host_of(hosts, 0.0).launched, record) if not has_device else ""
     phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
     tree = tree_of(links)
@@ -221,7 +229,6 @@ def profile_of(
         notes=tuple(note for trace in cut for note in trace.notes),
         hardware=hardware,
         outside=_outside(each),
-        costs=() if missing else tuple(costs),
         missing=missing,
         waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
         collectives=tuple(collective_rows(calls, waiting)),
@@ -235,13 +242,15 @@ def profile_of(
         generation=generation_of(record, ceilings) if record is not None else None,
         tree=tree,
     )
-    return _concluded(profile, record, ceilings)
-
-
-def _concluded(profile: Profile, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Profile:
-    """The same with its bound and findings."""
-    profile = msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
-    return msgspec.structs.replace(profile, bound=limit_of(profile, record, ceilings))
+    return TraceFacts(
+        profile,
+        devices=[OnDevice(run) for run in every],
+        # A host that launches work of which nothing was recorded is not the device.
+        hosts=[one for one in on_host if not one.view.launched],
+        times=times,
+        calls=calls,
+        waiting=waiting,
+    )
 
 
 def with_tool(
@@ -294,7 +303,6 @@ def with_tool(
         sources=sources or (tool,),
         capture=capture,
         hardware=hardware_by_kernels([row.name for row in rows], tool, record),
-        costs=tuple(table_costs(rows)),
         notes=(
             *notes,
             note(
@@ -303,7 +311,7 @@ def with_tool(
             ),
         ),
     )
-    return msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
+    return msgspec.structs.replace(profile, findings=tuple(diagnose(TraceFacts(profile))))
 
 
 def _without_captures(traces: Sequence[Trace]) -> Sequence[Trace]:

@@ -1,118 +1,58 @@
-"""The rules of the diagnosis, one row each: what a cause is called, when it is worth saying, what it says, what to change.
-
-What a cause costs is worked out elsewhere (`costs`), always in the same way: the steps are played again without it. A rule
-has no arithmetic of its own, and one whose facts are missing stays silent.
-"""
+"""The rules of the diagnosis: what a cause is called, what it removes, what it says, what to change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from redline.analyze import removals
 from redline.analyze.bound import SAME_AS_DEVICE, Bound, BoundLabel, by_work, reads_all_the_time, runs_python
-from redline.analyze.costs import Cost
-from redline.analyze.decoding import decoding
-from redline.analyze.finding import (
-    Advice,
-    Finding,
+from redline.analyze.decoding import DECODING, waits_for_host
+from redline.analyze.finding import Advice, Finding, Removal, Rule, findings_of, often, time_of
+from redline.analyze.remedies import (
     advice,
     captured_by_us,
     does,
-    gain_without,
-    host_is_cleared,
     is_about_code,
     recipe_of,
-    seconds_saved,
     try_recipe,
     with_graphs,
 )
+from redline.analyze.removals import Selection, Taken, TraceFacts, only_if, operators, rows_of, unless_cleared
 from redline.model.note import Code, note
 from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_seconds, format_share
 from redline.model.work import Ceilings
 from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.names import label_of
-from redline.trace.selections import WORTH_A_LINE
+from redline.trace.patterns import recomputed, strict_products, unfused_attention
+from redline.trace.selections import OnHost
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
 
-Says = Callable[["Profile", Cost], str]
-Change = Callable[["Profile", Cost], "Advice | str"]
-Holds = Callable[["Profile", Cost], bool]
+PYTHON = Selection(kind="wait", on_device=removals.late_host, on_host=removals.python)
 
 
-@dataclass(frozen=True)
-class Rule:
-    code: str
-    says: Says | str
-    """The evidence; a text has gaps for `time`, `share`, `count`, `mean`, `what`, `often` and `idle`."""
-    change: Change | str
-    bound: BoundLabel | None = None
-    """What limits the steps where this comes first; None for work of the device, whose own limit then counts."""
-    least_share: float = WORTH_A_LINE
-    holds: Holds = lambda profile, cost: True
-    """Whether the rule applies here at all."""
-
-    def finding(self, profile: Profile, cost: Cost) -> Finding | None:
-        saves_s = seconds_saved(profile, cost)
-        if saves_s < self.least_share * profile.whole_s or not self.holds(profile, cost):
-            return None
-        evidence = self.says.format(**_gaps(profile, cost)) if isinstance(self.says, str) else self.says(profile, cost)
-        todo = Advice(self.change) if isinstance(self.change, str) else self.change(profile, cost)
-        todo = Advice(todo) if isinstance(todo, str) else todo
-        return Finding(
-            code=self.code,
-            evidence=evidence,
-            next=todo.text,
-            recipe=todo.recipe,
-            gain_bound=gain_without(profile, saves_s),
-            saves_s=saves_s,
-        )
+def _idle(facts: TraceFacts) -> str:
+    return "the device is idle" if facts.profile.has_device else "the model does not run for"
 
 
-def _gaps(profile: Profile, cost: Cost) -> dict[str, str]:
-    mean_s = cost.seconds / max(cost.count, 1)
-    return {
-        "time": _time(profile, cost),
-        "share": _share(profile, cost),
-        "count": f"{cost.count:,}",
-        "mean": format_seconds(mean_s),
-        "what": cost.what,
-        "often": "once" if cost.count == 1 else f"{cost.count:,} times, {format_seconds(mean_s)} each on average",
-        "idle": "the device is idle" if profile.has_device else "the model does not run for",
-    }
-
-
-def _share(profile: Profile, cost: Cost) -> str:
-    return f"{cost.seconds / profile.timeline.span_s:.0%}" if profile.timeline.span_s else "n/a"
-
-
-def _time(profile: Profile, cost: Cost) -> str:
-    return f"{format_seconds(cost.seconds)} ({_share(profile, cost)} of the time)"
-
-
-def _host_matters(profile: Profile, cost: Cost) -> bool:
-    return not host_is_cleared(profile) and cost.seconds >= WORTH_A_LINE * profile.timeline.span_s
-
-
-def _host(profile: Profile, cost: Cost) -> str:
+def _host(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     if not profile.has_device:
-        pauses = f"{cost.count:,} times, {format_seconds(cost.seconds / max(cost.count, 1))} each on average"
-        return (
-            f"no operator runs {_share(profile, cost)} of the time: Python between one operator and the next, {pauses}"
-        )
+        pauses = f"{removal.count:,} times, {format_seconds(removal.seconds / max(removal.count, 1))} each on average"
+        return f"no operator runs {removal.seconds / facts.span_s:.0%} of the time: Python between one operator and the next, {pauses}"
     launches, steps = profile.launches, profile.steps_seen
     often = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
     each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
-    beside = f"; meanwhile a thread that launches nothing runs {cost.what}" if cost.what else ""
+    beside = f"; meanwhile a thread that launches nothing runs {removal.what}" if removal.what else ""
     issued = profile.capture.issue_share if profile.capture is not None else None
     told = f"issue/step {issued:.2f}, without the profiler: " if issued is not None else ""
-    return f"{told}the device waits for the host {_time(profile, cost)}; {often}{each}{beside}"
+    return f"{told}the device waits for the host {time_of(removal, facts.span_s)}; {often}{each}{beside}"
 
 
-def _fewer_launches(profile: Profile, cost: Cost) -> Advice:
+def _fewer_launches(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     if not profile.has_device:
         if does(profile).compiles:
             return Advice(
@@ -124,7 +64,7 @@ def _fewer_launches(profile: Profile, cost: Cost) -> Advice:
             "fewer operators, called without Python in between; or a larger batch",
             "torch.compile(model)",
         )
-    if cost.what and is_about_code(profile):
+    if removal.what and is_about_code(profile):
         return Advice(
             "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
             "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
@@ -145,37 +85,47 @@ def _fewer_launches(profile: Profile, cost: Cost) -> Advice:
     return try_recipe(with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
 
 
-def _stall(profile: Profile, cost: Cost) -> str:
+def _stall(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     idle, nothing = (
         ("the device waits", " in which the host launches nothing") if profile.has_device else ("no operator runs", "")
     )
-    stretches = "one stretch" if cost.count == 1 else f"{cost.count:,} stretches"
-    mean = "" if cost.count == 1 else " each on average"
-    length = format_seconds(cost.seconds / max(cost.count, 1))
-    inside = f"; most of it in {cost.what}" if cost.what else ""
-    return f"{idle} {_time(profile, cost)} in {stretches}{nothing}, {length}{mean}{inside}"
+    stretches = "one stretch" if removal.count == 1 else f"{removal.count:,} stretches"
+    mean = "" if removal.count == 1 else " each on average"
+    length = format_seconds(removal.seconds / max(removal.count, 1))
+    inside = f"; most of it in {removal.what}" if removal.what else ""
+    return f"{idle} {time_of(removal, facts.span_s)} in {stretches}{nothing}, {length}{mean}{inside}"
 
 
-def _leave_out(profile: Profile, cost: Cost) -> str:
+def _leave_out(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     how = "capture with --stacks" if captured_by_us(profile) else "record with with_stack=True"
-    see = "" if cost.what else f" ({how} to see the Python functions)"
-    server = "" if cost.what or profile.steps_seen else ". A server that has no requests looks the same"
+    see = "" if removal.what else f" ({how} to see the Python functions)"
+    server = "" if removal.what or profile.steps_seen else ". A server that has no requests looks the same"
     return (
         "take what the program does there out of the step, or do it less often or in another process: logging, "
         f"metrics, checkpoints, preprocessing on the host{see}{server}"
     )
 
 
-def _waited(profile: Profile, cost: Cost) -> str:
-    if not profile.has_device:
-        return f"tensors are turned into Python numbers {cost.count:,} times by {cost.what}, {_time(profile, cost)} with the Python around"
-    copies = cost.code == "blocking-copy"
-    sites = [wait for wait in profile.waits if wait.copies == copies]
+def _read(facts: TraceFacts, removal: Removal) -> str:
+    if facts.profile.has_device:
+        return _waited(facts, copies=False)
+    time = time_of(removal, facts.span_s)
+    return f"tensors are turned into Python numbers {removal.count:,} times by {removal.what}, {time} with the Python around"
+
+
+def _copied(facts: TraceFacts, removal: Removal) -> str:
+    return _waited(facts, copies=True)
+
+
+def _waited(facts: TraceFacts, *, copies: bool) -> str:
+    sites = [wait for wait in facts.profile.waits if wait.copies == copies]
     what = "copies that block the host" if copies else "calls that wait for the device"
     blocked = sum(wait.blocked_s for wait in sites)
     where = ""
     if sites:
-        first, steps = sites[0], profile.steps_seen
+        first, steps = sites[0], facts.profile.steps_seen
         called = f", called by {first.operator}" if first.operator else ""
         frame = f" in {first.frame}" if first.frame else ""
         a_step = "once a step" if steps == first.calls else f"{first.calls / steps:.3g} times a step" if steps else ""
@@ -184,7 +134,8 @@ def _waited(profile: Profile, cost: Cost) -> str:
     return f"the host spends {format_seconds(blocked)} in {what} and launches the next work only then{where}"
 
 
-def _read_less_often(profile: Profile, cost: Cost) -> str:
+def _read_less_often(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     if not profile.has_device:
         return "compute on whole tensors instead of reading single values (.item(), float(), if on a tensor) in a Python loop"
     return (
@@ -193,31 +144,36 @@ def _read_less_often(profile: Profile, cost: Cost) -> str:
     )
 
 
-def _loader(profile: Profile, cost: Cost) -> str:
+def _loader(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     if profile.has_device:
-        return f"the device sits idle {_time(profile, cost)} while the host waits for the data loader"
-    return f"the data loader takes {_time(profile, cost)}, in {cost.count:,} batches"
+        return f"the device sits idle {time_of(removal, facts.span_s)} while the host waits for the data loader"
+    return f"the data loader takes {time_of(removal, facts.span_s)}, in {removal.count:,} batches"
 
 
-def _load_faster(profile: Profile, cost: Cost) -> str:
+def _load_faster(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     pinned = ", pinned memory" if profile.has_device else ""
     return f"more loader workers, persistent workers{pinned} and prefetching; or cheaper decoding"
 
 
-def _record_later(profile: Profile, cost: Cost) -> str:
+def _record_later(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(profile).compiles else ""
     return f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}"
 
 
-def _short_gaps(profile: Profile, cost: Cost) -> str:
+def _short_gaps(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     launches = profile.launches
     return (
-        f"{_time(profile, cost)} lies in short gaps between kernels that were launched in time; {launches.short_share:.0%} "
+        f"{time_of(removal, facts.span_s)} lies in short gaps between kernels that were launched in time; {launches.short_share:.0%} "
         f"of the kernels take no more than 10 µs (median {format_seconds(launches.median_kernel_s)})"
     )
 
 
-def _larger_kernels(profile: Profile, cost: Cost) -> Advice:
+def _larger_kernels(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     if does(profile).records_graph:
         if does(profile).compiles or profile.capture is None:
             fused = " and fused" if does(profile).compiles else ""
@@ -238,7 +194,8 @@ def _launches_missing(profile: Profile) -> float:
     return sum(row.device_share for row in profile.operators if row.source == "no-launch")
 
 
-def _late_work(profile: Profile, cost: Cost) -> str:
+def _late_work(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     idle, missing = profile.idle, _launches_missing(profile)
     parts = [
         f"{format_seconds(idle.dependency_s)} of it before work that waits for an event of another stream"
@@ -247,13 +204,15 @@ def _late_work(profile: Profile, cost: Cost) -> str:
         f"{format_seconds(idle.unknown_s)} for reasons that are not in the trace" if idle.unknown_s else "",
         f"for {missing:.0%} of the device's work the trace holds no launch" if missing else "",
     ]
-    return f"the device is idle {_time(profile, cost)} before work that the host had not kept waiting: " + ", ".join(
-        filter(None, parts)
+    return (
+        f"the device is idle {time_of(removal, facts.span_s)} before work that the host had not kept waiting: "
+        + ", ".join(filter(None, parts))
     )
 
 
-def _look_outside(profile: Profile, cost: Cost) -> str:
-    if _launches_missing(profile) > profile.idle.dependency_s / max(cost.seconds, 1e-12):
+def _look_outside(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
+    if _launches_missing(profile) > profile.idle.dependency_s / max(removal.seconds, 1e-12):
         return (
             "record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of category "
             "cuda_runtime and the argument 'correlation' when a trace is cut or rewritten"
@@ -264,15 +223,17 @@ def _look_outside(profile: Profile, cost: Cost) -> str:
     )
 
 
-def _copies(profile: Profile, cost: Cost) -> str:
+def _copies(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     moves = [row for row in profile.copies if row.kind == "copy"]
     longest = moves[0] if moves else None
     speed = f" at {longest.bytes_per_s / 1e9:.1f} GB/s" if longest and longest.bytes_per_s else ""
     most = f"; most of it {label_of(longest.name)}{speed}" if longest else ""
-    return f"copies with no kernel beside them take {_time(profile, cost)}{most}"
+    return f"copies with no kernel beside them take {time_of(removal, facts.span_s)}{most}"
 
 
-def _prefetch(profile: Profile, cost: Cost) -> str:
+def _prefetch(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     moves = [row for row in profile.copies if row.kind == "copy"]
     pageable = any("pageable" in row.name.lower() for row in moves)
     pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
@@ -284,7 +245,8 @@ def _prefetch(profile: Profile, cost: Cost) -> str:
     return f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own"
 
 
-def _communication(profile: Profile, cost: Cost) -> str:
+def _communication(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     timeline = profile.timeline
     hidden = 1 - timeline.exposed_communication_s / max(timeline.communication_s, 1e-12)
     often = profile.gradient_reductions
@@ -295,7 +257,7 @@ def _communication(profile: Profile, cost: Cost) -> str:
         size = f" of {format_bytes(row.message_bytes)}" if row.message_bytes else ""
         speed = f" at {row.bus_bytes_per_s / 1e9:.1f} GB/s on the bus" if row.bus_bytes_per_s else ""
         most = f"; most of it {row.name}{size}{speed}"
-    return f"communication with nothing computed beside it takes {_time(profile, cost)}; {hidden:.0%} is hidden{most}{repeated}"
+    return f"communication with nothing computed beside it takes {time_of(removal, facts.span_s)}; {hidden:.0%} is hidden{most}{repeated}"
 
 
 _WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
@@ -318,7 +280,8 @@ _EXCHANGES = {
 """For what is exchanged most, how to wait less for it; for reductions, see below."""
 
 
-def _overlap(profile: Profile, cost: Cost) -> str:
+def _overlap(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     first = profile.collectives[0] if profile.collectives else None
     if (profile.gradient_reductions or 0) > 1:
         return (
@@ -338,38 +301,43 @@ def _overlap(profile: Profile, cost: Cost) -> str:
     )
 
 
-def _straggler(profile: Profile, cost: Cost) -> str:
+def _straggler(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     worst = profile.stragglers[0]
     why = f"; {profile.slowest.label}: {profile.slowest.why}" if profile.slowest is not None else ""
     return (
-        f"ranks wait {_time(profile, cost)} inside collectives for the last one to arrive; {worst.label} is last in "
+        f"ranks wait {time_of(removal, facts.span_s)} inside collectives for the last one to arrive; {worst.label} is last in "
         f"{worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it{why}"
     )
 
 
-def _look_at_rank(profile: Profile, cost: Cost) -> str:
+def _look_at_rank(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     return (
         f"look at {profile.stragglers[0].label} by itself: more work than the others (uneven batches, sequence lengths, "
         "sharding), a slower loader, or a slower or shared device"
     )
 
 
-def _part(profile: Profile, cost: Cost) -> str:
+def _part(facts: TraceFacts, removal: Removal) -> str:
     """Of the work of the device, or of the host where it is the device."""
+    profile = facts.profile
     whole = profile.whole_work_s
     return (
-        f"{format_seconds(cost.seconds)}, {cost.seconds / whole:.0%} of the device's work,"
+        f"{format_seconds(removal.seconds)}, {removal.seconds / whole:.0%} of the device's work,"
         if whole
         else "the device's work"
     )
 
 
-def _attention(profile: Profile, cost: Cost) -> str:
+def _attention(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     kind = "kernels" if profile.has_device else "operators"
-    return f"{_part(profile, cost)} is attention that is not fused: softmax and the batched products around it ({cost.count:,} {kind})"
+    return f"{_part(facts, removal)} is attention that is not fused: softmax and the batched products around it ({removal.count:,} {kind})"
 
 
-def _fuse_attention(profile: Profile, cost: Cost) -> str:
+def _fuse_attention(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     if any("_scaled_dot_product_attention_math" in row.name for row in profile.operators):
         return (
             "scaled_dot_product_attention falls back to its slow form here: use fp16 or bf16, and no mask that needs a "
@@ -378,14 +346,16 @@ def _fuse_attention(profile: Profile, cost: Cost) -> str:
     return "use torch.nn.functional.scaled_dot_product_attention: one kernel that never writes the scores to memory"
 
 
-def _keep_layout(profile: Profile, cost: Cost) -> Advice:
+def _keep_layout(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     if any(switch.name == "channels-last" for switch in recipe_of(profile)):
         return Advice("look in the operator table for what brings the other layout back: channels-last is on already")
     in_code = "model.to(memory_format=torch.channels_last), and the inputs too"
     return advice(profile, "channels-last", "keep images in the layout the convolutions want", in_code)
 
 
-def _matrix_units(profile: Profile, cost: Cost) -> Advice:
+def _matrix_units(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     hardware = profile.hardware
     check = "the numerics check tells what it costs" if profile.capture is not None else "compare the outputs"
     if any(switch.name == "tf32" for switch in recipe_of(profile)):
@@ -405,24 +375,27 @@ def _matrix_units(profile: Profile, cost: Cost) -> Advice:
     return advice(profile, "amp", f"{why}; {check}", in_code)
 
 
-def _fold_norms(profile: Profile, cost: Cost) -> Advice:
+def _fold_norms(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     in_code = "torch.fx.experimental.optimization.fuse(model.eval()), or torch.compile with inductor's freezing"
     return advice(profile, "fold-bn", "a scale and a shift that the convolutions before can do themselves", in_code)
 
 
-def _elementwise(profile: Profile, cost: Cost) -> str:
+def _elementwise(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
     # An operator that a CPU is through with faster than it is called does not wait for memory.
-    pause = next((other for other in profile.costs if other.code == "host-bound"), cost)
-    called = not profile.has_device and cost.seconds / max(cost.count, 1) < pause.seconds / max(pause.count, 1)
+    pause = PYTHON(facts) if facts.hosts else None
+    called = pause is not None and removal.seconds / removal.count < pause.seconds / max(pause.count, 1)
     kind = (
         "operators, mostly their calls"
         if called
         else f"{'kernels' if profile.has_device else 'operators'} bound by memory"
     )
-    return f"{_part(profile, cost)} is elementwise {kind} ({cost.what})"
+    return f"{_part(facts, removal)} is elementwise {kind} ({removal.what})"
 
 
-def _fuse(profile: Profile, cost: Cost) -> Advice:
+def _fuse(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
     if does(profile).compiles:
         return Advice(
             "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where; the optimizer "
@@ -431,29 +404,31 @@ def _fuse(profile: Profile, cost: Cost) -> Advice:
     return advice(profile, "compile", "fuse them, so that each value is read and written once", "torch.compile(model)")
 
 
-def _cold(profile: Profile, cost: Cost) -> str:
-    steps = f"{cost.count} steps" if cost.count > 1 else "step"
+def _cold(facts: TraceFacts, removal: Removal) -> str:
+    steps = f"{removal.count} steps" if removal.count > 1 else "step"
     return (
-        f"the kernels of the first {steps} take {format_seconds(cost.seconds)} longer than those of the same operators "
-        f"later, most of it {cost.what}: caches or clocks were cold, or algorithms were compared (cudnn.benchmark)"
+        f"the kernels of the first {steps} take {format_seconds(removal.seconds)} longer than those of the same operators "
+        f"later, most of it {removal.what}: caches or clocks were cold, or algorithms were compared (cudnn.benchmark)"
     )
 
 
-def _slow_kernel(profile: Profile, cost: Cost) -> str:
-    row = next(row for row in profile.limits if row.label == cost.what)
+def _slow_kernel(facts: TraceFacts, removal: Removal) -> str:
+    profile = facts.profile
+    row = next(row for row in profile.limits if row.label == removal.what)
     limit = (
         f"{row.flops_per_s / 1e12:.1f} TFLOP/s in {row.number_format}"
         if row.limited_by == "compute"
         else f"{row.bytes_per_s / 1e9:,.0f} GB/s"
     )
     return (
-        f"{cost.what} takes {format_seconds(row.device_s)} in {row.calls:,} calls at {format_share(row.efficiency)} of what "
+        f"{removal.what} takes {format_seconds(row.device_s)} in {row.calls:,} calls at {format_share(row.efficiency)} of what "
         f"{row.limit_of} allows ({limit})"
     )
 
 
-def _another_kernel(profile: Profile, cost: Cost) -> Advice:
-    row = next(row for row in profile.limits if row.label == cost.what)
+def _another_kernel(facts: TraceFacts, removal: Removal) -> Advice:
+    profile = facts.profile
+    row = next(row for row in profile.limits if row.label == removal.what)
     if row.kind == "attention":
         return Advice(
             "another kernel for it: newer flash attention or cuDNN's (torch.nn.attention.sdpa_kernel), head sizes and sequence lengths "
@@ -475,117 +450,218 @@ def _another_kernel(profile: Profile, cost: Cost) -> Advice:
     )
 
 
-RULES: dict[str, Rule] = {
-    rule.code: rule
-    for rule in (
-        Rule("data-wait", _loader, _load_faster, "data"),
-        Rule(
-            "warm-up",
-            "{idle} {time} while the host loads code, compiles or records a graph, in {count} calls that happen once: these steps "
-            "are not the usual ones",
-            _record_later,
-            "host",
+RULES: tuple[Rule[TraceFacts], ...] = (
+    Rule(
+        code="data-wait",
+        removes=Selection(
+            kind="wait",
+            on_device=removals.idle_for("data", lambda seen: seen.loading, lambda host: host.loader),
+            on_host=lambda seen: Taken(seen.loading.total, int(seen.loading.holds(seen.view.loader.start).sum())),
         ),
-        Rule(
-            "allocator",
-            "{idle} {time} while the host takes memory from the driver or gives it back, in {count} calls",
-            "keep shapes constant, take torch.cuda.empty_cache() out of the loop, and set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: torch's allocator then keeps what it needs",
-            "host",
+        says=_loader,
+        change=_load_faster,
+        limit="data",
+    ),
+    Rule(
+        code="warm-up",
+        removes=Selection(
+            kind="wait",
+            on_device=removals.idle_for("warm-up", lambda seen: seen.warming_up, lambda host: host.warming_up),
+            on_host=lambda seen: Taken(seen.warming_up.total, len(seen.warming_up)),
         ),
-        Rule("host-stall", _stall, _leave_out, "host", holds=_host_matters),
-        Rule(
-            "no-work",
-            "{idle} {time} because the program has nothing to do: it sits in {what}, {often}",
-            "nothing to fix in the model: a server needs more requests, or larger batches of them; where the program fills "
-            "that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
-            "host",
-            holds=_host_matters,
+        says=lambda facts, removal: (
+            f"{_idle(facts)} {time_of(removal, facts.span_s)} while the host loads code, compiles or records a graph, in "
+            f"{removal.count:,} calls that happen once: these steps are not the usual ones"
         ),
-        Rule("host-bound", _host, _fewer_launches, "host", least_share=0.05, holds=_host_matters),
-        Rule("sync-in-loop", _waited, _read_less_often, "host"),
-        Rule(
-            "blocking-copy",
-            _waited,
-            "copy from and to pinned memory with non_blocking=True, and wait for the copy only where its data is needed; launch "
-            "the next work before asking for results",
-            "host",
+        change=_record_later,
+        limit="host",
+    ),
+    Rule(
+        code="allocator",
+        removes=Selection(
+            kind="wait",
+            on_device=removals.idle_for("allocator", lambda seen: seen.allocating, lambda host: host.allocating),
         ),
-        Rule("launch-bound", _short_gaps, _larger_kernels, "launch", least_share=0.05),
-        Rule("dependency", _late_work, _look_outside, "unknown"),
-        Rule("communication-bound", _communication, _overlap, "communication"),
-        Rule(
-            "straggler",
-            _straggler,
-            _look_at_rank,
-            "communication",
-            holds=lambda profile, cost: bool(profile.stragglers),
+        says="the device is idle {time} while the host takes memory from the driver or gives it back, in {count} calls",
+        change="keep shapes constant, take torch.cuda.empty_cache() out of the loop, and set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: torch's allocator then keeps what it needs",
+        limit="host",
+    ),
+    Rule(
+        code="host-stall",
+        removes=unless_cleared(removals.stalls(for_work=False)),
+        says=_stall,
+        change=_leave_out,
+        limit="host",
+    ),
+    Rule(
+        code="no-work",
+        removes=unless_cleared(removals.stalls(for_work=True)),
+        says=lambda facts, removal: (
+            f"{_idle(facts)} {time_of(removal, facts.span_s)} because the program has nothing to do: it sits in "
+            f"{removal.what}, {often(removal)}"
         ),
-        Rule("copy-bound", _copies, _prefetch, "data"),
-        Rule("attention", _attention, _fuse_attention, least_share=0.05),
-        Rule(
-            "recompute",
-            lambda profile, cost: (
-                f"{_part(profile, cost)} is the forward pass done again during the backward ({cost.what}): "
-                "activation checkpointing"
+        change="nothing to fix in the model: a server needs more requests, or larger batches of them; where the program fills "
+        "that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
+        limit="host",
+    ),
+    Rule(
+        code="host-bound",
+        removes=only_if(lambda profile: not waits_for_host(profile), unless_cleared(PYTHON)),
+        says=_host,
+        change=_fewer_launches,
+        limit="host",
+        least_share=0.05,
+    ),
+    Rule(
+        code="sync-in-loop",
+        removes=Selection(kind="wait", on_device=removals.waits(copies=False), on_host=removals.reading),
+        says=_read,
+        change=_read_less_often,
+        limit="host",
+    ),
+    Rule(
+        code="blocking-copy",
+        removes=Selection(kind="other", on_device=removals.waits(copies=True)),
+        says=_copied,
+        change="copy from and to pinned memory with non_blocking=True, and wait for the copy only where its data is needed; "
+        "launch the next work before asking for results",
+        limit="host",
+    ),
+    Rule(
+        code="launch-bound",
+        removes=Selection(kind="wait", on_device=removals.launch_gaps),
+        says=_short_gaps,
+        change=_larger_kernels,
+        limit="launch",
+        least_share=0.05,
+    ),
+    Rule(
+        code="dependency",
+        removes=Selection(kind="wait", on_device=removals.late_work),
+        says=_late_work,
+        change=_look_outside,
+        limit="unknown",
+    ),
+    Rule(
+        code="communication-bound",
+        removes=removals.exchanges,
+        says=_communication,
+        change=_overlap,
+        limit="communication",
+    ),
+    Rule(
+        code="straggler",
+        removes=removals.straggler,
+        says=_straggler,
+        change=_look_at_rank,
+        limit="communication",
+    ),
+    Rule(
+        code="copy-bound",
+        removes=Selection(kind="other", on_device=removals.copies_alone),
+        says=_copies,
+        change=_prefetch,
+        limit="data",
+    ),
+    Rule(
+        code="attention",
+        removes=Selection(
+            kind="work",
+            on_device=lambda seen: rows_of(seen, unfused_attention(seen.links)),
+            on_host=operators(lambda seen: seen.attention, OnHost.python_beside),
+        ),
+        says=_attention,
+        change=_fuse_attention,
+        least_share=0.05,
+    ),
+    Rule(
+        code="recompute",
+        removes=Selection(
+            kind="work",
+            on_device=lambda seen: rows_of(seen, recomputed(seen.links)),
+            on_host=operators(lambda seen: seen.again, OnHost.around, again=True),
+        ),
+        says=lambda facts, removal: (
+            f"{_part(facts, removal)} is the forward pass done again during the backward ({removal.what}): "
+            "activation checkpointing"
+        ),
+        change="checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)",
+    ),
+    Rule(
+        code="layout-conversions",
+        removes=removals.of_names("work", lambda name: name.converts_layout),
+        says=lambda facts, removal: (
+            f"{_part(facts, removal)} only turns one memory layout into the other ({removal.what})"
+        ),
+        change=_keep_layout,
+        least_share=0.03,
+    ),
+    Rule(
+        code="fp32-matmul",
+        removes=only_if(
+            lambda profile: profile.hardware.has_tf32 or profile.hardware.has_fp16,
+            Selection(
+                kind="work",
+                on_device=lambda seen: rows_of(
+                    seen, strict_products(seen.links) & ~unfused_attention(seen.links), launches=False
+                ),
+                named=lambda name: name.is_strict_fp32,
             ),
-            "checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)",
         ),
-        Rule(
-            "layout-conversions",
-            lambda profile, cost: f"{_part(profile, cost)} only turns one memory layout into the other ({cost.what})",
-            _keep_layout,
-            least_share=0.03,
+        says=lambda facts, removal: (
+            f"{_part(facts, removal)} is matrix products and convolutions in full fp32 ({removal.what})"
         ),
-        Rule(
-            "fp32-matmul",
-            lambda profile, cost: (
-                f"{_part(profile, cost)} is matrix products and convolutions in full fp32 ({cost.what})"
+        change=_matrix_units,
+        least_share=0.1,
+    ),
+    Rule(
+        code="batch-norm-eval",
+        removes=only_if(lambda profile: not does(profile).folds_norms, removals.FIXED_NORM),
+        says=lambda facts, removal: f"{_part(facts, removal)} is batch-norm with fixed statistics ({removal.what})",
+        change=_fold_norms,
+        least_share=0.03,
+    ),
+    Rule(
+        code="elementwise",
+        removes=only_if(
+            lambda profile: not (does(profile).compiles and captured_by_us(profile)),
+            Selection(
+                kind="fused",
+                on_device=removals.unfused,
+                on_host=operators(removals.written_out, OnHost.python_beside),
+                named=lambda name: name.is_unfused,
             ),
-            _matrix_units,
-            least_share=0.1,
-            holds=lambda profile, cost: profile.hardware.has_tf32 or profile.hardware.has_fp16,
         ),
-        Rule(
-            "batch-norm-eval",
-            lambda profile, cost: f"{_part(profile, cost)} is batch-norm with fixed statistics ({cost.what})",
-            _fold_norms,
-            least_share=0.03,
-            holds=lambda profile, cost: not does(profile).folds_norms,
+        says=_elementwise,
+        change=_fuse,
+        least_share=0.2,
+    ),
+    Rule(
+        code="copies",
+        removes=Selection(kind="work", on_host=operators(removals.copying)),
+        says=lambda facts, removal: (
+            f"{_part(facts, removal)} only copies values from one place to another ({removal.what}, "
+            f"{removal.count:,} calls)"
         ),
-        Rule(
-            "elementwise",
-            _elementwise,
-            _fuse,
-            least_share=0.2,
-            holds=lambda profile, cost: not (does(profile).compiles and captured_by_us(profile)),
-        ),
-        Rule(
-            "copies",
-            lambda profile, cost: (
-                f"{_part(profile, cost)} only copies values from one place to another ({cost.what}, {cost.count:,} calls)"
-            ),
-            "copy less: views instead of .contiguous() and .clone(), preallocated outputs (out=), one dtype and layout throughout",
-            "memory",
-            least_share=0.1,
-        ),
-        Rule("cold-start", _cold, _record_later),
-        Rule("slow-kernel", _slow_kernel, _another_kernel, least_share=0.05),
-    )
-}
+        change="copy less: views instead of .contiguous() and .clone(), preallocated outputs (out=), one dtype and layout "
+        "throughout",
+        least_share=0.1,
+        limit="memory",
+    ),
+    Rule(code="cold-start", removes=Selection(kind="other", on_device=removals.cold), says=_cold, change=_record_later),
+    Rule(code="slow-kernel", removes=removals.beyond_need, says=_slow_kernel, change=_another_kernel, least_share=0.05),
+)
 
 
-def diagnose(profile: Profile) -> list[Finding]:
+def diagnose(facts: TraceFacts) -> list[Finding]:
     """Whatever costs a noticeable share of the time, what would save the most first."""
-    found = [
-        finding
-        for cost in profile.costs
-        if cost.code in RULES and (finding := RULES[cost.code].finding(profile, cost)) is not None
-    ]
-    decoded = decoding(profile)
-    if any(finding.code == "decode-host-bound" for finding in decoded):
-        found = [finding for finding in found if finding.code != "host-bound"]  # said once, with how much it costs
-    return sorted([*found, *decoded], key=lambda finding: (-finding.saves_s, finding.code))
+    if facts.profile.missing:
+        return []
+    return findings_of((*RULES, *DECODING), facts)
+
+
+LIMIT_OF = {rule.code: rule.limit for rule in (*RULES, *DECODING)}
 
 
 LIMITS = 0.1
@@ -610,9 +686,9 @@ def limit_of(profile: Profile, record: RunRecord | None, ceilings: Ceilings | No
     if record is not None and (reading := reads_all_the_time(record, ceilings)) is not None:
         return reading
     first = next(iter(profile.findings), None)
-    rule = RULES.get(first.code) if first is not None and first.saves_s >= LIMITS * profile.whole_s else None
-    if first is not None and rule is not None and rule.bound is not None:
-        return Bound(label=rule.bound, evidence=note(_NOTES.get(rule.bound, "not-measured"), first.evidence))
+    label = LIMIT_OF[first.code] if first is not None and first.saves_s >= LIMITS * profile.whole_s else None
+    if first is not None and label is not None:
+        return Bound(label=label, evidence=note(_NOTES.get(label, "not-measured"), first.evidence))
     if not profile.has_device:
         python = runs_python(record) if record is not None else None
         return python or by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")

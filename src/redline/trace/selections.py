@@ -23,7 +23,7 @@ from redline.trace.timeline import host_communication, host_compute
 from redline.trace.window import Recorded
 
 WORTH_A_LINE = 0.02
-"""Share of the time: what costs less is not worth a line."""
+"""Share of the time that is worth a line of its own."""
 
 _READS_A_NUMBER = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|equal)$")
 
@@ -133,8 +133,15 @@ class OnDevice:
         others = self.on_launching_threads(picked(operators, idle))
         return both(without(union(end, np.maximum(until, end)), others), self.plain)
 
-    def claimed(self, calls: Mask) -> Intervals:
+    def claimed(self, *, copies: bool) -> Intervals:
         """The time after waits that is theirs: all of it, unless it is the larger trouble by itself."""
+        return self._claimed[copies]
+
+    @cached_property
+    def _claimed(self) -> tuple[Intervals, Intervals]:
+        return self._claimed_by(self.waits(copies=False)), self._claimed_by(self.waits(copies=True))
+
+    def _claimed_by(self, calls: Mask) -> Intervals:
         after = self.until_next_launch(calls)
         around = both(self.operators_around(calls), joined(self.plain, self.warming_up))
         replay = Replay([self.run])
@@ -144,7 +151,7 @@ class OnDevice:
     @cached_property
     def own_stalls(self) -> Intervals:
         """Stalls that are not mostly the waits' before them."""
-        claimed = joined(*(self.claimed(self.waits(copies=copies)) for copies in (False, True)))
+        claimed = joined(*self._claimed)
         stalls = self.stalls
         own = claimed.within(stalls.start, stalls.end) < MOSTLY * (stalls.end - stalls.start)
         return union(stalls.start[own], stalls.end[own])
