@@ -326,7 +326,10 @@ def error_text(numerics: Numerics | None, *, with_steps: bool = False) -> str:
         return numerics.number_format
     if numerics.degenerate:
         return "no signal ✗"
-    told = "inf" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"
+    # Records of older versions have the signal error alone.
+    told = f"{numerics.rel_error:.1e}" if numerics.rel_error is not None else "inf"
+    if numerics.rel_error is None and numerics.rel_l2 is not None:
+        told = f"{numerics.rel_l2:.1e} of the signal"
     if numerics.by_equality and numerics.equal_share is not None:
         told = "equal" if numerics.equal_share == 1 else f"{format_share(1 - numerics.equal_share)} unequal"
     told += f" in {numerics.steps} steps" if with_steps and numerics.steps is not None else ""

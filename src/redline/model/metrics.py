@@ -19,6 +19,8 @@ WIDEST = 4.0
 """A figure whose interval spans more than this factor has no number in what people read: nobody can use it."""
 NO_NUMBER = "n/a"
 TOO_NOISY = "too noisy"
+DOUBTED = "~"
+"""Stands before a number that is doubted and still says something."""
 
 Better = Literal["higher", "lower", "neither"]
 Fact = str | int | float | bool | None
@@ -28,7 +30,7 @@ Fact = str | int | float | bool | None
 class Figure(Frozen):
     """A kind of number: its stable name, what a table calls it, its unit and which direction is better.
 
-    Units are `s`, `B`, `x` (a ratio), `share` (of one), `FLOP`, `count` (of many things, such as parameters), `B/s`, `FLOP/s`, `J`,
+    Units are `s`, `B`, `x` (a ratio), `share` (of one), `error` (relative, often tiny), `FLOP`, `count` (of many things, such as parameters), `B/s`, `FLOP/s`, `J`,
     `W`, `Hz`, `°C`, or empty for a plain number; `{item}/s` is a rate of the items that the workload counts.
     """
 
@@ -101,15 +103,24 @@ class Metric(Frozen):
         return (self.high - self.low) / (2 * abs(self.value))
 
     def __str__(self) -> str:
-        """The number with its unit, as a person reads it."""
+        """What stands in a cell of a table, below a header that names the unit of a rate.
+
+        There is no number where it is too noisy to use, and one that is doubted is marked.
+        """
         if self.value is None:
             return NO_NUMBER
         if self.is_too_noisy:
             return TOO_NOISY
         number = written(self.value, self.unit, self.half_width)
         if self.unit == "x" and self.low is not None and self.high is not None:
-            return f"{number} ({self.low:.2f}–{self.high:.2f})"
-        return number
+            number += f" ({format_ratio(self.low)[:-1]}–{format_ratio(self.high)[:-1]})"
+        return number if self.doubt is None else f"{DOUBTED}{number}"
+
+    @property
+    def in_words(self) -> str:
+        """What stands in a sentence: with the unit of a rate."""
+        has_number = self.value is not None and not self.is_too_noisy
+        return f"{self} {self.unit}" if has_number and "{item}" in self.figure.unit else str(self)
 
 
 def written(value: float, unit: str, half_width: float | None = None) -> str:
@@ -124,6 +135,8 @@ def written(value: float, unit: str, half_width: float | None = None) -> str:
             return format_ratio(value)
         case "share":
             return format_share(value)
+        case "error":
+            return f"{value:.1e}" if value else "0"
         case "FLOP" | "count":
             return format_count(value)
         case "B/s":
@@ -220,7 +233,11 @@ class Headline(Frozen):
     figures: Mapping[str, Metric | Fact] = {}
 
     def __str__(self) -> str:
-        return re.sub(r"\{(\w+)\}", lambda name: str(self.figures[name[1]]), self.template)
+        return re.sub(r"\{(\w+)\}", lambda name: _in_words(self.figures[name[1]]), self.template)
+
+
+def _in_words(value: Metric | Fact) -> str:
+    return value.in_words if isinstance(value, Metric) else str(value)
 
 
 class Block(Frozen):

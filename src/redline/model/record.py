@@ -132,8 +132,12 @@ class Numerics(Frozen):
     `skipped`: under a profiler from outside.
     """
     number_format: str = "fp32"
+    rel_error: float | None = None
+    """‖Δ‖/‖y‖: the distance from the reference over the size of the reference. None in records of older versions, and
+    where only integers or texts are compared."""
     rel_l2: float | None = None
-    """Error over the part of the reference that depends on the input; NaN is told as None with finite False."""
+    """The signal error: the distance over the part of the reference that depends on the input, which is stricter and what
+    the verdict goes by. A value that is not finite is None here, and `finite` is False."""
     cosine: float | None = None
     top1_agreement: float | None = None
     finite: bool = True

@@ -45,18 +45,19 @@ def judged(
         floor=finite_or_none(floor),
         tolerance=tolerance,
         passed=passed,
-        reason=_reason(found, floor, tolerance, number_format, method, mover if unresolved else None),
+        reason=_reason(found, floor, tolerance, number_format, method, mover, unresolved),
     )
 
 
 def _reason(
-    found: Difference, floor: float, tolerance: float, number_format: str, method: str, hidden_by: str | None
+    found: Difference, floor: float, tolerance: float, number_format: str, method: str, mover: str, unresolved: bool
 ) -> Note:
     if not found.finite:
         return note("not-finite", "the output is not finite")
     if found.degenerate:
         what = "its loss stands still" if method == "loss-path" else "its output does not depend on the input"
         return note("no-signal", f"the reference carries no signal: {what}")
+    hidden_by = mover if unresolved else ""
     if hidden_by == ASKING_TWICE:
         text = (
             f"the same inputs twice give outputs {floor:.2g} apart, so nothing can be compared: the model keeps state between "
@@ -78,11 +79,18 @@ def _reason(
     if hidden_by:
         text = f"{number_format} cannot resolve this model's signal: {hidden_by} alone moves it by {floor:.2g}"
         return note("unresolved", text)
-    over = f" ({found.rel_l2 / floor:.1f}× the floor)" if floor > 0 else ""
+    passes = found.rel_l2 <= tolerance
+    plain = f"rel. error {found.rel_error:.2g}; " if found.rel_error is not None else ""
     equal = f"; {found.equal_share:.2%} of the integers are equal" if found.equal_share is not None else ""
-    where = "within" if found.rel_l2 <= tolerance else "above"
-    text = f"error {found.rel_l2:.2g} is {where} the tolerance {tolerance:.2g}{over}{equal}"
-    return note("within-tolerance" if where == "within" else "above-tolerance", text)
+    if floor > 0:
+        allowed = tolerance / floor
+        bound = f"within {allowed:.2g}×" if passes else f"above {allowed:.2g}×"
+        cause = f"rounding to {number_format}" if mover == "rounding" else mover
+        text = f"{plain}{bound} of what {cause} does (signal error {found.rel_l2:.2g} against {floor:.2g})"
+    else:
+        where = "within" if passes else "above"
+        text = f"{plain}signal error {found.rel_l2:.2g}, {where} the tolerance {tolerance:.2g}"
+    return note("within-tolerance" if passes else "above-tolerance", f"{text}{equal}")
 
 
 def as_reference(own: str) -> Note:

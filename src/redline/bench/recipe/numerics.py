@@ -38,6 +38,7 @@ from redline.bench.recipe.outputs import (
     difference,
     finite_or_none,
     path_difference,
+    relative_path_error,
     stands_still,
 )
 from redline.bench.recipe.rounding import (
@@ -281,6 +282,7 @@ class LossReference:
             top1_agreement=None,
             finite=finite,
             degenerate=stands_still(self.losses),
+            rel_error=relative_path_error(losses, self.losses),
         )
         verdict = judged(found, floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path", mover)
         if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > floor:
@@ -302,6 +304,7 @@ class LossReference:
             method="reference",
             number_format=self.own_format,
             rel_l2=0.0 if finite else None,
+            rel_error=0.0 if finite else None,
             finite=finite,
             degenerate=stands_still(self.losses),
             passed=finite,

@@ -67,10 +67,12 @@ class Difference:
     """Share of integers, booleans and texts; None where there are none."""
     by_equality: bool = False
     """There is nothing else to go by."""
+    rel_error: float | None = None
+    """The distance of all numbers over their own size, ‖Δ‖/‖y‖. None where only integers or texts are compared."""
 
     def told(self) -> dict[str, Any]:
         """As a record holds it: without NaN and infinity."""
-        return {**vars(self), "rel_l2": finite_or_none(self.rel_l2), "cosine": finite_or_none(self.cosine)}
+        return {**vars(self), "rel_l2": finite_or_none(self.rel_l2), "cosine": finite_or_none(self.cosine), "rel_error": finite_or_none(self.rel_error)}
 
 
 def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
@@ -171,11 +173,14 @@ def difference(found: Sequence[Answer], reference: Sequence[Answer]) -> Differen
         degenerate=not numbers.has_signal and not exact.has_signal,
         equal_share=min(shares, default=None),
         by_equality=by_equality,
+        rel_error=None if by_equality else _worst(max, numbers.plain),
     )
 
 
 @dataclass
 class _Worst:
+    plain: list[float] = field(default_factory=lambda: [0.0])
+    """Errors over the size of what is compared."""
     errors: list[float] = field(default_factory=lambda: [0.0])
     cosines: list[float] = field(default_factory=list)
     agreements: list[float] = field(default_factory=list)
@@ -183,6 +188,7 @@ class _Worst:
 
     def add(self, distance: float, signal: float, size: float) -> bool:
         """An error over the signal; over the size, where hardly anything depends on the input. Says which."""
+        self.plain.append(_ratio(distance, size))
         if signal > SMALLEST_SIGNAL * size:
             self.has_signal = True
             self.errors.append(distance / signal)
@@ -196,6 +202,7 @@ def _compare_numbers(worst: _Worst, found: Sequence[Tensor], expected: Sequence[
     for got, want in zip(found, expected, strict=True):
         if got.shape != want.shape:
             worst.errors.append(math.inf)
+            worst.plain.append(math.inf)
             worst.has_signal = True
             continue
         middle = centre if centre is not None else want.mean()
@@ -294,8 +301,18 @@ def path_difference(losses: Sequence[float], reference: Sequence[float]) -> floa
     """How far two loss paths lie apart, over how far the reference came."""
     if not all(map(math.isfinite, losses)):
         return math.inf
-    apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, reference, strict=True)))
-    return _ratio(apart, _travelled(reference))
+    return _ratio(_path_distance(losses, reference), _travelled(reference))
+
+
+def relative_path_error(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """How far two loss paths lie apart, over the losses themselves."""
+    if not all(map(math.isfinite, losses)):
+        return math.inf
+    return _ratio(_path_distance(losses, reference), math.sqrt(sum(loss**2 for loss in reference)))
+
+
+def _path_distance(losses: Sequence[float], reference: Sequence[float]) -> float:
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, reference, strict=True)))
 
 
 def stands_still(losses: Sequence[float]) -> bool:
