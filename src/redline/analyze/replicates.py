@@ -19,7 +19,7 @@ from redline.analyze.blocks import Latency, ThroughputInterval
 from redline.analyze.pairs import log_ratio, ratio_over
 from redline.analyze.roofline import at_step
 from redline.analyze.statistics import student_t
-from redline.analyze.summary import CeilingsOf, RunSummary, VersusFirst, first_of_each_group, summarize
+from redline.analyze.summary import CeilingsOf, RunSummary, VersusFirst, agreeing, first_of_each_group, summarize
 from redline.analyze.trust import Verdict, farthest
 from redline.model.identity import Subject, is_capture, subjects_of
 from redline.model.note import note
@@ -41,7 +41,7 @@ def replicate_rows(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None 
         copies[spec, record.group or record.id] += 1
         together.setdefault((spec, copies[spec, record.group or record.id]), []).append((record, row))
     firsts = first_of_each_group(records)
-    return [joined_row(processes, firsts) for processes in together.values()]
+    return agreeing([joined_row(processes, firsts) for processes in together.values()])
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def lines_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[L
         together.setdefault(key, []).append((record, row))
     firsts = first_of_each_group(records)
     lines = [_line(of_key[key], processes, firsts) for key, processes in together.items()]
-    return _with_failures(lines)
+    agreed = agreeing([line.row for line in lines])
+    return _with_failures([replace(line, row=row) for line, row in zip(lines, agreed, strict=True)])
 
 
 def _as_asked(records: Sequence[RunRecord]) -> list[int]:

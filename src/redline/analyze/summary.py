@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -47,7 +48,7 @@ from redline.model.record import (
     StopReason,
     device_of,
 )
-from redline.model.spec import Task
+from redline.model.spec import BASELINE, Task
 from redline.model.work import CacheKind, Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
@@ -194,10 +195,55 @@ def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = Non
     beside: dict[tuple[str | None, str], set[str]] = {}
     for row in rows:
         beside.setdefault((row.group, row.model), set()).add(row.recipe)
-    return [
+    advised = [
         _advised(row, record, known(record), beside[row.group, row.model])
         for row, record in zip(rows, records, strict=True)
     ]
+    return agreeing(advised)
+
+
+def name_of(row: RunSummary) -> str:
+    """The recipe. Functions that were compared go by their own names."""
+    if row.task != "step" or not row.group:
+        return row.recipe
+    return row.model if row.recipe == BASELINE else f"{row.model} {row.recipe}"
+
+
+def agreeing(rows: Sequence[RunSummary]) -> list[RunSummary]:
+    """The rows with speeds that agree with the ratios beside them.
+
+    A ratio compares neighbours in time, round by round; a speed is over all rounds of its own process, and on a machine that changes
+    pace the two contradict each other. So the speed shown beside a ratio is that of the paired rounds: the first's times the ratio.
+    Times of the same blocks go with it.
+    """
+    firsts: dict[tuple[str | None, str], RunSummary] = {}
+    for row in rows:
+        if row.vs_first is None and row.throughput_per_s is not None:
+            firsts.setdefault((row.group, name_of(row)), row)
+    found = []
+    for row in rows:
+        first = firsts.get((row.group, row.vs_first.recipe)) if row.vs_first is not None and row.group else None
+        if first is None or not row.throughput_per_s or not first.throughput_per_s or row.vs_first is None:
+            found.append(row)
+            continue
+        items = (row.items_per_step or 1) / (first.items_per_step or 1)
+        found.append(_at_speed(row, first.throughput_per_s * row.vs_first.ratio * items))
+    return found
+
+
+def _at_speed(row: RunSummary, per_s: float) -> RunSummary:
+    factor = per_s / (row.throughput_per_s or per_s)
+    changes: dict[str, Any] = {"throughput_per_s": per_s}
+    if (interval := row.throughput_interval) is not None:
+        changes["throughput_interval"] = msgspec.structs.replace(
+            interval, low=interval.low * factor, high=interval.high * factor
+        )
+    if (latency := row.latency_s) is not None and latency.clock == "host":  # else it has blocks of its own
+        times = {name: getattr(latency, name) for name in ("p50", "p90", "p95", "p99", "mean", "std", "low", "high")}
+        changes["latency_s"] = msgspec.structs.replace(
+            latency, **{name: None if value is None else value / factor for name, value in times.items()}
+        )
+    return msgspec.structs.replace(row, **changes)
 
 
 def _against(row: RunSummary, first_doubted: bool) -> RunSummary:

@@ -16,6 +16,7 @@ Code = Literal[
     "failed",
     "not-timed",
     "few-samples",
+    "few-rounds",
     "wide-interval",
     "spread",
     "throttled",

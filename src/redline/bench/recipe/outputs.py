@@ -72,7 +72,12 @@ class Difference:
 
     def told(self) -> dict[str, Any]:
         """As a record holds it: without NaN and infinity."""
-        return {**vars(self), "rel_l2": finite_or_none(self.rel_l2), "cosine": finite_or_none(self.cosine), "rel_error": finite_or_none(self.rel_error)}
+        return {
+            **vars(self),
+            "rel_l2": finite_or_none(self.rel_l2),
+            "cosine": finite_or_none(self.cosine),
+            "rel_error": finite_or_none(self.rel_error),
+        }
 
 
 def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
