@@ -36,14 +36,15 @@ OUTPUTS: dict[str, Any] = {
     "verbose": Annotated[bool, opt("--verbose", "-v", group=OUTPUT, help="Show every column, table and note.")],
     "quiet": Annotated[bool, opt("--quiet", "-q", group=OUTPUT, help="Show the answer alone.")],
 }
-"""How a result is shown. Every verb has the last three; it has the others that its `also` names."""
+"""How a result is shown. Every verb that returns a result has the last three; it has the others that its `also` names."""
 ALWAYS = ("json", "verbose", "quiet")
 
 
 def command_of(name: str) -> Callable[..., int]:
     """The command of a verb, as typer reads it."""
     function = verb_of(name)
-    outputs = [key for key in OUTPUTS if key in ALWAYS or key in function.verb.also]
+    always = () if inspect.signature(function).return_annotation == "int" else ALWAYS
+    outputs = [key for key in OUTPUTS if key in always or key in function.verb.also]
 
     def command(**words: Any) -> int:
         printed = {key: words.pop(key) for key in outputs}
@@ -91,9 +92,9 @@ def run_verb(
     plot: Path | None = None,
     save: Path | None = None,
     report: Path | None = None,
-    json: bool,
-    verbose: bool,
-    quiet: bool,
+    json: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Call the verb in a workspace with a live display, and print what it returns. The value is the exit code.
 

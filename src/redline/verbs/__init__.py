@@ -47,6 +47,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "report": "Write a folder: dashboard, Markdown with pictures, CSV, JSON.",
         "serve": "Show the history as a web page, live and read-only.",
         "gate": "Fail when a benchmark got slower than a baseline. For CI.",
+        "mcp": "Serve Redline to coding agents, over standard input and output.",
     },
     "Learn": {
         "workshop": "Walk through seven exercises on this machine.",
@@ -55,7 +56,7 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """Every command with the line that `redline --help` shows, by group. Commands of two words are listed below their first."""
 
-NOT_PUBLIC = ("report", "micro")
+NOT_PUBLIC = ("report", "micro", "mcp")
 """Commands whose function has another public name, or none."""
 
 PUBLIC: dict[str, str] = {
