@@ -153,16 +153,22 @@ def unless_cleared(removes: Removes) -> Removes:
     """What the host is late with, unless steps without the profiler show that it keeps up: only recording made it late."""
 
     def late(facts: TraceFacts) -> Removal | None:
-        profile = facts.profile
-        if not profile.has_device and profile.capture is not None and profile.capture.step_s is not None:
-            cleared = profile.wall_s - profile.timeline.busy_s < HOST_LATE_SHARE * profile.wall_s
-        else:
-            share = profile.capture.issue_share if profile.capture is not None else None
-            cleared = share is not None and share <= HOST_BOUND_SHARE
-        removal = None if cleared else removes(facts)
+        removal = None if _is_cleared(facts) else removes(facts)
         return removal if removal is not None and removal.seconds >= WORTH_A_LINE * facts.span_s else None
 
     return late
+
+
+def _is_cleared(facts: TraceFacts) -> bool:
+    profile = facts.profile
+    if profile.capture is None:
+        return False
+    if profile.has_device:
+        share = profile.capture.issue_share
+        return share is not None and share <= HOST_BOUND_SHARE
+    # Operators that really work take no less time without the profiler than with it.
+    worked_s = profile.timeline.busy_s - seconds(sum(seen.calling for seen in facts.hosts))
+    return profile.capture.step_s is not None and profile.wall_s - worked_s < HOST_LATE_SHARE * profile.wall_s
 
 
 # The host's time
@@ -302,16 +308,14 @@ def operators(
 
 
 def written_out(seen: OnHost) -> Mask:
-    """Elementwise operators that belong neither to attention nor to the reading of a number."""
-    read = seen.with_helpers(seen.numbers_read)
-    return seen.named(lambda name: name.is_unfused) & ~seen.attention & ~read
+    """Elementwise operators that do not belong to attention and take longer than being called."""
+    return seen.named(lambda name: name.is_unfused) & ~seen.attention & seen.is_work
 
 
 def copying(seen: OnHost) -> Mask:
     """Operators that move values and compute nothing; turning one layout into another has a rule of its own."""
     moving = seen.named(lambda name: name.kernel_class == "copy" and not name.converts_layout)
-    read = seen.with_helpers(seen.numbers_read)
-    return moving & ~seen.attention & ~seen.named(lambda name: name.is_unfused) & ~read
+    return moving & ~seen.attention & ~seen.named(lambda name: name.is_unfused) & seen.is_work
 
 
 def of_names(

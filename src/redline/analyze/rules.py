@@ -30,8 +30,6 @@ from redline.trace.selections import OnHost
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
 
-PYTHON = Selection(kind="wait", on_device=removals.late_host, on_host=removals.python)
-
 
 def _idle(facts: TraceFacts) -> str:
     return "the device is idle" if facts.profile.has_device else "the model does not run for"
@@ -382,16 +380,8 @@ def _fold_norms(facts: TraceFacts, removal: Removal) -> Advice:
 
 
 def _elementwise(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    # An operator that a CPU is through with faster than it is called does not wait for memory.
-    pause = PYTHON(facts) if facts.hosts else None
-    called = pause is not None and removal.seconds / removal.count < pause.seconds / max(pause.count, 1)
-    kind = (
-        "operators, mostly their calls"
-        if called
-        else f"{'kernels' if profile.has_device else 'operators'} bound by memory"
-    )
-    return f"{_part(facts, removal)} is elementwise {kind} ({removal.what})"
+    kind = "kernels" if facts.profile.has_device else "operators"
+    return f"{_part(facts, removal)} is elementwise {kind} bound by memory ({removal.what})"
 
 
 def _fuse(facts: TraceFacts, removal: Removal) -> Advice:
@@ -418,7 +408,7 @@ def _slow_kernel(facts: TraceFacts, removal: Removal) -> str:
     limit = (
         f"{row.flops_per_s / 1e12:.1f} TFLOP/s in {row.number_format}"
         if row.limited_by == "compute"
-        else f"{row.bytes_per_s / 1e9:,.0f} GB/s"
+        else f"{row.bytes_per_s / 1e9:,.3g} GB/s"
     )
     return (
         f"{removal.what} takes {format_seconds(row.device_s)} in {row.calls:,} calls at {format_share(row.efficiency)} of what "
@@ -507,7 +497,10 @@ RULES: tuple[Rule[TraceFacts], ...] = (
     ),
     Rule(
         code="host-bound",
-        removes=only_if(lambda profile: not waits_for_host(profile), unless_cleared(PYTHON)),
+        removes=only_if(
+            lambda profile: not waits_for_host(profile),
+            unless_cleared(Selection(kind="wait", on_device=removals.late_host, on_host=removals.python)),
+        ),
         says=_host,
         change=_fewer_launches,
         limit="host",

@@ -40,6 +40,13 @@ def pauses(busy: Intervals, bounds: tuple[int, int], step_ns: float) -> Interval
     return union(rest.start[long], rest.end[long])
 
 
+def few_pauses(rest: Intervals, least_ns: int, steps: int, step_ns: float) -> Intervals:
+    """Stretches that are worth a line by themselves and of which a step has too few to call any of them usual. `least_ns`: what a call takes."""
+    length = rest.end - rest.start
+    long = (length > least_ns) & (length >= WORTH_A_LINE * step_ns)
+    return union(rest.start[long], rest.end[long]) if long.sum() < QUARTILES * max(steps, 1) else NEVER
+
+
 def step_ns(recorded: Recorded, bounds: tuple[int, int]) -> float:
     return (bounds[1] - bounds[0]) / max(len(recorded.steps), 1)
 
@@ -251,8 +258,9 @@ class OnHost:
     @cached_property
     def stalls(self) -> Intervals:
         """Of the host's own idle time, stretches far longer than usual."""
-        own = self.idle.when["host"]
-        return both(own, pauses(without(all_time(self.bounds), own), self.bounds, step_ns(self.recorded, self.bounds)))
+        own, step = self.idle.when["host"], step_ns(self.recorded, self.bounds)
+        unusual = both(own, pauses(without(all_time(self.bounds), own), self.bounds, step))
+        return joined(unusual, few_pauses(own, self.dispatch_ns, len(self.recorded.steps), step))
 
     @cached_property
     def python(self) -> Intervals:
@@ -301,10 +309,42 @@ class OnHost:
         return int((python.end - python.start)[touching].sum())
 
     @cached_property
+    def dispatch_ns(self) -> int:
+        """What an operator takes at most to be found and entered, as those show that compute nothing."""
+        computes_nothing = self.named(lambda name: name.kernel_class == "other")
+        calls = self.own_ns[computes_nothing & (self.own_ns > 0)]
+        return usual(calls if len(calls) >= QUARTILES else self.idle.when["host"].end - self.idle.when["host"].start)
+
+    @cached_property
+    def call_ns(self) -> int:
+        """What calling an operator takes: the Python before it, and entering it."""
+        pauses = self.python.end - self.python.start
+        return self.dispatch_ns + int(np.median(pauses) if len(pauses) else 0)
+
+    @cached_property
+    def _alike(self) -> Ints:
+        """A number for each operator, the same for those of one name and shape."""
+        operators = self.trace.operators
+        key = operators.name.astype(np.int64) * (len(self.trace.shapes) + 1) + operators.shape + 1
+        found: Ints = np.unique(key, return_inverse=True)[1]
+        return found
+
+    @cached_property
+    def is_work(self) -> Mask:
+        """Operators that take longer on average than calling one takes."""
+        calls = np.bincount(self._alike)
+        mean = np.bincount(self._alike, self.own_ns) / np.maximum(calls, 1)
+        found: Mask = (mean > self.call_ns)[self._alike]
+        return found
+
+    @cached_property
     def calling(self) -> int:
-        """The time of operators that take no longer than the Python between two of them: most of it is being called."""
-        longest = usual(self.python.end - self.python.start)
-        return int(self.own_ns[self.own_ns <= longest].sum())
+        """The time that operators take to be called, outside of loops that read numbers: all of their own time, but of those that
+        take longer only what calling them takes."""
+        inside = ~self.reading.holds(self.trace.operators.start)
+        called = np.bincount(self._alike, inside) * self.call_ns
+        taken = np.bincount(self._alike, np.where(inside, self.own_ns, 0))
+        return int(np.minimum(taken, called).sum())
 
     @cached_property
     def numbers_read(self) -> Mask:
@@ -314,11 +354,11 @@ class OnHost:
     @cached_property
     def reading(self) -> Intervals:
         """When tensors are turned into numbers one by one: the operators that do it, and the time between two of them in
-        which nothing is computed."""
+        which no operator takes longer than being called."""
         operators, main = self.trace.operators, self.view.main_thread
         reads = self.numbers_read & (operators.thread == main)
         read = union(operators.start[reads], operators.end[reads])
-        computes = ~self.named(lambda name: name.kernel_class == "other") & (operators.thread == main) & ~reads
+        computes = self.is_work & (operators.thread == main) & ~self.with_helpers(reads)
         begun = np.searchsorted(np.sort(operators.start[computes]), np.append(read.start, self.bounds[1]))
         same = begun[1:-1] == begun[:-2]
         found = joined(read, union(read.end[:-1][same], read.start[1:][same])) if len(read) else NEVER
