@@ -30,6 +30,15 @@ OUTPUTS: dict[str, Any] = {
         Path | None,
         opt("--report", group=OUTPUT, metavar="DIR", help="Also write a report there: dashboard, Markdown, CSV."),
     ],
+    "log": Annotated[
+        str | None,
+        opt(
+            "--log",
+            group=OUTPUT,
+            metavar="[wandb|mlflow|tensorboard]",
+            help="Also write the figures to this experiment tracker.",
+        ),
+    ],
     "json": Annotated[
         bool, opt("--json", group=OUTPUT, help="Print one JSON document on stdout and nothing else there.")
     ],
@@ -92,6 +101,7 @@ def run_verb(
     plot: Path | None = None,
     save: Path | None = None,
     report: Path | None = None,
+    log: str | None = None,
     json: bool = False,
     verbose: bool = False,
     quiet: bool = False,
@@ -108,6 +118,7 @@ def run_verb(
     from redline.report.folder import check_file, check_folder
     from redline.report.terminal import make_console
     from redline.show.result import Result, terminal
+    from redline.show.trackers import check_tracker, log_result
 
     def show(result: Result) -> None:
         if json:
@@ -115,6 +126,8 @@ def run_verb(
         else:
             make_console().print(terminal(result, verbose=verbose, quiet=quiet))
 
+    if log is not None:
+        check_tracker(log)
     for path, check in ((plot, check_picture), (save, check_file), (report, check_folder)):
         if path is not None:
             check(path)
@@ -142,6 +155,8 @@ def run_verb(
             _save(save, result, workspace)
         if report is not None:
             _report(report, result, workspace)
+        if log is not None:
+            tell(f"logged: {log_result(result, log)}")
         if plot is not None:
             result.plot(plot)
     return Exit(result.exit_code) if isinstance(result, Result) else int(result or Exit.DONE)

@@ -47,7 +47,7 @@ FAILED = Figure(name="trials_that_failed", doc="Trials that did not fit or did n
         "redline batch resnet50 --task train -r amp --max-memory 16GiB --plot b.png",
         "redline batch hf:gpt2 --task generate --slo-ttft 200ms --slo-tpot 20ms",
     ),
-    also=("plot", "save"),
+    also=("plot", "save", "log"),
     progress="LiveBatches",
 )
 def batch(

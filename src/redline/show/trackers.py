@@ -1,0 +1,134 @@
+"""Exporters to experiment trackers: Weights & Biases, MLflow and TensorBoard get the figures of a result by their names.
+
+Each row of the first table becomes one run of the tracker, named by what sets it apart, with its facts as configuration. A figure with an interval
+has the fields NAME_low and NAME_high beside it, as in CSV, and a doubt is a tag. Rows with an epoch are the steps of
+the run they belong to; their figures are called epoch/NAME.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from redline.model.errors import MissingExtra, UnknownName, UsageError
+from redline.model.metrics import Fact, Row
+from redline.show.result import Result
+
+PROJECT = "redline"
+"""The project, experiment or folder that is used where the tracker's own environment variable names no other."""
+STEP = "epoch"
+
+
+@dataclass
+class Entry:
+    """One run of a tracker."""
+
+    name: str
+    facts: dict[str, Fact]
+    values: dict[str, float]
+    doubts: dict[str, str]
+    steps: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+
+def check_tracker(tracker: str) -> None:
+    """Refuse a tracker that is unknown or not installed, before anything is measured."""
+    if tracker not in TRACKERS:
+        raise UnknownName("tracker", tracker, TRACKERS, f"one of {', '.join(TRACKERS)}")
+    if find_spec(tracker) is None:
+        raise MissingExtra(f"--log {tracker}", tracker, tracker)
+
+
+def log_result(result: Result, tracker: str) -> str:
+    """Write the result to a tracker, and return where it can be seen."""
+    check_tracker(tracker)
+    entries = entries_of(result)
+    if not entries:
+        raise UsageError("nothing was measured, so there is nothing to log")
+    return TRACKERS[tracker](result.verb, entries)
+
+
+def entries_of(result: Result) -> list[Entry]:
+    rows = [row for row in result.rows if row.metrics and not row.failure]
+    varying = [name for name in (rows[0].facts if rows else ()) if len({str(row.facts.get(name)) for row in rows}) > 1]
+    entries = []
+    for row in rows:
+        facts: dict[str, Fact] = {
+            name: value for name, value in {**result.about, **row.facts}.items() if value not in (None, "")
+        }
+        apart = [str(row.facts[name]) for name in varying if row.facts.get(name) not in (None, "")]
+        name = " · ".join(
+            [str(facts.get("model", result.verb)), *(text for text in apart if text != facts.get("model"))]
+        )
+        doubts = {metric.name: str(metric.doubt.code) for metric in row.metrics if metric.doubt is not None}
+        entries.append(Entry(name, facts, _values(row), doubts))
+    for row in (row for table in result.tables for row in table.rows if isinstance(row.facts.get(STEP), int)):
+        for entry in entries:
+            if all(entry.facts.get(name, value) == value for name, value in row.facts.items() if name != STEP):
+                values = {f"{STEP}/{name}": value for name, value in _values(row).items()}
+                entry.steps.append((int(str(row.facts[STEP])), values))
+    return entries
+
+
+def _values(row: Row) -> dict[str, float]:
+    """The figures of a row with their intervals; those that are unknown are left out."""
+    found: dict[str, float] = {}
+    for metric in row.metrics:
+        parts = {"": metric.value, "_low": metric.low, "_high": metric.high}
+        found |= {f"{metric.name}{part}": value for part, value in parts.items() if value is not None}
+    return found
+
+
+def _to_wandb(verb: str, entries: list[Entry]) -> str:
+    wandb: Any = import_module("wandb")
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    where = ""
+    for entry in entries:
+        run = wandb.init(
+            project=project, group=verb, name=entry.name, config=entry.facts,
+            tags=[f"doubt:{code}" for code in sorted(set(entry.doubts.values()))], settings=wandb.Settings(silent=True),
+        )  # fmt: skip
+        for step, values in entry.steps:
+            run.log(values, step=step)
+        run.summary.update(entry.values)
+        where = str(Path(run.dir).parent) if run.offline else run.url
+        run.finish()
+    return f"project {project}: {where}"
+
+
+def _to_mlflow(verb: str, entries: list[Entry]) -> str:
+    mlflow: Any = import_module("mlflow")
+    experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+    for entry in entries:
+        with mlflow.start_run(run_name=entry.name):
+            mlflow.set_tags({"redline.verb": verb, **{f"doubt.{name}": code for name, code in entry.doubts.items()}})
+            mlflow.log_params(entry.facts)
+            for step, values in entry.steps:
+                mlflow.log_metrics(values, step=step)
+            mlflow.log_metrics(entry.values)
+    return f"experiment {experiment.name} at {mlflow.get_tracking_uri()}"
+
+
+def _to_tensorboard(verb: str, entries: list[Entry]) -> str:
+    summary: Any = import_module("tensorboard.summary")
+    folder = Path("runs", PROJECT, time.strftime(f"%Y%m%d-%H%M%S-{verb}"))
+    for entry in entries:
+        writer = summary.Writer(str(folder / re.sub(r"[^\w.+-]+", "-", entry.name).strip("-")))
+        for step, values in [*entry.steps, (0, entry.values)]:
+            for name, value in values.items():
+                writer.add_scalar(f"redline/{name}", value, step)
+        writer.close()
+    return str(folder)
+
+
+TRACKERS: Mapping[str, Callable[[str, list[Entry]], str]] = {
+    "wandb": _to_wandb,
+    "mlflow": _to_mlflow,
+    "tensorboard": _to_tensorboard,
+}
