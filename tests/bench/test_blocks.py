@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -85,6 +86,9 @@ class Steps:
         for share in self._shares.values():
             self._work(seconds * share)
             mark()
+
+    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
+        return partial(self, mark)
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -186,45 +190,31 @@ class TestOnACpu:
         return measure_block(Steps(clock.pass_by, times_s, **settings), CpuDevice(), asked, estimate_s)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_samples_are_what_the_steps_took(self, clock: Clock, kind: BlockKind) -> None:
-        times = [0.010, 0.011, 0.012, 0.013, 0.014]
-        block = self.block(clock, request(kind, 0.05), times, 0.01)
-        assert block.samples == pytest.approx(times)
-        assert block.settling == ()
-        assert (block.kind, block.clock, block.unit) == (kind, "host", "s")
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_what_settles_is_kept_apart(self, clock: Clock, kind: BlockKind) -> None:
-        times = [0.030, 0.020, *[0.010] * 5]
-        block = self.block(clock, request(kind, 0.05, settle_s=0.02), times, 0.01)
+    def test_samples_are_what_the_steps_took_and_what_settles_is_kept_apart(
+        self, clock: Clock, kind: BlockKind
+    ) -> None:
+        times, began = [0.030, 0.020, 0.010, 0.011, 0.012, 0.013, 0.014], clock.time()
+        block = self.block(clock, request(kind, 0.05, settle_s=0.02, round=7), times, 0.01)
         assert block.settling == pytest.approx(times[:2])
         assert block.samples == pytest.approx(times[2:])
         assert block.wall_s == pytest.approx(sum(times))
-
-    def test_phases_make_up_the_step(self, clock: Clock) -> None:
-        times = [0.040, 0.020, 0.010, 0.012, 0.014]
-        block = self.block(clock, request(seconds=0.03, settle_s=0.02), times, 0.01, phases=TRAINING)
-        assert block.samples == pytest.approx(times[2:])
-        for name, share in TRAINING.items():
-            assert block.phases[name] == pytest.approx([share * sample for sample in times[2:]])
-        assert [sum(parts) for parts in zip(*block.phases.values(), strict=True)] == pytest.approx(block.samples)
-
-    def test_a_step_of_one_phase_has_no_split(self, clock: Clock) -> None:
-        assert self.block(clock, request(seconds=0.03), [0.01] * 3, 0.01).phases == {}
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_nothing_runs_ahead_so_there_is_no_issue_time(self, clock: Clock, kind: BlockKind) -> None:
-        assert self.block(clock, request(kind, 0.03), [0.01] * 3, 0.01).issue_s == ()
-
-    def test_says_when_it_began_and_in_which_round(self, clock: Clock) -> None:
-        began = clock.time()
-        block = self.block(clock, request(seconds=0.03, round=7), [0.01] * 3, 0.01)
+        assert (block.kind, block.clock, block.unit) == (kind, "host", "s")
         assert (block.started_at, block.round) == (began, 7)
-
-    def test_peak_memory_and_a_last_look_at_the_machine_come_along(self, clock: Clock) -> None:
-        block = self.block(clock, request(seconds=0.03), [0.01] * 3, 0.01)
+        assert (block.issue_s, block.phases) == ((), {})  # nothing runs ahead, and there is but one phase
         assert block.memory.peak_rss_bytes
         assert len(block.telemetry) >= 1
+
+    def test_phases_are_those_of_further_steps(self, clock: Clock) -> None:
+        times = [*[0.010] * 20, 0.020, 0.040]
+        block = self.block(clock, request(seconds=0.2), times, 0.01, phases=TRAINING)
+        assert block.samples == pytest.approx([0.010] * 20)
+        assert block.phases == {name: pytest.approx([share * 0.020, share * 0.040]) for name, share in TRAINING.items()}
+
+    @pytest.mark.parametrize(("number", "looks"), [(0, 1), (1, 0)])
+    def test_phases_of_few_long_steps_are_looked_at_once(self, clock: Clock, number: int, looks: int) -> None:
+        asked = request(seconds=0.03, round=number)
+        block = self.block(clock, asked, itertools.repeat(0.01), 0.01, phases=TRAINING)
+        assert [len(parts) for parts in block.phases.values()] == [looks] * 3 * looks
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("phases", [None, TRAINING], ids=["inference", "training"])
@@ -246,8 +236,6 @@ class TestOnACpu:
         ) -> None:
             block = self.switches_of(clock, kind, phases, itertools.repeat(4.0), settle_s=0.5)
             assert (block.settling, block.samples) == (pytest.approx([4.0]), pytest.approx([4.0]))
-            for parts in block.phases.values():
-                assert len(parts) == 1
 
         def test_does_not_show_the_hiccup_that_made_it_late(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
             hiccup = itertools.chain([0.01, 30.0], itertools.repeat(0.01))
@@ -308,11 +296,19 @@ class TestOnAnAccelerator:
         assert median(block.samples) == pytest.approx(0.01)
         assert median(block.issue_s) == pytest.approx(0.01)
 
-    def test_phases_are_told_by_the_device(self, clock: Clock) -> None:
+    def test_phases_are_told_by_the_device_in_further_steps(self, clock: Clock) -> None:
         block, log = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.01, issue_s=0.001, phases=TRAINING)
-        for name, share in TRAINING.items():
-            assert block.phases[name] == pytest.approx([share * 0.01] * 10)
-        assert log.count("mark") == 1 + 12 * len(TRAINING)
+        assert block.phases == {name: pytest.approx([share * 0.01]) for name, share in TRAINING.items()}
+        timed = log[: len(log) - 1 - log[::-1].index("memory")]
+        assert timed.count("mark") == 1 + 12
+
+    def test_short_steps_are_not_marked_one_by_one(self, clock: Clock) -> None:
+        block, log = self.block(clock, request(seconds=0.1, settle_s=0.002), work_s=1e-4, issue_s=1e-5)
+        assert block.steps_per_sample == 5
+        assert (len(block.settling), len(block.samples)) == (4, 200)
+        assert block.samples == pytest.approx([1e-4] * 200)
+        assert len(block.issue_s) == 1020 == log.count("step")
+        assert log.count("mark") == 1 + 204
 
     def test_a_host_that_runs_ahead_cannot_tell_that_a_block_is_late(self, clock: Clock) -> None:
         """It would end on a number of steps that depends on the depth of the queue."""

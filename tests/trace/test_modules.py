@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -76,6 +77,9 @@ class Step:
 
     def __call__(self, mark: object = None) -> None:
         self.model(self.x).sum().backward()
+
+    def plain(self, mark: object = None) -> Callable[[], None]:
+        return self
 
     def context(self) -> torch.enable_grad:
         return torch.enable_grad()

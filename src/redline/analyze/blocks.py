@@ -318,13 +318,14 @@ def latency_of(record: RunRecord) -> Latency | None:
     if not samples:
         return None
     interval = median_interval([block.samples for block in blocks])
+    single = all(block.steps_per_sample == 1 for block in blocks)  # the tail of means is not the tail of the steps
     return Latency(
         p50=median(samples),
-        p90=percentile(samples, 0.90),
-        p95=percentile(samples, 0.95),
-        p99=percentile(samples, 0.99),
+        p90=percentile(samples, 0.90) if single else None,
+        p95=percentile(samples, 0.95) if single else None,
+        p99=percentile(samples, 0.99) if single else None,
         mean=float(np.mean(samples)),
-        std=float(np.std(samples, ddof=1)) if len(samples) > 1 else None,
+        std=float(np.std(samples, ddof=1)) if len(samples) > 1 and single else None,
         n=len(samples),
         clock=blocks[0].clock,
         low=interval.low if interval else None,
@@ -351,7 +352,7 @@ def utilisation_of(record: RunRecord) -> float | None:
 
 def _steps(blocks: Iterable[Block]) -> int:
     """Wall time and energy are of whole blocks, so the settling steps count."""
-    return sum(len(block.samples) + len(block.settling) for block in blocks)
+    return sum(block.steps_per_sample * (len(block.samples) + len(block.settling)) for block in blocks)
 
 
 def phase_medians(record: RunRecord) -> dict[str, float] | None:

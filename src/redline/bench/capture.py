@@ -100,31 +100,28 @@ def marked_modules(model: nn.Module) -> Iterator[None]:
 
 
 class MarkedStep:
-    """Runs a step with a range around each phase: in torch's own trace, and by NVTX or ROCTX for the vendors' tools.
-
-    The step already says where its phases end, for the clock; the same marks serve here, so that what is timed stays
-    free of ranges.
-    """
+    """Runs a plain step with a range around each phase: in torch's own trace, and by NVTX or ROCTX for the vendors' tools."""
 
     def __init__(self, step: TimedStep, device: Device) -> None:
-        self._step = step
-        self._device = device
+        self._phases, self._device = step.phases, device
+        self._names = iter(step.phases)
+        self._run = step.plain(self._next)
         self._open: torch.profiler.record_function | None = None
 
     def __call__(self) -> None:
-        names = iter(self._step.phases)
-        self._enter(names)
+        self._names = iter(self._phases)
+        self._enter()
         try:
-            self._step(lambda: self._next(names))
+            self._run()
         finally:
             self._leave()
 
-    def _next(self, names: Iterator[str]) -> None:
+    def _next(self) -> None:
         self._leave()
-        self._enter(names)
+        self._enter()
 
-    def _enter(self, names: Iterator[str]) -> None:
-        name = next(names, None)
+    def _enter(self) -> None:
+        name = next(self._names, None)
         if name is None:
             return
         self._device.push_range(PREFIX + name)

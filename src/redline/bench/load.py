@@ -110,8 +110,8 @@ def _can_be_cut(setup: Setup) -> bool:
 
 def _cut(step: InferenceStep, setup: Setup, size: int) -> Callable[[], Any]:
     assert setup.workload.axes is not None
-    args, kwargs = _first_rows((setup.args, setup.kwargs), setup.workload.axes, size)
-    return lambda: step.on(args, kwargs)
+    with step.given(*_first_rows((setup.args, setup.kwargs), setup.workload.axes, size)):
+        return step.plain()
 
 
 def _first_rows(inputs: Inputs, axes: Axes, size: int) -> Inputs:

@@ -307,7 +307,7 @@ class Workbench:
             perhaps_differentiating(setup.workload, setup.device, call)
             setup.device.synchronize()
             seconds = time.perf_counter() - started
-        setup.note_changed_inputs()
+        setup.settle_inputs()
         self._note_first_call(setup, seconds, shared=shares and bool(setup.compiled_blocks))
         if spec.launch.folder:
             refuse_other_checkout(spec.launch.folder)
@@ -356,8 +356,10 @@ class Workbench:
         self._enter("warm-up")
         device.reset_peaks()
         with step.context():
+            step()  # which chooses what the plain step is made of
+            run = step.plain()
             return reach_steady_state(
-                lambda: (step(), device.synchronize()),
+                lambda: (run(), device.synchronize()),
                 spec.measure,
                 compilations=compilations,
                 is_accelerator=device.is_accelerator,

@@ -291,12 +291,15 @@ class Block(Frozen):
     clock: Literal["host", "device"]
     samples: tuple[Seconds, ...]
     """Seconds per step; with the device clock from one step's end to the next, waiting included."""
+    steps_per_sample: Items = 1
+    """Above 1 each sample is the mean of so many steps: a GPU's marks would make short steps longer."""
     settling: tuple[Seconds, ...] = ()
     """Steps of the block's first moments, kept apart."""
     issue_s: tuple[Seconds, ...] = ()
     """Host seconds to issue each step, settling steps first; empty where nothing runs asynchronously."""
     phases: dict[str, tuple[Seconds, ...]] = {}
-    """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode. One per sample."""
+    """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode, one per sample.
+    Of a training these are further steps, because marks would make the timed ones longer."""
     token_s: tuple[Seconds, ...] = ()
     """Generation: seconds from each token to the next, of all samples in a row."""
     token_issue_s: tuple[Seconds, ...] = ()

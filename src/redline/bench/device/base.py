@@ -57,6 +57,10 @@ class Device(ABC):
     def mark(self) -> Any:
         """A point in the device's own time; cheap, and does not wait."""
 
+    def marker(self, count: int) -> Callable[[], Any]:
+        """A function that takes up to `count` marks; what a mark costs is paid here, as far as it can be."""
+        return self.mark
+
     @abstractmethod
     def seconds_between(self, marks: Sequence[Any]) -> list[float]:
         """Seconds from each mark to the next, once everything up to the last has happened."""

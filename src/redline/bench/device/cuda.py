@@ -153,6 +153,20 @@ class CudaDevice(Device):
         event.record()
         return event
 
+    def marker(self, count: int) -> Callable[[], torch.cuda.Event]:
+        stream = torch.cuda.current_stream(self.torch_device)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        for event in events:
+            event.record(stream)  # the driver makes an event when it is first recorded
+        waiting = iter(events)
+
+        def mark() -> torch.cuda.Event:
+            event = next(waiting)
+            event.record(stream)
+            return event
+
+        return mark
+
     def seconds_between(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         if marks:
             marks[-1].synchronize()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -70,15 +71,21 @@ class Sampling:
 
 LONG_STEP_FACTOR = 10
 """A step longer than so many settling times is not disturbed by what settles."""
-
 OVERRUN = 4.0
 """A block that takes this many times as long as asked (its estimate was stale) ends early, where the host can tell."""
+MARK_EVERY_S = 0.5e-3
+"""A GPU takes one or two microseconds for a mark, and so does the host: one mark in this time stays below half a percent."""
+STEPS_PER_PHASED = 10
+"""Timed steps for each further one whose phases are marked."""
 
 
 def measure_block(
     step: TimedStep, device: Device, request: Measure, step_estimate_s: float, ranks: Ranks | None = None
 ) -> Block:
-    """One block of the kind asked for: latency waits after every step, throughput only at the end."""
+    """One block of the kind asked for: latency waits after every step, throughput only at the end.
+
+    A timed step is what a plain loop runs. What its phases take is seen in further steps behind the timed ones.
+    """
     ranks = ranks or Ranks()
     settling, timed = ranks.agreed(*plan_steps(request, step_estimate_s))
     ranks.meet()
@@ -86,22 +93,32 @@ def measure_block(
     device.reset_peaks()
     before = ProcessorUse.now()
     turn = None if ranks.several else request.turn
+    runs_ahead = device.is_accelerator and request.kind == "throughput"
+    stride = 1
+    if runs_ahead and not ranks.several:
+        stride = min(timed, max(1, math.ceil(MARK_EVERY_S / max(step_estimate_s, 1e-7))))
     # Begun before: the sampling thread would otherwise have the same processor.
     with step.context(), quiet_collector(), Sampling(device) as sampling, on_one_processor(turn):
+        run = step.plain()
         started_at, started = time.time(), time.perf_counter()
         # A rank that ended earlier than the others would leave them waiting.
         deadline = started + (math.inf if ranks.several else OVERRUN * (request.settle_seconds + request.seconds))
-        take = _latency if request.kind == "latency" else _throughput
-        block = take(step, device, settling, timed, deadline)
+        if runs_ahead:
+            block = _in_a_row(run, device, settling, timed, stride)
+        else:
+            block = _one_by_one(run, device, settling, timed, deadline)
         wall_s = time.perf_counter() - started
         block |= ProcessorUse.now().since(before, wall_s)
+    memory = device.memory()
+    phased = block["steps_per_sample"] * len(block["samples"]) // STEPS_PER_PHASED or int(request.round == 0)
     return Block(
         **block,
         kind=request.kind,
+        phases=_phases(step, device, phased) if request.kind == "throughput" else {},
         wall_s=wall_s,
         started_at=started_at,
         round=request.round,
-        memory=device.memory(),
+        memory=memory,
         energy_j=sampling.energy_j,
         telemetry=sampling.samples,
     )
@@ -117,51 +134,62 @@ def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
     return settling, min(timed, request.max_steps) if request.max_steps else timed
 
 
-def _latency(step: TimedStep, device: Device, settling: int, timed: int, deadline: float) -> dict[str, Any]:
+def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: int, deadline: float) -> dict[str, Any]:
+    """Steps by the host's clock, each to its end."""
     clock, synchronize = time.perf_counter, device.synchronize
-    samples = []
+    ends = [clock()]
     for _ in range(settling + timed):
-        started = clock()
-        step()
+        run()
         synchronize()
-        ended = clock()
-        samples.append(ended - started)
-        if ended > deadline:
-            if len(samples) > settling:
+        ends.append(clock())
+        if ends[-1] > deadline:
+            if len(ends) > settling + 1:
                 break
-            settling = len(samples)  # time enough to settle has passed: the next step counts, and is the last
-    return {"clock": "host", "samples": tuple(samples[settling:]), "settling": tuple(samples[:settling])}
+            settling = len(ends) - 1  # time enough to settle has passed: the next step counts, and is the last
+    samples = tuple(_between(ends))
+    return {"clock": "host", "samples": samples[settling:], "settling": samples[:settling], "steps_per_sample": 1}
 
 
-def _throughput(step: TimedStep, device: Device, settling: int, timed: int, deadline: float) -> dict[str, Any]:
-    clock, mark, runs_ahead = time.perf_counter, device.mark, device.is_accelerator
-    marks = [mark()]
-    keep = marks.append
-    issue = []
+def _in_a_row(run: Callable[[], Any], device: Device, settling: int, timed: int, stride: int) -> dict[str, Any]:
+    """Steps that a device runs behind the host, by the device's clock; one sample is the mean of `stride` steps."""
+    settling, timed = (math.ceil(count / stride) for count in (settling, timed))
+    clock, mark = time.perf_counter, device.marker(settling + timed + 1)
+    marks, issued = [mark()], [clock()]
     for _ in range(settling + timed):
-        started = clock()
-        step(lambda: keep(mark()))
-        ended = clock()
-        issue.append(ended - started)
-        if ended > deadline and not runs_ahead:
-            if len(issue) > settling:
-                break
-            settling = len(issue)
+        for _ in range(stride):
+            run()
+            issued.append(clock())
+        marks.append(mark())
     device.synchronize()
-    phases = len(step.phases)
-    between = device.seconds_between(marks)
-    whole = [sum(between[first : first + phases]) for first in range(0, len(between), phases)]
+    samples = tuple(seconds / stride for seconds in device.seconds_between(marks))
     return {
         "clock": device.clock,
-        "samples": tuple(whole[settling:]),
-        "settling": tuple(whole[:settling]),
-        "issue_s": tuple(issue) if device.is_accelerator else (),
-        "phases": {
-            name: tuple(between[settling * phases + position :: phases]) for position, name in enumerate(step.phases)
-        }
-        if phases > 1
-        else {},
+        "samples": samples[settling:],
+        "settling": samples[:settling],
+        "steps_per_sample": stride,
+        "issue_s": tuple(_between(issued)),
     }
+
+
+def _between(moments: Sequence[float]) -> Iterator[float]:
+    return (later - earlier for earlier, later in pairwise(moments))
+
+
+def _phases(step: TimedStep, device: Device, steps: int) -> dict[str, tuple[float, ...]]:
+    """Seconds of each phase in so many further steps, where a step has several."""
+    count = len(step.phases)
+    if count == 1 or not steps:
+        return {}
+    marks: list[Any] = []
+    skipped = int(device.is_accelerator)  # the first one waits for the host, as no step in a row does
+    with step.context(), quiet_collector():
+        run = step.plain(lambda: marks.append(device.mark()))
+        marks.append(device.mark())
+        for _ in range(skipped + steps):
+            run()
+        device.synchronize()
+        between = device.seconds_between(marks)[skipped * count :]
+    return {name: tuple(between[position::count]) for position, name in enumerate(step.phases)}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ compiler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -102,6 +102,9 @@ class BatchLoss(TrainingLoss):
         except Exception:  # whatever a loss says to a shape that it does not expect
             return False
         return True
+
+    def choose(self, output: Any) -> Callable[[Any], Tensor]:
+        return self.of
 
     def of(self, output: Any) -> Tensor:
         if self._given is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -75,6 +76,9 @@ class GenerateStep:
             mark()
             return made
         return self.write(self.decoder.new_tokens, mark)
+
+    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
+        return partial(self, mark)
 
     def write(self, count: int, mark: Mark = no_mark) -> Tensor:
         """Write `count` tokens, chosen greedily."""

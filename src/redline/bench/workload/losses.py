@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from operator import add, attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.workload.structure import float_tensors, is_plain, map_tensors, named_tensors
+from redline.bench.workload.structure import float_tensors, is_plain, map_tensors, named_tensors, part_at
 from redline.model.errors import BenchError
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
@@ -85,7 +87,11 @@ class Targets:
 
 
 class TrainingLoss(ABC):
-    """A function of the output alone, which checks at its first call what it gives."""
+    """A loss of the output alone.
+
+    A call looks at the output's form and keeps what it did as `chosen`: a function without any choice left, which a timed
+    step calls as a plain loop would.
+    """
 
     name: str
     """What the record says was trained on."""
@@ -95,18 +101,21 @@ class TrainingLoss(ABC):
         """The user's own; None where there are none, or they are drawn."""
         self.weight = 1.0
         """Of this rank, where ranks have unequal shares of a batch."""
+        self.chosen: Callable[[Any], Tensor] | None = None
+        """What the last call computed, for outputs of the same form."""
         self._is_checked = False
 
     def __call__(self, output: Any) -> Tensor:
-        loss = self.of(output)
-        if self.weight != 1.0:
-            loss = loss * self.weight
+        of, weight = self.choose(output), self.weight
+        self.chosen = of if weight == 1.0 else lambda output: of(output) * weight
+        loss = self.chosen(output)
         if not self._is_checked:
             self._check(loss, output)
         return loss
 
     @abstractmethod
-    def of(self, output: Any) -> Tensor: ...
+    def choose(self, output: Any) -> Callable[[Any], Tensor]:
+        """The loss of outputs such as this one, as one function that looks for nothing any more."""
 
     def to(self, device: torch.device | str) -> None:
         """Move the user's own targets."""
@@ -173,8 +182,8 @@ class OutputLoss(TrainingLoss):
         self.given = given
         self.name = _name_of(given)
 
-    def of(self, output: Any) -> Tensor:
-        return self.given(output)
+    def choose(self, output: Any) -> Callable[[Any], Tensor]:
+        return self.given
 
 
 class TargetLoss(TrainingLoss):
@@ -186,8 +195,9 @@ class TargetLoss(TrainingLoss):
         self._cast: tuple[Any, torch.dtype, Any] | None = None
         self.name = _name_of(given)
 
-    def of(self, output: Any) -> Tensor:
-        return self.given(output, self._like(output))
+    def choose(self, output: Any) -> Callable[[Any], Tensor]:
+        given, targets = self.given, self._like(output)
+        return lambda output: given(output, targets)
 
     def _like(self, output: Any) -> Any:
         """Floating targets in the output's number format, where a recipe changed that and autocast does not see to it."""
@@ -197,7 +207,7 @@ class TargetLoss(TrainingLoss):
         dtype = floating[0][1].dtype
         if dtype not in (torch.float16, torch.bfloat16):
             return self.targets
-        # Cast once: a step that is timed, compiled or captured only reads them.
+        # Cast once: a step that is compiled or captured only reads them.
         if self._cast is None or self._cast[0] is not self.targets or self._cast[1] != dtype:
             cast = map_tensors(self.targets, lambda _, each: each.to(dtype) if each.is_floating_point() else each)
             self._cast = (self.targets, dtype, cast)
@@ -242,25 +252,20 @@ class DefaultLoss(TrainingLoss):
     def take(self, rows: Sequence[int], size: int) -> None:
         self._drawn.part = rows, size
 
-    def of(self, output: Any) -> Tensor:
-        own = own_loss(output)
-        if own is not None:
+    def choose(self, output: Any) -> Callable[[Any], Tensor]:
+        if own_loss(output) is not None:
             self.name = "output.loss"
-            return own
-        path = self._path_of_loss(output)
-        if path is not None:
+            return plain_own_loss(output)
+        if (path := self._path_of_loss(output)) is not None:
             self.name = f"output {path}"
-            return dict(named_tensors(output))[path]
-        if (summed := sum_of_losses(output)) is not None:
+            return part_at(output, path)
+        if sum_of_losses(output) is not None:
             self.name = "sum of the output's losses"
-            return summed
-        total = None
-        for weight, name, logits in weighted_logits(output):
-            term = weight * self._cross_entropy(name, logits)
-            total = term if total is None else total + term
-        if total is None:
+            return lambda output: torch.stack(list(output.values())).sum()
+        terms = [self._term(output, weight, name) for weight, name, _ in weighted_logits(output)]
+        if not terms:
             raise BenchError("user", f"no loss to train on: the model returned {_kind_of(output)}; give a loss")
-        return total
+        return terms[0] if len(terms) == 1 else lambda output: reduce(add, (term(output) for term in terms))
 
     def _path_of_loss(self, output: Any) -> str | None:
         """Looked for in the first step with gradients: later ones are timed, and a compiler may hide the answer."""
@@ -272,22 +277,34 @@ class DefaultLoss(TrainingLoss):
             self._found = (path,)
         return path
 
-    def _cross_entropy(self, name: str, logits: Tensor) -> Tensor:
+    def _term(self, output: Any, weight: float, name: str) -> Callable[[Any], Tensor]:
+        take = part_at(output, "" if isinstance(output, Tensor) else name)
+        logits = take(output)
         if not is_plain(logits):
             kind = "ragged" if logits.is_nested else "sparse"
             raise BenchError("user", f"no loss to train on: the model returned a {kind} tensor; give a loss")
         # Half precision sums many exponentials badly. Autocast has rules of its own for that, and people who train
         # under it leave them alone; a copy in fp32 beside them took a tenth of the largest batch of a transformer.
-        if not torch.is_autocast_enabled(logits.device.type):
+        casts = not torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float32
+        if casts:
             logits = logits.float()
         if not _has_classes(logits):
-            self.name = "mse on random targets"
-            return F.mse_loss(logits, self._drawn.values(name, logits))
-        self.name = "cross_entropy on random targets"
-        targets = self._drawn.classes(name, logits)
-        if logits.ndim == 3:
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return F.cross_entropy(logits, targets)
+            self.name, compare, targets = "mse on random targets", F.mse_loss, self._drawn.values(name, logits)
+        else:
+            self.name, targets = "cross_entropy on random targets", self._drawn.classes(name, logits)
+            compare = _of_positions if logits.ndim == 3 else F.cross_entropy  # type: ignore[assignment]
+            targets = targets.flatten() if logits.ndim == 3 else targets
+
+        def term(output: Any) -> Tensor:
+            logits = take(output)
+            loss = compare(logits.float() if casts else logits, targets)
+            return loss if weight == 1.0 else weight * loss
+
+        return term
+
+
+def _of_positions(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets)
 
 
 class RandomTargetLoss(TrainingLoss):
@@ -303,7 +320,7 @@ class RandomTargetLoss(TrainingLoss):
     def take(self, rows: Sequence[int], size: int) -> None:
         self._drawn.part = rows, size
 
-    def of(self, output: Any) -> Tensor:
+    def choose(self, output: Any) -> Callable[[Any], Tensor]:
         floating = float_tensors(output)
         if not floating:
             raise BenchError(
@@ -311,11 +328,15 @@ class RandomTargetLoss(TrainingLoss):
             )
         name, logits = floating[0]
         drawn = self._drawn.values if self._wants_values or not _has_classes(logits) else self._drawn.classes
-        targets = drawn(name, logits)
+        given, targets = self.given, drawn(name, logits)
+        return (lambda output: given(output, targets)) if self._is_checked else partial(self._first, targets)
+
+    def _first(self, targets: Tensor, output: Any) -> Tensor:
+        """The first call, which says in one line that the loss does not take what was drawn."""
         try:
             return self.given(output, targets)
         except Exception as error:
-            if self._is_checked or is_out_of_memory(error) or isinstance(logits, FakeTensor):
+            if is_out_of_memory(error) or any(isinstance(each, FakeTensor) for _, each in named_tensors(output)):
                 raise
             raise BenchError(
                 "user",
@@ -332,6 +353,14 @@ def own_loss(output: Any) -> Tensor | None:
     if isinstance(found, Tensor) and found.is_floating_point() and found.numel() == 1:
         return found.reshape(())
     return None
+
+
+def plain_own_loss(output: Any) -> Callable[[Any], Tensor]:
+    """How a loop takes the loss out of outputs such as this one, which carries it."""
+    if isinstance(output, Tensor):
+        return lambda output: output
+    take = itemgetter("loss") if isinstance(output, Mapping) else attrgetter("loss")
+    return take if take(output).ndim == 0 else lambda output: take(output).reshape(())
 
 
 def loss_among(output: Any) -> str | None:

@@ -13,22 +13,13 @@ from torch import Tensor, nn
 
 from redline.bench.workload.structure import children, is_plain, rebuild, shape_text
 
-
-def own_containers(value: Any) -> Any:
-    """The same leaves in lists, dicts and dataclasses of their own: a model may take entries out of those it is given."""
-    parts = children(value)
-    if parts is None:
-        return value
-    return rebuild(value, [key for key, _ in parts], [own_containers(child) for _, child in parts])
-
-
 SMALL = 64
 """Elements of a tensor inside an object that is copied with it: a position or a length. Larger ones, such as keys and values, stay:
 a call that begins at the same position writes them at the same places again."""
 
 
 def own_objects(value: Any, twins: dict[int, Any] | None = None, *, inside: bool = False) -> Any:
-    """As `own_containers`, with objects of their own too, as far as they can be copied, and small tensors `inside` them."""
+    """The same leaves in containers and objects of their own, as far as those can be copied, with small tensors `inside` them."""
     twins = {} if twins is None else twins
     if id(value) in twins:
         return twins[id(value)]
@@ -102,28 +93,25 @@ T = TypeVar("T")
 
 
 class _Kept(Generic[T]):
-    """Inputs, and whether a model has changed an object among them."""
+    """Inputs, and whether a model has changed a container or an object among them."""
 
     def __init__(self, value: T) -> None:
         self._value = value
-        self._is_open = holds_containers(value)
-        self._is_watched = _holds_state(value)
-        self._lent = own_objects(value) if self._is_watched else value
+        self.is_watched = holds_containers(value) or _holds_state(value)
+        """A call may change them. Later calls do what the first ones did, so watching ends with `stop_watching`."""
+        self._lent = own_objects(value) if self.is_watched else value
         """What is handed out until a call changes it."""
-        self._then = _states(self._lent) if self._is_watched else None
+        self._then = _states(self._lent) if self.is_watched else None
         self.has_changed = False
 
     def handed(self) -> T:
-        if self._is_watched and not self.has_changed:
+        if self.is_watched and not self.has_changed:
             self.has_changed = _states(self._lent) != self._then
-        if self.has_changed:
-            return cast(T, own_objects(self._value))
-        return cast(T, own_containers(self._lent)) if self._is_open else self._lent
+        return cast(T, own_objects(self._value)) if self.has_changed else self._lent
 
     def stop_watching(self) -> None:
-        """A call has ended: what it did not change, the next one will not."""
         self.handed()
-        self._is_watched = False
+        self.is_watched = False
 
 
 def _holds_state(value: Any) -> bool:
@@ -131,19 +119,19 @@ def _holds_state(value: Any) -> bool:
     return keeps_state(value) if parts is None else any(_holds_state(part) for _, part in parts)
 
 
-def _states(value: Any) -> list[Any]:
-    """Of the objects alone: tensors beside them are looked at elsewhere."""
+def _states(value: Any) -> Any:
+    """What containers hold and what objects keep; writes into the tensors themselves are looked for elsewhere."""
     parts = children(value)
-    if parts is None:
-        return [state_of(value, writes=True)] if keeps_state(value) else []
-    return [state for _, part in parts for state in _states(part)]
+    if parts is not None:
+        return [(key, _states(part)) for key, part in parts]
+    return state_of(value, writes=True) if keeps_state(value) else id(value)
 
 
 class Untouched(Generic[T]):
-    """A field of a dataclass that keeps inputs: whoever reads it gets containers of their own, where there are any.
+    """A field of a dataclass that keeps inputs as they were given, whatever a model does with them.
 
-    Objects that keep state, such as a cache of keys and values, are handed out as they were given once a call was seen
-    to change them: every step is then the same call.
+    Lists, dicts and objects that keep state, such as a cache of keys and values, are handed out anew for every call once one
+    was seen to change them: every step is then the same call. Where none does, every call gets the same ones.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -158,12 +146,17 @@ class Untouched(Generic[T]):
         setattr(holder, self._name, _Kept(value))
 
 
+def kept(holder: Any, name: str) -> _Kept[Any]:
+    """What keeps the inputs of this field, for a step that takes them again and again."""
+    return cast(_Kept[Any], getattr(holder, f"_{name}"))
+
+
 def inputs_changed(holder: Any) -> bool:
-    """Whether the call that has just ended changed an object among the inputs that `holder` keeps."""
-    kept = [value for value in vars(holder).values() if isinstance(value, _Kept)]
-    for one in kept:
+    """Whether the calls so far have changed something among the inputs that `holder` keeps; later ones are not watched."""
+    held = [value for value in vars(holder).values() if isinstance(value, _Kept)]
+    for one in held:
         one.stop_watching()
-    return any(one.has_changed for one in kept)
+    return any(one.has_changed for one in held)
 
 
 Held = dict[str, tuple[Tensor, Tensor]]

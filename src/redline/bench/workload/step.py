@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from redline.bench.device.base import Device
 from redline.bench.device.compile_pool import end_compile_pool
 from redline.bench.workload.called import TrainsItself, name_of
 from redline.bench.workload.inputs import input_tensors
-from redline.bench.workload.state import Untouched, inputs_changed
+from redline.bench.workload.state import Untouched, inputs_changed, kept
 from redline.bench.workload.structure import is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
 from redline.model.errors import BenchError
@@ -134,11 +135,12 @@ class Setup:
             self._restore(own, [copy.to(tensor.device) for copy, tensor in zip(kept, own, strict=True)])
             self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
 
-    def note_changed_inputs(self) -> None:
-        """After the first step: say so where it changed an object that it was given, such as a cache."""
-        known = any(each.code == "input" for each in self.workload.notes)
-        if inputs_changed(self) and not known:
+    def settle_inputs(self) -> bool:
+        """Whether every call gets the same arguments: none of those so far has changed a container or an object of them."""
+        has_changed, known = inputs_changed(self), any(each.code == "input" for each in self.workload.notes)
+        if has_changed and not known:
             self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
+        return not has_changed
 
     def _restore(self, own: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
         """These before every step, from now on."""
@@ -165,12 +167,37 @@ class Setup:
             cache_enabled=cache,
         )
 
+    def call(self, loss: Callable[[Any], torch.Tensor] | None = None, *, settled: bool = False) -> Callable[[], Any]:
+        """The model's call on its inputs, and the loss of what it answers, as a plain loop would write it.
+
+        `settled`: calls have shown what they do with their inputs, so that the same ones can be given to all.
+        """
+        model, args, kwargs = self.model, kept(self, "args"), kept(self, "kwargs")
+        if settled and self.settle_inputs():
+            forward: Callable[[], Any] = partial(model, *args.handed(), **kwargs.handed())
+        else:
+            forward = lambda: model(*args.handed(), **kwargs.handed())  # noqa: E731
+        work = forward if loss is None else lambda: loss(forward())
+        if self.autocast_dtype is None:
+            return work
+
+        def under_autocast() -> Any:
+            with self.autocast():
+                return work()
+
+        return under_autocast
+
 
 class TimedStep(Protocol):
+    """A step that can be timed. Called, it looks for what is to be done; `plain` is what it then does, and nothing else."""
+
     phases: ClassVar[tuple[str, ...]]
     """Names of the parts; the step calls `mark` at the end of each, so the last mark is the end of the step."""
 
     def __call__(self, mark: Mark = no_mark) -> Any: ...
+
+    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
+        """The step as the body of a plain loop: what can be settled once is settled here. The step was called before."""
 
     def context(self) -> AbstractContextManager[Any]:
         """To be held around a row of steps."""
@@ -186,16 +213,24 @@ class InferenceStep:
         self._setup = setup
 
     def __call__(self, mark: Mark = no_mark) -> Any:
-        setup = self._setup
-        for prepare in setup.before_step:
-            prepare()
-        if setup.autocast_dtype is None:
-            output = setup.model(*setup.args, **setup.kwargs)
-        else:
-            with setup.autocast():
-                output = setup.model(*setup.args, **setup.kwargs)
-        mark()
-        return output
+        return self._body(self._setup.call(), mark)()
+
+    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
+        return self._body(self._setup.call(settled=True), mark)
+
+    def _body(self, forward: Callable[[], Any], mark: Mark) -> Callable[[], Any]:
+        before = tuple(self._setup.before_step)
+        if not before and mark is no_mark:
+            return forward
+
+        def step() -> Any:
+            for prepare in before:
+                prepare()
+            output = forward()
+            mark()
+            return output
+
+        return step
 
     def context(self) -> AbstractContextManager[Any]:
         return self._setup.workload.context()
@@ -209,11 +244,16 @@ class InferenceStep:
 
     def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output for other inputs of the same shapes, outside any timing."""
+        with self.given(args, kwargs), self.context():
+            return self()
+
+    @contextmanager
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """The step has these inputs meanwhile."""
         held = self._setup.args, self._setup.kwargs
         self._setup.args, self._setup.kwargs = args, kwargs
         try:
-            with self.context():
-                return self()
+            yield
         finally:
             self._setup.args, self._setup.kwargs = held
 
@@ -234,23 +274,42 @@ class TrainingStep:
         self._setup = setup
         self._optimizer = make_optimizer(optimizer, setup.workload.model, **setup.optimizer_options)
         self._scaler = make_scaler(setup)
+        self._loss: Callable[[Any], torch.Tensor] | None = None
+        """What the last call took for the loss; None before the first."""
 
     def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
-        setup = self._setup
-        for prepare in setup.before_step:
-            prepare()
-        with setup.autocast():
-            loss: torch.Tensor = setup.workload.loss(setup.model(*setup.args, **setup.kwargs))
-        if not loss.requires_grad:
-            raise BenchError("user", "no gradient reaches the loss: does the model run under torch.no_grad()?")
-        mark()
-        self._scaler.scale(loss).backward()
-        mark()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
-        mark()
+        loss = self._body(self._setup.call(self._setup.workload.loss), mark)()
+        self._loss = self._setup.workload.loss.chosen
         return loss.detach()
+
+    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
+        return self._body(self._setup.call(self._loss or self._setup.workload.loss, settled=True), mark)
+
+    def _body(self, forward: Callable[[], torch.Tensor], mark: Mark) -> Callable[[], torch.Tensor]:
+        before, optimizer, scaler = tuple(self._setup.before_step), self._optimizer, self._scaler
+        is_scaled = scaler.is_enabled()
+
+        def step() -> torch.Tensor:
+            for prepare in before:
+                prepare()
+            loss = forward()
+            if not loss.requires_grad:
+                raise BenchError("user", "no gradient reaches the loss: does the model run under torch.no_grad()?")
+            mark()
+            if is_scaled:
+                scaler.scale(loss).backward()
+                mark()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                loss.backward()
+                mark()
+                optimizer.step()
+            optimizer.zero_grad()
+            mark()
+            return loss
+
+        return step
 
     def context(self) -> AbstractContextManager[Any]:
         return torch.enable_grad()

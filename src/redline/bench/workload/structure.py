@@ -7,8 +7,9 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -54,6 +55,23 @@ def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
     for key, child in children(value) or ():
         found += named_tensors(child, join(path, key))
     return found
+
+
+def part_at(value: Any, path: str) -> Callable[[Any], Any]:
+    """How a person takes the part at this path out of values of this structure: `output["logits"]`, `output[1]`."""
+    keys: Iterable[Any] = value if isinstance(value, Mapping) else (key for key, _ in children(value) or ())
+    for key, (name, child) in zip(keys, children(value) or (), strict=True):
+        if path != name and not path.startswith(f"{name}."):
+            continue
+        is_sequence = isinstance(value, tuple | list) and not hasattr(value, "_fields")
+        take: Callable[[Any], Any] = attrgetter(name)
+        if isinstance(value, Mapping) or is_sequence:
+            take = itemgetter(int(name) if is_sequence else key)
+        if path == name:
+            return take
+        rest = part_at(child, path[len(name) + 1 :])
+        return lambda whole: rest(take(whole))
+    return lambda whole: whole
 
 
 def tensors_within(value: Any, path: str = "", seen: frozenset[int] = frozenset()) -> list[tuple[str, Tensor]]:

@@ -7,6 +7,7 @@ replay, inside the timing, as whoever deploys it must; and what it returns is ov
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -57,6 +58,20 @@ class Recording:
             own.copy_(given)
         self._replay()
 
+    def plain_replay(self, mark: Mark) -> Callable[[], Any]:
+        """A replay with the inputs that the setup has now, as the body of a loop."""
+        given = self._form.tensors(self._setup.args, self._setup.kwargs)
+        pairs, replay, output = list(zip(self._inputs, given, strict=True)), self._replay, self.output
+
+        def step() -> Any:
+            for own, new in pairs:
+                own.copy_(new)
+            replay()
+            mark()
+            return output
+
+        return step
+
 
 class GraphedInference(InferenceStep):
     """A forward recorded at the first call."""
@@ -71,6 +86,9 @@ class GraphedInference(InferenceStep):
         self._recording.replay()
         mark()
         return self._recording.output
+
+    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
+        return partial(self, mark) if self._recording is None else self._recording.plain_replay(mark)
 
 
 class GraphedTraining(TrainingStep):
@@ -91,6 +109,9 @@ class GraphedTraining(TrainingStep):
         mark()
         loss: torch.Tensor = self._recording.output
         return loss
+
+    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
+        return partial(self, mark) if self._recording is None else self._recording.plain_replay(mark)
 
     def _recorded(self) -> Recording:
         """As if the steps before recording had never been: training begins with the first replay."""
