@@ -113,7 +113,7 @@ class Rank:
                 if layer in (LAYERS // 2, 0):
                     yield from self._all_reduce(layer)
                 if layer == 1 and program.size("partly hidden communication"):
-                    self._partly_hidden()
+                    yield from self._partly_hidden()
             if program.size("small kernels"):
                 self._small_kernels()
             self.free["compute"] = max(self.free["compute"], self.free["communication"])
@@ -262,17 +262,18 @@ class Rank:
             self.maker.event("X", "cpu_op", "aten::cudnn_convolution", begin, self.now - begin, args=inside)
             self.maker.events.insert(marker, self.maker.events.pop())
 
-    def _partly_hidden(self) -> None:
+    def _partly_hidden(self) -> Iterator[int]:
         """A collective that begins beside the backward and goes on after it; the optimizer waits for it."""
         begin = self.now
         self.now += 8 * US
         launched, self.now = self.now, self.now + CALL_NS
         start = max(self.now + LATENCY_NS, self.free["communication"] + GAP_NS, self.free["compute"])
         lasts = self.about((600 + self.program.size("partly hidden communication") * 4000) * US, self.step, "partly")
-        self.free["communication"] = start + lasts
+        end = ((yield start) or start) + lasts
+        self.free["communication"] = end
         self.now += 2 * US
         number = self.maker.operator("c10d::allreduce_", begin, self.now - begin, thread=AUTOGRAD)
-        self.maker.kernel(REDUCE, start, lasts, launched=launched, operator=number, stream=20, thread=AUTOGRAD)
+        self.maker.kernel(REDUCE, start, end - start, launched=launched, operator=number, stream=20, thread=AUTOGRAD)
 
     def _item(self, *key: Any) -> None:
         """`.item()`: a tiny copy back, and a wait for everything before it."""

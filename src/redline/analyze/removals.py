@@ -186,15 +186,17 @@ def stalls(*, for_work: bool) -> Selection:
 
     def on_device(seen: OnDevice) -> Taken:
         stalled = both(seen.run.idle.when["host"], seen.own_stalls)
-        return taken(stalled, seen.own_stalls, meanwhile(seen.run.host, stalled) if len(stalled) else "")
+        gone = Without(host=seen.own_stalls, waits=seen.waits_into_stalls)
+        return taken(stalled, len(seen.own_stalls), meanwhile(seen.run.host, stalled) if len(stalled) else "", gone)
 
     def on_host(seen: OnHost) -> Taken:
-        return taken(seen.stalls, seen.stalls, meanwhile(seen.view, seen.stalls) if len(seen.stalls) else "")
+        return taken(
+            seen.stalls, len(seen.stalls), meanwhile(seen.view, seen.stalls) if len(seen.stalls) else "", NOTHING
+        )
 
-    def taken(stalled: Intervals, pauses: Intervals, doing: str) -> Taken:
-        if bool(WAITS_FOR_WORK.search(doing)) != for_work:
-            return Taken(0, 0)
-        return Taken(stalled.total, len(pauses), doing, Without(host=pauses))
+    def taken(stalled: Intervals, count: int, doing: str, gone: Without) -> Taken:
+        is_meant = bool(WAITS_FOR_WORK.search(doing)) == for_work
+        return Taken(stalled.total, count, doing, gone) if is_meant else Taken(0, 0)
 
     return Selection(kind="wait", on_device=on_device, on_host=on_host)
 
@@ -381,24 +383,48 @@ def straggler(facts: TraceFacts) -> Removal | None:
     worst = waiting.stragglers[0]
     late = [run.calls.label for run in runs].index(worst.label)
     windows = [_by_window(run) for run in runs]
-    count = max(len(run.calls) for run in runs) + 1
-    worked = np.array([np.bincount(window, work, count) for _, window, work in windows])
-    others = np.delete(worked, late, axis=0).mean(axis=0)
-    share = np.where(worked[late] > 0, np.maximum(1 - others / np.maximum(worked[late], 1), 0), 0)
+    share = _more_than_others([np.bincount(window, work) for _, window, work in windows], late)
     rows, window, work = windows[late]
     cut = np.zeros(len(runs[late].recorded.trace.work), np.int64)
     cut[rows] = np.ceil(share[window] * work)
-    own_cut = Without(work=cut, gaps=cut > 0)  # less work also has fewer gaps in it
+    # Less work also has fewer gaps in it, and takes less of the host.
+    own_cut = Without(work=cut, gaps=cut > 0, host=_launched_less(facts.devices, late))
     saved = facts.replay.saved([own_cut if at == late else NOTHING for at in range(len(runs))])
     exposed = sum(_exposed_waits(run.calls, waits) for run, waits in zip(runs, waiting.waits, strict=True))
     return Removal(saves_s=seconds(saved), seconds=seconds(exposed), count=worst.last)
 
 
+def _more_than_others(per_window: Sequence[Ints], late: int) -> NDArray[np.float64]:
+    """For each window between two collectives, the share that the late rank has more of than the others on average."""
+    count = max(map(len, per_window))
+    every = np.array([np.pad(one, (0, count - len(one))) for one in per_window], np.float64)
+    others = np.delete(every, late, axis=0).mean(axis=0)
+    return np.where(every[late] > 0, np.maximum(1 - others / np.maximum(every[late], 1), 0), 0)
+
+
 def _by_window(run: DeviceRun) -> tuple[Ints, Ints, Ints]:
-    """Rows of work that is no communication, after how many collectives each starts, and how long it takes."""
-    work, talking = run.recorded.trace.work, run.recorded.links.is_class("communication")
-    rows = run.view.rows[~talking[run.view.rows]]
-    return rows, np.searchsorted(run.calls.start, work.start[rows]), work.duration[rows]
+    """Rows of work that is no communication, after how many collectives each was launched, and how long it takes.
+
+    Programs launch in the same order on every rank, while on the device work and collectives may overlap.
+    """
+    links, work, rows = run.recorded.links, run.recorded.trace.work, run.view.rows
+    at = np.where(links.is_launched[rows], links.launched_at[rows], work.start[rows])
+    talking = links.is_class("communication")[rows]
+    rows, at, begins = rows[~talking], at[~talking], np.sort(at[talking])
+    return rows, np.searchsorted(begins, at), work.duration[rows]
+
+
+def _launched_less(devices: Sequence[OnDevice], late: int) -> Intervals:
+    """The host's time that the late rank needs more than the others, from the launch of one collective to the next."""
+    edges, times = [], []
+    for seen in devices:
+        known = seen.run.calls.rows[seen.links.is_launched[seen.run.calls.rows]]
+        begin, end = seen.run.bounds
+        moments = np.clip(np.sort(seen.links.launched_at[known]), begin, end)
+        edges.append(np.concatenate(([begin], moments, [end])))
+        times.append(seen.steady.within(edges[-1][:-1], edges[-1][1:]))
+    share = _more_than_others(times, late)[: len(times[late])]
+    return union(edges[late][1:] - np.ceil(share * times[late]).astype(np.int64), edges[late][1:])
 
 
 def beyond_need(facts: TraceFacts) -> Removal | None:

@@ -101,7 +101,13 @@ class OnDevice:
 
     @cached_property
     def steady(self) -> Intervals:
-        return without(self.plain, self.stalls)
+        """The plain time without what stalls are longer than a usual pause: they too begin and end with launching."""
+        calls, launches = self.trace.calls, self.run.host.launching
+        if not len(self.stalls):
+            return self.plain
+        rest = without(all_time(self.run.bounds), union(calls.start[launches], calls.end[launches]))
+        start = self.stalls.start + int(np.median(rest.end - rest.start))
+        return without(self.plain, union(start, np.maximum(start, self.stalls.end)))
 
     def waits(self, *, copies: bool) -> Mask:
         """Of all calls, those that make the steps wait for the device."""
@@ -121,6 +127,12 @@ class OnDevice:
         rows = rows[rows >= 0]
         return union(operators.start[rows], operators.end[rows])
 
+    def next_launch(self, at: Ints) -> Ints:
+        """When the host launches next after each moment."""
+        begins = np.sort(self.trace.calls.start[self.run.host.launching])
+        found: Ints = np.maximum(np.append(begins, self.run.bounds[1])[np.searchsorted(begins, at)], at)
+        return found
+
     def until_next_launch(self, calls: Mask) -> Intervals:
         """From the end of each call to the next launch: what the host does there may be for the sake of the result.
 
@@ -128,9 +140,6 @@ class OnDevice:
         """
         table, operators, launches = self.trace.calls, self.trace.operators, self.run.host.launching
         end = table.end[calls]
-        begins = np.sort(table.start[launches])
-        following = np.searchsorted(begins, end)
-        until = np.append(begins, self.run.bounds[1])[following]
         working = distinct(self.links.operators_of(launches))
         idle = np.ones(len(operators), np.bool_)
         for _ in range(int(self.links.nesting.depth.max(initial=0)) + 1):
@@ -138,7 +147,7 @@ class OnDevice:
             idle[working] = False
             working = distinct(self.links.nesting.parent[working])
         others = self.on_launching_threads(picked(operators, idle))
-        return both(without(union(end, np.maximum(until, end)), others), self.plain)
+        return both(without(union(end, self.next_launch(end)), others), self.plain)
 
     def claimed(self, *, copies: bool) -> Intervals:
         """The time after waits that is theirs: all of it, unless it is the larger trouble by itself."""
@@ -162,6 +171,16 @@ class OnDevice:
         stalls = self.stalls
         own = claimed.within(stalls.start, stalls.end) < MOSTLY * (stalls.end - stalls.start)
         return union(stalls.start[own], stalls.end[own])
+
+    @cached_property
+    def waits_into_stalls(self) -> Mask:
+        """The waits behind which a stall of its own begins: what makes the program stall there also makes it wait."""
+        calls = np.flatnonzero(self.every_wait)
+        end = self.trace.calls.end[calls]
+        until = self.next_launch(end)
+        found = np.zeros(len(self.trace.calls), np.bool_)
+        found[calls[self.own_stalls.within(end, until) > MOSTLY * (until - end)]] = True
+        return found
 
     @cached_property
     def talking(self) -> Mask:
