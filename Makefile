@@ -22,7 +22,7 @@ demo: venv ## measure a model on the device that is here
 # Tests start many processes, and wait for them a fifth of their time: with three workers two cores are always busy.
 # What comes before them runs side by side, as mypy, the longest of it, uses one core.
 test: venv ## everything that must hold before a change is done
-	@$(MAKE) --no-print-directory -j 3 lint types imports compiled
+	@$(MAKE) --no-print-directory -j 3 lint types imports compiled docs
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Byte-code of our own files, also where the environment forbids to write it: each process loads them. And of the tests where there
@@ -54,7 +54,7 @@ dist: venv ## wheel and source distribution in dist/
 	$(BIN)/python -m build -o dist .
 
 docs: venv ## the documentation as a site in build/site, with every link checked
-	$(BIN)/mkdocs build --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f tools/docs/mkdocs.yml --site-dir ../../build/site
 
 clean: ## remove caches and build outputs; the virtual environment stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
