@@ -28,6 +28,7 @@ import explaining
 import generation
 import judging
 import measuring
+import planted
 import training
 import tuning
 import watching
@@ -59,6 +60,7 @@ CHECKS = {
     "memory": Check(measuring.memory_by_kind, measuring.REMEMBERED, 10),
     "profile": Check(explaining.profile, explaining.CASES, 15),
     "follow": Check(explaining.follow, explaining.FOLLOWED, 20),
+    "planted": Check(planted.planted, planted.PLANTED, 15),
     "tool": Check(explaining.vendor_tool, {"ncu": True, "nsys": False}, 60),
     "ceilings": Check(explaining.ceilings, {"all formats": None}, 25),
     "roofline": Check(explaining.roofline, explaining.ROOFLINES, 60),
