@@ -119,6 +119,11 @@ def told(ability: str, *words: object, code: int = 0) -> Any:
     return found
 
 
+def figures(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a document with the plain value of each figure."""
+    return {name: cell["value"] if isinstance(cell, dict) else cell for name, cell in row.items()}
+
+
 @pytest.fixture(autouse=True)
 def quick_and_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_efforts(monkeypatch.setattr)
@@ -230,14 +235,14 @@ def test_row_04_threads_and_devices_are_climbed_step_by_step_in_one_table(on_gpu
 
 
 def test_row_05_models_have_names_and_ones_own_come_as_file_or_object(own: str) -> None:
-    rows = told("models")["models"]
+    rows = told("models")["tables"]["models"]
     names = {row["name"] for row in rows}
     of_torchvision = {*list_models(module=torchvision.models), *list_models(module=torchvision.models.segmentation)}
     assert len(of_torchvision) > 80
     assert names >= of_torchvision | {"simple_cnn", "transformer"}
     assert {name.partition(":")[0] for name in names if ":" in name} >= {"timm", "hf"}
     for name in ("lraspp_mobilenet_v3_large", "timm:resnet18", "transformer"):
-        assert told("flops", name)["flops"] > 0
+        assert told("flops", name)["tables"]["step"][0]["flops"]["value"] > 0
     (row,) = redline.run(torch.nn.Linear(4, 3), torch.randn(2, 4), device="cpu", threads=1)
     assert row.throughput_per_s
 
@@ -415,18 +420,16 @@ def test_row_15_phases_and_which_of_them_is_the_bottleneck(on_gpu: Callable[...,
 
 
 def test_row_16_flops_are_counted_per_module_and_set_against_the_clock() -> None:
-    known = told("flops", "resnet18")
+    known = figures(told("flops", "resnet18")["tables"]["step"][0])
     assert known["params"] == 11_689_512
     assert known["macs"] == pytest.approx(1.814e9, rel=1e-3)
     assert known["flops"] == 2 * known["macs"]
-    found = told("flops", "simple_cnn", "-b", 2, "--task", "train", "--latency", *CPU)
-    whole, *parts = found["modules"]
-    assert found["backward_flops"] == pytest.approx(2 * found["flops"], rel=0.05)
-    assert sum(part["macs"] for part in parts if part["depth"] == 1) == found["macs"]
-    assert 0 < sum(part["share"] for part in parts if part["depth"] == 1) <= 1.001
-    assert whole["achieved_flops_per_s"] == pytest.approx(
-        (found["flops"] + found["backward_flops"]) / whole["latency_s"], rel=0.02
-    )
+    found = told("flops", "simple_cnn", "-b", 2, "--task", "train", "--latency", *CPU)["tables"]["modules"]
+    whole, *parts = map(figures, found)
+    assert whole["backward_flops"] == pytest.approx(2 * whole["flops"], rel=0.05)
+    assert sum(part["macs"] for part in parts if part["depth"] == 1) == whole["macs"]
+    assert 0 < sum(part.get("time_share", 0) for part in parts if part["depth"] == 1) <= 1.001
+    assert whole["achieved"] == pytest.approx((whole["flops"] + whole["backward_flops"]) / whole["latency"], rel=0.02)
 
 
 def test_row_17_the_roofline_gives_intensity_headroom_and_a_picture(
@@ -435,13 +438,14 @@ def test_row_17_the_roofline_gives_intensity_headroom_and_a_picture(
     on_gpu()
     told("ceilings")
     (row,) = told("run", "resnet50", "--batch", 32)["results"]
-    (found,) = told("roofline", "--last", "-o", tmp_path / "roof.png")["results"]
+    (under,) = told("roofline", "--last", "--plot", tmp_path / "roof.png")["tables"]["recipes"]
+    found = figures(under)
     assert (tmp_path / "roof.png").read_bytes().startswith(PNG)
     assert found["intensity"] == pytest.approx(32 * 8e9 / 1e8)
-    assert found["attainable_s"] == pytest.approx(32 * 8e9 / CEILINGS.flops_per_s["fp32"])
-    assert found["headroom"] == pytest.approx(found["measured_s"] / found["attainable_s"])
+    assert found["roofline"] == pytest.approx(32 * 8e9 / CEILINGS.flops_per_s["fp32"])
+    assert found["headroom"] == pytest.approx(found["measured"] / found["roofline"])
     assert row["roofline"]["efficiency"] == pytest.approx(1 / found["headroom"])
-    assert found["bound"]["label"] == "compute"
+    assert found["bound"] == "compute"
     maker = TraceMaker()
     maker.kernel(GEMM, 10_000, 500_000, launched=0)
     maker.kernel(REDUCE, 310_000, 400_000, launched=5000, stream=20)

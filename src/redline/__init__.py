@@ -14,9 +14,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.compare import CompareResult as CompareResult
     from redline.api.compare import compare as compare
     from redline.api.doctor import doctor as doctor
-    from redline.api.doctor import models as models
-    from redline.api.flops import FlopsResult as FlopsResult
-    from redline.api.flops import flops as flops
     from redline.api.gate import GateResult as GateResult
     from redline.api.gate import gate as gate
     from redline.api.history import HistoryFilters as HistoryFilters
@@ -38,8 +35,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
     from redline.api.report import write_report as write_report
-    from redline.api.roofline import RooflineResult as RooflineResult
-    from redline.api.roofline import roofline as roofline
     from redline.api.run import RunResult as RunResult
     from redline.api.run import demo as demo
     from redline.api.run import run as run
@@ -65,6 +60,9 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.workshop import workshop as workshop
     from redline.api.workspace import Workspace as Workspace
     from redline.verbs.batch import batch as batch
+    from redline.verbs.flops import flops as flops
+    from redline.verbs.models import models as models
+    from redline.verbs.roofline import roofline as roofline
 
 __all__ = sorted([*public_names(), "__version__"])
 

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from redline.analyze.attainable import operator_row
-from redline.api.roofline import OPERATORS, operator_cases, roofline
 from redline.api.workspace import Workspace
 from redline.bench.measure.operators import answer_operators
 from redline.model.errors import SpecError, UsageError
@@ -18,8 +17,8 @@ from redline.model.questions import AskOperators
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.units import format_share
 from redline.model.work import Ceilings, OperatorTime
-from redline.report.roofline import operators_report
-from redline.report.terminal import as_text
+from redline.show.result import terminal
+from redline.verbs.roofline import OPERATORS, operator_cases, operators_result, roofline
 
 CEILINGS = Ceilings(
     kind="cpu", name="a CPU", driver=None, torch="2", threads=1, flops_per_s={"fp32": 1e9}, copy_bytes_per_s=1e9,
@@ -85,7 +84,7 @@ def test_a_row_above_the_roof_says_why() -> None:
     winograd = operator_row(timed(kind="convolution", operator="conv", samples=(0.5,)), CEILINGS)
     copied = operator_row(timed(kind="elementwise", flops=1, bytes=10**9, samples=(0.5,)), CEILINGS)
     fine = operator_row(timed(samples=(1.0,)), CEILINGS)
-    told = as_text(operators_report([winograd, copied, fine], "a CPU"))
+    told = str(operators_result([winograd, copied, fine], CEILINGS))
     assert "fewer products" in told
     assert told.count("measure the ceilings again") == 1
 
@@ -118,8 +117,7 @@ def test_a_call_that_is_several_operators_inside_is_timed_as_one(tmp_path: Path)
     # What writes into its inputs is not timed, and that is told.
     assert [each.code for each in found.notes] == ["left-out"]
     assert "writes into its inputs: relu_ (1×)" in str(found.notes[0])
-    shown = as_text(operators_report([], "a CPU", found.notes))
-    assert "relu_" in shown
+    assert "relu_" in str(operators_result([], CEILINGS, found.notes))
 
 
 LOOKUPS = """
@@ -153,6 +151,6 @@ def test_lookups_are_timed_with_the_rows_that_they_read(tmp_path: Path) -> None:
 def test_in_a_narrow_window_the_share_of_the_roofline_stays() -> None:
     text = io.StringIO()
     row = operator_row(timed(shape="1024×1024×1024"), CEILINGS)
-    Console(file=text, width=60, highlight=False).print(operators_report([row], "a CPU"))
-    assert "of roofline" in text.getvalue().splitlines()[1]
+    Console(file=text, width=60, highlight=False).print(terminal(operators_result([row], CEILINGS)))
+    assert any("of roofline" in line for line in text.getvalue().splitlines())
     assert format_share(0.5) in text.getvalue()

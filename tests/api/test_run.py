@@ -272,7 +272,7 @@ def test_what_is_no_module_is_a_failed_row() -> None:
 
 
 def test_models_and_the_package_speak_the_same_names() -> None:
-    names = {model.name for model in redline.models("resnet").models}
+    names = {row["name"] for row in redline.models("resnet").rows}
     assert {"resnet18", "resnet50"} <= names
     assert UnknownName("model", "resnet5", names).close[0] == "resnet50"
 

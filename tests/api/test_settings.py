@@ -30,7 +30,8 @@ def test_signatures_name_every_setting_with_its_default(verb: str) -> None:
     spec = RunSpec(workload=WorkloadSpec(model="any"))
     assert parameters["device"].default == spec.device
     assert parameters["seed"].default == spec.seed
-    assert parameters["effort"].default == ("quick" if verb == "batch" else spec.measure.effort)
+    if verb not in ("roofline", "flops"):  # how long something is timed is not theirs to choose
+        assert parameters["effort"].default == ("quick" if verb == "batch" else spec.measure.effort)
     assert parameters["task"].default == spec.workload.task
     assert parameters["optimizer"].default == spec.workload.optimizer
 

@@ -15,19 +15,22 @@ from redline.analyze.blocks import Latency
 from redline.analyze.bound import Bound
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
-from redline.api import exercise_answers as answers
-from redline.api import exercises as room
-from redline.api.exercise_answers import break_even_answer, faster_answer
-from redline.api.exercises import EXERCISES, Lab
 from redline.api.profile import read_profile
 from redline.api.workshop import workshop
 from redline.api.workspace import Workspace
 from redline.cli.options import Exit
 from redline.model.errors import BenchError, SpecError
+from redline.model.metrics import Row, Table
 from redline.model.note import note
 from redline.model.record import ColdStart
 from redline.model.work import Ceilings
 from redline.report.workshop import Answer, Check, ExerciseResult, WorkshopResult, exercise_text, outcome
+from redline.show.result import Result
+from redline.verbs import exercise_answers as answers
+from redline.verbs import exercises as room
+from redline.verbs.exercise_answers import break_even_answer, faster_answer
+from redline.verbs.exercises import EXERCISES, Lab
+from redline.verbs.flops import FLOPS, MIN_BYTES, PARAMS
 
 
 def latency(std: float) -> Latency:
@@ -160,9 +163,10 @@ def test_a_peak_that_cannot_be_measured_costs_no_exercise(monkeypatch: pytest.Mo
     def fail(*_: Any, **__: Any) -> Any:
         raise BenchError("timeout", "no answer within 180 s")
 
-    monkeypatch.setattr(room, "device_ceilings", fail)
-    counted = SimpleNamespace(batch=4, flops=400, min_bytes=100, params=7, modules=())
-    monkeypatch.setattr(room, "flops", lambda *_, **__: SimpleNamespace(summary=counted))
+    monkeypatch.setattr(Workspace, "device_ceilings", fail)
+    counted = Row(facts={}, metrics=(FLOPS(400), MIN_BYTES(100), PARAMS(7)))
+    tables = (Table(name="step", rows=(counted,)), Table(name="modules", rows=()))
+    monkeypatch.setattr(room, "flops", lambda *_, **__: Result(verb="flops", tables=tables))
     found = room.work(lab([row()], monkeypatch), BASE)
     assert found.figures["batch 4"] == "40.00 kFLOP/s"
     assert found.checks[0].passed is None

@@ -11,19 +11,16 @@ import pytest
 from brief import shorten_ceilings
 from invoking import invoke as redline
 
-from redline.analyze.bound import Bound, BoundLabel
-from redline.analyze.ceilings import roofline_row
 from redline.api import workspace
-from redline.api.flops import flops
 from redline.api.workspace import Workspace
 from redline.launch.inline import InlineDoor
 from redline.model.identity import device_key
 from redline.model.migrations import decode
-from redline.model.note import Code, note
-from redline.model.work import Ceilings, OperatorWork, WorkCount
-from redline.report.roofline import RooflineReport
-from redline.report.terminal import as_text
+from redline.model.work import Ceilings, ModuleWork, OperatorWork, WorkCount
 from redline.store import History
+from redline.verbs.flops import flops
+from redline.verbs.flops import result_of as flops_of
+from redline.verbs.roofline import under_roofs
 
 MODELS = Path(__file__).parents[1] / "models" / "misbehaving.py"
 TRACES = Path(__file__).parents[1] / "data" / "traces"
@@ -38,66 +35,77 @@ def document(*words: str | Path) -> dict:  # type: ignore[type-arg]
 
 @pytest.mark.usefixtures("brief")
 class TestFlops:
-    def test_the_document_has_what_was_promised(self) -> None:
-        found = document("flops", "simple_cnn", "-b", "4")
-        assert {"params", "macs", "flops", "backward_flops", "min_bytes", "uncounted", "modules"} <= set(found)
-        promised = {"path", "type", "params", "macs", "flops", "min_bytes", "latency_s"}
-        assert all(promised <= set(module) for module in found["modules"])
-        assert found["flops"] == 2 * found["macs"] == found["modules"][0]["flops"]
-        assert found["modules"][0]["latency_s"] is None
-        assert 1.9 < found["backward_flops"] / found["flops"] < 2.1
+    def test_a_count_has_the_whole_step_and_its_modules(self) -> None:
+        tables = document("flops", "simple_cnn", "-b", "4", "--task", "train")["tables"]
+        (step,), (whole, *rest) = tables["step"], tables["modules"]
+        assert step["flops"]["value"] == 2 * step["macs"]["value"] == whole["flops"]["value"]
+        assert 1.9 < step["backward_flops"]["value"] / step["flops"]["value"] < 2.1
+        for share, figure in (("params_share", "params"), ("macs_share", "macs")):
+            assert whole[share]["value"] == 1.0
+            assert all(
+                row[share]["value"] == pytest.approx(row[figure]["value"] / whole[figure]["value"]) for row in rest
+            )
+            assert sum(row[share]["value"] for row in rest if row["depth"] == 1) == pytest.approx(1.0)
 
-    def test_the_report_goes_as_deep_as_asked(self) -> None:
+    def test_the_report_goes_as_deep_as_asked_and_a_long_name_is_not_broken(self) -> None:
         shallow, deep = redline("flops", "simple_cnn", "--depth", "1"), redline("flops", "simple_cnn", "--depth", "3")
         assert "features (Sequential)" in shallow.stdout
         assert "(Conv2d)" not in shallow.stdout
+        assert "more rows with -v" in shallow.stdout
         assert "(Conv2d)" in deep.stdout
-        assert "not counted" in deep.stdout
 
     def test_a_recipe_changes_formats_and_bytes_not_flops(self) -> None:
-        plain, half = document("flops", "simple_cnn"), document("flops", "simple_cnn", "-r", "fp16+channels-last")
+        (plain,), (half,) = (
+            document("flops", "simple_cnn", "-r", recipe)["tables"]["step"]
+            for recipe in ("baseline", "fp16+channels-last")
+        )
         assert half["flops"] == plain["flops"]
-        assert half["flops_by_format"] == {"fp16": plain["flops"]}
-        assert half["compulsory_bytes"] < 0.6 * plain["compulsory_bytes"]
+        assert (half["formats"], half["fp16_flops"]) == ("fp16", plain["flops"])
+        assert half["compulsory_bytes"]["value"] < 0.6 * plain["compulsory_bytes"]["value"]
 
-    def test_latency_per_module(self) -> None:
-        found = document("flops", "simple_cnn", "-b", "4", "--latency", "--device", "cpu")
-        whole, *rest = found["modules"]
-        assert whole["share"] == pytest.approx(1.0)
-        assert sum(row["latency_s"] for row in rest if row["depth"] == 1) <= whole["latency_s"] * 1.001
-        assert found["latency_by"] == "operators"
-        assert whole["achieved_flops_per_s"] == pytest.approx(whole["flops"] / whole["latency_s"])
-        assert [(phase["name"], phase["flops"]) for phase in found["phases"]] == [("forward", found["flops"])]
-
-    def test_shares_of_modules_are_of_the_whole_model(self) -> None:
-        whole, *rest = document("flops", "simple_cnn", "-b", "4")["modules"]
-        for share, figure in (("params_share", "params"), ("macs_share", "macs")):
-            assert whole[share] == 1.0
-            assert all(row[share] == pytest.approx(row[figure] / whole[figure]) for row in rest)
-            assert sum(row[share] for row in rest if row["depth"] == 1) == pytest.approx(1.0)
-
-    def test_a_training_step_has_its_phases_apart(self) -> None:
+    def test_latency_comes_per_module_and_for_the_phases_of_training(self) -> None:
         found = document("flops", "simple_cnn", "-b", "4", "--task", "train", "--latency", "--device", "cpu")
-        phases = {phase["name"]: phase for phase in found["phases"]}
-        assert list(phases) == ["forward", "backward", "optimizer", "step"]
-        assert phases["backward"]["flops"] == found["backward_flops"]
-        assert phases["optimizer"]["flops"] == 0
-        assert phases["step"]["flops"] == found["flops"] + found["backward_flops"]
-        assert all(each["flops_per_s"] == each["flops"] / each["latency_s"] for each in phases.values())
+        whole, *rest = found["tables"]["modules"]
+        assert whole["time_share"]["value"] == pytest.approx(1.0)
+        first = [row["latency"]["value"] for row in rest if row["depth"] == 1 and "latency" in row]
+        assert sum(first) <= whole["latency"]["value"] * 1.001
+        assert found["about"]["latency_by"] == "operators"
+        work = whole["flops"]["value"] + whole["backward_flops"]["value"]
+        assert whole["achieved"]["value"] == pytest.approx(work / whole["latency"]["value"])
+        phases = {row["phase"]: row["flops"]["value"] for row in found["tables"]["phases"]}
+        forward, backward = whole["flops"]["value"], whole["backward_flops"]["value"]
+        assert phases == {"forward": forward, "backward": backward, "optimizer": 0, "step": forward + backward}
+
+    def test_of_thousands_of_modules_those_that_do_the_most_are_shown(self) -> None:
+        def module(path: str, flops: int) -> ModuleWork:
+            return ModuleWork(
+                path=path, type="Linear", params=1, calls=1, number_format="fp32", flops=flops, backward_flops=0,
+                other_flops=0, bytes=8, backward_bytes=0,
+            )  # fmt: skip
+
+        work = WorkCount(
+            params=1, compulsory_bytes=8, operators=(),
+            modules=(module("", 10**9), *(module(f"layer{number}", number) for number in range(1000))),
+        )  # fmt: skip
+        record = decode((TRACES / "h200_resnet50_fp32_b32.record").read_bytes())
+        assert record.prepared is not None
+        for depth, is_shown in ((None, False), (2, True)):
+            rows = flops_of(record.spec, record.prepared.workload, work, depth).table("modules").rows
+            shown = {row["path"] for row in rows if not row.is_detail}
+            assert "layer999" in shown
+            assert ("layer0" in shown) == is_shown
 
     @pytest.mark.parametrize(
         ("words", "told"),
         [
             (("flops", "resnet999"), "unknown model 'resnet999'"),
-            (("flops", "simple_cnn", "--device", "cpu"), "--device goes with --latency"),
             (("flops", "simple_cnn", "--depth", "-1"), "depth must be 0 or more"),
             (("roofline", "--operator", "matmull"), "operator must be one of"),
             (("roofline", "-r", "fp16"), "a recipe goes with a model"),
             (("roofline", "--batch", "8"), "batch goes with a model: name one"),
-            (("roofline", "-o", "plot.png"), "the plot shows a model under the roofs"),
             (("roofline", "simple_cnn", "--last"), "--last takes the last run"),
             (("roofline", "--last"), "no counted work"),
-            (("roofline", "simple_cnn", "-o", "plot.txt"), "plot must end in .png"),
+            (("roofline", "simple_cnn", "--plot", "plot.txt"), "plot must end in .png"),
             (("roofline", "--threads", "0"), "threads must be 1 or more"),
             (("roofline", "--device", "tpu"), "unknown device 'tpu'"),
         ],
@@ -112,9 +120,8 @@ class TestFlops:
         import torch
 
         result = flops(torch.nn.Linear(8, 4), torch.randn(3, 8))
-        assert result.summary.macs == 3 * 8 * 4
-        assert "96" in str(result)
-        assert json.loads(result.to_json())["macs"] == 96
+        assert result.rows[0].value("macs") == 3 * 8 * 4
+        assert "96 MACs" in str(result)
 
 
 @pytest.fixture
@@ -156,48 +163,46 @@ def measured(own_history: Path) -> Ceilings:
 
 class TestRoofline:
     def test_of_the_last_run(self, measured: Ceilings, tmp_path: Path) -> None:
-        found = document("roofline", "--last", "-o", tmp_path / "roof.png")
-        (row,) = found["results"]
-        promised = {
-            "intensity",
-            "attainable_s",
-            "measured_s",
-            "headroom",
-            "bound",
-            "efficiency",
-            "achieved_bytes_per_s",
-        }
-        assert promised | {"classes"} <= set(row)
-        assert row["attainable_s"] == pytest.approx(32 * 8.18e9 / 51e12, rel=1e-3)
-        assert row["headroom"] == pytest.approx(row["measured_s"] / row["attainable_s"])
-        assert row["bound"]["label"] == "compute"
-        assert row["error"] is None
+        found = document("roofline", "--last", "--plot", tmp_path / "roof.png")
+        (row,) = found["tables"]["recipes"]
+        assert row["roofline"]["value"] == pytest.approx(32 * 8.18e9 / 51e12, rel=1e-3)
+        assert row["headroom"]["value"] == pytest.approx(row["measured"]["value"] / row["roofline"]["value"])
+        assert row["bound"] == "compute"
+        assert {"intensity", "of_peak", "achieved_bytes"} <= set(row)
+        assert found["tables"]["kinds"]
+        assert found["tables"]["ceilings"][0]["measured"]["value"] == 51e12
         assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_as_a_table_that_ends_in_the_next_step(self, measured: Ceilings) -> None:
+    def test_the_answer_is_the_headroom_and_one_command(self, measured: Ceilings) -> None:
         result = redline("roofline", "--last")
         assert result.exit_code == 0
-        assert re.search(r"next: \d\.\d× left to the roofline under baseline", result.stdout)
+        assert re.match(r"baseline takes .*, \d\.\d+× the roofline time of", result.stdout)
+        assert "next: redline profile" in result.stdout
 
     @pytest.mark.parametrize(
-        ("formats", "label", "code", "says"),
+        ("formats", "says"),
         [
-            ({"fp32": 1e12, "bf16": 2e12, "fp16": 1e10}, "compute", "work", "limit it: -r bf16 may help"),
-            ({"fp32": 1e12, "bf16": 1e12, "fp16": 1e10}, "compute", "work", "shows where the time goes"),
-            ({"fp32": 1e12, "bf16": 2e12}, "host", "outside-operators", "shows where the time goes"),
+            ({"fp32": 1e12, "bf16": 2e12, "fp16": 1e10}, "-r baseline -r bf16"),
+            ({"fp32": 1e12, "bf16": 1e12, "fp16": 1e10}, "redline profile"),
         ],
     )
     def test_the_next_step_follows_the_ceilings_of_the_device(
-        self, measured: Ceilings, formats: dict[str, float], label: BoundLabel, code: Code, says: str
+        self, measured: Ceilings, formats: dict[str, float], says: str
     ) -> None:
         with History.open() as history:
             (record,) = history.latest_group()
         prepared = msgspec.structs.replace(record.prepared, applicable=("fp16", "bf16"))
-        found = roofline_row(
-            msgspec.structs.replace(record, prepared=prepared), msgspec.structs.replace(measured, flops_per_s=formats)
-        )
-        row = msgspec.structs.replace(found, error=None, bound=Bound(label=label, evidence=note(code, "")))
-        assert as_text(RooflineReport([row], {})).rstrip().endswith(says)
+        record = msgspec.structs.replace(record, prepared=prepared)
+        slow = {form: 0.6 * value * 51 for form, value in formats.items()}
+        assert says in under_roofs([(record, None)], msgspec.structs.replace(measured, flops_per_s=slow)).next
+
+    def test_a_step_above_its_roof_is_an_error(self, measured: Ceilings) -> None:
+        with History.open() as history:
+            (record,) = history.latest_group()
+        found = under_roofs([(record, None)], msgspec.structs.replace(measured, flops_per_s={"fp32": 1e12}))
+        assert found.exit_code == 5
+        assert found.next == "redline roofline --fresh"
+        assert "or the ceiling is wrong" in str(found)
 
     def test_rows_of_the_history_carry_it_too(self, measured: Ceilings) -> None:
         with History.open() as history:
@@ -220,9 +225,9 @@ def inline(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None) -> None:
-    ceilings = document("roofline", "--device", "cpu")["ceilings"]
-    assert ceilings["tflops"]["fp32"]["measured"] > 0
-    assert ceilings["tflops"]["fp32"]["datasheet"] is None
+    found = document("roofline", "--device", "cpu")
+    assert found["tables"]["ceilings"][0]["measured"]["value"] > 0
+    assert "datasheet" not in found["tables"]["ceilings"][0]
     # Measured on a busy machine they are doubted, and would be measured again. And a model may well be faster than products
     # of 128 rows, which is reported as an error: these ceilings are too high for any.
     with Workspace() as opened, History.open() as history:
@@ -232,20 +237,22 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None)
         high = {form: 1000 * value for form, value in known.flops_per_s.items()}
         copied = 1000 * known.copy_bytes_per_s
         shelf.put(msgspec.structs.replace(known, doubts=(), flops_per_s=high, copy_bytes_per_s=copied))
-    again = document("roofline", "--device", "cpu")["ceilings"]
-    assert again["measured_at"] == ceilings["measured_at"]  # from the history
+    again = document("roofline", "--device", "cpu")["tables"]["ceilings"][0]
+    assert again["measured"]["value"] == pytest.approx(1000 * found["tables"]["ceilings"][0]["measured"]["value"])
     timed = document("roofline", "--operator", "matmul:8x16x32", "--format", "fp32", "--device", "cpu")
-    (operator,) = timed["operators"]
-    assert (operator["flops"], operator["bytes"]) == (2 * 8 * 16 * 32, 4 * (8 * 32 + 32 * 16 + 8 * 16))
-    assert 0 < operator["efficiency"] < 1
-    called = document("roofline", *SMALL[:1], "--ops", *SMALL[1:])["operators"]
+    (operator,) = timed["tables"]["operators"]
+    assert (operator["flops"]["value"], operator["bytes"]["value"]) == (
+        2 * 8 * 16 * 32,
+        4 * (8 * 32 + 32 * 16 + 8 * 16),
+    )
+    assert 0 < operator["of_roofline"]["value"] < 1
+    called = document("roofline", *SMALL[:1], "--ops", *SMALL[1:])["tables"]["operators"]
     assert "convolution" in {row["kind"] for row in called}
-    assert [row["refusal"] for row in called if row["refusal"]] == []
-    found = document("roofline", *SMALL, "-o", tmp_path / "roof.svg")
-    (row,) = found["results"]
-    assert row["points"]
-    assert row["profiled"].startswith("redline profile simple_cnn --image-size 32 ")
-    assert {one["name"] for one in row["classes"]} >= {"convolution", "norm", "elementwise"}
+    assert [row["failure"] for row in called if "failure" in row] == []
+    found = document("roofline", *SMALL, "--plot", tmp_path / "roof.svg")
+    assert found["tables"]["modules"]
+    assert found["next"].startswith("redline profile simple_cnn --image-size 32 ")
+    assert {row["kind"] for row in found["tables"]["kinds"]} >= {"convolution", "norm", "elementwise"}
     assert (tmp_path / "roof.svg").read_text().startswith("<?xml")
 
 
@@ -253,6 +260,6 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None)
 def test_a_recipe_that_fails_is_told_and_the_others_still_run(inline: None) -> None:
     result = redline("roofline", *SMALL, "-r", "baseline", "-r", "tf32", "--json")
     assert result.exit_code == 5
-    found = json.loads(result.stdout)
-    assert [row["recipe"] for row in found["results"]] == ["baseline"]
-    assert "TF32" in found["failures"]["tf32"]
+    rows = json.loads(result.stdout)["tables"]["recipes"]
+    assert [row["recipe"] for row in rows if "failure" not in row] == ["baseline"]
+    assert "TF32" in rows[1]["failure"]

@@ -13,7 +13,6 @@ from reported import CEILINGS, captured, race_records
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from redline.analyze.ceilings import roofline_row
 from redline.analyze.compare import compare_records
 from redline.analyze.gate import GateRow
 from redline.analyze.profile import profile_of
@@ -21,7 +20,6 @@ from redline.analyze.summary import summarize
 from redline.api.memory import MemoryRow
 from redline.api.monitor import DeviceTotal
 from redline.api.profile import ProfileResult
-from redline.api.roofline import RooflineResult
 from redline.api.run import RunResult
 from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
@@ -35,8 +33,10 @@ from redline.report.memory import memory_report
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Shown, html_of
 from redline.report.terminal import Fitted, make_table
+from redline.show.result import terminal
 from redline.store import Row
 from redline.trace.decode import read_trace
+from redline.verbs.roofline import under_roofs
 
 LONG = "fp16+channels-last+compile:reduce-overhead"
 RECORDS = race_records(("baseline", LONG, "fp16"))
@@ -56,8 +56,6 @@ def results() -> dict[str, Shown]:
     return {
         "run": RunResult(RECORDS),
         "decided": RunResult([*RECORDS, *AGAIN], decided=[[RECORDS, AGAIN]]),
-        "ceilings": RooflineResult(CEILINGS),
-        "roofline": RooflineResult(CEILINGS, [roofline_row(each, CEILINGS) for each in RECORDS]),
         "profile": ProfileResult(profile, record),
     }
 
@@ -157,10 +155,11 @@ def test_every_table_fits_and_cuts_nothing(report: RenderableType, width: int) -
 @pytest.mark.parametrize("width", [60, 80])
 def test_what_is_hidden_is_named_and_the_identity_stays(width: int) -> None:
     text = io.StringIO()
-    Console(file=text, width=width, highlight=False).print(RESULTS["roofline"].report())
+    found = terminal(under_roofs([(record, None) for record in RECORDS], CEILINGS))
+    Console(file=text, width=width, highlight=False).print(found)
     assert "recipe" in text.getvalue()
     assert "headroom" in text.getvalue()
-    assert "not shown at this width: achieved" in " ".join(text.getvalue().split())
+    assert "not shown at this width: MFU" in " ".join(text.getvalue().split())
     assert "reduce-overhead" in text.getvalue(), "broken between switches, not inside one"
 
 

@@ -23,7 +23,7 @@ import psutil
 
 from redline.api.workspace import Workspace, use
 from redline.model.errors import MissingExtra, StoreError, install_command
-from redline.model.questions import AskHealth, AskModels, Health, HealthItem, ModelNames
+from redline.model.questions import AskHealth, Health, HealthItem
 from redline.model.units import format_bytes
 from redline.store.location import VARIABLE, describe, file_of, resolve
 
@@ -374,9 +374,3 @@ def doctor(*, workspace: Workspace | None = None) -> list[HealthItem]:
         except MissingExtra:
             health = None
         return examine(health)
-
-
-def models(pattern: str | None = None, *, workspace: Workspace | None = None) -> ModelNames:
-    """Every model that has a name."""
-    with use(workspace) as opened:
-        return opened.ask(AskModels(pattern=pattern), ModelNames)

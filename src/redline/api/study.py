@@ -17,7 +17,6 @@ from redline.analyze.grid import LeftOut, grid_summary, rungs_of
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
 from redline.api.profile import trace_name
-from redline.api.roofline import roofline
 from redline.api.run import HowMeasured, RunResult, measure_tables
 from redline.api.settings import specs_of
 from redline.api.tune import tune
@@ -196,7 +195,7 @@ class _Study:
             if self._parts:  # the first stage has made room; what it measured stays
                 how = msgspec.structs.replace(how, resume=True)
             if self._about.get("explain") and self._workspace.keeps and not how.dry_run:
-                roofline(device=_device_of(ready[0]), workspace=self._workspace)
+                self._workspace.device_ceilings(_device_of(ready[0]))
             try:
                 part = measure_tables(
                     ready,

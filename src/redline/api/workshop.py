@@ -15,7 +15,6 @@ import msgspec
 
 from redline.analyze.ranks import oversubscription
 from redline.analyze.summary import RunSummary, summarize
-from redline.api.exercises import EXERCISES, Lab
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
 from redline.model.errors import RedlineError, SpecError
@@ -26,6 +25,7 @@ from redline.model.spec import BASELINE, Recipe, WorkloadSpec
 from redline.report.folder import check_folder
 from redline.report.workshop import Checklist, ExerciseResult, Line, Technique, WorkshopResult, results_text
 from redline.search.tune.record import KeptSearches
+from redline.verbs.exercises import EXERCISES, Lab
 
 
 def workshop(

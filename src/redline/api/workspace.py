@@ -18,7 +18,16 @@ from redline.model.errors import BenchError, Interrupted, UsageError
 from redline.model.identity import device_key
 from redline.model.names import refuse_impossible_device, refuse_impossible_name
 from redline.model.protocol import Ask, FailureReply, Progress, Reply
-from redline.model.questions import AskCheck, AskEnvironment, Checked, CheckedSpecs, EnvironmentAnswer, Question
+from redline.model.questions import (
+    AskCeilings,
+    AskCheck,
+    AskEnvironment,
+    CeilingsAnswer,
+    Checked,
+    CheckedSpecs,
+    EnvironmentAnswer,
+    Question,
+)
 from redline.model.record import RunRecord
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.report.notebook import NotebookProgress, in_notebook
@@ -250,6 +259,26 @@ class Workspace:
                 shelf = history.ceilings()
                 found = {key: shelf.get(key) for key in set(keys.values())}
         return lambda record: found.get(keys.get(record.id, ""))
+
+    def device_ceilings(self, device: str, threads: int | None = None, *, fresh: bool = False) -> Ceilings:
+        """The ceilings of a device: from the history, or measured now and kept there.
+
+        What was measured on a busy machine is measured again, and each figure is then the best that was seen.
+        """
+        environment = self.environment(device, threads)
+        known = None
+        if self.keeps and not fresh:
+            with self.reading() as kept:
+                known = kept.ceilings().get(device_key(environment))
+        if known is not None and known.is_trusted:
+            return known
+        shelf = self.history.ceilings() if self.keeps else None
+        with self.lock(device):
+            found = self.ask(AskCeilings(device=device, threads=threads), CeilingsAnswer).ceilings
+        found = found if known is None else found.with_best_of(known)
+        if shelf is not None:
+            shelf.put(found)
+        return found
 
 
 def use(workspace: Workspace | None) -> AbstractContextManager[Workspace]:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+import msgspec
+
 from redline.model.fields import Frozen
 from redline.model.note import Note
 from redline.model.units import format_bytes, format_count, format_ratio, format_seconds, format_share, significant
@@ -186,6 +188,15 @@ class Row(Frozen):
     def get(self, name: str) -> Metric | Fact:
         return self[name] if name in self else None  # noqa: SIM401  (this is how it is defined)
 
+    def metric(self, name: str) -> Metric | None:
+        found = self.get(name)
+        return found if isinstance(found, Metric) else None
+
+    def value(self, name: str) -> float:
+        """The number of a figure; 0 where it is not known."""
+        found = self.metric(name)
+        return (found.value if found is not None else None) or 0.0
+
     def __contains__(self, name: object) -> bool:
         return name in self.facts or any(metric.name == name for metric in self.metrics)
 
@@ -206,6 +217,10 @@ class Table(Frozen):
     """What a person sees at first, most important first; the others come with -v, in documents and on pages."""
     is_detail: bool = False
     """Shown with -v, in documents and on pages only."""
+
+    def as_detail(self) -> Table:
+        """The same table, for -v, documents and pages only."""
+        return msgspec.structs.replace(self, is_detail=True)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,27 +1,14 @@
-"""Lists of models, and the doctor's table."""
+"""The doctor's table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from redline.model.questions import HealthItem, ModelNames
+from redline.model.questions import HealthItem
 from redline.report.terminal import Fitted, make_table
-
-
-def model_listing(names: ModelNames) -> RenderableType:
-    table = make_table(None)
-    for header in ("model", "source", "kind"):
-        table.add_column(header)
-    for model in names.models:
-        table.add_row(Text(model.name), model.source, model.kind)
-    return Group(
-        Fitted(table, ("kind", "source")),
-        f"{len(names.models)} models",
-        *(Text(line, style="dim") for line in names.missing),
-    )
 
 
 def health_report(items: Sequence[HealthItem]) -> RenderableType:

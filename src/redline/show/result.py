@@ -25,6 +25,8 @@ from redline.report.terminal import Fitted, as_text, make_table, markdown_line, 
 
 SCHEMA = 3
 """The version of the JSON document. It is raised when a field changes its meaning or goes away."""
+WHOLE_NAME = 28
+"""Characters of a row's name that stand on one line: in a narrow terminal columns are left out before a name is folded."""
 MOST_NOTES = 3
 """Notes that a person reads without -v; the others are counted."""
 
@@ -124,7 +126,12 @@ def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
     made = make_table(None)
     for name in names:
         is_number = table.is_number(name) and name != names[0]
-        made.add_column(table.header(name), justify="right" if is_number else "left", no_wrap=is_number)
+        made.add_column(
+            table.header(name),
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            min_width=WHOLE_NAME if name == names[0] else None,
+        )
     rows = [row for row in table.rows if verbose or not row.is_detail]
     for row in rows:
         cells = [row.cell(name) for name in names]

@@ -82,8 +82,6 @@ PUBLIC: dict[str, str] = {
     "read_profile": "redline.api.profile",
     "MemoryResult": "redline.api.memory",
     "profile_memory": "redline.api.memory",
-    "RooflineResult": "redline.api.roofline",
-    "FlopsResult": "redline.api.flops",
     "Watch": "redline.api.watch",
     "WatchResult": "redline.api.watch",
     "lightning_callback": "redline.api.watch",
@@ -103,7 +101,7 @@ COMMANDS: dict[str, str] = {name: line for group in GROUPS.values() for name, li
 NAMES = tuple(name for name in COMMANDS if " " not in name)
 """The commands of one word."""
 
-_BESIDE = {"demo": "run", "models": "doctor", "micro": "run"}
+_BESIDE = {"demo": "run", "micro": "run"}
 """Commands that have not moved yet and stand in the file of another one in `cli/` and `api/`."""
 
 

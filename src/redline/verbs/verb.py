@@ -27,6 +27,8 @@ DEVICE = ("device", "threads", "seed")
 ANY_BATCH = (*SHAPE, "task", "prompt", "new_tokens", "optimizer", "stem", *DEVICE)
 """What is measured, for a verb that chooses the batch itself."""
 WORKLOAD = ("batch", "items", *ANY_BATCH)
+ONE_STEP = tuple(name for name in WORKLOAD if name not in ("prompt", "new_tokens"))
+"""What is measured, for a verb about one step: a generation has many."""
 MEASURED = ("effort", "no_check", "tail", "max_memory", "door")
 RANKS = ("ranks", "batch_per_rank", "rendezvous")
 ISOLATED = ("max_memory", "door")
@@ -58,6 +60,15 @@ Recipes = Annotated[
         option="--recipe",
         group=WHAT,
         kind=list[str],
+    ),
+]
+OneRecipe = Annotated[
+    str,
+    setting(
+        "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager.",
+        short="-r",
+        option="--recipe",
+        group=WHAT,
     ),
 ]
 Ray = Annotated[

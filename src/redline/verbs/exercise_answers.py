@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from redline.analyze.flops import ModuleRow
 from redline.analyze.recommend.evidence import interval_text
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.api.run import RunResult
+from redline.model.metrics import Row
 from redline.model.units import format_bytes, format_seconds, format_share, significant
 from redline.model.work import Ceilings
 from redline.report.workshop import Check
@@ -265,10 +265,9 @@ def check_efficiency(highest: float, peak: float | None, missing: str) -> Check:
     )
 
 
-def slowest_answer(layers: Sequence[ModuleRow]) -> str:
-    slowest = max(layers, key=lambda one: one.share or 0.0)
-    part = f" and {format_share(slowest.macs_share)} of the work" if slowest.macs_share is not None else ""
-    return f"{slowest.path}: {format_share(slowest.share)} of the time{part}"
+def slowest_answer(layers: Sequence[Row]) -> str:
+    slowest = max(layers, key=lambda row: row.value("time_share"))
+    return f"{slowest['path']}: {slowest['time_share']} of the time and {slowest['macs_share']} of the work"
 
 
 def check_scaling(efficiency: float) -> Check:

@@ -20,11 +20,8 @@ import msgspec
 
 from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
-from redline.api import exercise_answers as words
 from redline.api.doctor import doctor
-from redline.api.flops import flops
 from redline.api.profile import profile
-from redline.api.roofline import device_ceilings
 from redline.api.run import RunResult, run
 from redline.api.workspace import Workspace
 from redline.model.errors import BenchError
@@ -33,6 +30,8 @@ from redline.model.units import format_bytes, format_count, format_seconds, form
 from redline.model.work import Ceilings
 from redline.report.workshop import Answer, Check, ExerciseResult
 from redline.trace.operators import OperatorRow
+from redline.verbs import exercise_answers as words
+from redline.verbs.flops import flops
 
 SAME_LOSS = 0.02
 """Relative difference of the loss below which a 16-bit format is called harmless."""
@@ -224,15 +223,16 @@ def _in_half(lab: Lab, found: Profile) -> Answer:
 
 
 def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    counted = flops(lab.model, latency=True, **lab.settings, workspace=lab.workspace).summary
-    items = counted.batch or 1
+    counted = flops(lab.model, latency=True, **lab.settings, workspace=lab.workspace)
+    products, moved, params = (int(counted.rows[0].value(name)) for name in ("flops", "min_bytes", "params"))
+    items = lab.batch
     known, missing = _ceilings(lab)
     peak = known.flops_per_s.get("fp32") if known is not None else None
     table, values, doubted = {}, {}, False
     for batch in [1, lab.batch] if lab.quick else [1, lab.batch, 4 * lab.batch]:
         (row,) = lab.run(["baseline"], batch=batch)
         if row.failure is None and row.throughput_per_s:
-            achieved = counted.flops / items * row.throughput_per_s
+            achieved = products / items * row.throughput_per_s
             values[f"batch {batch} flops_per_s"] = achieved
             table[f"batch {batch}"] = f"{format_count(achieved)}FLOP/s{words.of_peak_text(achieved, peak)}"
             doubted = doubted or not row.verdict.trusted
@@ -240,18 +240,18 @@ def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     answers = [
         Answer(question="Does a larger batch use the device better?", answer=words.larger_batch_answer(values, doubted))
     ]
-    layers = [one for one in counted.modules if one.depth == 1 and one.share is not None]
+    layers = [row for row in counted.table("modules").rows if row["depth"] == 1 and "time_share" in row]
     if layers:
         answers.append(Answer(question="Which part takes most of the time?", answer=words.slowest_answer(layers)))
     answers.append(
         Answer(
             question="Is it bound by computing or by memory?",
-            answer=words.intensity_answer(counted.flops, counted.min_bytes, known, highest),
+            answer=words.intensity_answer(products, moved, known, highest),
         )
     )
     return filled(
         base,
-        figures={"parameters": f"{counted.params:,}", "forward FLOPs per item": f"{counted.flops // items:,}", **table},
+        figures={"parameters": f"{params:,}", "forward FLOPs per item": f"{products // items:,}", **table},
         values=values,
         checks=(words.check_efficiency(highest, peak, missing),),
         answers=tuple(answers),
@@ -261,7 +261,7 @@ def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
 def _ceilings(lab: Lab) -> tuple[Ceilings | None, str]:
     """Those of the device; None with the reason where they could not be measured."""
     try:
-        return device_ceilings(lab.device, workspace=lab.workspace), ""
+        return lab.workspace.device_ceilings(lab.device), ""
     except BenchError as error:
         return None, f"the peak could not be measured: {str(error).splitlines()[0]}"
 
