@@ -117,7 +117,7 @@ def main() -> int:
     sources = asked.sources or ["torchvision", "timm", "hf"]
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, redline.Workspace(keep=False) as workspace:
-        listed = {model.name: model.kind for model in redline.models(workspace=workspace).models}
+        listed = {row["name"]: row["kind"] for row in redline.models(workspace=workspace).rows}
         for name, task in _wanted(sources, listed, every_hf=asked.every_hf):
             if asked.only not in name:
                 continue

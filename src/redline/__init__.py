@@ -56,13 +56,12 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.watch import lightning_callback as lightning_callback
     from redline.api.watch import trainer_callback as trainer_callback
     from redline.api.watch import watch as watch
-    from redline.api.workshop import checklist as checklist
-    from redline.api.workshop import workshop as workshop
     from redline.api.workspace import Workspace as Workspace
     from redline.verbs.batch import batch as batch
     from redline.verbs.flops import flops as flops
     from redline.verbs.models import models as models
     from redline.verbs.roofline import roofline as roofline
+    from redline.verbs.workshop import workshop as workshop
 
 __all__ = sorted([*public_names(), "__version__"])
 

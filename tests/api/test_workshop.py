@@ -16,21 +16,30 @@ from redline.analyze.bound import Bound
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.api.profile import read_profile
-from redline.api.workshop import workshop
 from redline.api.workspace import Workspace
-from redline.cli.options import Exit
-from redline.model.errors import BenchError, SpecError
+from redline.model.errors import BenchError, Interrupted, SpecError
 from redline.model.metrics import Row, Table
 from redline.model.note import note
 from redline.model.record import ColdStart
 from redline.model.work import Ceilings
-from redline.report.workshop import Answer, Check, ExerciseResult, WorkshopResult, exercise_text, outcome
+from redline.search.observer import Observer
 from redline.show.result import Result
-from redline.verbs import exercise_answers as answers
+from redline.verbs import exercises as answers
 from redline.verbs import exercises as room
-from redline.verbs.exercise_answers import break_even_answer, faster_answer
-from redline.verbs.exercises import EXERCISES, Lab
+from redline.verbs.exercises import (
+    EXERCISES,
+    Answer,
+    Check,
+    ExerciseResult,
+    Lab,
+    WorkshopResult,
+    break_even_answer,
+    exercise_text,
+    faster_answer,
+    outcome,
+)
 from redline.verbs.flops import FLOPS, MIN_BYTES, PARAMS
+from redline.verbs.workshop import workshop
 
 
 def latency(std: float) -> Latency:
@@ -194,29 +203,34 @@ def test_exercises_are_written_as_they_are_done_and_resumed(
 
         return exercise
 
-    monkeypatch.setattr("redline.api.workshop.EXERCISES", tuple((n, f"t{n}", "e", fake(n)) for n in (1, 2, 3)))
-    shared = Workspace(keep=False)
+    monkeypatch.setattr("redline.verbs.workshop.EXERCISES", tuple((n, f"t{n}", "e", fake(n)) for n in (1, 2, 3)))
+    heard: list[str] = []
+
+    class Listening(Observer):
+        def noted(self, line: str) -> None:
+            heard.append(line)
+
+    shared = Workspace(keep=False, observer=Listening())
     request.addfinalizer(shared.close)
-    first = workshop(folder=tmp_path, device="cpu", quick=True, workspace=shared)
-    assert [found.skipped for found in first.exercises] == [None, "no luck", None]
-    again = workshop(folder=tmp_path, device="cpu", quick=True, resume=True, workspace=shared)
+    first = workshop(out=tmp_path, device="cpu", quick=True, workspace=shared)
+    assert [found.failure for found in first.rows] == ["", "skipped: no luck", ""]
+    again = workshop(out=tmp_path, device="cpu", quick=True, resume=True, workspace=shared)
     assert done == [1, 2, 3, 2], "only what was not done"
-    assert all(found.skipped is None for found in again.exercises)
+    assert not any(found.failure for found in again.rows)
     text = (tmp_path / "my_workshop_results.txt").read_text()
     assert "Exercise 2: t2" in text
     assert "[x] c: ok" in text
     document = json.loads((tmp_path / "my_workshop_results.json").read_text())
     assert (document["kind"], len(document["exercises"])) == ("workshop", 3)
-    workshop([2], folder=tmp_path, device="cpu", quick=True, workspace=shared)
+    workshop([2], out=tmp_path, device="cpu", quick=True, workspace=shared)
     assert done == [1, 2, 3, 2, 2], "what is named is done again"
     assert "Exercise 1: t1" in (tmp_path / "my_workshop_results.txt").read_text(), "and the others stay"
     with pytest.raises(SpecError, match="another device or mode"):
-        workshop(folder=tmp_path, device="cpu", quick=False, resume=True, workspace=shared)
-    known: list[Any] = []
-    workshop(folder=tmp_path, device="cpu", quick=True, resume=True, on_begin=known.append, workspace=shared)
-    assert [found.number for found in known[0].exercises] == [1, 2, 3], "a learner hears what is done already"
+        workshop(out=tmp_path, device="cpu", quick=False, resume=True, workspace=shared)
+    workshop(out=tmp_path, device="cpu", quick=True, resume=True, workspace=shared)
+    assert heard[-1].startswith("done already: 1, 2, 3"), "a learner hears what is done already"
     with pytest.raises(SpecError, match="nothing to resume"):
-        workshop(folder=tmp_path / "empty", device="cpu", quick=True, resume=True, workspace=shared)
+        workshop(out=tmp_path / "empty", device="cpu", quick=True, resume=True, workspace=shared)
 
 
 def test_there_are_seven_and_others_are_refused() -> None:
@@ -235,9 +249,9 @@ def test_without_gpus_exercises_say_what_one_would_see() -> None:
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecError, match="it is a file"):
-        workshop([5], folder=tmp_path / "file")
+        workshop([5], out=tmp_path / "file")
     with pytest.raises(SpecError, match="cannot write"):
-        workshop([5], folder=tmp_path / "file" / "below")
+        workshop([5], out=tmp_path / "file" / "below")
 
 
 def test_long_lines_are_broken_below_their_first_word() -> None:
@@ -268,18 +282,18 @@ def test_the_interval_is_told_and_kept_as_numbers(monkeypatch: pytest.MonkeyPatc
     assert (found.values["amp-bf16 ratio low"], found.values["amp-bf16 throughput_per_s"]) == (1e-4, 400.0)
 
 
-@pytest.mark.parametrize("done", [True, False])
-def test_an_interrupted_walk_says_how_to_continue(
-    done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from redline.cli.workshop import workshop as command
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupted_walk_says_how_to_continue(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exercise(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+        if base.number == at:
+            raise KeyboardInterrupt
+        return base
 
-    def interrupted(*_: Any, **__: Any) -> None:
-        if done:
-            (tmp_path / "my_workshop_results.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("redline.api.workshop.workshop", interrupted)
-    assert command(quick=True, out=tmp_path) == Exit.INTERRUPTED
-    told = capsys.readouterr().err
-    assert (f"redline workshop --quick --out {tmp_path} --resume" in told) is done
+    monkeypatch.setattr("redline.verbs.workshop.EXERCISES", tuple((n, f"t{n}", "e", exercise) for n in (1, 2, 3)))
+    with Workspace(keep=False) as shared, pytest.raises(Interrupted) as caught:
+        workshop(out=tmp_path, device="cpu", quick=True, workspace=shared)
+    if at == 1:
+        assert caught.value.result is None, "nothing was done yet"
+    else:
+        assert isinstance(caught.value.result, Result)
+        assert caught.value.result.next == f"redline workshop --quick --device cpu --out {tmp_path} --resume"

@@ -250,10 +250,10 @@ def test_its_flops_are_those_of_redline_flops(capsys: pytest.CaptureFixture[str]
 
     out = run(capsys, "--network", "simple_cnn", "--batch-size", "2", "--iterations", "1", "--flops-prof-step", "1")
     assert "fwd FLOPs per GPU" in out
-    found = redline.flops("simple_cnn", batch=2, image_size=32, task="train")
+    (found,) = redline.flops("simple_cnn", batch=2, image_size=32, task="train").rows
     said = {line.partition(":")[0]: line.partition(":")[2].strip() for line in out.splitlines() if "per GPU" in line}
-    assert said["fwd FLOPs per GPU"] == _count(found.summary.flops).strip()
-    assert said["params per GPU"] == _count(found.summary.params).strip()
+    assert said["fwd FLOPs per GPU"] == _count(found.value("flops")).strip()
+    assert said["params per GPU"] == _count(found.value("params")).strip()
 
 
 def test_the_profiler_prints_tables_and_writes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

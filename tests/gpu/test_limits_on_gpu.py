@@ -12,23 +12,24 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.device_count(),
 
 
 def test_ceilings_and_an_eager_roofline_add_up() -> None:
-    found = redline.roofline(device="cuda", fresh=True).measured
-    assert found.flops_per_s["fp16"] > found.flops_per_s["fp32"]
-    assert found.cache_bytes is not None
-    (row,) = redline.roofline("resnet50", recipes="baseline", batch=32, device="cuda")
-    assert row.error is None
-    assert row.attainable_s <= row.measured_s
-    assert row.points
+    found = redline.roofline(device="cuda", fresh=True)
+    measured = {row["what"]: row.value("measured") for row in found.rows}
+    assert measured["fp16 products"] > measured["fp32 products"]
+    assert found.about["cache_bytes"]
+    found = redline.roofline("resnet50", recipes="baseline", batch=32, device="cuda")
+    (row,) = found.rows
+    assert not row.failure
+    assert row.value("roofline") <= row.value("measured")
+    assert found.table("modules").rows
 
 
 def test_modules_take_most_of_an_eager_step() -> None:
     result = redline.flops("resnet50", batch=32, latency=True, device="cuda")
-    assert result.summary.latency_s is not None
-    assert result.record is not None
-    assert all(row.latency_s for row in result.summary.modules if row.flops)
+    assert result.rows[0].value("latency")
+    assert all(row.value("latency") for row in result.table("modules").rows if row.value("flops"))
 
 
 def test_a_compiled_step_dissolves_its_modules() -> None:
-    summary = redline.flops("resnet18", batch=8, recipe="compile", latency=True, device="cuda").summary
-    assert summary.latency_s is None
-    assert any(each.code == "modules-dissolved" for each in summary.notes)
+    result = redline.flops("resnet18", batch=8, recipe="compile", latency=True, device="cuda")
+    assert "latency" not in result.rows[0]
+    assert any(each.code == "modules-dissolved" for each in result.notes)

@@ -127,11 +127,10 @@ def ceilings(ask: Ask, row: str, _: None) -> Outcome:
     """Ceilings measured afresh; on an H200 within 5 % of what was measured by hand."""
     with ask.workspace() as workspace:
         result = redline.roofline(device=ask.device, fresh=True, workspace=workspace)
-    document = ask.document(result, "ceilings")["ceilings"]
-    measured = {name: figure["measured"] for name, figure in document["tflops"].items()}
-    measured["copy"] = document["copy_bytes_per_s"]["measured"]
-    figures = {name: value / 1e12 if name == "copy" else value for name, value in measured.items() if value}
-    if "H200" not in document["name"]:
+    document = ask.document(result, "ceilings")
+    rows = {row["what"].partition(" ")[0].strip(","): row["measured"] for row in document["tables"]["ceilings"]}
+    figures = {name: cell["value"] / 1e12 for name, cell in rows.items() if name != "one" and cell["value"]}
+    if "H200" not in document["about"]["device"]:
         return None, figures
     off = {name: apart(figures.get(name), known / 1e12) for name, known in KNOWN.items()}
     return all(within(share, 0.05) for share in off.values()), {**figures, "off": off}
@@ -143,11 +142,12 @@ def roofline(ask: Ask, row: str, settings: dict[str, Any]) -> Outcome:
     with ask.workspace() as workspace:
         result = redline.roofline(batch=32, device=ask.device, workspace=workspace, **sized)
     document = ask.document(result, f"roofline_{row}")
-    rows = document["results"]
-    if len(rows) < 2:
-        return False, {"failures": str(document["failures"])}
-    is_sound = all(each["attainable_s"] <= each["measured_s"] and each["error"] is None for each in rows)
-    base, fast = rows
-    figures = {"speed_up": base["measured_s"] / fast["measured_s"], "headroom": fast["headroom"], "mfu": fast["mfu"]}
-    figures |= {"at_the_roofline": base["measured_s"] / fast["attainable_s"], "limited_by": fast["limited_by"]}
+    rows = document["tables"]["recipes"]
+    failed = [each["failure"] for each in rows if "failure" in each]
+    if failed or len(rows) < 2:
+        return False, {"failures": str(failed)}
+    base, fast = ({name: cell["value"] for name, cell in each.items() if isinstance(cell, dict)} for each in rows)
+    is_sound = all(each["roofline"] <= each["measured"] for each in (base, fast))
+    figures = {"speed_up": base["measured"] / fast["measured"], "headroom": fast["headroom"], "mfu": fast["mfu"]}
+    figures |= {"at_the_roofline": base["measured"] / fast["roofline"], "limited_by": rows[1]["roof_from"]}
     return is_sound, figures

@@ -93,7 +93,6 @@ PUBLIC: dict[str, str] = {
     "GateResult": "redline.api.gate",
     "BisectResult": "redline.api.bisect",
     "bisect": "redline.api.bisect",
-    "checklist": "redline.api.workshop",
 }
 """Where the public names are that are no verbs."""
 
