@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from redline.analyze.ceilings import class_seconds
 from redline.analyze.profile import Profile, profile_of
 from redline.model.migrations import decode
 from redline.trace.decode import read_trace
+from redline.verbs.roofline import kind_seconds
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"
 TRACES = sorted(FOLDER.glob("*.json.gz"))
@@ -100,7 +100,7 @@ def test_time_by_class_is_that_of_operators_whatever_their_kernels_are_called() 
     (path,) = named("fp32_b32")
     found = profile(path)
     by_name = {row.name: row.total_s for row in found.classes}
-    by_operator = class_seconds(found)
+    by_operator = kind_seconds(found)
     steps = found.steps_seen
     assert by_name["matmul"] / steps > 5 * by_operator["matmul"]
     assert sum(by_operator.values()) == pytest.approx(sum(by_name.values()) / steps, rel=0.02)

@@ -319,7 +319,7 @@ def _roofline(record: RunRecord, known: Ceilings, profile: Profile | None) -> Ro
     prepared = record.prepared
     # Where a recipe dissolves operators, one kernel does the work of several kinds.
     is_whole = prepared is not None and not prepared.capabilities.dissolves_modules
-    found = roofline_of(record, known, class_times=_kind_seconds(profile) if profile and is_whole else None)
+    found = roofline_of(record, known, class_times=kind_seconds(profile) if profile and is_whole else None)
     if found is None:
         notes = prepared.workload.notes if prepared else ()
         why = next((str(each) for each in notes if each.code in NOT_COUNTED), "nothing was counted or measured")
@@ -328,7 +328,7 @@ def _roofline(record: RunRecord, known: Ceilings, profile: Profile | None) -> Ro
     return found
 
 
-def _kind_seconds(profile: Profile) -> dict[str, float]:
+def kind_seconds(profile: Profile) -> dict[str, float]:
     """Seconds of a step by the operator that launched the work: a convolution may run as a kernel called gemm."""
     seconds: dict[str, float] = {}
     for row in profile.operators:
