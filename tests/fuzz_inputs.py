@@ -43,7 +43,7 @@ from redline.cli import main
 from redline.model.errors import Exit
 from redline.model.protocol import Ask, Request
 from redline.model.questions import AskCheck, AskEnvironment, AskModels
-from redline.report.export import export_json
+from redline.show.export import export_json
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape

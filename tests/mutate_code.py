@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS: dict[str, Any] = {
     "statistics": (["analyze/statistics.py"], ["analyze/test_statistics.py", "analyze/test_pairs.py"]),
     "trust": (["analyze/trust.py"], ["analyze/test_trust.py", "analyze/test_contended.py"]),
-    "compare": (["analyze/compare.py"], ["analyze/test_compare.py", "report/test_compare.py"]),
+    "compare": (["analyze/compare.py"], ["analyze/test_compare.py", "show/test_compare.py"]),
     "decide": (["analyze/pairs.py", "search/decide.py"], ["analyze/test_pairs.py", "search/test_decide.py"], "TestFalseAlarms"),
     "bound": (["analyze/bound.py"], ["analyze/test_bound.py", "analyze/test_roofline.py"]),
     "group": (["search/group.py"], ["search/test_group.py", "search/test_decide.py"], "TestTheRatio", "TestFalseAlarms"),
@@ -45,7 +45,7 @@ ROOMS: dict[str, Any] = {
     "forkserver": (["bench/forkserver.py"], ["launch/test_doors.py"]),  # loads torch for every fault
     "store": (
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
-        ["store/test_database.py", "store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_location.py", "store/test_tunes.py", "store/test_ceiling_shelf.py", "report/test_export.py", "store/test_writers.py"],
+        ["store/test_database.py", "store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_location.py", "store/test_tunes.py", "store/test_ceiling_shelf.py", "show/test_export.py", "store/test_writers.py"],
         "postgres",
         "store/test_postgres.py::TestAway",
         "store/test_postgres.py::TestHolding",

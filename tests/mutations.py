@@ -19,10 +19,10 @@ from troubles import Program, run
 
 from redline.analyze.profile import Profile, profile_of
 from redline.model.errors import TraceError
-from redline.report.export import json_document
-from redline.report.profile import ProfileReport
-from redline.report.profile_files import kernel_csv, profile_page
-from redline.report.terminal import as_text
+from redline.show.export import json_document
+from redline.show.profile import ProfileReport
+from redline.show.profile_files import kernel_csv, profile_page
+from redline.show.terminal import as_text
 from redline.trace.decode import read_traces
 
 US = 1000

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from redline.cli.main import filled
-from redline.report.export import COLUMNS
+from redline.show.export import COLUMNS
 from redline.verbs import NAMES
 
 ROOT = Path(__file__).parents[1]

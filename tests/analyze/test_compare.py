@@ -20,8 +20,8 @@ from redline.analyze.pairs import pairs_of
 from redline.model.errors import UsageError
 from redline.model.record import Failure, Numerics, RunRecord
 from redline.model.spec import RunSpec
-from redline.report.compare import compare_markdown, compare_page, compare_report
-from redline.report.terminal import as_text
+from redline.show.compare import compare_markdown, compare_page, compare_report
+from redline.show.terminal import as_text
 
 
 def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:

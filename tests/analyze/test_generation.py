@@ -26,11 +26,11 @@ from redline.model.errors import SpecError, UsageError
 from redline.model.record import Block, Capabilities, RunRecord
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.model.work import GenerationInfo
-from redline.report.cells import generation_cells
-from redline.report.export import export_csv
-from redline.report.grid import grid_report
-from redline.report.profile_facts import facts
-from redline.report.terminal import as_text
+from redline.show.cells import generation_cells
+from redline.show.export import export_csv
+from redline.show.grid import grid_report
+from redline.show.profile_facts import facts
+from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.trace.decode import read_trace

@@ -8,7 +8,7 @@ import msgspec
 from reported import MIB, fake_door, sweep_records
 
 from redline.model.record import Failure, RunRecord
-from redline.report.contents import contents_of
+from redline.show.contents import contents_of
 
 OOM = Failure(stage="first-call", kind="oom", message="out of memory")
 

@@ -12,8 +12,8 @@ from redline.analyze.recommend import Advice
 from redline.model.note import note
 from redline.model.record import Numerics, RunRecord
 from redline.model.spec import RunSpec
-from redline.report.contents import contents_of
-from redline.report.dashboard import tiles_of
+from redline.show.contents import contents_of
+from redline.show.dashboard import tiles_of
 
 # t = 2 ms + 0.3 ms · b: the knee (90 %) at b = 60.
 BATCHES = [4, 16, 64, 128, 190]

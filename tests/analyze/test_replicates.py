@@ -9,8 +9,8 @@ from reported import fake_door, race_records, sweep_records
 from redline.analyze.replicates import lines_of, replicate_rows
 from redline.analyze.summary import summarize
 from redline.model.record import Failure, RunRecord
-from redline.report.run import RunReport
-from redline.report.terminal import as_text
+from redline.show.run import RunReport
+from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 
 

@@ -25,7 +25,7 @@ from redline.model.record import (
     WorkloadInfo,
 )
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
-from redline.report.scale import scale_report
+from redline.show.scale import scale_report
 
 UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
 

@@ -11,7 +11,7 @@ from redline.model.environment import Memory
 from redline.model.errors import SpecError
 from redline.model.record import Failure
 from redline.model.units import parse_price
-from redline.report.cells import energy_cells
+from redline.show.cells import energy_cells
 
 
 def row_of(record: Any) -> RunSummary:

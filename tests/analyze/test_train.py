@@ -11,9 +11,9 @@ from trained import spec_of
 from redline.analyze.train import TrainingSummary, loader_summary, training_of
 from redline.model.record import RunRecord
 from redline.model.training import Epoch, Fed
-from redline.report.course import ended_words
-from redline.report.terminal import as_text
-from redline.report.train import accuracy_remarks, loader_sentence, train_report, where_time_goes
+from redline.show.course import ended_words
+from redline.show.terminal import as_text
+from redline.show.train import accuracy_remarks, loader_sentence, train_report, where_time_goes
 
 
 def notes(**last: Any) -> dict[str, str]:

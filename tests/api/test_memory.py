@@ -15,7 +15,7 @@ from redline.api.workspace import Workspace
 from redline.model.errors import BenchError
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.model.work import MemoryUse
-from redline.report.memory import draw_memory
+from redline.show.memory import draw_memory
 
 PEAKS = {("simple_cnn", "baseline"): 100, ("simple_cnn", "bf16"): 60, ("transformer", "baseline"): 1000}
 

@@ -13,7 +13,7 @@ import pytest
 
 from redline.api.monitor import DeviceLook, Machine, MonitorResult, monitor, total_of
 from redline.model.errors import UsageError
-from redline.report.monitor import write_looks
+from redline.show.monitor import write_looks
 from redline.system.telemetry import EnergyMeter, amd, package_energy_j
 from redline.system.telemetry.amd import AmdCard, RocmSmiCard, rocm_smi
 from redline.system.telemetry.nvml import NvmlCard

@@ -30,9 +30,9 @@ from redline.model.environment import TelemetrySample
 from redline.model.identity import Benchmark
 from redline.model.questions import SwitchChoice
 from redline.model.record import RunRecord
-from redline.report.history import SeriesTrend, TrendPoint
-from redline.report.serve import HEIGHT, WIDTH, LiveState, LiveSweep, Readings, picture_of
 from redline.search.observer import Observer
+from redline.show.history import SeriesTrend, TrendPoint
+from redline.show.serve import HEIGHT, WIDTH, LiveState, LiveSweep, Readings, picture_of
 from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

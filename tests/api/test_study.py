@@ -15,7 +15,7 @@ from redline.api.workspace import Workspace
 from redline.model.spec import RunSpec
 from redline.model.units import THIN_SPACE
 from redline.model.work import OperatorWork, WorkCount
-from redline.report.study import why
+from redline.show.study import why
 
 RECIPES = ("baseline", "fp16", "fp16+compile")
 

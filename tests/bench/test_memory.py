@@ -15,8 +15,8 @@ from redline.bench.memory import answer_memory
 from redline.model.errors import BenchError
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.model.work import MemoryCategory, MemoryUse
-from redline.report.memory import draw_memory, memory_report
-from redline.report.terminal import as_text
+from redline.show.memory import draw_memory, memory_report
+from redline.show.terminal import as_text
 
 MODEL = """
 import torch
@@ -260,7 +260,7 @@ def test_reserved_memory_is_told_beside_the_allocated(tmp_path: Path, monkeypatc
     assert len(set(reserved)) > 1
     row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
     drawn = []
-    monkeypatch.setattr("redline.report.memory.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("redline.show.memory.save_figure", lambda figure, path: drawn.append(figure))
     draw_memory([row], tmp_path / "memory.png")
     (line,) = drawn[0].axes[0].get_lines()
     assert line.get_ydata().tolist() == [each / 2**20 for each in reserved]

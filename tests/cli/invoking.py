@@ -9,7 +9,7 @@ from typing import Any, get_args
 from typer.testing import CliRunner, Result
 
 from redline.cli.main import app_for
-from redline.report.export import DocumentKind
+from redline.show.export import DocumentKind
 
 
 def invoke(*words: str | Path) -> Result:

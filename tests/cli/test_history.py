@@ -16,7 +16,7 @@ from rich.console import Console
 import redline
 from redline.model.environment import Environment
 from redline.model.record import Block, RunRecord, TraceRef
-from redline.report.history import history_report, sparkline
+from redline.show.history import history_report, sparkline
 from redline.store import History
 
 DAY_S = 86400.0

@@ -29,8 +29,8 @@ from redline.bench.recipe.base import SWITCHES
 from redline.cli.main import RENAMED, Interrupts
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
-from redline.report.terminal import PIPE_WIDTH
 from redline.search.grid import grid_from_tables
+from redline.show.terminal import PIPE_WIDTH
 from redline.store import History
 from redline.verbs import GROUPS, NAMES
 

@@ -13,7 +13,7 @@ from reported import fake_door, race_records, step_s, sweep_records
 from typer.testing import Result
 
 from redline.model.record import Block, RunRecord
-from redline.report.export import export_json
+from redline.show.export import export_json
 from redline.store import History
 from redline.testing.fake import FakeDoor
 

@@ -109,7 +109,7 @@ class TestReported:
 
     @pytest.fixture(autouse=True)
     def without_pictures(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("redline.report.folder.draw_pictures", lambda *_: {})
+        monkeypatch.setattr("redline.show.folder.draw_pictures", lambda *_: {})
 
     def test_each_epoch_is_a_row_of_the_report_and_of_a_csv(
         self, redline: Callable[..., Result], tmp_path: Path

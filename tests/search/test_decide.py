@@ -19,12 +19,12 @@ from redline.model.errors import UsageError
 from redline.model.protocol import FailureReply, OnProgress, Reply
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.report.grid import grid_report
-from redline.report.terminal import as_text
 from redline.search import decide as deciding
 from redline.search.decide import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, UntilTold, decide
 from redline.search.group import Entry
 from redline.search.observer import NoJournal, Observer
+from redline.show.grid import grid_report
+from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 

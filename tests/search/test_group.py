@@ -32,12 +32,12 @@ from redline.model.protocol import (
 )
 from redline.model.record import Block, Closed, Failure, RunRecord
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.report.run import RunReport
-from redline.report.terminal import as_text
 from redline.search import run
 from redline.search.group import SOLO_BLOCKS, Entry, Group
 from redline.search.observer import Observer
 from redline.search.run import UntilPrecise, measure_together
+from redline.show.run import RunReport
+from redline.show.terminal import as_text
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape

@@ -21,14 +21,14 @@ from redline.model.errors import SpecError
 from redline.model.migrations import decode, encode
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.report.contents import contents_of
-from redline.report.dashboard import dashboard
-from redline.report.load import load_report
-from redline.report.payload import payload_of
-from redline.report.plots import draw_pictures
-from redline.report.terminal import as_text
 from redline.search.load import LoadQuestion, run_rates
 from redline.search.observer import NoJournal
+from redline.show.contents import contents_of
+from redline.show.dashboard import dashboard
+from redline.show.load import load_report
+from redline.show.payload import payload_of
+from redline.show.plots import draw_pictures
+from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

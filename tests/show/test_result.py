@@ -7,8 +7,8 @@ import json
 
 from redline.model.metrics import Figure, Headline, Row, Table
 from redline.model.note import note
-from redline.report.terminal import as_text
 from redline.show.result import Result, comma_separated, markdown, terminal, web
+from redline.show.terminal import as_text
 
 SPEED = Figure(name="throughput", unit="{item}/s", better="higher")
 RATIO = Figure(name="ratio", unit="x", header="vs baseline", better="higher")

@@ -107,8 +107,8 @@ def test_categories_nobody_knows_are_told(tmp_path: Path) -> None:
 
 
 def test_gpu_rank_and_world_size_are_shown(tmp_path: Path) -> None:
-    from redline.report.profile import ProfileReport
-    from redline.report.terminal import as_text
+    from redline.show.profile import ProfileReport
+    from redline.show.terminal import as_text
 
     maker = one(11, 0, GEMM)
     maker.gpu("NVIDIA H100 80GB HBM3", (9, 0))

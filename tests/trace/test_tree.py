@@ -9,7 +9,7 @@ from kineto import ADD, AUTOGRAD, GEMM, TraceMaker
 
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.profile_diff import diff_profiles
-from redline.report.export import json_document
+from redline.show.export import json_document
 from redline.trace.decode import read_traces
 from redline.trace.tree import TreeNode
 

@@ -18,10 +18,10 @@ from redline.api.workspace import Workspace, use
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.model.errors import BenchError, UsageError
 from redline.model.spec import Recipe, RunSpec
-from redline.report.export import JsonDocument
-from redline.report.gate import BisectStep, bisect_json, bisect_report
-from redline.report.notebook import Bars, Shown
 from redline.search.gate import Clock, GateRun
+from redline.show.export import JsonDocument
+from redline.show.gate import BisectStep, bisect_json, bisect_report
+from redline.show.notebook import Bars, Shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

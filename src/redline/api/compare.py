@@ -14,9 +14,9 @@ from redline.api.report import Chosen, choose, is_file
 from redline.api.workspace import Workspace, use
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
-from redline.report.compare import compare_json, compare_page, compare_report
-from redline.report.export import JsonDocument
-from redline.report.notebook import Bars, Shown
+from redline.show.compare import compare_json, compare_page, compare_report
+from redline.show.export import JsonDocument
+from redline.show.notebook import Bars, Shown
 
 
 class CompareResult(Shown, Sequence[Comparison]):

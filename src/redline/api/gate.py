@@ -46,10 +46,10 @@ from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import layered
-from redline.report.export import JsonDocument
-from redline.report.gate import gate_json, gate_junit, gate_markdown, gate_report
-from redline.report.notebook import Bars, Shown
 from redline.search.gate import Clock, GateRun
+from redline.show.export import JsonDocument
+from redline.show.gate import gate_json, gate_junit, gate_markdown, gate_report
+from redline.show.notebook import Bars, Shown
 
 BUDGET_S = 900.0
 """For all benchmarks together."""

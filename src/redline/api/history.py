@@ -24,9 +24,9 @@ from redline.model.errors import UsageError
 from redline.model.fields import MOST_ITEMS, MOST_ROWS, Frozen, require_choice, require_range
 from redline.model.record import RunRecord
 from redline.model.spec import Task
-from redline.report.export import JsonDocument
-from redline.report.history import Listed, SeriesTrend, TrendChange, TrendPoint, history_json, history_report
-from redline.report.notebook import Shown
+from redline.show.export import JsonDocument
+from redline.show.history import Listed, SeriesTrend, TrendChange, TrendPoint, history_json, history_report
+from redline.show.notebook import Shown
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
 from redline.store.archive import Imported, is_archive, is_history
 from redline.store.codec import read_exported

@@ -19,10 +19,10 @@ from redline.model.fields import MOST_ROWS, seconds_of
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import layered
-from redline.report.export import JsonDocument, json_document
-from redline.report.load import load_report, plot_loads
-from redline.report.notebook import Shown
 from redline.search.load import SECONDS, LoadQuestion, require_measurable, run_rates
+from redline.show.export import JsonDocument, json_document
+from redline.show.load import load_report, plot_loads
+from redline.show.notebook import Shown
 
 MOST_RATE = 1e7
 """Requests per second: no process counts faster."""

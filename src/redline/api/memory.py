@@ -16,9 +16,9 @@ from redline.model.note import Note, note
 from redline.model.questions import AskMemory, MemoryAnswer
 from redline.model.record import new_id
 from redline.model.spec import RunSpec
-from redline.report.export import JsonDocument, json_document
-from redline.report.memory import MemoryRow, memory_report
-from redline.report.notebook import Bars, Shown
+from redline.show.export import JsonDocument, json_document
+from redline.show.memory import MemoryRow, memory_report
+from redline.show.notebook import Bars, Shown
 
 
 class MemoryResult(Shown, Sequence[MemoryRow]):

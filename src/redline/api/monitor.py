@@ -14,9 +14,9 @@ from rich.console import RenderableType
 from redline.model.environment import TelemetrySample
 from redline.model.errors import UsageError
 from redline.model.fields import Frozen, require_seconds
-from redline.report.export import JsonDocument, json_document
-from redline.report.monitor import monitor_report
-from redline.report.notebook import Bars, Shown
+from redline.show.export import JsonDocument, json_document
+from redline.show.monitor import monitor_report
+from redline.show.notebook import Bars, Shown
 from redline.system.telemetry import (
     Card,
     EnergyMeter,

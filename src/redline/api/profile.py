@@ -20,11 +20,11 @@ from redline.model.errors import BenchError, TraceError, UsageError
 from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord, new_id
 from redline.model.spec import RunSpec
-from redline.report.export import JsonDocument, json_document
-from redline.report.notebook import Bars, Shown
-from redline.report.profile import ProfileReport
-from redline.report.profile_files import profile_page
 from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
+from redline.show.export import JsonDocument, json_document
+from redline.show.notebook import Bars, Shown
+from redline.show.profile import ProfileReport
+from redline.show.profile_files import profile_page
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.lanes import Lanes, lanes_of
 from redline.trace.vendors.imported import merged, read_file

@@ -72,7 +72,7 @@ def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchma
     ) -> GateRow:
         from redline.api.gate import against_history
         from redline.model.errors import RedlineError
-        from redline.report.gate import row_sentence
+        from redline.show.gate import row_sentence
 
         nonlocal measured
         measured += 1

@@ -27,16 +27,16 @@ from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec, RunSpec
 from redline.model.spec_table import training_table
-from redline.report.contents import Contents, contents_of
-from redline.report.course import CollectingObserver, LineObserver
-from redline.report.dashboard import dashboard
-from redline.report.export import JsonDocument, json_document
-from redline.report.folder import ReportFiles, write_folder
-from redline.report.notebook import Bars, Shown
-from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
-from redline.report.quick import QuickResults, QuickSide, quick_headline, quick_report
 from redline.search.batch import search_batch
 from redline.search.train import After
+from redline.show.contents import Contents, contents_of
+from redline.show.course import CollectingObserver, LineObserver
+from redline.show.dashboard import dashboard
+from redline.show.export import JsonDocument, json_document
+from redline.show.folder import ReportFiles, write_folder
+from redline.show.notebook import Bars, Shown
+from redline.show.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
+from redline.show.quick import QuickResults, QuickSide, quick_headline, quick_report
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
 

@@ -16,10 +16,10 @@ from redline.model.errors import RecordError, UsageError
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.work import Ceilings
-from redline.report.contents import contents_of
-from redline.report.folder import ReportFiles, write_folder
 from redline.search.tune.record import KeptSearches
 from redline.search.tune.result import TuneSummary
+from redline.show.contents import contents_of
+from redline.show.folder import ReportFiles, write_folder
 from redline.store import History
 from redline.store.codec import read_exported
 

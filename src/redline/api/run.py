@@ -22,10 +22,6 @@ from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import layered, read_runs
 from redline.model.units import parse_price
-from redline.report.export import JsonDocument, json_document
-from redline.report.grid import grid_fields, grid_report
-from redline.report.notebook import Bars, Shown
-from redline.report.run import speed_bars
 from redline.search.decide import REPLICATES, check_racers
 from redline.search.grid import (
     Grid,
@@ -41,6 +37,10 @@ from redline.search.grid import (
 from redline.search.run import Account, GridRun, measured_elsewhere, unsettled
 from redline.search.spread import require_cluster, spread
 from redline.search.train import After
+from redline.show.export import JsonDocument, json_document
+from redline.show.grid import grid_fields, grid_report
+from redline.show.notebook import Bars, Shown
+from redline.show.run import speed_bars
 
 
 class HowMeasured(Frozen):

@@ -20,11 +20,11 @@ from redline.api.workspace import Workspace, use
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_RANKS, require_range
 from redline.model.spec import RunSpec
-from redline.report.export import JsonDocument, json_document
-from redline.report.notebook import Bars, Shown
-from redline.report.scale import plot_scale, scale_report
 from redline.search.grid import parse_numbers
 from redline.search.scale import measure_scale
+from redline.show.export import JsonDocument, json_document
+from redline.show.notebook import Bars, Shown
+from redline.show.scale import plot_scale, scale_report
 
 
 class ScaleResult(Shown, Sequence[ScalePoint]):

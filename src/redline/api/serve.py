@@ -24,11 +24,11 @@ from redline.api.history import HistoryFilters, history, latest, record_and_row
 from redline.api.serve_state import Live, Looker
 from redline.api.workspace import Workspace
 from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
-from redline.report.contents import contents_of
-from redline.report.dashboard import dashboard, dashboard_policy
-from redline.report.history import detail
-from redline.report.serve import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
-from redline.report.terminal import as_text
+from redline.show.contents import contents_of
+from redline.show.dashboard import dashboard, dashboard_policy
+from redline.show.history import detail
+from redline.show.serve import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
+from redline.show.terminal import as_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request

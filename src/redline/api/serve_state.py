@@ -17,8 +17,8 @@ from redline.analyze.gate import middle_s
 from redline.model.environment import TelemetrySample
 from redline.model.errors import RecordError, RedlineError, StoreError
 from redline.model.spec import BASELINE
-from redline.report.serve import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Readings
 from redline.search.tune.record import decode_tune
+from redline.show.serve import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Readings
 from redline.store import Activity, History, Row
 
 LOOK_EVERY_S = 1.0

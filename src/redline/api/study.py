@@ -27,13 +27,13 @@ from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import read_runs
-from redline.report.export import JsonDocument, export_csv, json_document
-from redline.report.folder import check_folder, write_text
-from redline.report.grid import check_columns
-from redline.report.study import draw_study, study_markdown, why
 from redline.search.grid import listed
 from redline.search.train import After
 from redline.search.tune.tuner import usual_jobs
+from redline.show.export import JsonDocument, export_csv, json_document
+from redline.show.folder import check_folder, write_text
+from redline.show.grid import check_columns
+from redline.show.study import draw_study, study_markdown, why
 from redline.trace.decode import read_trace
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"

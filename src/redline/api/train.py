@@ -18,11 +18,11 @@ from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import training_table
 from redline.model.units import parse_price
-from redline.report.export import JsonDocument, json_document
-from redline.report.notebook import Bars, Shown
-from redline.report.train import accuracy_remarks, loader_report, train_report
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
+from redline.show.export import JsonDocument, json_document
+from redline.show.notebook import Bars, Shown
+from redline.show.train import accuracy_remarks, loader_report, train_report
 
 DEFAULT_DATA = "synthetic-learnable"
 NAMED = 3

@@ -25,9 +25,6 @@ from redline.model.questions import AskSnippet, AskSwitches, Snippet, SwitchChoi
 from redline.model.record import RunRecord
 from redline.model.spec import Recipe
 from redline.model.units import parse_price
-from redline.report.export import JsonDocument, json_document
-from redline.report.notebook import Bars, Shown
-from redline.report.tune import tune_report
 from redline.search.batch import require_batches
 from redline.search.spread import on_cluster, require_cluster
 from redline.search.tune.earlier import earlier_of, with_earlier
@@ -48,6 +45,9 @@ from redline.search.tune.result import TuneSummary, summary_of, with_price
 from redline.search.tune.space import space_for
 from redline.search.tune.tuner import Clock, Tuner, usual_jobs
 from redline.search.tune.winner import Winner
+from redline.show.export import JsonDocument, json_document
+from redline.show.notebook import Bars, Shown
+from redline.show.tune import tune_report
 
 
 class TuneResult(Shown):

@@ -27,9 +27,9 @@ from redline.model.environment import TelemetrySample
 from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.model.record import RunRecord
 from redline.model.watching import PHASES, Watched
-from redline.report.export import JsonDocument, json_document
-from redline.report.notebook import Bars, Shown
-from redline.report.watch import status_line, watch_report
+from redline.show.export import JsonDocument, json_document
+from redline.show.notebook import Bars, Shown
+from redline.show.watch import status_line, watch_report
 from redline.store.ledgers import Announcer
 
 

@@ -30,8 +30,8 @@ from redline.model.questions import (
 )
 from redline.model.record import RunRecord
 from redline.model.spec import LaunchSpec, RunSpec
-from redline.report.notebook import NotebookProgress, in_notebook
 from redline.search.observer import Journal, NoJournal, Observer
+from redline.show.notebook import NotebookProgress, in_notebook
 from redline.store import History
 from redline.system.locks import device_lock
 

@@ -51,9 +51,9 @@ def compare(
     """
     from redline.api.compare import compare as compare_sides
     from redline.api.compare import compared_page
-    from redline.report.compare import compare_markdown
-    from redline.report.folder import write_text
-    from redline.report.terminal import make_console
+    from redline.show.compare import compare_markdown
+    from redline.show.folder import write_text
+    from redline.show.terminal import make_console
 
     if markdown and json:
         raise UsageError("give --markdown or --json, not both")

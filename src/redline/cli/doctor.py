@@ -15,9 +15,9 @@ def doctor(json: Json = False) -> int:
       redline doctor
     """
     from redline.api.doctor import doctor as examine_machine
-    from redline.report.doctor import health_report
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
+    from redline.show.doctor import health_report
+    from redline.show.export import json_document
+    from redline.show.terminal import make_console
 
     items = examine_machine()
     if json:

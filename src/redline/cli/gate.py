@@ -95,9 +95,9 @@ def gate(
     from redline.api.gate import gate as run_gate
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveRace
-    from redline.report.folder import write_text
-    from redline.report.gate import gate_report
-    from redline.report.terminal import make_console
+    from redline.show.folder import write_text
+    from redline.show.gate import gate_report
+    from redline.show.terminal import make_console
 
     if bisect:
         beside = {"baseline": baseline, "fail-on": given.get("fail_on"), "summary": summary, "junit": junit}
@@ -131,7 +131,7 @@ def _bisect(file: Path, between: list[str], given: Given, json: bool, **asked: A
     from redline.api.bisect import bisect
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveRace
-    from redline.report.terminal import make_console
+    from redline.show.terminal import make_console
 
     with LiveRace() as observer, Workspace(observer=observer) as workspace:
         result = bisect(file, between, workspace=workspace, **given, **asked)

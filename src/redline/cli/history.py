@@ -47,8 +47,8 @@ def history(
     """
     from redline.api.history import HistoryFilters, moment_of
     from redline.api.history import history as read_history
-    from redline.report.history import history_report, plot_history
-    from redline.report.terminal import make_console
+    from redline.show.history import history_report, plot_history
+    from redline.show.terminal import make_console
 
     recipe = None if recipe is None else _canonical(recipe)
     times = {"since": since and moment_of(since), "until": until and moment_of(until)}
@@ -98,8 +98,8 @@ def tag(
     """
     from redline.api.history import marks
     from redline.api.history import tag as set_tag
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
+    from redline.show.export import json_document
+    from redline.show.terminal import make_console
 
     if not words:
         found = marks()
@@ -135,8 +135,8 @@ def import_(
       redline history import backup.redline
     """
     from redline.api.history import import_records
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
+    from redline.show.export import json_document
+    from redline.show.terminal import make_console
 
     found = import_records(file)
     if json:
@@ -157,8 +157,8 @@ def recover(
       redline history recover -o recovered.sqlite
     """
     from redline.api.history import recover as recover_records
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
+    from redline.show.export import json_document
+    from redline.show.terminal import make_console
 
     found = recover_records(output)
     if json:
@@ -210,8 +210,8 @@ def prune(
 
 def _told(found: object, kind: str, json: bool) -> int:
     from redline.api.history import Deleted
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
+    from redline.show.export import json_document
+    from redline.show.terminal import make_console
 
     assert isinstance(found, Deleted)
     if json:
@@ -237,9 +237,9 @@ def show(
       redline history show 19f1a2
     """
     from redline.api.history import latest, record_and_row
-    from redline.report.export import export_json, json_document
-    from redline.report.history import detail, listing
-    from redline.report.terminal import make_console
+    from redline.show.export import export_json, json_document
+    from redline.show.history import detail, listing
+    from redline.show.terminal import make_console
 
     if id is None:
         rows, location = latest(limit)
@@ -283,7 +283,7 @@ def export(
       redline history export --format archive -o backup.redline.gz
     """
     from redline.api.history import records_and_rows
-    from redline.report.export import export_csv, export_json
+    from redline.show.export import export_csv, export_json
 
     if format not in ("csv", "json", "archive"):
         raise SpecError(f"format must be csv, json or archive, got {format!r}")

@@ -84,10 +84,10 @@ def load(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveLoad
     from redline.cli.report import tell_report
-    from redline.report.canvas import check_picture
-    from redline.report.folder import check_folder
-    from redline.report.load import load_report
-    from redline.report.terminal import make_console
+    from redline.show.canvas import check_picture
+    from redline.show.folder import check_folder
+    from redline.show.load import load_report
+    from redline.show.terminal import make_console
 
     if plot is not None:
         check_picture(plot)

@@ -38,8 +38,8 @@ def monitor(
     from redline.api.monitor import DeviceLook
     from redline.api.monitor import monitor as look_at_machine
     from redline.model.fields import seconds_of
-    from redline.report.monitor import looks_table, monitor_report, write_looks
-    from redline.report.terminal import make_console
+    from redline.show.monitor import looks_table, monitor_report, write_looks
+    from redline.show.terminal import make_console
 
     seconds = seconds_of("--duration", duration) if duration is not None else None
     console = make_console(stderr=True)

@@ -25,7 +25,7 @@ from redline.model.spec_table import SHARED
 from redline.model.training import DataSpec, TrainSpec
 
 if TYPE_CHECKING:  # the report is imported by the commands that print one
-    from redline.report.export import JsonDocument
+    from redline.show.export import JsonDocument
 
 T = TypeVar("T")
 

@@ -130,10 +130,10 @@ def profile(
     from redline.cli.progress import LiveObserver
     from redline.cli.report import tell_report
     from redline.model.fields import MOST_ROWS, require_range
-    from redline.report.export import json_document
-    from redline.report.folder import check_folder
-    from redline.report.profile import ProfileReport, sort_named
-    from redline.report.terminal import make_console
+    from redline.show.export import json_document
+    from redline.show.folder import check_folder
+    from redline.show.profile import ProfileReport, sort_named
+    from redline.show.terminal import make_console
 
     require_range("steps", given.get("steps"), 1, MOST_ROWS)
     require_range("rows", rows, 0, MOST_ROWS)
@@ -195,9 +195,9 @@ def _show_memory(models: Sequence[str], recipes: list[str] | None, given: Given,
     from redline.api.memory import profile_memory
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.report.canvas import check_picture
-    from redline.report.memory import draw_memory
-    from redline.report.terminal import make_console
+    from redline.show.canvas import check_picture
+    from redline.show.memory import draw_memory
+    from redline.show.terminal import make_console
 
     if not models:
         raise UsageError("name a model, such as resnet50")
@@ -241,9 +241,9 @@ def _refuse_mixtures(
 def _compare(diff: tuple[str, str], rows: int, json: bool) -> int:
     from redline.api.profile import compare_profiles
     from redline.api.workspace import Workspace
-    from redline.report.compare import DiffReport
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
+    from redline.show.compare import DiffReport
+    from redline.show.export import json_document
+    from redline.show.terminal import make_console
 
     with Workspace() as workspace:
         changed = compare_profiles(*diff, workspace=workspace)
@@ -274,8 +274,8 @@ def _profiled(
 def _write_files(found: Profile, *, csv: Path | None = None, html: Path | None = None) -> list[str]:
     """Write what was asked for; returns the line that says where the page is."""
     from redline.api.profile import captured_lanes
-    from redline.report.folder import write_text
-    from redline.report.profile_files import kernel_csv, profile_page
+    from redline.show.folder import write_text
+    from redline.show.profile_files import kernel_csv, profile_page
 
     told = []
     if csv is not None:

@@ -22,7 +22,9 @@ from redline.model.protocol import Progress
 from redline.model.record import RunRecord
 from redline.model.training import Epoch, TrainingProgress
 from redline.model.units import format_seconds, format_share
-from redline.report.course import (
+from redline.search.grid import Cell, Plan, value_of
+from redline.search.observer import Observer
+from redline.show.course import (
     Course,
     ended_words,
     in_columns,
@@ -31,11 +33,9 @@ from redline.report.course import (
     shortened,
     stage_words,
 )
-from redline.report.grid import estimate_text, pair_line
-from redline.report.terminal import make_console, one_line
-from redline.report.train import epoch_line
-from redline.search.grid import Cell, Plan, value_of
-from redline.search.observer import Observer
+from redline.show.grid import estimate_text, pair_line
+from redline.show.terminal import make_console, one_line
+from redline.show.train import epoch_line
 
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are printed this often."""

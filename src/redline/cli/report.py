@@ -11,7 +11,7 @@ from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
 from redline.cli.profile import open_in_browser
 
 if TYPE_CHECKING:
-    from redline.report.folder import ReportFiles
+    from redline.show.folder import ReportFiles
 
 
 def report(
@@ -45,7 +45,7 @@ def report(
       redline report backup.redline -o report
     """
     from redline.api.report import write_report
-    from redline.report.export import json_document
+    from redline.show.export import json_document
 
     files = write_report(ids or [], out or Path("redline-report"), last=last, sweep=sweep, tune=tune, across=across)
     if json:
@@ -61,7 +61,7 @@ def tell_report(files: ReportFiles, *, on_stderr: bool = True) -> None:
     """What a report says and where it is; beside a measurement on stderr, as stdout is the measurement's."""
     from rich.text import Text
 
-    from redline.report.terminal import make_console, one_line
+    from redline.show.terminal import make_console, one_line
 
     console = make_console(stderr=on_stderr)
     console.print(Text(one_line(files.headline), style="bold"))

@@ -124,8 +124,8 @@ def show_grid(measure: Callable[[Workspace], RunResult], report: Path | None, *,
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveGrid
     from redline.cli.report import tell_report
-    from redline.report.folder import check_folder
-    from redline.report.terminal import make_console
+    from redline.show.folder import check_folder
+    from redline.show.terminal import make_console
 
     if report is not None:
         check_folder(report)

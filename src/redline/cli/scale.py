@@ -63,9 +63,9 @@ def scale(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
     from redline.model.errors import UsageError
-    from redline.report.canvas import check_picture
-    from redline.report.scale import scale_report
-    from redline.report.terminal import make_console
+    from redline.show.canvas import check_picture
+    from redline.show.scale import scale_report
+    from redline.show.terminal import make_console
 
     if not model:
         raise UsageError("name at least one model")

@@ -71,7 +71,7 @@ def study(
     from redline.api.study import StudyResult, experiments, new_experiment
     from redline.api.study import study as measure_study
     from redline.api.workspace import Workspace
-    from redline.report.folder import check_folder
+    from redline.show.folder import check_folder
 
     if new is not None:
         tell(f"written: {new_experiment(new)}; 'redline study {new}' measures it")

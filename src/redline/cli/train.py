@@ -94,10 +94,10 @@ def train(
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveTrain
     from redline.cli.report import tell_report
-    from redline.report.canvas import check_picture
-    from redline.report.folder import check_folder
-    from redline.report.terminal import make_console
-    from redline.report.train import draw_trainings
+    from redline.show.canvas import check_picture
+    from redline.show.folder import check_folder
+    from redline.show.terminal import make_console
+    from redline.show.train import draw_trainings
 
     if not model:
         raise UsageError("name at least one model to train, such as resnet18")
@@ -137,7 +137,7 @@ def _find_workers(models: list[str], data: str, recipes: list[str], given: Given
     from redline.api.train import find_workers
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
-    from redline.report.terminal import make_console
+    from redline.show.terminal import make_console
 
     if len(models) != 1 or len(recipes) != 1:
         raise UsageError("--find-workers takes one model under one recipe")

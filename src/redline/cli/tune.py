@@ -108,9 +108,9 @@ def tune(
     from redline.cli.progress import LiveTune
     from redline.cli.report import tell_report
     from redline.model.fields import MOST_REPLICATES, require_range
-    from redline.report.folder import check_file, check_folder, write_text
-    from redline.report.terminal import make_console
-    from redline.report.tune import tune_report
+    from redline.show.folder import check_file, check_folder, write_text
+    from redline.show.terminal import make_console
+    from redline.show.tune import tune_report
 
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     if report is not None:

@@ -114,10 +114,10 @@ def run_verb(
     from redline.api.workspace import Workspace
     from redline.cli import progress
     from redline.model.errors import Interrupted
-    from redline.report.canvas import check_picture
-    from redline.report.folder import check_file, check_folder
-    from redline.report.terminal import make_console
+    from redline.show.canvas import check_picture
+    from redline.show.folder import check_file, check_folder
     from redline.show.result import Result, terminal
+    from redline.show.terminal import make_console
     from redline.show.trackers import check_tracker, log_result
 
     def show(result: Result) -> None:

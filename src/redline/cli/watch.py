@@ -60,8 +60,8 @@ def watch(
     from redline.api.watch import watch_command
     from redline.launch.watch import end_like
     from redline.model.environment import TelemetrySample
-    from redline.report.terminal import make_console
-    from redline.report.watch import status_line, watch_report
+    from redline.show.terminal import make_console
+    from redline.show.watch import status_line, watch_report
 
     plan = _captures(profile, window)
     alarm = _alarm(alert, alert_drop)

@@ -13,7 +13,7 @@ import msgspec
 from redline.model.fields import Frozen
 from redline.model.units import printable
 from redline.model.work import ModuleWork, WorkCount
-from redline.report.export import json_document
+from redline.show.export import json_document
 
 if TYPE_CHECKING:
     from redline.bench.micro import Iteration, MicroBench

@@ -19,9 +19,9 @@ from redline.model.errors import UsageError
 from redline.model.metrics import Block, Fact, Headline, Metric, Row, Table, disturbances, plain
 from redline.model.note import Note
 from redline.model.units import counted, printable
-from redline.report.canvas import save_figure
-from redline.report.export import JsonDocument, harmless, safe_document
-from redline.report.terminal import Fitted, as_text, make_table, markdown_line, markdown_table
+from redline.show.canvas import save_figure
+from redline.show.export import JsonDocument, harmless, safe_document
+from redline.show.terminal import Fitted, as_text, make_table, markdown_line, markdown_table
 
 SCHEMA = 3
 """The version of the JSON document. It is raised when a field changes its meaning or goes away."""

@@ -11,11 +11,11 @@ from redline.model import figures
 from redline.model.environment import Environment
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
 from redline.model.units import format_bytes
-from redline.report import rows as made
-from redline.report.contents import Contents
-from redline.report.tune import answer
 from redline.search.tune.gains import GainPath, waterfall
+from redline.show import rows as made
+from redline.show.contents import Contents
 from redline.show.result import Result
+from redline.show.tune import answer
 
 RESULT_COLUMNS = (
     "recipe", "model", "task", "batch", "throughput", "speedup", "latency_p50", "latency_p95", "ttft", "tpot", "epoch_time",

@@ -21,9 +21,9 @@ from redline.model.settings import setting
 from redline.model.spec import Effort, RunSpec
 from redline.model.spec_table import layered
 from redline.model.units import format_bytes
-from redline.report.canvas import label_axes, new_figure
 from redline.search.batch import MAX_TRIALS, require_batches, search_batch
 from redline.search.spread import Collected, on_cluster, require_cluster
+from redline.show.canvas import label_axes, new_figure
 from redline.show.result import Result
 from redline.verbs.verb import ANY_BATCH, ISOLATED, Address, ModelName, Ray, Recipes, target, verb
 

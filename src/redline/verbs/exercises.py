@@ -33,8 +33,8 @@ from redline.model.metrics import Row
 from redline.model.questions import AskHealth, Health
 from redline.model.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.model.work import Ceilings
-from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import one_line
+from redline.show.export import JsonDocument, json_document
+from redline.show.terminal import one_line
 from redline.trace.operators import OperatorRow
 from redline.verbs.flops import flops
 

@@ -26,7 +26,7 @@ from redline.model.settings import WHAT, setting
 from redline.model.spec import RunSpec
 from redline.model.units import counted, format_bytes
 from redline.model.work import NOT_COUNTED, Ceilings
-from redline.report.canvas import label_text, new_figure
+from redline.show.canvas import label_text, new_figure
 from redline.show.result import Result
 from redline.trace.classes import class_of
 from redline.verbs.flops import module_profile, module_seconds

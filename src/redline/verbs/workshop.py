@@ -28,10 +28,10 @@ from redline.model.names import refuse_impossible_name
 from redline.model.record import RunRecord
 from redline.model.settings import OUTPUT, setting
 from redline.model.spec import BASELINE, Recipe, WorkloadSpec
-from redline.report.folder import check_folder
 from redline.search.tune.gains import with_search_ratios
 from redline.search.tune.record import KeptSearches
 from redline.search.tune.result import TuneSummary, summary_of
+from redline.show.folder import check_folder
 from redline.show.result import Result
 from redline.verbs.exercises import (
     EXERCISES,

@@ -15,9 +15,6 @@ from redline.analyze.summary import summarize
 from redline.model.note import note
 from redline.model.record import RunRecord
 from redline.model.spec import Recipe
-from redline.report.contents import contents_of
-from redline.report.terminal import as_text
-from redline.report.tune import answer, ratio_told, reasons, tune_report
 from redline.search.tune.estimates import Estimate
 from redline.search.tune.finals import _is_behind
 from redline.search.tune.flight import UntilPlaced
@@ -27,6 +24,9 @@ from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import SwitchGain, Winner, against_baseline, simplest_of_the_fastest
+from redline.show.contents import contents_of
+from redline.show.terminal import as_text
+from redline.show.tune import answer, ratio_told, reasons, tune_report
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)

@@ -1,1 +1,0 @@
-"""Output for people and programs: pure functions of records that return text and print nothing."""

@@ -1,0 +1,174 @@
+"""How far a measurement has come: what each record is doing, how much is done, how long the rest may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.text import Text
+
+from redline.analyze.batch import BatchTrial, Purpose, trial_words
+from redline.analyze.bound import step_s
+from redline.analyze.recommend import rate_text
+from redline.analyze.statistics import Interval
+from redline.analyze.train import training_of
+from redline.model.protocol import Progress
+from redline.model.record import RunRecord
+from redline.model.training import Epoch
+from redline.model.units import format_seconds, format_share
+from redline.search.observer import Observer
+from redline.show.terminal import make_console, one_line
+from redline.show.train import epoch_line
+
+WORDS = {
+    "device": "opening the device",
+    "ranks": "waiting for all ranks",
+    "build": "building",
+    "batch": "searching for the batch",
+    "calibrate": "preparing the weights",
+    "reference": "computing the fp32 reference",
+    "recipe": "applying the recipe",
+    "first-call": "first call",
+    "compile": "compiling",
+    "numerics": "checking the numerics",
+    "count": "counting the work",
+    "warm-up": "warming up",
+    "ready": "ready",
+    "timing": "timing without the profiler",
+    "profile": "capturing",
+    "reading": "reading what the profiler wrote",
+    "data": "reading the data",
+    "epoch": "training",
+    "feed": "loader and model",
+    "load": "serving",
+    "ceilings": "measuring",
+}
+WITH_DETAIL = ("warm-up", "build", "data", "feed", "load", "ceilings")
+
+
+def stage_words(progress: Progress) -> str:
+    words = WORDS.get(progress.stage, progress.stage)
+    shows_detail = bool(progress.detail) and progress.stage in WITH_DETAIL
+    return f"{words} ({progress.detail})" if shows_detail else words
+
+
+def replicate_words(number: int, planned: int) -> str:
+    """Where processes lie apart, there are more of them than were planned."""
+    return f"replicate {number} of {planned}" if number <= planned else f"replicate {number}"
+
+
+def ended_words(record: RunRecord) -> str:
+    """How a closed record ended, in words."""
+    if record.failure is not None:
+        return f"failed: {record.failure.told}"
+    return speed_told(record) or ("interrupted" if record.stopped == "interrupted" else "measured")
+
+
+def speed_told(record: RunRecord) -> str:
+    """What a finished record measured, in a few words; empty where nothing was timed."""
+    if record.spec.train is not None:  # as its tables: over whole epochs, with what they waited for
+        trained = training_of(record)
+        return rate_text(trained.samples_per_s, trained.item) if trained.samples_per_s else ""
+    seconds, prepared = step_s(record), record.prepared
+    if not seconds or prepared is None or not prepared.workload.items_per_step:
+        return ""
+    return rate_text(prepared.workload.items_per_step / seconds, prepared.workload.item)
+
+
+class Course:
+    """Counts the records that are planned and done, and says how long the rest may take."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._planned = 0
+        self._seen: set[str] = set()
+        self._done: set[str] = set()
+
+    def planned(self, records: int) -> None:
+        """Add to the number of records to be measured."""
+        if not self._planned:
+            self._began = self._clock()
+        self._planned += records
+
+    def opened(self, record: RunRecord) -> None:
+        self._seen.add(record.id)
+
+    def closed(self, record: RunRecord) -> None:
+        self._done.add(record.id)
+
+    @property
+    def done(self) -> int:
+        return len(self._done)
+
+    @property
+    def whole(self) -> int:
+        """How many records there are to measure; 0 where no plan is known."""
+        return max(self._planned, len(self._seen)) if self._planned else 0
+
+    @property
+    def told(self) -> str:
+        """Done and left in a few words; empty where no plan is known."""
+        if not self.whole:
+            return ""
+        parts = [f"{self.done} of {self.whole} done"]
+        if 0 < self.done < self.whole:
+            left_s = (self._clock() - self._began) * (self.whole - self.done) / self.done
+            parts.append(f"about {format_seconds(max(left_s, 1.0), 2)} left")
+        return ", ".join(parts)
+
+
+def interval_words(rounds: int, interval: Interval | None, target: float) -> str:
+    """How narrow the interval of a record is after some rounds."""
+    width = f"±{format_share(interval.half_width)}" if interval else "too few samples yet"
+    return f"{width} (target {format_share(target)}), block {rounds}"
+
+
+class CollectingObserver(Observer):
+    """Remembers every finished record."""
+
+    def __init__(self) -> None:
+        self.records: list[RunRecord] = []
+
+    def closed(self, record: RunRecord) -> None:
+        self.records.append(record)
+
+
+class LineObserver(CollectingObserver):
+    """A plain line per event on stderr, which a notebook shows at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = make_console(stderr=True)
+
+    def waiting(self, holder: str) -> None:
+        self._say(f"waiting for the GPU: {holder} is using it")
+
+    def trying(self, batch: int, purpose: Purpose) -> None:
+        self._say(f"batch search: trying {batch}")
+
+    def tried(self, trial: BatchTrial) -> None:
+        self._say(trial_words(trial))
+
+    def epoch(self, record: RunRecord, epoch: Epoch) -> None:
+        assert record.spec.train is not None
+        item = record.prepared.workload.item if record.prepared else "items"
+        self._say(f"batch {record.spec.workload.batch}, {epoch_line(epoch, record.spec.train.epochs, item)}")
+
+    def progress(self, record: RunRecord, progress: Progress) -> None:
+        if progress.stage == "profile":
+            self._say("profiling a few steps")
+
+    def _say(self, line: str) -> None:
+        self._console.print(Text(one_line(line)))
+
+
+def in_columns(name: str, words: str, width: int) -> str:
+    """A name and what it is doing on one line: the words are cut last, since they have the numbers."""
+    room = max(12, min(44, width - len(words) - 1))
+    return shortened(f"{shortened(name, room):<{min(room, 44)}} {words}", width)
+
+
+def shortened(text: str, width: int) -> str:
+    line = one_line(text)
+    return line if len(line) <= width else f"{line[: max(width - 1, 1)]}…"

@@ -1,0 +1,359 @@
+"""The table of the dashboard, column by column: what `results.csv` has, and what only the charts want to know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+
+from redline.analyze.blocks import latency_blocks
+from redline.analyze.profile import Profile
+from redline.analyze.recommend import is_surely_faster
+from redline.analyze.replicates import Line
+from redline.analyze.summary import RunSummary
+from redline.model.environment import TelemetrySample
+from redline.model.record import RunRecord
+from redline.model.work import MemoryCategory
+from redline.search.tune.gains import waterfall
+from redline.show.contents import Contents
+from redline.show.export import COLUMNS, iso_8601
+
+DIGITS = 6
+"""Of numbers in the page; `results.csv` and `results.json` have all of them."""
+
+EXTRA_COLUMNS = (
+    "subject",
+    "place",
+    "setting",
+    "kind",
+    "when",
+    "latency_low_s",
+    "latency_high_s",
+    "start_s",
+    "numerics_state",
+    "reference_format",
+    "numerics_reason",
+    "trust_reasons",
+    "bound_evidence",
+    "first_recipe",
+    "decided",
+    "half_width",
+    "spread",
+    "command",
+    "decide_command",
+)
+
+
+def columns_of(contents: Contents) -> dict[str, Any]:
+    """Each column as a list, or as a list of distinct texts with an index per row; columns without a value are left out."""
+    table: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *EXTRA_COLUMNS)}
+    for line in contents.lines:
+        plain = {**msgspec.to_builtins(line.row), "created_at": iso_8601(line.record.created_at)}
+        for name, column in COLUMNS.items():
+            table[name].append(column(plain))
+        for name, value in _extra(line).items():
+            table[name].append(value)
+    return {name: _packed(values) for name, values in table.items() if any(value is not None for value in values)}
+
+
+def _extra(line: Line) -> dict[str, Any]:
+    row, subject = line.row, line.subject
+    latency, cold = row.latency_s, row.cold_start_s
+    return {
+        "subject": str(subject),
+        # A failed run never told its device's name; its siblings did.
+        "place": subject.device,
+        "setting": subject.setting or None,
+        "kind": "profile" if line.is_capture else "run",
+        "when": line.measured_at,
+        "latency_low_s": latency.low if latency else None,
+        "latency_high_s": latency.high if latency else None,
+        "start_s": cold.start_s if cold else None,
+        "numerics_state": _numerics_state(row),
+        "reference_format": row.numerics.number_format if row.numerics and row.numerics.method == "reference" else None,
+        "numerics_reason": str(row.numerics.reason) if row.numerics and row.numerics.reason else None,
+        "trust_reasons": "; ".join(map(str, (*row.verdict.reasons, *row.verdict.notes))) or None,
+        "bound_evidence": str(row.bound.evidence),
+        "first_recipe": row.vs_first.recipe if row.vs_first else None,
+        "decided": is_surely_faster(row),
+        "half_width": row.throughput_interval.half_width if row.throughput_interval else None,
+        "spread": line.told if len(line.rates) > 1 else None,
+        "command": row.command("run", [row.recipe]),
+        "decide_command": None if row.arguments is None else f"redline run {row.arguments} --decide",
+    }
+
+
+def _numerics_state(row: RunSummary) -> str | None:
+    numerics = row.numerics
+    if numerics is None:
+        return None
+    if not numerics.is_compared:
+        return numerics.method
+    return "passed" if numerics.passed else "failed"
+
+
+def _packed(values: Sequence[Any]) -> Any:
+    if any(isinstance(value, str) for value in values):
+        texts = list(dict.fromkeys(value for value in values if value is not None))
+        index = {text: number for number, text in enumerate(texts)}
+        return {"texts": texts, "at": [None if value is None else index[value] for value in values]}
+    return [short(value) for value in values]
+
+
+def short(value: Any, digits: int = DIGITS) -> Any:
+    """A number with few digits; what is not finite is unknown."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value
+
+
+PAYLOAD_SCHEMA = 1
+
+DISTRIBUTIONS = 200
+TELEMETRY_RECORDS = 60
+PROFILES = 40
+TRAININGS = 60
+MEMORIES = 20
+"""How many of the newest are in the page: a page of thousands of records must still open at once."""
+QUANTILES = 61
+TELEMETRY_SAMPLES = 400
+KERNELS = 40
+
+TELEMETRY = ("utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz")
+
+
+def payload_of(contents: Contents) -> dict[str, Any]:
+    return {
+        "schema": PAYLOAD_SCHEMA,
+        "count": len(contents.lines),
+        "records": len(contents.records),
+        "columns": columns_of(contents),
+        "csv_columns": list(COLUMNS),
+        "knees": list(_knees(contents)),
+        "distributions": list(_distributions(contents)),
+        "telemetry": list(_telemetry(contents)),
+        "profiles": list(_profiles(contents)),
+        "rooflines": msgspec.to_builtins(contents.rooflines),
+        "lanes": list(_lanes(contents)),
+        "processes": _processes(contents),
+        "trainings": list(_trainings(contents)),
+        "loads": list(_loads(contents)),
+        "memories": list(_memories(contents)),
+        "gain_paths": list(_gain_paths(contents)),
+    }
+
+
+def as_json(payload: dict[str, Any]) -> str:
+    """JSON that may stand inside a script element: nothing in it ends the element or, in older engines, a line."""
+    text = msgspec.json.encode(payload).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _knees(contents: Contents) -> Iterator[dict[str, Any]]:
+    for curve in contents.curves:
+        if curve.knee is not None:
+            yield {
+                "subject": str(curve.subject),
+                "recipe": curve.recipe,
+                "batch": curve.knee.batch,
+                "throughput_per_s": short(curve.knee.throughput_per_s),
+                "share": short(curve.knee.share),
+                "limit_per_s": short(curve.knee.limit_per_s),
+            }
+
+
+def numbers_of(contents: Contents) -> dict[str, int]:
+    """By record, the number of the line it belongs to."""
+    return {record.id: number for number, line in enumerate(contents.lines) for record, _ in line.processes}
+
+
+def _distributions(contents: Contents) -> Iterator[dict[str, Any]]:
+    """The quantile function of each record's latency: it shows two humps where a box would hide them."""
+    records, numbers = contents.records, numbers_of(contents)
+    for number in _newest(records, DISTRIBUTIONS, lambda record: record.failure is None and bool(_latencies(record))):
+        samples = _latencies(records[number])
+        shares = np.linspace(0, 1, min(QUANTILES, len(samples)))
+        line = numbers[records[number].id]
+        yield {"row": line, "n": len(samples), "s": [short(float(each)) for each in np.quantile(samples, shares)]}
+
+
+def _latencies(record: RunRecord) -> list[float]:
+    return list(chain.from_iterable(block.samples for block in latency_blocks(record)))
+
+
+def _telemetry(contents: Contents) -> Iterator[dict[str, Any]]:
+    """What the device looked like, by seconds since the record's first block. Between two blocks stands an empty look."""
+    records, numbers = contents.records, numbers_of(contents)
+    for number in _newest(records, TELEMETRY_RECORDS, _has_telemetry):
+        looks = _looks(records[number])
+        start = min(at for at, _ in looks)
+        series = {name: [short(getattr(look, name), 4) for _, look in looks] for name in TELEMETRY}
+        known = {name: values for name, values in series.items() if any(value is not None for value in values)}
+        throttle = [";".join(look.throttle) for _, look in looks]
+        yield {
+            "row": numbers[records[number].id],
+            "t": [round(at - start, 3) for at, _ in looks],
+            "series": known,
+            "throttle": throttle if any(throttle) else [],
+        }
+
+
+def _looks(record: RunRecord) -> list[tuple[float, TelemetrySample]]:
+    """Every look with its time, thinned out; an empty one ends each block, so that no line is drawn across a gap."""
+    every = sum(len(block.telemetry) for block in record.blocks)
+    step = max(1, every // TELEMETRY_SAMPLES)
+    looks: list[tuple[float, TelemetrySample]] = []
+    for block in sorted(record.blocks, key=lambda block: block.started_at):
+        kept = block.telemetry[::step]
+        looks += [(block.started_at + look.at_s, look) for look in kept]
+        if kept:
+            looks.append((block.started_at + kept[-1].at_s, TelemetrySample(at_s=kept[-1].at_s)))
+    return looks[:-1]
+
+
+def _has_telemetry(record: RunRecord) -> bool:
+    return any(
+        getattr(look, name) is not None for block in record.blocks for look in block.telemetry for name in TELEMETRY
+    )
+
+
+def _profiles(contents: Contents) -> Iterator[dict[str, Any]]:
+    numbers = numbers_of(contents)
+    for profile in contents.profiles[-PROFILES:]:
+        if profile.capture is not None and profile.capture.record_id in numbers:
+            yield {"row": numbers[profile.capture.record_id], **_profile(profile)}
+
+
+def _profile(profile: Profile) -> dict[str, Any]:
+    return {
+        "on_device": profile.has_device,
+        "busy_share": short(profile.timeline.busy_s / profile.timeline.span_s) if profile.timeline.span_s else None,
+        "bound": profile.bound.label,
+        "bound_evidence": str(profile.bound.evidence),
+        "unclassified_share": short(profile.unclassified_share),
+        "classes": [
+            {"name": row.name, "total_s": short(row.total_s), "share": short(row.share), "calls": row.calls}
+            for row in profile.classes
+        ],
+        "phases": [
+            {"name": phase.name, "host_s": short(phase.host_s), "device_s": short(phase.device_s)}
+            for phase in profile.phases
+        ],
+        "steps": profile.steps_seen,
+        "findings": [finding.code for finding in profile.findings],
+        "kernels": [
+            {
+                "name": row.short_name[:120],
+                "class": row.kernel_class,
+                "calls": row.calls,
+                "total_s": short(row.total_s),
+                "mean_s": short(row.mean_s),
+                "share": short(row.share),
+            }
+            for row in profile.kernels[:KERNELS]
+        ],
+    }
+
+
+def _lanes(contents: Contents) -> Iterator[dict[str, Any]]:
+    numbers = numbers_of(contents)
+    for record_id, lanes in contents.lanes.items():
+        if record_id in numbers:
+            yield {"row": numbers[record_id], **msgspec.to_builtins(lanes)}
+
+
+PROCESSES = 30
+"""For each line, the newest."""
+
+
+def _processes(contents: Contents) -> dict[str, list[list[Any]]]:
+    """By the number of a line that several processes measured: record, speed and trust of each."""
+    return {
+        str(number): [
+            [record.id, short(row.throughput_per_s), ", ".join(row.verdict.labels)]
+            for record, row in line.processes[-PROCESSES:]
+        ]
+        for number, line in enumerate(contents.lines)
+        if len(line.processes) > 1
+    }
+
+
+def _gain_paths(contents: Contents) -> Iterator[dict[str, Any]]:
+    numbers = numbers_of(contents)
+    for found in contents.gain_paths:
+        bars = msgspec.to_builtins(waterfall(found))
+        yield {"row": numbers.get(found.record_id), "title": found.title, "bars": bars}
+
+
+EPOCH_FIGURES = (
+    "train_loss", "val_loss", "val_accuracy", "seconds", "samples_per_s", "data_wait_share", "peak_bytes", "utilisation"
+)  # fmt: skip
+
+
+def _trainings(contents: Contents) -> Iterator[dict[str, Any]]:
+    """Each figure by epoch; figures without a value are left out."""
+    numbers = numbers_of(contents)
+    for number in _newest(contents.records, TRAININGS, lambda record: bool(record.epochs)):
+        training = contents.rows[number].training
+        assert training is not None
+        series = {name: [short(getattr(epoch, name)) for epoch in training.epochs] for name in EPOCH_FIGURES}
+        known = {name: values for name, values in series.items() if any(value is not None for value in values)}
+        yield {
+            "row": numbers[contents.records[number].id],
+            "epoch": [epoch.epoch for epoch in training.epochs],
+            "series": known,
+        }
+
+
+LOAD_FIGURES = (
+    "p50_s",
+    "p95_s",
+    "p99_s",
+    "queue_s",
+    "batching_s",
+    "compute_s",
+    "mean_batch",
+    "achieved_rate",
+    "busy_share",
+)
+
+
+def _loads(contents: Contents) -> Iterator[dict[str, Any]]:
+    """Each figure by rate."""
+    numbers = numbers_of(contents)
+    for number in _newest(contents.records, TRAININGS, lambda record: bool(record.loads)):
+        load = contents.rows[number].load
+        assert load is not None
+        series = {name: [short(getattr(point, name)) for point in load.points] for name in LOAD_FIGURES}
+        rates = [short(point.rate) for point in load.points]
+        row = numbers[contents.records[number].id]
+        yield {"row": row, "rate": rates, "series": series, "sustainable_rate": short(load.sustainable_rate)}
+
+
+def _memories(contents: Contents) -> Iterator[dict[str, Any]]:
+    """Bytes over a step by kind, and what the allocator reserved; the newest first."""
+    for row in list(reversed(contents.memories))[:MEMORIES]:
+        points = row.use.timeline
+        kinds = [kind for kind in get_args(MemoryCategory) if any(point.categories.get(kind) for point in points)]
+        batch = f"batch {row.batch}" if row.batch else ""
+        yield {
+            "name": " · ".join(part for part in (row.model, row.task, row.recipe, batch, row.device) if part),
+            "at": [short(point.at) for point in points],
+            "phase": [point.phase for point in points],
+            "kinds": {kind: [point.categories.get(kind, 0) for point in points] for kind in kinds},
+            "reserved": [point.reserved_bytes for point in points],
+            "peak_bytes": row.use.peak_bytes,
+        }
+
+
+def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:
+    """Indices of the newest records that fit, in their own order."""
+    fitting = [number for number, record in enumerate(records) if fits(record)]
+    newest = sorted(fitting, key=lambda number: records[number].created_at)[-most:]
+    return sorted(newest)

@@ -1,0 +1,117 @@
+"""Every row says what it measured: threads, sizes, optimizer, loss, versions; rows of one name can be told apart."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import msgspec
+from reported import race_records
+from rich.console import Console
+
+from redline.analyze.summary import summarize
+from redline.model.identity import subjects_of
+from redline.model.record import RunRecord
+from redline.show.export import export_csv, export_json
+from redline.show.history import Listed, detail, listing
+from redline.show.run import RunReport
+from redline.store.codec import row_of
+
+replace = msgspec.structs.replace
+
+
+def measured(
+    name: str = "resnet18",
+    *,
+    task: str = "infer",
+    threads: int = 2,
+    torch: str = "2.11",
+    kind: str = "cpu",
+    **workload: Any,
+) -> RunRecord:
+    (record,) = race_records(("baseline",))
+    prepared = record.prepared
+    assert prepared is not None
+    device = replace(prepared.environment.device, kind=kind, index=None if kind == "cpu" else 0, driver="570.1")
+    environment = replace(prepared.environment, threads=threads, versions={"torch": torch}, device=device)
+    info = replace(prepared.workload, **{"image_size": 224, "input_shapes": ("32×3×224×224 float32",), **workload})
+    spec = replace(record.spec, workload=replace(record.spec.workload, model=name, task=task), device=kind)
+    return replace(record, spec=spec, prepared=replace(prepared, environment=environment, workload=info))
+
+
+def text_of(*records: RunRecord, width: int = 200) -> str:
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(RunReport(summarize(records)))
+    return text.getvalue()
+
+
+def test_json_and_csv_carry_the_conditions() -> None:
+    record = measured(task="train", loss="cross_entropy on random targets")
+    expected = {
+        "threads": 2, "image_size": 224, "optimizer": "sgd", "loss": "cross_entropy on random targets", "torch": "2.11",
+        "driver": "570.1", "effort": record.spec.measure.effort, "seed": 0,
+    }  # fmt: skip
+    (row,) = json.loads(export_json([record]))["results"]
+    assert expected.items() <= row["conditions"].items()
+    assert row["conditions"]["inputs"] == ["32×3×224×224 float32"]
+    (line,) = csv.DictReader(io.StringIO(export_csv([record])))
+    assert {name: str(value) for name, value in expected.items()}.items() <= line.items()
+    assert line["inputs"] == "32×3×224×224 float32"
+    assert line["batch_from"] == record.prepared.workload.batch_from
+
+
+def test_the_headline_says_what_matters_on_the_device() -> None:
+    on_cpu = text_of(measured(task="train", loss="output.loss")).splitlines()[0]
+    assert "224 px · sgd · output.loss · 2 threads · torch 2.11" in on_cpu
+    on_gpu = text_of(measured(kind="cuda")).splitlines()[0]
+    assert "driver 570.1" in on_gpu
+    assert "threads" not in on_gpu
+    assert "sgd" not in on_gpu
+    own = text_of(measured(image_size=None, input_shapes=("20×8×6 float32", "8 int64"))).splitlines()[0]
+    assert "20×8×6 float32, 8 int64" in own
+
+
+def test_a_run_across_models_ends_in_one_table() -> None:
+    records = [measured("resnet18"), measured("vit_b_16"), measured("bert", image_size=None, sequence_length=128)]
+    records = [replace(record, id=f"{number}", group=None) for number, record in enumerate(records)]
+    before, _, after = text_of(*records).partition("all together")
+    assert before.count("recipe") >= 3
+    for name in ("resnet18", "vit_b_16", "bert"):
+        assert name in after
+    assert "224 px" in after
+    assert "length 128" in after
+    assert "torch 2.11" not in after, "what all have stands in their headlines"
+    assert "all together" not in text_of(records[0])
+    assert all(len(line) <= 60 for line in text_of(*records, width=60).splitlines())
+
+
+def test_an_unknown_batch_is_said() -> None:
+    text = text_of(measured(batch=None, batch_from="unknown", items_per_step=1, item="step"))
+    assert "batch unknown" in text
+    assert "step/s" in text
+    assert "declare batch_axis or items" in text
+
+
+def test_records_of_one_name_are_set_apart_by_what_differs() -> None:
+    records = [measured(threads=1), measured(threads=2), measured(torch="2.15"), measured("vgg11")]
+    first, second, third, other = (str(subject) for subject in subjects_of(records))
+    assert len({first, second, third}) == 3
+    assert "1 thread" in first
+    assert "torch 2.15" in third
+    assert "thread" not in other, "nothing differs from its neighbours"
+
+
+def test_the_list_and_the_detail_of_the_history_say_it_too() -> None:
+    record = measured(task="train", loss="output.loss", batch_from="scaled")
+    (row,) = summarize([record])
+    for shown in (listing([Listed(row_of(record, over=True), row.conditions)]), detail(row, record)):
+        text = io.StringIO()
+        Console(file=text, width=300, highlight=False).print(shown)
+        assert "output.loss" in text.getvalue()
+        assert "2 threads" in text.getvalue()
+    assert "found by asking the model which axis holds items" in text.getvalue()
+    plain = Listed(row_of(record, over=True), row.conditions).plain()
+    assert plain["conditions"]["threads"] == 2
+    assert plain["model"] == "resnet18"

@@ -1,0 +1,174 @@
+"""Results in a notebook and at any width of a terminal: HTML with a table, text without control codes, no number cut."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import CEILINGS, captured, race_records
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from redline.analyze.compare import compare_records
+from redline.analyze.gate import GateRow
+from redline.analyze.profile import profile_of
+from redline.analyze.summary import summarize
+from redline.api.memory import MemoryRow
+from redline.api.monitor import DeviceTotal
+from redline.api.profile import ProfileResult
+from redline.api.run import RunResult
+from redline.model.conditions import conditions_of
+from redline.model.errors import UsageError
+from redline.model.questions import HealthItem
+from redline.model.work import MemoryHolder, MemoryUse
+from redline.show.compare import compare_report
+from redline.show.doctor import health_report
+from redline.show.gate import BisectStep, bisect_report, gate_report
+from redline.show.history import Listed, listing
+from redline.show.memory import memory_report
+from redline.show.monitor import monitor_report
+from redline.show.notebook import Shown, html_of
+from redline.show.result import terminal
+from redline.show.terminal import Fitted, make_table
+from redline.store import Row
+from redline.trace.decode import read_trace
+from redline.verbs.roofline import under_roofs
+
+LONG = "fp16+channels-last+compile:reduce-overhead"
+RECORDS = race_records(("baseline", LONG, "fp16"))
+AGAIN = race_records(("baseline", LONG, "fp16"))
+
+
+def row_of(record: Any) -> Row:
+    values = {"id": record.id, "created_at": record.created_at, "model": "resnet50", "recipe": str(record.spec.recipe)}
+    values |= {"task": "infer", "batch": 32, "device": "cuda:0", "device_name": "fake", "status": "done"}
+    return Row(**{name: values.get(name) for name in Row.__struct_fields__})
+
+
+def results() -> dict[str, Shown]:
+    record = captured()
+    assert record.trace is not None
+    profile = profile_of([read_trace(Path(record.trace.path))], record)
+    return {
+        "run": RunResult(RECORDS),
+        "decided": RunResult([*RECORDS, *AGAIN], decided=[[RECORDS, AGAIN]]),
+        "profile": ProfileResult(profile, record),
+    }
+
+
+RESULTS = results()
+
+
+@pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
+def test_a_notebook_shows_tables_and_a_picture(result: Shown) -> None:
+    shown = result._repr_html_()
+    assert "<table>" in shown
+    assert shown.count("<tr>") > 1
+    assert "data:image/png;base64," in shown
+    assert "\x1b" not in str(result)
+
+
+def test_text_stays_plain_where_colours_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in str(RESULTS["run"])
+
+
+def test_names_are_escaped() -> None:
+    assert "".join(html_of(Text("<b>\x1b[31m\u202e"))).count("<b>") == 0
+
+
+def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        RESULTS["run"].to_dataframe()
+
+
+def reports() -> dict[str, RenderableType]:
+    rows = summarize(RECORDS)
+    listed = [Listed(row_of(record), conditions_of(record), row) for record, row in zip(RECORDS, rows, strict=True)]
+    compared = compare_report(compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1]), "one", "other")
+    return {
+        **{name: each.report() for name, each in RESULTS.items()},
+        "show": listing(listed),
+        "compare": compared,
+        **others(),
+    }
+
+
+def others() -> dict[str, RenderableType]:
+    """What no record is needed for."""
+    row = GateRow(
+        name="resnet50 · infer · fp16+channels-last+compile:reduce-overhead · batch 32",
+        verdict="slower",
+        ratio=0.93,
+        low=0.91,
+        high=0.95,
+        threshold=0.03,
+        basis="interleaved",
+        baseline_s=0.01234,
+        candidate_s=0.01327,
+        baseline_processes=5,
+        candidate_processes=5,
+    )
+    step = BisectStep(
+        name="a3f9c2d41b7e", about="Use one lock for all queues", verdict="slower", ratio=0.93, low=0.91, high=0.95
+    )
+    use = MemoryUse(
+        peak_bytes=3 * 2**30,
+        peak_phase="backward",
+        categories={"parameters": 2**28, "gradients": 2**28, "optimizer state": 2**29, "activations": 2**31},
+        holders=(MemoryHolder(module="layer4.2.conv3", bytes=2**29, category="activations", line="resnet.py:154"),),
+        fragments_bytes=2**27,
+    )
+    held = MemoryRow(
+        model="resnet50", task="train", recipe=LONG, batch=32, device="NVIDIA H200", use=use, saved_bytes=2**20
+    )
+    total = DeviceTotal(
+        device="cuda:0", name="NVIDIA H200", seconds=61.0, looks=610, mean_utilisation=0.98, saturated_share=0.9,
+        mean_power_w=512.0, peak_power_w=688.0, peak_memory_bytes=2**36, peak_temperature_c=61.0, mean_clock_hz=1.9e9,
+        energy_j=31232.0, throttled_s=0.2,
+    )  # fmt: skip
+    item = HealthItem(name="compiler", ok=False, seen="no C++ compiler was found on this machine", mend="install g++")
+    return {
+        "gate": gate_report([row], "main"),
+        "bisect": bisect_report("resnet50", "commit", [step], "a3f9c2d41b7e", "Use one lock for all queues"),
+        "memory": memory_report([held]),
+        "monitor": monitor_report([total]),
+        "doctor": health_report([item]),
+    }
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("report", reports().values(), ids=reports())
+def test_every_table_fits_and_cuts_nothing(report: RenderableType, width: int) -> None:
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(report)
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if re.search(r"\d…", line)], "a number that was cut"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_what_is_hidden_is_named_and_the_identity_stays(width: int) -> None:
+    text = io.StringIO()
+    found = terminal(under_roofs([(record, None) for record in RECORDS], CEILINGS))
+    Console(file=text, width=width, highlight=False).print(found)
+    assert "recipe" in text.getvalue()
+    assert "headroom" in text.getvalue()
+    assert "not shown at this width: MFU" in " ".join(text.getvalue().split())
+    assert "reduce-overhead" in text.getvalue(), "broken between switches, not inside one"
+
+
+def test_a_long_word_is_broken_only_where_it_must_be() -> None:
+    table = make_table(None)
+    table.add_column("name")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_row(LONG, "123 456 789")
+    text = io.StringIO()
+    Console(file=text, width=34, highlight=False).print(Fitted(table))
+    assert "123 456 789" in text.getvalue()
+    assert "channels-last+" in text.getvalue()
