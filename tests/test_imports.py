@@ -26,7 +26,7 @@ DESK = (
     "api.quick",
     "api.study",
     "api.tune",
-    "api.doctor",
+    "verbs.doctor",
     "launch",
 )
 

@@ -666,10 +666,10 @@ def test_row_24_a_watched_training_that_gets_slower_raises_an_alert(
 
 def test_row_25_doctor_says_what_is_wrong_and_how_to_mend_it() -> None:
     found = told("doctor")
-    items = {item["name"]: item for item in found["items"]}
-    assert torch.__version__ in items["torch"]["seen"]
-    assert {"Python", "torch", "history", "disk"} <= set(items)
-    assert all(item["mend"] for item in found["items"] if item["ok"] is False)
+    facts = {row["item"]: row for row in found["tables"]["facts"]}
+    assert torch.__version__ in facts["torch"]["seen"]
+    assert {"Python", "torch", "history", "disk"} <= set(facts)
+    assert all(row["fix"] for row in facts.values() if row["state"] == "broken")
 
 
 def test_row_26_one_call_profiles_a_training_and_the_notebook_uses_it(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.bisect import bisect as bisect
     from redline.api.compare import CompareResult as CompareResult
     from redline.api.compare import compare as compare
-    from redline.api.doctor import doctor as doctor
     from redline.api.gate import GateResult as GateResult
     from redline.api.gate import gate as gate
     from redline.api.history import HistoryFilters as HistoryFilters
@@ -58,6 +57,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.watch import watch as watch
     from redline.api.workspace import Workspace as Workspace
     from redline.verbs.batch import batch as batch
+    from redline.verbs.doctor import doctor as doctor
     from redline.verbs.flops import flops as flops
     from redline.verbs.models import models as models
     from redline.verbs.roofline import roofline as roofline

@@ -697,11 +697,11 @@ def test_the_doctor_answers_in_json_and_says_how_to_mend() -> None:
     result = redline("doctor", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert isinstance(document["ok"], bool)
-    items = {item["name"]: item for item in document["items"]}
-    assert document["ok"] == all(item["ok"] is not False for item in items.values())
-    assert any("torch" in name.lower() for name in items)
-    assert all(item["mend"] for item in items.values() if item["ok"] is False)
+    facts = {row["item"]: row for row in document["tables"]["facts"]}
+    broken = [name for name, row in facts.items() if row["state"] == "broken"]
+    assert all(name in document["headline"]["text"] for name in broken)
+    assert any("torch" in name.lower() for name in facts)
+    assert all(facts[name]["fix"] for name in broken)
 
 
 def test_help_names_every_command_and_every_step() -> None:

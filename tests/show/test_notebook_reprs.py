@@ -23,10 +23,8 @@ from redline.api.profile import ProfileResult
 from redline.api.run import RunResult
 from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
-from redline.model.questions import HealthItem
 from redline.model.work import MemoryHolder, MemoryUse
 from redline.show.compare import compare_report
-from redline.show.doctor import health_report
 from redline.show.gate import BisectStep, bisect_report, gate_report
 from redline.show.history import Listed, listing
 from redline.show.memory import memory_report
@@ -132,13 +130,11 @@ def others() -> dict[str, RenderableType]:
         mean_power_w=512.0, peak_power_w=688.0, peak_memory_bytes=2**36, peak_temperature_c=61.0, mean_clock_hz=1.9e9,
         energy_j=31232.0, throttled_s=0.2,
     )  # fmt: skip
-    item = HealthItem(name="compiler", ok=False, seen="no C++ compiler was found on this machine", mend="install g++")
     return {
         "gate": gate_report([row], "main"),
         "bisect": bisect_report("resnet50", "commit", [step], "a3f9c2d41b7e", "Use one lock for all queues"),
         "memory": memory_report([held]),
         "monitor": monitor_report([total]),
-        "doctor": health_report([item]),
     }
 
 

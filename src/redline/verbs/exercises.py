@@ -23,7 +23,6 @@ import msgspec
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import interval_text
 from redline.analyze.summary import RunSummary, VersusFirst
-from redline.api.doctor import doctor
 from redline.api.profile import profile
 from redline.api.run import RunResult, run
 from redline.api.workspace import Workspace
@@ -36,6 +35,7 @@ from redline.model.work import Ceilings
 from redline.show.export import JsonDocument, json_document
 from redline.show.terminal import one_line
 from redline.trace.operators import OperatorRow
+from redline.verbs.doctor import doctor
 from redline.verbs.flops import flops
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
@@ -452,10 +452,8 @@ def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
 
 
 def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    items = {item.name: item for item in doctor(workspace=lab.workspace)}
-    there = [
-        name for name in ("ncu", "nsys", "rocprofv3", "rocprof") if (item := items.get(name)) is not None and item.ok
-    ]
+    states = {row["item"]: row["state"] for row in doctor(workspace=lab.workspace).rows}
+    there = [name for name in ("ncu", "nsys", "rocprofv3", "rocprof") if states.get(name) == "ok"]
     if not lab.on_gpu or not there:
         return filled(
             base,

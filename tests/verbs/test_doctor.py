@@ -13,8 +13,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from redline.api.doctor import Machine, NvidiaDriver, NvmlProblem, ask_nvml, examine, our_family, output_of
 from redline.model.questions import Health, HealthItem
+from redline.verbs.doctor import Machine, NvidiaDriver, NvmlProblem, ask_nvml, examine, our_family, output_of
 
 DRIVER = NvidiaDriver(version="570.124.06", cuda="12.8")
 NVIDIA = {
