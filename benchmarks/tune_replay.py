@@ -2,7 +2,7 @@
 
     python benchmarks/tune_replay.py [--records FILE] [--budget 60s] [--draws 1] [--only NAME]
 
-`worlds.recorded` makes a world of each search of `docs/results/h200/tune/records.redline.gz`: times of recipes, what preparing
+`worlds.recorded` makes a world of each search of `docs/results/h200/records.redline.gz`: times of recipes, what preparing
 and compiling took, how far processes lay apart. Each is searched as it was recorded, with compiling that takes half, twice and
 four times as long, with a switch that breaks, and with other winners: draws of what the records leave open.
 
@@ -30,7 +30,7 @@ from redline.model.units import parse_seconds
 from redline.search.tune.result import summary_of
 from redline.search.tune.tuner import FAILED_SHARE
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs" / "results" / "h200" / "tune" / "records.redline.gz"
+RECORDS = Path(__file__).resolve().parent.parent / "docs" / "results" / "h200" / "records.redline.gz"
 JOBS = 8
 """Of a machine with sixteen processors."""
 RACED_S = 8.0
