@@ -784,16 +784,6 @@ def fixed_texts() -> Any:
     return Texts(), (["one", "two", "three", "four", "five"],)
 
 
-def fixed_last() -> Any:
-    """The batch is the last axis, and as long as the one before it."""
-    return nn.Sequential(Transposed(), nn.Conv1d(2, 3, 3, padding=1)), torch.randn(2, 5, 5)
-
-
-class Transposed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(2, 0, 1)
-
-
 def fixed_relations() -> Any:
     return related(4)
 

@@ -14,8 +14,9 @@ from redline.bench.device.base import Device
 from redline.bench.device.failure import kind_of, one_line
 from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.compose import apply_recipe
+from redline.bench.workload.batch import Axes
 from redline.bench.workload.build import build_workload, settle_batch
-from redline.bench.workload.inputs import Axes, Inputs
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import InferenceStep, Setup, make_step
 from redline.bench.workload.structure import map_leaves, named_tensors
 from redline.model.arrivals import Served, bucket_of, doubling_buckets, run_arrivals

@@ -33,7 +33,7 @@ TimeKind = Literal["latency", "throughput", "ttft", "tpot", "energy"]
 """What recipes are compared by: blocks of a kind, in generation the first token or the time per further token; or the
 joules of a step, which then stand where seconds do."""
 BatchOrigin = Literal["asked", "scaled", "declared", "source", "unknown", "guessed"]
-"""How the batch is known. `asked`: the factory was told. `scaled`: found by asking the model which axis holds items.
+"""How the batch is known. `asked`: the factory was told. `scaled`: the model answered for twice the items.
 `declared`: by batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took
 dimension 0 of the first tensor of the user's own inputs.
 """

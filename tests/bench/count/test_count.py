@@ -19,7 +19,7 @@ from redline.bench.count.count import Task, count_work
 from redline.bench.count.counter import Tf32
 from redline.bench.count.kinds import tensor_bytes
 from redline.bench.memory import Ledger
-from redline.bench.workload.independence import find_axes
+from redline.bench.workload.batch import proven_axes
 from redline.model.errors import BenchError
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.work import ModuleWork, WorkCount
@@ -346,7 +346,7 @@ def test_functions_that_an_operator_calls_are_counted_as_they_run() -> None:
     work = count_work(Task(model=model, inputs=((x,), {}), modules=True))
     assert work.uncounted == ()
     assert {module.path: module.flops for module in work.modules if module.path} == {"a": 8192, "b": 3 * 8192}
-    assert find_axes(model, ((torch.rand(4, 32),), {})) == {"0": 0}
+    assert proven_axes(model, ((torch.rand(4, 32),), {})) == {"0": 0}
     with torch.inference_mode(), Ledger(["forward"], 1, lambda: None) as ledger:
         model(x)
     assert ledger.told(None, None).peak_bytes >= 2 * x.nbytes  # the result of one layer and of the next

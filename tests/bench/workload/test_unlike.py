@@ -44,6 +44,8 @@ class Known:
 
 TOLD = Known(1, "asked", 1, resized=6)
 """A factory that takes the batch: one item by default, six when asked for."""
+UNKNOWN = Known(None, "unknown", 1, "step")
+"""The model does not answer for each entry of the first input alone: Redline asks for the setting by name."""
 
 MODELS: dict[str, Known] = {
     "detector": Known(1, "asked", 1, resized=6, trains=False),
@@ -89,32 +91,31 @@ MODELS: dict[str, Known] = {
     "cached": TOLD,
     "routed": TOLD,
     "related": TOLD,
-    "fixed_sampled": Known(5, "scaled", 5, resized=6),
+    "fixed_sampled": UNKNOWN,
     "fixed_own_loss": Known(5, "scaled", 5, resized=6),
     "fixed_energy": Known(5, "scaled", 5, resized=6),
-    "fixed_contrast": Known(None, "unknown", 1, "step"),
+    "fixed_contrast": UNKNOWN,
     "fixed_fours": Known(4, "scaled", 4, resized="shape '[4, -1, 6]' is invalid"),
     "fixed_texts": Known(5, "scaled", 5, resized=6, second=None),
-    "fixed_last": Known(5, "scaled", 5, resized=6),
-    "fixed_relations": Known(None, "unknown", 1, "step"),
-    "ignoring": Known(8, "scaled", 8, resized="takes batch but gives the same inputs for 6 and 7"),
-    "of_layers": Known(5, "scaled", 5, resized="takes n but gives the same inputs for 6 and 7"),
-    "fixed_pair_of_states": Known(2, "scaled", 2, resized=6),
+    "fixed_relations": UNKNOWN,
+    "ignoring": Known(8, "scaled", 8, resized="takes batch but gives the same inputs for 6 and 12"),
+    "of_layers": Known(5, "scaled", 5, resized=6),
+    "fixed_pair_of_states": UNKNOWN,
     "fixed_images": Known(8, "scaled", 8, resized=6),
     "fixed_one_image": Known(1, "scaled", 1, resized=6),
-    "fixed_time_first": Known(8, "scaled", 8, resized=6),
-    "fixed_positions": Known(4, "scaled", 4, resized=6),
-    "fixed_encoder": Known(4, "scaled", 4, resized=6),
+    "fixed_time_first": UNKNOWN,
+    "fixed_positions": UNKNOWN,
+    "fixed_encoder": UNKNOWN,
     "fixed_list": Known(3, "scaled", 3, resized=6, trains=False),
     "fixed_towers": Known(6, "scaled", 6, resized=6),
     "fixed_zero_head": Known(5, "scaled", 5, resized=6),
     "fixed_state": Known(4, "scaled", 4, resized=6),
-    "fixed_graph": Known(None, "unknown", 1, "step"),
-    "fixed_edges": Known(None, "unknown", 1, "step"),
-    "fixed_bags": Known(None, "unknown", 1, "step"),
-    "fixed_packed": Known(None, "unknown", 1, "step"),
-    "fixed_pointwise": Known(None, "unknown", 1, "step", resized="axis 0 or axis 1"),
-    "fixed_for_four": Known(None, "unknown", 1, "step"),
+    "fixed_graph": UNKNOWN,
+    "fixed_edges": UNKNOWN,
+    "fixed_bags": UNKNOWN,
+    "fixed_packed": UNKNOWN,
+    "fixed_pointwise": Known(4, "scaled", 4, resized=6),
+    "fixed_for_four": UNKNOWN,
     "fixed_mixture": Known(4, "scaled", 4, resized=6, second=None),
     "declared_axis": Known(4, "declared", 4, resized=6),
     "declared_items": Known(None, "unknown", 15, "node"),
@@ -167,6 +168,7 @@ def test_inference_knows_its_batch_and_items(name: str) -> None:
     assert prepared.numerics.second_inputs == known.second
     unknown = [note for note in info.notes if note.code == "batch-unknown"]
     assert bool(unknown) == (known.item == "step")
+    assert all("add --batch-axis N (batch_axis=N) or --items N (items=N)" in str(note) for note in unknown)
 
 
 @pytest.mark.parametrize("name", MODELS)

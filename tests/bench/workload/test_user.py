@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import pickle
 import sys
@@ -72,15 +71,14 @@ def test_inputs_may_be_a_tensor_positions_or_keywords(user_file: Write, returned
     [
         ("batch", 5),
         ("batch_size", 5),
-        ("n", 5),
-        ("n, /", 5),
+        ("batch, /", 5),
         ("width=4, batch=2", 5),
         ("*, batch", 5),
         ("batch=2", 5),
     ],
 )
 def test_a_factory_may_take_the_batch(user_file: Write, signature: str, expected: int) -> None:
-    name = "n" if "n" in signature.split(",")[0].split() else "batch_size" if "batch_size" in signature else "batch"
+    name = "batch_size" if "batch_size" in signature else "batch"
     file = user_file(f"{NET}\ndef make({signature}):\n    return Net(), torch.randn({name}, 4)\n")
     assert from_file(file, "make", batch=5).items_per_step == expected
 
@@ -113,7 +111,7 @@ def test_a_parameter_that_is_not_the_batch_is_not_taken_for_it(user_file: Write)
 
 def test_a_factory_that_ignores_the_batch_it_takes_is_refused(user_file: Write) -> None:
     file = user_file(f"{NET}\ndef make(batch):\n    return Net(), torch.randn(2, 4)\n")
-    with pytest.raises(SpecError, match=r"takes batch but gives the same inputs for 7 and 8"):
+    with pytest.raises(SpecError, match=r"takes batch but gives the same inputs for 7 and 14"):
         from_file(file, "make", batch=7)
 
 
@@ -160,7 +158,7 @@ def test_second_inputs_come_from_the_factory_then_from_noise(user_file: Write) -
     assert {name: second and second.how for name, second in hows.items()} == {
         "drawn": "factory",
         "fixed": "noise",
-        "lengths": "noise",  # another length would be another shape
+        "lengths": "factory",  # as many items as there were before
         "tokens": None,
     }
     once = from_file(file, "once")
@@ -188,7 +186,7 @@ def test_the_factorys_targets_go_to_its_loss_and_follow_the_batch(user_file: Wri
         f"{NET}\nlabels = torch.tensor([2, 0, 1])\n"
         "def make():\n    return Net(), torch.randn(3, 4), nn.CrossEntropyLoss(), labels\n"
         "def classes():\n    return {'model': Net(), 'inputs': torch.randn(3, 4), 'targets': labels}\n"
-        "def both():\n    return Net(), torch.randn(3, 4), nn.MSELoss(), torch.randn(3, 3)\n"
+        "def other():\n    return Net(), torch.randn(3, 4), nn.MSELoss(), torch.randn(2, 3)\n"
     )
     workload = from_file(file, "make", task="train")
     output = run(workload)
@@ -198,8 +196,8 @@ def test_the_factorys_targets_go_to_its_loss_and_follow_the_batch(user_file: Wri
     alone = from_file(file, "classes", task="train")
     assert alone.loss(run(alone)).isfinite()
     assert alone.loss.name == "cross_entropy"
-    with pytest.raises(BenchError, match="the targets have 2 axes of 3, so it is not known which holds the items"):
-        from_file(file, "both", task="train", batch=5)
+    with pytest.raises(BenchError, match=r"the targets of shape \[2, 3\] do not hold the 3 items along axis 0"):
+        from_file(file, "other", task="train", batch=5)
 
 
 def test_a_class_is_a_factory_too_when_images_are_asked_for(user_file: Write) -> None:
@@ -241,12 +239,6 @@ def test_a_function_in_the_place_of_a_module_keeps_its_modules_in_sight(user_fil
     assert sum(weight.numel() for weight in workload.model.parameters()) == 8
     assert not any(module.training for module in workload.model.modules())
     assert run(workload).shape == (4, 2)
-    twin = copy.deepcopy(workload.model)
-    with torch.no_grad():
-        for weight in twin.parameters():
-            weight.zero_()
-        assert twin(*workload.args).abs().sum() == 0, "a copy calls copies of its modules"
-        assert run(workload).abs().sum() > 0
 
 
 def test_weights_made_under_inference_mode_may_be_written(user_file: Write) -> None:

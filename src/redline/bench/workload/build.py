@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from redline.bench.workload.independence import find_axes
-from redline.bench.workload.inputs import Inputs, resize, seeded, size_along
+from redline.bench.workload.batch import proven_axes, resize, size_along
+from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName
@@ -33,15 +33,15 @@ def build_workload(
 
 
 def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) -> None:
-    """Find the batch where it is not known yet, and give the inputs the one asked for, where they are.
+    """Prove the batch if it is not known yet, and give the inputs the one that was asked for.
 
-    `ask` lets the model itself be asked, which runs it a few times. A batch that cannot be given is a `SpecError`.
+    `ask` lets the model be run twice for that. A batch that cannot be given is a `SpecError`.
     """
     if workload.step is not None:
         return  # what its setup takes is known, and nothing else can be asked of a function
     why = ""
     if workload.batch is None and ((ask and workload.items is None) or spec.batch is not None):
-        found = find_axes(workload.model, (workload.args, workload.kwargs))
+        found = proven_axes(workload.model, (workload.args, workload.kwargs))
         if isinstance(found, str):
             why = found
         else:
@@ -50,7 +50,7 @@ def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) ->
     if spec.batch is not None and workload.batch != spec.batch:
         _resize(workload, spec, why)
     elif why:
-        text = f"batch unknown, so steps are counted: {why}; declare batch_axis or items"
+        text = f"batch unknown, so steps are counted: {why}; add --batch-axis N (batch_axis=N) or --items N (items=N)"
         workload.notes.append(note("batch-unknown", text))
 
 

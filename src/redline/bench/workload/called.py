@@ -7,13 +7,12 @@ what `setup` returned, where it takes something; `teardown` ends it.
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CellType, FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,11 +20,11 @@ from torch import nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import Inputs, seeded
-from redline.bench.workload.structure import is_filled, reached_modules
+from redline.bench.workload.structure import reached_modules
 from redline.model.errors import BenchError, SpecError
 from redline.model.units import counted
 
-BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "b", "B", "n", "N")
+BATCH_NAMES = ("batch", "batch_size", "bs")
 SEED_NAME, DEVICE_NAME = "seed", "device"
 NO_INPUTS: Inputs = ((), {})
 
@@ -216,12 +215,8 @@ class CallsFunction(nn.Module):
         return self.function(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CallsFunction:
-        """Calls copies of the modules: Python copies no function, so it would go on calling the original ones."""
-        twin = CallsFunction.__new__(CallsFunction)
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy({key: part for key, part in vars(self).items() if key != "function"}, memo))
-        twin.function = _rebound(self.function, memo)
-        return twin
+        """Python copies no function, so a copy would go on calling the original modules."""
+        raise BenchError("unsupported", f"the modules that {name_of(self)} calls cannot be copied with it")
 
 
 def name_of(model: nn.Module) -> str:
@@ -233,24 +228,6 @@ def name_of(model: nn.Module) -> str:
         function = function.func
     name: str = getattr(function, "__name__", type(function).__name__)
     return name
-
-
-def _rebound(function: Any, memo: dict[int, Any]) -> Any:
-    """The function with what it closes over, and the modules and tensors among its globals, as the copies in `memo` are."""
-    if isinstance(function, functools.partial):
-        args, keywords = copy.deepcopy((function.args, function.keywords), memo)
-        return functools.partial(_rebound(function.func, memo), *args, **keywords)
-    if not inspect.isfunction(function):
-        return copy.deepcopy(function, memo)
-    cells = [
-        CellType(_rebound(cell.cell_contents, memo)) if is_filled(cell) else cell for cell in function.__closure__ or ()
-    ]
-    held = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    own = {name: copy.deepcopy(part, memo) for name, part in held.items() if isinstance(part, nn.Module | torch.Tensor)}
-    known = {**function.__globals__, **own} if own else function.__globals__
-    twin = FunctionType(function.__code__, known, function.__name__, function.__defaults__, tuple(cells))
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
 
 
 # Modules that say themselves how they train

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.device.failure import one_line
+from redline.bench.workload.batch import declared_axes, size_along
 from redline.bench.workload.called import CallsFunction, OwnStep, StepModule, TrainsItself, trains_itself
 from redline.bench.workload.fingerprint import code_of, forward_code
-from redline.bench.workload.inputs import Inputs, copied, declared_axes, size_along
+from redline.bench.workload.inputs import Inputs, copied
 from redline.bench.workload.source import refuse_options
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch

@@ -1,11 +1,10 @@
-"""Inputs of any structure. Other values for them: drawn anew where they are free, changed a little where they are not.
-Other items: the axis along which they hold items, as a person declares it, how many there are, and how to take others."""
+"""Inputs of any structure, and other values for them: drawn anew if any values would do, changed a little otherwise."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,24 +14,15 @@ from torch import Tensor
 
 from redline.bench.workload.state import own_objects
 from redline.bench.workload.structure import (
-    children,
     is_plain,
-    join,
-    map_leaves,
     map_tensors,
     named_tensors,
     shape_of,
     stored,
     tensors_within,
 )
-from redline.model.errors import SpecError
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-
-LIST = "list"
-"""In place of an axis: the list itself holds one entry per item."""
-Axes = dict[str, int | str]
-"""By path in the inputs: the axis of a tensor, or `LIST`."""
 
 COARSE_CELLS = 2
 NOISE = 0.1
@@ -198,76 +188,3 @@ def _says_nothing(tensor: Tensor) -> bool:
     values = tensor.detach().float()
     spread = values.std().item() if values.numel() > 1 else 0.0
     return not 0.0 < spread < float("inf")
-
-
-# Items
-
-
-def declared_axes(axis: Any, inputs: Inputs) -> Axes:
-    """The axis that a person gave, for every tensor of the inputs."""
-    if not isinstance(axis, int) or isinstance(axis, bool):
-        raise SpecError(f"batch_axis must be a number, got {axis!r}; for other inputs let the factory take batch")
-    axes: Axes = {}
-    for path, tensor in input_tensors(inputs):
-        if not -tensor.ndim <= axis < tensor.ndim:
-            raise SpecError(f"batch_axis {axis}: input {path} has {tensor.ndim} dimensions")
-        axes[path] = axis % tensor.ndim
-    if not axes:
-        raise SpecError(f"batch_axis {axis}: the inputs hold no tensor")
-    return axes
-
-
-def size_along(inputs: Inputs, axes: Axes) -> int:
-    """How many items there are; a `SpecError` where the axes disagree."""
-    sizes = {path: size for path, axis, size in extents(inputs) if axes.get(path) == axis}
-    if len(set(sizes.values())) != 1:
-        told = ", ".join(f"{size} at {path or 'the input'}" for path, size in sizes.items())
-        raise SpecError(f"batch_axis: the inputs do not agree on the batch: {told}")
-    return next(iter(sizes.values()))
-
-
-def select_items(inputs: Inputs, axes: Axes, rows: Sequence[int]) -> Inputs:
-    """The inputs with these items, in this order; an item may be taken more than once."""
-    args, kwargs = inputs
-    return _selected(args, axes, rows), _selected(kwargs, axes, rows)
-
-
-def resize(inputs: Inputs, axes: Axes, size: int) -> Inputs:
-    """The first `size` items; where there are fewer, they are repeated: a copy of a valid item is valid."""
-    old = size_along(inputs, axes)
-    return inputs if old == size else select_items(inputs, axes, [row % old for row in range(size)])
-
-
-def _selected(value: Any, axes: Axes, rows: Sequence[int]) -> Any:
-    def change(path: str, leaf: Any) -> Any:
-        axis = axes.get(path)
-        if axis == LIST:
-            return type(leaf)([map_tensors(leaf[row], lambda _, tensor: tensor.clone()) for row in rows])
-        if isinstance(leaf, Tensor) and isinstance(axis, int):
-            chosen = leaf.detach().index_select(axis, torch.tensor(rows, device=leaf.device))
-            return chosen.requires_grad_(leaf.requires_grad)
-        return leaf
-
-    return map_leaves(value, change, until=lambda path: axes.get(path) == LIST)
-
-
-def extents(inputs: Inputs) -> list[tuple[str, int | str, int]]:
-    """Path, axis and size of whatever could count items: axes of tensors, and lists below the top."""
-    args, kwargs = inputs
-    return [found for side in (args, kwargs) for found in extents_in(side, "", top=True)]
-
-
-def extents_in(value: Any, path: str, *, top: bool = False) -> Iterator[tuple[str, int | str, int]]:
-    if isinstance(value, Tensor):
-        # A ragged axis has no size that could be compared.
-        yield from ((path, axis, size) for axis, size in enumerate(value.shape) if type(size) is int)
-        return
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields") and not top and _may_be_items(value):
-        yield path, LIST, len(value)
-    for key, child in children(value) or ():
-        yield from extents_in(child, join(path, key))
-
-
-def _may_be_items(entries: Sequence[Any]) -> bool:
-    """Tensors or what holds them, or texts; numbers are settings, such as a size."""
-    return bool(named_tensors(entries)) or (bool(entries) and all(isinstance(entry, str) for entry in entries))

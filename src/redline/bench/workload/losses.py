@@ -125,15 +125,11 @@ class TrainingLoss(ABC):
         """Take the user's own targets of these items out of `size`."""
 
         def chosen(path: str, tensor: Tensor) -> Tensor:
-            axes = [axis for axis, length in enumerate(tensor.shape) if length == size]
-            if len(axes) != 1:
-                where = f" {path}" if path else ""
-                raise BenchError(
-                    "user",
-                    f"the targets{where} have {len(axes)} axes of {size}, so it is not known which holds the items: "
-                    f"let the factory take batch",
-                )
-            return tensor.index_select(axes[0], torch.tensor(rows, device=tensor.device))
+            if tensor.shape[:1] != (size,):
+                where = f"targets {path}".rstrip()
+                held = f"the {where} of shape {list(tensor.shape)} do not hold the {size} items along axis 0"
+                raise BenchError("user", f"{held}: let the factory take batch")
+            return tensor.index_select(0, torch.tensor(rows, device=tensor.device))
 
         self.targets = map_tensors(self.targets, chosen)
 

@@ -27,8 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from redline.bench.device import cuda
 from redline.bench.device.base import Device
 from redline.bench.device.failure import line_of_user
-from redline.bench.workload.independence import find_axes
-from redline.bench.workload.inputs import select_items
+from redline.bench.workload.batch import proven_axes, select_items
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.model.errors import SpecError, UsageError
@@ -227,7 +226,7 @@ class Ranks:
         if not self.several or self.has_share or batch is None:
             return
         if workload.axes is None and ask:
-            found = find_axes(workload.model, (workload.args, workload.kwargs))
+            found = proven_axes(workload.model, (workload.args, workload.kwargs))
             if isinstance(found, str):
                 raise SpecError(f"batch {batch} cannot be split over ranks: {found}; declare batch_axis")
             workload.axes = found

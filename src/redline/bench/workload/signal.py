@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.workload.inputs import Inputs, copied, redraw, resize
+from redline.bench.workload.batch import resize
+from redline.bench.workload.inputs import Inputs, copied, redraw
 from redline.model.note import Note, note
 from redline.model.units import counted
 

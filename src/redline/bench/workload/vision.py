@@ -24,7 +24,8 @@ from torchvision.models import (
     video,
 )
 
-from redline.bench.workload.inputs import LIST, Axes, Inputs
+from redline.bench.workload.batch import LIST, Axes
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.source import refuse_options
 from redline.model.errors import SpecError
 from redline.model.note import Note, note

@@ -12,17 +12,16 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from redline.bench.device.failure import one_line
+from redline.bench.workload.batch import Axes, resize
 from redline.bench.workload.called import CallsFunction, OwnStep, TrainsItself, name_of
 from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import (
-    Axes,
     Inputs,
     changed_slightly,
     copied,
     input_shapes,
     input_tensors,
     redraw,
-    resize,
     same_values,
 )
 from redline.bench.workload.losses import TrainingLoss, training_loss

@@ -9,9 +9,8 @@ import inspect
 import os
 import pickle
 import sys
-import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.workload.batch import contract_axes, size_along
 from redline.bench.workload.called import OwnStep, batch_parameter, call_with, is_named_as_step
 from redline.bench.workload.decoder import generator_workload
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
@@ -86,7 +85,7 @@ class UserSource(Source):
         known = batch_to_ask(parameter, spec, notes)
         make = _Factory(factory, parameter, whose)
         handed = _made(make, known, seed, notes)
-        if known is not None and handed.inputs is not None and not _scales(make, handed.inputs, known.size, seed):
+        if known is not None and handed.inputs is not None and not _follow(make, handed.inputs, known.size, seed):
             if spec.batch is not None:
                 raise SpecError(_ignored(make, spec.batch))
             known, notes = None, []  # whatever that parameter is, it is not the batch
@@ -155,29 +154,25 @@ def _made(make: _Factory, known: KnownBatch | None, seed: int, notes: list[Note]
         ) from error  # the default may not suit it
 
 
-def _scales(make: _Factory, inputs: Inputs, batch: int, seed: int) -> bool:
-    """Whether another batch gives other inputs; True where that is not known, because the factory takes no other one.
+def _follow(make: _Factory, inputs: Inputs, batch: int, seed: int) -> bool:
+    """Whether the inputs hold as many items as the factory was told to make.
 
-    A size that happens to be the batch proves nothing, so the factory is called again, without memory where it can be.
+    By the contract the first input shows it. Packed and ragged inputs and graphs do not: then the factory is asked for twice
+    as many, without memory if its code allows that, and must give other inputs. A factory that takes no other batch is believed.
     """
-    if hides_something(inputs):
+    axes = contract_axes(inputs)
+    if (axes and size_along(inputs, axes) == batch) or hides_something(inputs):
         return True
-    for other in (batch + 1, 2 * batch):
-        for mode in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True), nullcontext):
-            try:
-                with warnings.catch_warnings(), mode():
-                    warnings.simplefilter("ignore")
-                    again = make.inputs(seed, other)
-            except Exception:
-                continue
-            return describe(again) != describe(inputs)
+    for mode in (torch.device("meta"), nullcontext()):
+        with suppress(Exception), mode:
+            return describe(make.inputs(seed, 2 * batch)) != describe(inputs)
     return True
 
 
 def _ignored(make: _Factory, batch: int) -> str:
     return (
         f"{make.whose} takes {make.parameter.name if make.parameter else 'batch'} but gives the same inputs for "
-        f"{batch} and {batch + 1}: make the inputs with it, or leave it out"
+        f"{batch} and {2 * batch}: make the inputs with it, or leave it out"
     )
 
 
