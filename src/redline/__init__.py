@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.history import HistoryFilters as HistoryFilters
     from redline.api.history import HistoryResult as HistoryResult
     from redline.api.history import history as history
-    from redline.api.load import LoadResult as LoadResult
-    from redline.api.load import load as load
     from redline.api.memory import MemoryResult as MemoryResult
     from redline.api.memory import profile_memory as profile_memory
     from redline.api.monitor import MonitorResult as MonitorResult
@@ -59,6 +57,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.batch import batch as batch
     from redline.verbs.doctor import doctor as doctor
     from redline.verbs.flops import flops as flops
+    from redline.verbs.load import load as load
     from redline.verbs.models import models as models
     from redline.verbs.roofline import roofline as roofline
     from redline.verbs.workshop import workshop as workshop

@@ -165,7 +165,8 @@ def load(ask: Ask, model: str, case: tuple[str, str]) -> Outcome:
             ask.sized(model, "simple_cnn"), rate=rates, recipes=["baseline", recipe], max_batch=32, max_wait="2ms",
             slo_p99="50ms", seconds=0.4, effort="quick", device=ask.device, workspace=workspace,
         )  # fmt: skip
-    base, fast = (each["sustainable_rate"] for each in ask.document(result, f"load_{model}")["loads"])
+    rows = ask.document(result, f"load_{model}")["tables"]["recipes"]
+    base, fast = (row["sustainable_rate"]["value"] for row in rows)
     return bool(base and fast), {
         "base_per_s": base,
         "fast_per_s": fast,

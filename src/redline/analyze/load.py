@@ -1,37 +1,50 @@
-"""What a server does under load, from the requests it served: percentiles per rate, the knee, the rate it sustains."""
+"""What a server does under load, from the requests it served: percentiles per rate, and the rate that it sustains.
+
+The verdict on a rate follows from the figures that stand beside it, and from nothing else. A rate that was offered several times is
+represented by the run that went worst.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from redline.analyze.statistics import percentile
-from redline.model.arrivals import Served
+from redline.model.arrivals import Served, rate_of
 from redline.model.fields import Frozen
+from redline.model.figures import LATENCY_P50, LATENCY_P95, LATENCY_P99
+from redline.model.metrics import Figure, Row
 from redline.model.note import Note, note
 from redline.model.record import Failure, Numerics, RunRecord, device_of
+from redline.model.units import format_rate
 
 SETTLING = 0.1
 """Share of the requests that find a queue still filling up, and are left out of percentiles and means."""
 KEEPS_UP = 0.97
-"""Of the rate that was offered: a server that completes less falls behind."""
-ABOVE_CAPACITY = 1.01
-"""Offered so many times what the server ever completed: no short run that still looks well proves otherwise."""
-FEWEST_FOR_KNEE = 3
-
+"""Of the rate that was offered, what must be completed: the band within which two speeds are the same."""
 SLICES = 10
-FEWEST_IN_SLICE = 5
 CLEARLY_RISING = 27
-"""Of 45 pairs of slices, how many more rise than fall: by chance once in a hundred times (Mann and Kendall)."""
+"""Of the 45 pairs of ten slices, how many more rise than fall: by chance once in a hundred times (Mann and Kendall)."""
 SLOWS = 1.05
-"""A batch that takes so many times as long at the end of a run is worth a word."""
-NEAR_CAPACITY = 0.95
-"""Of the most that the server completed: so near to it, queues take far longer to settle than a run lasts."""
+"""A batch that takes so many times as long at the end of a run is worth a note: the band for p95."""
+
+Verdict = Literal["kept", "above the target", "falls behind"]
+
+RATE = Figure(name="rate", unit="req/s", header="rate/s", doc="Requests per second that were asked for.")
+OFFERED = Figure(name="offered_rate", unit="req/s", header="offered/s", doc="Requests that arrived per second.")
+ACHIEVED = Figure(name="achieved_rate", unit="req/s", header="done/s", better="higher", doc="Completed per second.")
+SLOWEST = Figure(name="largest", unit="s", header="slowest", better="lower", doc="The slowest request.")
+QUEUE = Figure(name="queue", unit="s", doc="Mean wait for the device to finish other batches.")
+BATCHING = Figure(name="batching", unit="s", doc="Mean wait on an idle device for the batch to fill.")
+COMPUTE = Figure(name="compute", unit="s", doc="Mean time of the batch that a request was in.")
+MEAN_BATCH = Figure(name="mean_batch", header="batch", doc="Requests per batch.")
+BUSY = Figure(name="busy", unit="share", doc="Share of the time spent computing.")
+PADDED = Figure(name="padded", unit="share", doc="Share of the computed rows that no request asked for.")
+REQUESTS = Figure(name="requests", doc="Requests behind the percentiles.")
+UNFINISHED = Figure(name="unfinished", doc="Requests that were not served when the run was ended.")
 
 
 class LoadPoint(Frozen):
@@ -40,11 +53,9 @@ class LoadPoint(Frozen):
     rate: float
     """Asked for, in requests per second."""
     offered_rate: float
-    """What the random arrivals came to."""
+    """How many arrived per second; in runs before 1.0 chance made it differ from the rate."""
     achieved_rate: float
-    """Requests completed per second, from the first arrival to the last completion."""
-    pace: float
-    """Requests completed per second, from the first completion to the last."""
+    """Requests completed per second. What the last ones take after their arrival is latency and does not lower it."""
     requests: int
     """Behind the percentiles."""
     unfinished: int
@@ -57,27 +68,32 @@ class LoadPoint(Frozen):
     """None with fewer than 662 requests."""
     largest_s: float
     mean_batch: float
-    batches: dict[int, int]
-    """How often each batch size formed."""
     queue_s: float
-    """Waited for the device to finish other batches."""
     batching_s: float
-    """Waited on an idle device for the batch to fill."""
     compute_s: float
     busy_share: float
-    """Share of the time spent computing."""
     padded_share: float
-    """Share of the computed rows that no request asked for."""
-    is_saturated: bool
-    keeps_target: bool
-    """Not saturated, and p99 within the target where there is one, each time that the rate was offered. With too few
-    requests for p99 the slowest request must be within it."""
-    runs: int = 1
-    """How often it was offered: the sustainable rate is offered again, with other arrivals and for longer."""
-    last_pace: float | None = None
-    """As `pace`, of the last time that the rate was offered; None in documents from before rates were offered again."""
-    slowing: float = 1.0
+    slowing: float
     """How many times as long a batch took at the end of the run as at its start; 1 where there is no clear trend."""
+    target_s: float | None = None
+    """What p99 must stay within."""
+    runs: int = 1
+    """How often the rate was offered. The figures are those of the run that went worst."""
+
+    @property
+    def tail_s(self) -> float:
+        """What is held against the target: p99, or the slowest request where there are too few for p99."""
+        return self.largest_s if self.p99_s is None else self.p99_s
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.unfinished or self.achieved_rate < KEEPS_UP * self.offered_rate:
+            return "falls behind"
+        return "kept" if self.target_s is None or self.tail_s <= self.target_s else "above the target"
+
+    @property
+    def is_kept(self) -> bool:
+        return self.verdict == "kept"
 
 
 class LoadSummary(Frozen):
@@ -94,13 +110,11 @@ class LoadSummary(Frozen):
     points: tuple[LoadPoint, ...]
     """By rising rate."""
     sustainable_rate: float | None
-    """The highest measured rate that keeps the target, below which all others do too; None: none does."""
+    """The highest measured rate that is kept, below which all others are too; None: none is."""
     is_open_ended: bool
     """The highest rate that was asked for was sustained: the true limit is higher."""
     knee_rate: float | None
-    """Where rate over mean latency is highest; None where that is at an end of the range."""
-    arrivals: str
-    """`poisson` or `file`."""
+    """Where rate over mean latency is highest; None where that is at an end of the range, or not sustained."""
     numerics: Numerics | None = None
     failure: Failure | None = None
     notes: tuple[Note, ...] = ()
@@ -114,8 +128,7 @@ def load_of(record: RunRecord) -> LoadSummary:
     """A record's loads, judged by its target."""
     assert record.spec.load is not None
     load, prepared = record.spec.load, record.prepared
-    slo_p99_s = load.slo_p99_s
-    points = points_of(record.loads, slo_p99_s)
+    points = points_of(record.loads, load.slo_p99_s)
     kept = sustained(points)
     return LoadSummary(
         record_id=record.id,
@@ -125,217 +138,153 @@ def load_of(record: RunRecord) -> LoadSummary:
         device_name=prepared.environment.device.name if prepared else "",
         max_batch=load.max_batch,
         max_wait_s=load.max_wait_s,
-        slo_p99_s=slo_p99_s,
+        slo_p99_s=load.slo_p99_s,
         points=points,
         sustainable_rate=kept,
         is_open_ended=bool(points) and kept == points[-1].rate,
-        knee_rate=knee_of(points),
-        arrivals="file" if any(served.seed is None for served in record.loads) else "poisson",
+        knee_rate=_knee_of(points, kept),
         numerics=prepared.numerics if prepared else None,
         failure=record.failure.brief() if record.failure else None,
-        notes=tuple(_notes(points, kept, slo_p99_s)),
+        notes=tuple(_notes(points, kept)),
     )
 
 
 def points_of(loads: Iterable[Served], slo_p99_s: float | None = None) -> tuple[LoadPoint, ...]:
-    """A point for each rate, by rising rate; what was offered twice is one point of all its requests."""
-    by_rate: dict[float, list[Served]] = {}
+    """A point for each rate, by rising rate: the run that went worst, as a rate must be kept each time."""
+    runs: dict[float, list[LoadPoint]] = {}
     for served in loads:
-        by_rate.setdefault(served.rate, []).append(served)
-    return curve_of(load_point(first, slo_p99_s, again) for first, *again in by_rate.values())
+        runs.setdefault(served.rate, []).append(load_point(served, slo_p99_s))
+    worst = {
+        rate: max(some, key=lambda one: (not one.is_kept, one.unfinished, one.tail_s)) for rate, some in runs.items()
+    }
+    return tuple(msgspec.structs.replace(worst[rate], runs=len(runs[rate])) for rate in sorted(runs))
 
 
-def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
-    """By rising rate, each judged by what the whole curve tells.
+def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
+    """One run at one rate, less the requests that found a queue still filling up."""
+    arrivals, sizes = np.asarray(served.arrivals_s), np.asarray(served.sizes, dtype=np.int64)
+    started, finished = np.asarray(served.started_s), np.asarray(served.finished_s)
+    done = int(sizes.sum())
+    batch_of = np.repeat(np.arange(sizes.size), sizes)
+    came, began = arrivals[:done], started[batch_of]
+    # While the batch before still ran a request queued; from then on it waited for company.
+    free = np.minimum(np.concatenate([[0.0], finished])[:-1], started)[batch_of]
+    # Those still waiting are counted, or a server that falls behind would look better the earlier it is stopped.
+    waits = np.concatenate([finished[batch_of] - came, served.ended_s - arrivals[done:]])
+    first = int(SETTLING * arrivals.size)
+    latency, steady = np.maximum(waits, 0.0)[first:], batch_of[first:]
+    span_s = float(finished[-1] - arrivals[0]) if done else 0.0
+    pace = (float(sizes[1:].sum()), float(finished[-1] - finished[0])) if done else (0.0, 0.0)
+    batch_s = finished - started
 
-    In a short run a queue that grows slowly is not seen. Where other rates have shown what the server completes at most,
-    a rate above that falls behind, however well it looked and however few requests chance has brought. A server that
-    falls behind at a rate that it has kept before can do less now, at all rates.
-    """
-    ordered = tuple(sorted(points, key=lambda point: point.rate))
-    if not any(point.is_saturated for point in ordered):
-        return ordered
-    most = max(max(point.achieved_rate, point.pace) for point in ordered)
-    again = [each for each in ordered if each.runs > 1 and each.is_saturated]
-    most = ABOVE_CAPACITY * min([most, *(each.last_pace for each in again if each.last_pace is not None)])
-    return tuple(
-        msgspec.structs.replace(point, is_saturated=True, keeps_target=False) if point.rate > most else point
-        for point in ordered
-    )
+    def mean(values: np.ndarray) -> float:
+        return float(values.mean()) if values.size else 0.0
 
-
-class _Run:
-    """The requests of one run, less those that found a queue still filling up."""
-
-    def __init__(self, served: Served) -> None:
-        arrivals = np.asarray(served.arrivals_s)
-        self.sizes = np.asarray(served.sizes, dtype=np.int64)
-        started, finished = np.asarray(served.started_s), np.asarray(served.finished_s)
-        self.rate, self.padded, self.done = served.rate, served.padded, int(self.sizes.sum())
-        self.unfinished = int(arrivals.size - self.done)
-        of_batch = np.repeat(np.arange(self.sizes.size), self.sizes)
-        idle_from = np.concatenate([[0.0], finished])[:-1]
-        # While the batch before still ran a request queued; from then on it waited for company.
-        served_at, free_at = started[of_batch], np.minimum(idle_from, started)[of_batch]
-        came = arrivals[: self.done]
-        # Those still waiting are counted, or a server that falls behind would look better the earlier it is stopped.
-        latency = np.concatenate([finished[of_batch] - came, served.ended_s - arrivals[self.done :]])
-        first = int(SETTLING * arrivals.size)
-        self.latency = np.maximum(latency, 0.0)[first:]
-        self.queued = np.maximum(free_at - came, 0.0)[first:]
-        self.batching = np.maximum(served_at - np.maximum(came, free_at), 0.0)[first:]
-        self.batch_s = finished - started
-        self.compute = self.batch_s[of_batch][first:]
-        steady = of_batch[first:]
-        self.steady_sizes = self.sizes[steady[0] :] if steady.size else self.sizes
-        self.span_s = float(finished[-1] - arrivals[0]) if self.done else 0.0
-        self.arrived, self.arriving_s = arrivals.size - 1, float(arrivals[-1] - arrivals[0])
-        # What the last requests take after their arrival is latency, and no sign that the server falls behind.
-        self.paced = int(self.sizes[1:].sum())
-        self.pacing_s = float(finished[-1] - finished[0]) if finished.size > 1 else 0.0
-
-    def is_saturated(self) -> bool:
-        offered = _over(self.arrived, self.arriving_s, self.rate)
-        reached = max(_over(self.done, self.span_s), _over(self.paced, self.pacing_s))
-        return self.unfinished > 0 or reached < KEEPS_UP * min(offered, self.rate)
-
-    def tail_s(self) -> float:
-        p99 = percentile(self.latency, 0.99)
-        return float(self.latency.max()) if p99 is None else p99
-
-
-def load_point(served: Served, slo_p99_s: float | None = None, again: Sequence[Served] = ()) -> LoadPoint:
-    """One rate. Each time that it was offered must have kept the target."""
-    runs = [_Run(each) for each in (served, *again)]
-    latency, sizes = _joined(run.latency for run in runs), _joined(run.steady_sizes for run in runs)
-    done, span_s = sum(run.done for run in runs), sum(run.span_s for run in runs)
-    padded = sum(run.padded for run in runs)
-    is_saturated = any(run.is_saturated() for run in runs)
     return LoadPoint(
-        rate=runs[0].rate,
-        runs=len(runs),
-        offered_rate=_over(sum(run.arrived for run in runs), sum(run.arriving_s for run in runs), runs[0].rate),
-        achieved_rate=_over(done, span_s),
-        pace=_over(sum(run.paced for run in runs), sum(run.pacing_s for run in runs)),
-        last_pace=_over(runs[-1].paced, runs[-1].pacing_s),
+        rate=served.rate,
+        offered_rate=rate_of(served.arrivals_s),
+        achieved_rate=max(_over(done, span_s), _over(*pace)),
         requests=int(latency.size),
-        unfinished=sum(run.unfinished for run in runs),
+        unfinished=int(arrivals.size - done),
         mean_s=float(latency.mean()),
         p50_s=float(np.median(latency)),
         p95_s=percentile(latency, 0.95),
         p99_s=percentile(latency, 0.99),
         largest_s=float(latency.max()),
-        mean_batch=_mean(sizes),
-        batches=dict(sorted(Counter(size for run in runs for size in run.sizes.tolist()).items())),
-        queue_s=_mean(_joined(run.queued for run in runs)),
-        batching_s=_mean(_joined(run.batching for run in runs)),
-        compute_s=_mean(_joined(run.compute for run in runs)),
-        busy_share=_over(float(sum(run.batch_s.sum() for run in runs)), span_s),
-        padded_share=_over(padded, done + padded),
-        slowing=max(_slowing(run) for run in runs),
-        is_saturated=is_saturated,
-        keeps_target=not is_saturated and (slo_p99_s is None or all(run.tail_s() <= slo_p99_s for run in runs)),
+        mean_batch=mean(sizes[steady[0] :] if steady.size else sizes),
+        queue_s=mean(np.maximum(free - came, 0.0)[first:]),
+        batching_s=mean(np.maximum(began - np.maximum(came, free), 0.0)[first:]),
+        compute_s=mean(batch_s[steady]),
+        busy_share=_over(float(batch_s.sum()), span_s),
+        padded_share=_over(served.padded, done + served.padded),
+        slowing=_slowing(sizes, batch_s),
+        target_s=slo_p99_s,
     )
 
 
-def _slowing(run: _Run) -> float:
+def _slowing(sizes: np.ndarray, batch_s: np.ndarray) -> float:
     """How many times as long a batch takes at the end of a run as at its start; 1 where that is no clear trend.
 
     Batches are compared with others of their size, in slices of equal count, whose medians must keep rising.
     """
-    if run.sizes.size < SLICES * FEWEST_IN_SLICE:
-        return 1.0
-    usual = {size: float(np.median(run.batch_s[run.sizes == size])) for size in np.unique(run.sizes).tolist()}
-    relative = run.batch_s / np.array([max(usual[size], 1e-12) for size in run.sizes.tolist()])
-    medians = [float(np.median(part)) for part in np.array_split(relative, SLICES)]
-    rising = sum(
-        int(np.sign(later - earlier)) for index, earlier in enumerate(medians) for later in medians[index + 1 :]
-    )
+    usual = {size: float(np.median(batch_s[sizes == size])) for size in np.unique(sizes).tolist()}
+    relative = batch_s / np.array([max(usual[size], 1e-12) for size in sizes.tolist()])
+    slices = [part for part in np.array_split(relative, SLICES) if part.size]
+    medians = [float(np.median(part)) for part in slices]
+    rising = sum(int(np.sign(late - early)) for at, early in enumerate(medians) for late in medians[at + 1 :])
     return max(medians[-1] / medians[0], 1.0) if rising >= CLEARLY_RISING and medians[0] > 0 else 1.0
 
 
 def sustained(points: Sequence[LoadPoint]) -> float | None:
-    """The highest rate that keeps its target, counting only rates below the first that does not."""
-    rate = None
-    for point in sorted(points, key=lambda point: point.rate):
-        if not point.keeps_target:
-            break
-        rate = point.rate
-    return rate
+    """The highest rate that is kept, as all below it are.
+
+    A rate above what a run that fell short has completed does not count: it was kept while the server was faster.
+    """
+    broken = [point for point in points if not point.is_kept]
+    most = min((min(point.rate, point.achieved_rate / KEEPS_UP) for point in broken), default=np.inf)
+    return max((point.rate for point in points if point.is_kept and point.rate < most), default=None)
 
 
-class RateRatio(Frozen):
-    """The sustainable rate of a curve over that of the first."""
+def _knee_of(points: Sequence[LoadPoint], kept: float | None) -> float | None:
+    """Kleinrock's knee: more load than that costs more in latency than it brings in throughput.
 
-    record_id: str
-    recipe: str
-    ratio: float | None
-    """None for another model, and where either sustains nothing."""
-    bound: Literal["exact", "at least", "at most", "unknown"]
-    """For a curve that sustains the highest rate it was asked for, only a lower bound is known."""
-
-
-def ratios_to_first(rows: Sequence[LoadSummary]) -> list[RateRatio]:
-    return [_ratio_to(row, rows[0]) for row in rows]
+    A rate that is not sustained is no place to be, so there is no knee beyond those that are.
+    """
+    powers = [point.achieved_rate / point.mean_s if point.mean_s > 0 else 0.0 for point in points]
+    best = int(np.argmax(powers)) if powers else 0
+    is_inside = 0 < best < len(points) - 1 and kept is not None and points[best].rate <= kept
+    return points[best].rate if is_inside else None
 
 
-def _ratio_to(row: LoadSummary, first: LoadSummary) -> RateRatio:
-    ratio: float | None = None
-    if row.model == first.model and row.sustainable_rate and first.sustainable_rate:
-        ratio = row.sustainable_rate / first.sustainable_rate
-    bounds: dict[tuple[bool, bool], Literal["exact", "at least", "at most", "unknown"]] = {
-        (True, True): "unknown", (True, False): "at least", (False, True): "at most", (False, False): "exact",
-    }  # fmt: skip
-    bound = "exact" if row is first else bounds[row.is_open_ended, first.is_open_ended]
-    return RateRatio(record_id=row.record_id, recipe=row.recipe, ratio=ratio, bound=bound)
-
-
-def knee_of(points: Sequence[LoadPoint]) -> float | None:
-    """Kleinrock's knee: more load than that costs more in latency than it brings in throughput."""
-    if len(points) < FEWEST_FOR_KNEE:
-        return None
-    ordered = sorted(points, key=lambda point: point.rate)
-    powers = [point.achieved_rate / point.mean_s if point.mean_s > 0 else 0.0 for point in ordered]
-    best = int(np.argmax(powers))
-    return ordered[best].rate if 0 < best < len(ordered) - 1 else None
-
-
-def _notes(points: Sequence[LoadPoint], kept: float | None, slo_p99_s: float | None) -> list[Note]:
-    told = []
+def _notes(points: Sequence[LoadPoint], kept: float | None) -> Iterator[Note]:
     if any(point.p99_s is None for point in points):
-        text = "some rates had fewer than the 662 requests that p99 needs; there the slowest request was judged"
-        told.append(
-            note("few-samples", text if slo_p99_s else "some rates had fewer than the 662 requests that p99 needs")
+        judged = "; there the slowest request was judged" if points[0].target_s else ""
+        yield note("few-samples", f"some rates had fewer than the 662 requests that p99 needs{judged}")
+    beyond = [point for point in points if point.is_kept and point.rate > (kept or 0.0)]
+    if beyond:
+        text = f"{format_rate(beyond[-1].rate)} requests/s were kept in one run and do not count as sustained"
+        yield note("pace-changed", f"{text}: another run completed less, so the speed changed from run to run")
+    worst = max(points, key=lambda point: point.slowing, default=None)
+    if worst is not None and worst.slowing >= SLOWS:
+        text = f"batches took {worst.slowing:.2f} times as long at the end of the run at {format_rate(worst.rate)} requests/s"
+        yield note("slowing", f"{text} as at its start: a longer run would sustain less (try --seconds)")
+    if any(point.padded_share > 0.25 for point in points):
+        yield note("padding", "more than a quarter of the rows were padding: this recipe runs fixed batch sizes only")
+
+
+def _over(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def load_rows(load: LoadSummary) -> Iterator[Row]:
+    """One row for each rate of requests. What its verdict rests on stands in it."""
+    for point in load.points:
+        metrics = (
+            RATE(point.rate),
+            OFFERED(point.offered_rate),
+            ACHIEVED(point.achieved_rate),
+            LATENCY_P50(point.p50_s),
+            LATENCY_P95(point.p95_s),
+            LATENCY_P99(point.p99_s),
+            SLOWEST(point.largest_s),
+            QUEUE(point.queue_s),
+            BATCHING(point.batching_s),
+            COMPUTE(point.compute_s),
+            MEAN_BATCH(point.mean_batch),
+            BUSY(point.busy_share),
+            PADDED(point.padded_share),
+            REQUESTS(point.requests),
+            UNFINISHED(point.unfinished),
         )
-    slowing = [point for point in points if point.slowing >= SLOWS]
-    if slowing:
-        worst = max(slowing, key=lambda point: point.slowing)
-        text = (
-            f"batches took longer and longer: {worst.slowing:.2f} times as long at the end of the run at "
-            f"{worst.rate:.4g} requests/s as at its start; a longer run would sustain less (try --seconds)"
+        role = {load.knee_rate: "knee", load.sustainable_rate: "sustained"}
+        yield Row(
+            facts={
+                "recipe": load.recipe,
+                "model": load.model,
+                "verdict": role.get(point.rate, "kept") if point.is_kept else point.verdict,
+                "keeps_target": point.is_kept,
+                "runs": point.runs,
+            },
+            metrics=tuple(metric for metric in metrics if metric.value is not None),
+            record_id=load.record_id,
         )
-        told.append(note("slowing", text))
-    most = max((max(point.achieved_rate, point.pace) for point in points if point.is_saturated), default=None)
-    if slo_p99_s and most and kept and kept > NEAR_CAPACITY * most:
-        text = (
-            f"{kept:.4g} requests/s is {kept / most:.0%} of the most that was completed: so near to the limit "
-            "queues grow for longer than these runs lasted, and p99 with them"
-        )
-        told.append(note("near-capacity", text))
-    late = [point for point in points if point.padded_share > 0.25]
-    if late:
-        text = "more than a quarter of the rows were padding: this recipe runs fixed batch sizes only"
-        told.append(note("padding", text))
-    return told
-
-
-def _mean(values: NDArray[Any]) -> float:
-    return float(values.mean()) if values.size else 0.0
-
-
-def _joined(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(list(parts))
-
-
-def _over(count: float, seconds: float, otherwise: float = 0.0) -> float:
-    return count / seconds if seconds > 0 else otherwise

@@ -122,9 +122,12 @@ class VirtualClock:
 
 
 def poisson_arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
-    """Moments of `count` requests that come independently of each other, `rate` per second on average."""
+    """Moments of `count` requests, two or more, that come independently of each other and exactly `rate` per second in all.
+
+    Without the latter, a short run at a rate would really be one at another rate.
+    """
     gap = random.Random(seed).expovariate
-    return tuple(accumulate(gap(rate) for _ in range(count)))
+    return at_rate(tuple(accumulate(gap(rate) for _ in range(count))), rate)
 
 
 def read_arrivals(path: Path) -> tuple[float, ...]:

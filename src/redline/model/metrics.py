@@ -72,6 +72,7 @@ class Metric(Frozen):
     value: float | None
     low: float | None = None
     high: float | None = None
+    """Where only one end is known, the number is a bound: at least `low`, or at most `high`."""
     doubt: Note | None = None
 
     @property
@@ -86,7 +87,7 @@ class Metric(Frozen):
 
     @property
     def has_interval(self) -> bool:
-        return self.low is not None and self.high is not None
+        return self.low is not None or self.high is not None
 
     @property
     def is_too_noisy(self) -> bool:
@@ -116,6 +117,8 @@ class Metric(Frozen):
         number = written(self.value, self.unit, self.half_width)
         if self.unit == "x" and self.low is not None and self.high is not None:
             number += f" ({format_ratio(self.low)[:-1]}–{format_ratio(self.high)[:-1]})"
+        if (self.low is None) != (self.high is None):
+            number = f"{'≥' if self.high is None else '≤'} {number}"
         return number if self.doubt is None else f"{DOUBTED}{number}"
 
     @property

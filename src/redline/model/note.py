@@ -193,7 +193,6 @@ Code = Literal[
     "more",
     "padding",
     "slowing",
-    "near-capacity",
     "prompt",
 ]
 

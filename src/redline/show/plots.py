@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from redline.analyze.batch import BatchSummary
+from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import Curve
 from redline.analyze.summary import RunSummary
@@ -17,7 +20,6 @@ from redline.model.spec import BASELINE
 from redline.model.units import format_ratio
 from redline.show.canvas import COLOURS, LABEL, label_text, log_ticks, new_figure, save_figure
 from redline.show.contents import Contents
-from redline.show.load import plot_loads
 from redline.show.step import draw_step
 from redline.show.terminal import one_line
 from redline.show.train import draw_trainings
@@ -38,11 +40,43 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
             contents.curves, folder / "latency.png", latency_ms_of, "ms per step", "median latency"
         ),
         "Trainings": draw_trainings(contents.trainings, folder / "training.png") if contents.trainings else None,
-        "Latency under load": plot_loads(contents.loads, folder / "load.png") if contents.loads else None,
+        "Latency under load": _saved(load_figure, contents.loads, folder / "load.png"),
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
         **_steps(contents, folder),
     }
     return {title: path for title, path in drawn.items() if path is not None}
+
+
+def _saved(draw: Callable[[Any], Any], rows: Sequence[Any], path: Path) -> Path | None:
+    return save_figure(draw(rows), path) if rows else None
+
+
+def load_figure(rows: Sequence[LoadSummary]) -> Any:
+    """Latency against the rate of requests, and the batches that formed."""
+    figure, (latency, batches) = new_figure(11, 4.2, columns=2)
+    several = len({row.model for row in rows}) > 1
+    for colour, row in zip(cycle(COLOURS), (row for row in rows if row.points), strict=False):
+        rates = [point.rate for point in row.points]
+        tails = [math.nan if point.p99_s is None else 1e3 * point.p99_s for point in row.points]
+        name = label_text(f"{row.model} {row.recipe}" if several else row.recipe)
+        latency.plot(rates, tails, "o-", color=colour, label=f"{name}, p99")
+        latency.plot(rates, [1e3 * point.p50_s for point in row.points], "--", color=colour, alpha=0.7)
+        batches.plot(rates, [point.mean_batch for point in row.points], "o-", color=colour)
+        if row.sustainable_rate is not None:
+            latency.axvline(row.sustainable_rate, color=colour, linestyle=":", alpha=0.8)
+    slo = next((row.slo_p99_s for row in rows if row.slo_p99_s is not None), None)
+    if slo is not None:
+        latency.axhline(1e3 * slo, color="0.4", linestyle="-.", label="target for p99")
+    for axes in (latency, batches):
+        axes.set_xscale("log")
+        axes.set_xlabel("requests per second")
+    latency.set_yscale("log")
+    latency.set_ylabel("ms")
+    latency.set_title("latency: p99, p50 dashed; dotted: sustained rate", fontsize="small")
+    latency.legend(fontsize="small")
+    batches.set_ylabel("requests per batch")
+    batches.set_title("mean batch that formed", fontsize="small")
+    return figure
 
 
 def _steps(contents: Contents, folder: Path) -> dict[str, Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from redline.analyze.load import LoadSummary
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.analyze.train import TrainingSummary
@@ -125,21 +124,6 @@ def doubt_of(row: RunSummary) -> Note | None:
 
 
 EPOCH_SECONDS = Figure(name="seconds", unit="s", better="lower", doc="The whole epoch, validation included.")
-RATE = Figure(name="rate", unit="req/s", doc="Requests that arrived per second, as asked for.")
-ACHIEVED = Figure(name="achieved_rate", unit="req/s", header="completed", better="higher")
-LATENCY_UNDER_LOAD = tuple(
-    Figure(name=name, unit="s", header=header, better="lower")
-    for name, header in (
-        ("p50", "p50"),
-        ("p95", "p95"),
-        ("p99", "p99"),
-        ("queue", "waiting for the device"),
-        ("batching", "waiting for the batch"),
-        ("compute", "computing"),
-    )
-)
-MEAN_BATCH = Figure(name="mean_batch", header="requests per batch")
-BUSY = Figure(name="busy", unit="share", header="device busy")
 
 
 def epoch_rows(training: TrainingSummary) -> Iterator[Row]:
@@ -167,22 +151,4 @@ def epoch_rows(training: TrainingSummary) -> Iterator[Row]:
             },
             metrics=tuple(metric for metric in (*metrics, *phases) if metric.value is not None),
             record_id=training.record_id,
-        )
-
-
-def load_rows(load: LoadSummary) -> Iterator[Row]:
-    """One row for each rate of requests."""
-    for point in load.points:
-        times = (point.p50_s, point.p95_s, point.p99_s, point.queue_s, point.batching_s, point.compute_s)
-        metrics = (
-            RATE(point.rate),
-            ACHIEVED(point.achieved_rate),
-            *(figure(value) for figure, value in zip(LATENCY_UNDER_LOAD, times, strict=True)),
-            MEAN_BATCH(point.mean_batch),
-            BUSY(point.busy_share),
-        )
-        yield Row(
-            facts={"recipe": load.recipe, "model": load.model, "keeps_target": point.keeps_target},
-            metrics=tuple(metric for metric in metrics if metric.value is not None),
-            record_id=load.record_id,
         )

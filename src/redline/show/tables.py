@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
+from redline.analyze.load import load_rows
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import Curve
 from redline.model import figures
@@ -41,7 +42,7 @@ def result_of(contents: Contents) -> Result:
     tables = (
         Table(name="results", title="Results", rows=_results(contents), columns=RESULT_COLUMNS),
         Table(name="epochs", title="Epochs", rows=_all(map(made.epoch_rows, contents.trainings))),
-        Table(name="loads", title="Latency under load", rows=_all(map(made.load_rows, contents.loads))),
+        Table(name="loads", title="Latency under load", rows=_all(map(load_rows, contents.loads))),
         Table(name="knees", title="Where larger batches stop paying", rows=_all(map(_knee_rows, contents.curves))),
         Table(name="searches", title="Searches for the fastest recipe", rows=_all([_search_rows(contents)])),
         Table(

@@ -72,7 +72,6 @@ PUBLIC: dict[str, str] = {
     "LoaderResult": "redline.api.train",
     "TrainResult": "redline.api.train",
     "find_workers": "redline.api.train",
-    "LoadResult": "redline.api.load",
     "ScaleResult": "redline.api.scale",
     "TuneResult": "redline.api.tune",
     "kept_tune": "redline.api.tune",
