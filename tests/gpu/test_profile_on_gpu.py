@@ -9,7 +9,7 @@ import pytest
 import redline
 from redline.model.errors import UsageError
 from redline.search.profile import find_tool
-from redline.trace.vendors.nvidia import Ncu
+from redline.trace.vendors.tool import Ncu
 
 torch = pytest.importorskip("torch")
 

@@ -16,9 +16,7 @@ from redline.search.observer import NoJournal
 from redline.search.profile import TIMED_BLOCKS, as_profiled, capture, check_device, find_tool, profile_behind
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.trace.vendors.nvidia import Ncu
-from redline.trace.vendors.rocm import RocprofCompute
-from redline.trace.vendors.tool import TOOLS
+from redline.trace.vendors.tool import TOOLS, Ncu, RocprofCompute
 
 MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"
 SPEC = RunSpec(workload=WorkloadSpec(model=f"{MISBEHAVING}:sound"), device="cpu")

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from redline.model.errors import TraceError, UnknownName
-from redline.trace.vendors.nvidia import DURATION
-from redline.trace.vendors.rocm import counters_in
-from redline.trace.vendors.tables import nanoseconds, number, rows_under, size_in_bytes
-from redline.trace.vendors.tool import TOOLS, VendorTable, bandwidth_share, counters_of
+from redline.trace.vendors.counters import bandwidth_share, counters_of
+from redline.trace.vendors.tables import DURATION, VendorTable, nanoseconds, number, rows_under, size_in_bytes
+from redline.trace.vendors.tool import TOOLS, counters_in
 
 NCU_HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",'

@@ -27,7 +27,7 @@ from redline.show.profile import ProfileReport
 from redline.show.profile_files import profile_page
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.lanes import Lanes, lanes_of
-from redline.trace.vendors.imported import merged, read_file
+from redline.trace.vendors.tables import merged, read_file
 from redline.trace.vendors.tool import TOOLS
 
 DEFAULT_STEPS = 3

@@ -29,7 +29,8 @@ from redline.model.record import RunRecord, TraceRef, new_id
 from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
-from redline.trace.vendors.tool import VendorTable, VendorTool
+from redline.trace.vendors.tables import VendorTable
+from redline.trace.vendors.tool import VendorTool
 
 TIMED_BLOCKS = 3
 TIMED_SECONDS = 1.0

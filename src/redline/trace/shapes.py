@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from redline.model.formulas import attention_flops, convolution_flops
 from redline.trace.classes import KernelClass, class_of
 from redline.trace.columns import Shape
 
@@ -178,8 +179,14 @@ def _numbers(values: Values, index: int, count: int, otherwise: int) -> list[int
     return found if len(found) == count else (found or [otherwise]) * count
 
 
-def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
-    """With the indices of its options among the arguments, which differ from backend to backend."""
+def _convolution(
+    stride: int, padding: int, dilation: int, transposed: int | None = None, more: int | None = None, groups: int = 0
+) -> Formula:
+    """With the indices of its options among the arguments, which differ from backend to backend.
+
+    `more` is the index of the output's own padding, for an operator that is always transposed: there every input value meets
+    every weight of its channel.
+    """
 
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
         data, weight = inputs[0][0].dims, inputs[1][0].dims
@@ -187,35 +194,22 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
         if spatial < 1 or len(data) != len(weight) or not values:
             raise ValueError("strides are not known")
         if transposed is not None and values[transposed] == "True":
-            return _transposed(stride, padding, dilation, transposed + 1, transposed + 2)(inputs, values)
-        strides, paddings = _numbers(values, stride, spatial, 1), _numbers(values, padding, spatial, 0)
-        dilations = _numbers(values, dilation, spatial, 1)
-        sizes = [
-            (size + 2 * pad - dil * (kernel - 1) - 1) // step + 1
-            for size, kernel, step, pad, dil in zip(data[2:], weight[2:], strides, paddings, dilations, strict=True)
-        ]
-        output = data[0] * weight[0] * math.prod(sizes)
-        return 2 * output * math.prod(weight[1:]), output
-
-    return formula
-
-
-def _transposed(stride: int, padding: int, dilation: int, more: int, groups: int) -> Formula:
-    """Every input value meets every weight of its channel; `more` is the index of the output's own padding."""
-
-    def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
-        data, weight = inputs[0][0].dims, inputs[1][0].dims
-        spatial = len(weight) - 2
-        strides, paddings = _numbers(values, stride, spatial, 1), _numbers(values, padding, spatial, 0)
-        dilations, extra = _numbers(values, dilation, spatial, 1), _numbers(values, more, spatial, 0)
+            return _convolution(stride, padding, dilation, more=transposed + 1, groups=transposed + 2)(inputs, values)
+        options = (
+            _numbers(values, index, spatial, usual) for index, usual in ((stride, 1), (padding, 0), (dilation, 1))
+        )
+        along = list(zip(data[2:], weight[2:], *options, strict=True))
+        if more is None:
+            sizes = [(size + 2 * pad - dil * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, dil in along]
+            output = data[0] * weight[0] * math.prod(sizes)
+            return convolution_flops(output, weight), output
+        extra = _numbers(values, more, spatial, 0)
         sizes = [
             (size - 1) * step - 2 * pad + dil * (kernel - 1) + own + 1
-            for size, kernel, step, pad, dil, own in zip(
-                data[2:], weight[2:], strides, paddings, dilations, extra, strict=True
-            )
+            for (size, kernel, step, pad, dil), own in zip(along, extra, strict=True)
         ]
         output = data[0] * weight[1] * _numbers(values, groups, 1, 1)[0] * math.prod(sizes)
-        return 2 * math.prod(data) * math.prod(weight[1:]), output
+        return convolution_flops(math.prod(data), weight), output
 
     return formula
 
@@ -225,25 +219,17 @@ def _convolution_backward(inputs: Inputs, values: Values) -> tuple[int, int]:
     gradient, data, weight = (inputs[index][0].dims for index in range(3))
     wanted = re.findall(r"True|False", values[10]) if len(values) > 10 else ["True", "True"]
     is_transposed = len(values) > 7 and values[7] == "True"
-    once = 2 * math.prod(data if is_transposed else gradient) * math.prod(weight[1:])
+    once = convolution_flops(math.prod(data if is_transposed else gradient), weight)
     gradients = (("True" in wanted[:1]) * math.prod(data), ("True" in wanted[1:2]) * math.prod(weight))
     return once * sum(1 for size in gradients if size), sum(gradients)
 
 
-def _attention(first: int, *, heads_inside: bool, causal: int, backward: bool = False) -> Formula:
-    """`heads_inside`: batch, sequence, heads, width; else batch, heads, sequence, width."""
-
+def _attention(first: int, *, heads_first: bool, causal: int, backward: bool = False) -> Formula:
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
         query, key, value = (inputs[first + index][0].dims for index in range(3))
-        sequence, head = (-3, -2) if heads_inside else (-2, -3)
-        queries, keys = query[sequence], key[sequence]
         is_causal = causal < len(values) and values[causal] in ("True", "1", "2")
-        square = min(queries, keys)
-        pairs = square * square / 2 + max(queries - keys, 0) * keys if is_causal else queries * keys
-        batch = math.prod(query[:-3]) * query[head]
-        width = (3 * query[-1] + 2 * value[-1]) if backward else (query[-1] + value[-1])
-        outputs = math.prod(query) + math.prod(key) + math.prod(value) if backward else math.prod(query)
-        return int(2 * batch * pairs * width), outputs
+        outputs = sum(map(math.prod, (query, key, value) if backward else (query,)))
+        return attention_flops(query, key, value, heads_first=heads_first, causal=is_causal, backward=backward), outputs
 
     return formula
 
@@ -275,25 +261,25 @@ _RULES: tuple[tuple[KernelClass, str, Formula], ...] = (
     ("matmul", r"^(mm|bmm|mv|_scaled_mm|dot)$", _matmul(0, 1)),
     ("matmul", r"^(addmm|baddbmm|_addmm_activation|addmv)$", _matmul(1, 2, added=True)),
     ("convolution", r"^cudnn_convolution$", _convolution(3, 2, 4)),
-    ("convolution", r"^cudnn_convolution_transpose$", _transposed(4, 2, 5, 3, 6)),
-    ("convolution", r"^miopen_convolution_transpose$", _transposed(5, 3, 6, 4, 7)),
+    ("convolution", r"^cudnn_convolution_transpose$", _convolution(4, 2, 5, more=3, groups=6)),
+    ("convolution", r"^miopen_convolution_transpose$", _convolution(5, 3, 6, more=4, groups=7)),
     ("convolution", r"^(miopen|mkldnn)_(depthwise_)?convolution$", _convolution(4, 3, 5)),
     ("convolution", r"^_?(convolution|convolution_overrideable)$", _convolution(3, 4, 5, 6)),
     ("convolution", r"^(_slow_conv\dd_forward|thnn_conv2d|slow_conv3d_forward)$", _convolution(4, 5, 99)),
     ("convolution", r"^_conv_depthwise2d$", _convolution(4, 5, 6)),
     ("convolution", r"^convolution_backward(_overrideable)?$", _convolution_backward),
-    ("attention", r"^_?flash_att(n|ention)_forward$", _attention(0, heads_inside=True, causal=8)),
-    ("attention", r"^_?flash_att(n|ention)_backward$", _attention(1, heads_inside=True, causal=11, backward=True)),
-    ("attention", r"^_efficient_attention_forward$", _attention(0, heads_inside=True, causal=9)),
-    ("attention", r"^_efficient_attention_backward$", _attention(1, heads_inside=True, causal=14, backward=True)),
-    ("attention", r"^_cudnn_attention_forward$", _attention(0, heads_inside=False, causal=10)),
-    ("attention", r"_cudnn_attention_backward$", _attention(1, heads_inside=False, causal=14, backward=True)),
-    ("attention", r"^_scaled_dot_product_(efficient|cudnn)_attention$", _attention(0, heads_inside=False, causal=6)),
-    ("attention", r"^_scaled_dot_product_flash_attention$", _attention(0, heads_inside=False, causal=4)),
+    ("attention", r"^_?flash_att(n|ention)_forward$", _attention(0, heads_first=False, causal=8)),
+    ("attention", r"^_?flash_att(n|ention)_backward$", _attention(1, heads_first=False, causal=11, backward=True)),
+    ("attention", r"^_efficient_attention_forward$", _attention(0, heads_first=False, causal=9)),
+    ("attention", r"^_efficient_attention_backward$", _attention(1, heads_first=False, causal=14, backward=True)),
+    ("attention", r"^_cudnn_attention_forward$", _attention(0, heads_first=True, causal=10)),
+    ("attention", r"_cudnn_attention_backward$", _attention(1, heads_first=True, causal=14, backward=True)),
+    ("attention", r"^_scaled_dot_product_(efficient|cudnn)_attention$", _attention(0, heads_first=True, causal=6)),
+    ("attention", r"^_scaled_dot_product_flash_attention$", _attention(0, heads_first=True, causal=4)),
     (
         "attention",
         r"^_scaled_dot_product_(flash|efficient)_attention_backward$",
-        _attention(1, heads_inside=False, causal=11, backward=True),
+        _attention(1, heads_first=True, causal=11, backward=True),
     ),
     ("norm", r"(layer|batch|group|rms)_norm\w*backward", _like_first),
     ("norm", r"(layer|batch|group|rms)_norm", _like_first),

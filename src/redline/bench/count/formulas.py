@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.bench.workload.structure import stored
+from redline.model.formulas import attention_flops, convolution_flops
 from redline.model.work import OperatorKind
 
 Arguments = dict[str, Any]
@@ -65,40 +66,35 @@ def grouped_product(arguments: Arguments, out: Any) -> int:
     return 2 * out.numel() * int(first.shape[-1]) // groups
 
 
-def _per_output(weight: Tensor) -> int:
-    """Products per element of the output: channels of one group times the kernel's size."""
-    return math.prod(weight.shape[1:])
-
-
 def convolution(arguments: Arguments, out: Any) -> int:
     data = arguments.get("input", arguments.get("self"))
     assert data is not None
     positions = data if arguments.get("transposed") else out
-    return 2 * int(positions.numel()) * _per_output(arguments["weight"])
+    return convolution_flops(int(positions.numel()), arguments["weight"].shape)
 
 
 def transposed_convolution(arguments: Arguments, out: Any) -> int:
     data = arguments.get("input", arguments.get("self"))
     assert data is not None
-    return 2 * int(data.numel()) * _per_output(arguments["weight"])
+    return convolution_flops(int(data.numel()), arguments["weight"].shape)
 
 
 def convolution_backward(arguments: Arguments, out: Any) -> int:
     """The gradients of the input and of the weight each take as many products as the forward pass, groups or not."""
     positions = arguments["input"] if arguments["transposed"] else arguments["grad_output"]
     wanted = sum(bool(one) for one in arguments["output_mask"][:2])
-    return wanted * 2 * int(positions.numel()) * _per_output(arguments["weight"])
+    return wanted * convolution_flops(int(positions.numel()), arguments["weight"].shape)
 
 
 def deformable_convolution_backward(arguments: Arguments, out: Any) -> int:
     """One product for the columns that were sampled, from which input, offsets and mask follow, and one for the weight."""
-    return 2 * 2 * int(arguments["grad"].numel()) * _per_output(arguments["weight"])
+    return 2 * convolution_flops(int(arguments["grad"].numel()), arguments["weight"].shape)
 
 
 def packed_product(arguments: Arguments, out: Any) -> int:
     """A quantized linear layer or convolution, whose weight is the first of what it was packed with."""
     weight = next(value for value in arguments.values() if isinstance(value, list) and isinstance(value[0], Tensor))[0]
-    return 2 * int(out.numel()) * _per_output(weight)
+    return convolution_flops(int(out.numel()), weight.shape)
 
 
 def _recurrent(data: Tensor, weights: list[Tensor]) -> int:
@@ -123,39 +119,13 @@ def recurrent_layer_backward(arguments: Arguments, out: Any) -> int:
     return 2 * _recurrent(arguments["input"], [arguments["weight1"], arguments["weight2"]])
 
 
-def _pairs(queries: int, keys: int, causal: bool) -> float:
-    """How many queries meet how many keys; causal counts half of the square, which is what is left of it."""
-    if not causal:
-        return queries * keys
-    square = min(queries, keys)
-    return square * square / 2 + max(queries - keys, 0) * keys
+def attention(*, heads_first: bool, backward: bool) -> Formula:
+    def flops(arguments: Arguments, out: Any) -> int:
+        query, key, value = (arguments[name].shape for name in ("query", "key", "value"))
+        causal = bool(arguments.get("is_causal") or arguments.get("custom_mask_type"))
+        return attention_flops(query, key, value, heads_first=heads_first, causal=causal, backward=backward)
 
-
-def _attention(arguments: Arguments, *, heads_first: bool, products_of_key: int, products_of_value: int) -> int:
-    query, key, value = arguments["query"], arguments["key"], arguments["value"]
-    sequence, head = (-2, -3) if heads_first else (-3, -2)
-    causal = bool(arguments.get("is_causal") or arguments.get("custom_mask_type"))
-    pairs = _pairs(int(query.shape[sequence]), int(key.shape[sequence]), causal)
-    batch = math.prod(query.shape[:-3]) * int(query.shape[head])
-    width = products_of_key * int(query.shape[-1]) + products_of_value * int(value.shape[-1])
-    return int(2 * batch * pairs * width)
-
-
-def attention(arguments: Arguments, out: Any) -> int:
-    return _attention(arguments, heads_first=True, products_of_key=1, products_of_value=1)
-
-
-def attention_backward(arguments: Arguments, out: Any) -> int:
-    """Five products: the scores again, then the gradients of values, probabilities, queries and keys."""
-    return _attention(arguments, heads_first=True, products_of_key=3, products_of_value=2)
-
-
-def attention_heads_inside(arguments: Arguments, out: Any) -> int:
-    return _attention(arguments, heads_first=False, products_of_key=1, products_of_value=1)
-
-
-def attention_heads_inside_backward(arguments: Arguments, out: Any) -> int:
-    return _attention(arguments, heads_first=False, products_of_key=3, products_of_value=2)
+    return flops
 
 
 def fourier(arguments: Arguments, out: Any) -> int:
@@ -187,8 +157,6 @@ def trilinear(arguments: Arguments, out: Any) -> int:
     return 3 * math.prod(sizes)
 
 
-_SDPA = "_scaled_dot_product_{}_attention"
-
 FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     **{name: ("matmul", matrix_product("self")) for name in (
         "mm", "bmm", "mv", "_int_mm", "_scaled_mm", "_scaled_mm_v2", "_weight_int8pack_mm", "_weight_int4pack_mm",
@@ -216,16 +184,19 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     "miopen_rnn_backward": ("matmul", recurrent_backward),
     "mkldnn_rnn_layer": ("matmul", recurrent_layer),
     "mkldnn_rnn_layer_backward": ("matmul", recurrent_layer_backward),
-    **{_SDPA.format(name): ("attention", attention) for name in ("flash", "efficient", "cudnn")},
-    **{_SDPA.format(name) + "_backward": ("attention", attention_backward) for name in ("flash", "efficient", "cudnn")},
-    "_scaled_dot_product_flash_attention_for_cpu": ("attention", attention),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": ("attention", attention_backward),
-    "_scaled_dot_product_fused_attention_overrideable": ("attention", attention),
-    "_scaled_dot_product_fused_attention_overrideable_backward": ("attention", attention_backward),
-    "_flash_attention_forward": ("attention", attention_heads_inside),
-    "_flash_attention_backward": ("attention", attention_heads_inside_backward),
-    "_efficient_attention_forward": ("attention", attention_heads_inside),
-    "_efficient_attention_backward": ("attention", attention_heads_inside_backward),
+    **{
+        f"_scaled_dot_product_{name}{direction}": ("attention", attention(heads_first=True, backward=bool(direction)))
+        for name in (
+            "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
+            "fused_attention_overrideable",
+        )
+        for direction in ("", "_backward")
+    },
+    **{
+        f"_{name}_attention_{direction}": ("attention", attention(heads_first=False, backward=direction == "backward"))
+        for name in ("flash", "efficient")
+        for direction in ("forward", "backward")
+    },
     "_trilinear": ("matmul", trilinear),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), ("other", fourier)),
     "_cdist_forward": ("other", distances),

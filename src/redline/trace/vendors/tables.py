@@ -1,42 +1,74 @@
-"""CSV as profilers write it: lines of chatter before, between and after, and numbers made for people."""
+"""Tables that profilers write, read by what is in them and never by the name of the file.
+
+rocprof, rocprofv2 and rocprofv3 (CSV, JSON, rocpd database), nsys (`nsys stats` CSV, SQLite export) and ncu (CSV). There are
+lines of chatter before, between and after the rows, and numbers made for people. Written from the published formats; the
+ROCm files have not been tested on AMD hardware.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import json
+import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from redline.model.errors import TraceError
+from redline.model.note import Note, note
+from redline.model.units import counted
 from redline.trace.kernels import NamedTime
+from redline.trace.vendors.counters import CounterName, Reading
 
 LARGEST_FILE_BYTES = 512 << 20
-
-_UNITS = {
-    "n": 1e-9,
-    "u": 1e-6,
-    "µ": 1e-6,
-    "m": 1e-3,
-    "": 1.0,
-}
-_BYTES = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
+HEADER_LINES = 200
+"""A header is looked for among so many lines, to say what a file is like."""
+KNOWN = "rocprof, rocprofv2 or rocprofv3 (CSV, JSON, rocpd), nsys (stats CSV, SQLite) or ncu (CSV)"
+GZIP, SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
+"""UTF-16, as some shells redirect."""
 
 
-GZIP = b"\x1f\x8b"
+@dataclass(frozen=True)
+class VendorTable:
+    """What a tool told, in Redline's own terms."""
+
+    kernels: Sequence[NamedTime]
+    readings: Sequence[Reading] = ()
+    notes: tuple[Note, ...] = ()
 
 
-def _unpacked(path: Path, body: bytes) -> bytes:
-    """No more of it than a file of this kind may hold."""
-    try:
-        with gzip.open(io.BytesIO(body)) as file:
-            text = file.read(LARGEST_FILE_BYTES + 1)
-    except (EOFError, zlib.error) as error:
-        raise TraceError(f"{path} is a gzip archive that cannot be unpacked: {error}") from None
-    if len(text) > LARGEST_FILE_BYTES:
-        raise TraceError(f"{path} unpacks to more than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
-    return text
+def added_up(rows: Iterable[NamedTime]) -> list[NamedTime]:
+    """One row for each name, longest first."""
+    sums: dict[str, NamedTime] = {}
+    for row in rows:
+        sums[row.name] = sums[row.name].plus(row) if row.name in sums else row
+    return sorted(sums.values(), key=lambda row: (-row.total_ns, row.name))
+
+
+def merged(tables: Sequence[VendorTable]) -> VendorTable:
+    """Several files of one program: their kernels added up, their readings together."""
+    if len(tables) == 1:
+        return tables[0]
+    return VendorTable(
+        kernels=added_up(row for table in tables for row in table.kernels),
+        readings=[one for table in tables for one in table.readings],
+        notes=tuple(dict.fromkeys(one for table in tables for one in table.notes)),
+    )
+
+
+def _call(name: str, duration: float) -> NamedTime:
+    ns = round(duration)
+    return NamedTime(name, 1, ns, ns, ns)
+
+
+# Text and numbers
 
 
 def text_of(path: Path) -> str:
@@ -45,41 +77,17 @@ def text_of(path: Path) -> str:
             raise TraceError(f"{path} is larger than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
         body = path.read_bytes()
         if body.startswith(GZIP):
-            body = _unpacked(path, body)
-        wide = body.startswith((b"\xff\xfe", b"\xfe\xff"))  # as some shells redirect
-        return body.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+            with gzip.open(io.BytesIO(body)) as file:
+                body = file.read(LARGEST_FILE_BYTES + 1)
+            if len(body) > LARGEST_FILE_BYTES:
+                raise TraceError(f"{path} unpacks to more than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
+        return body.decode("utf-16" if body.startswith(_WIDE) else "utf-8-sig", errors="replace")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(f"{path} is a gzip archive that cannot be unpacked: {error}") from None
     except FileNotFoundError:
         raise TraceError(f"no such file: {path}") from None
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from None
-
-
-def rows_under(text: str, needed: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The rows below lines that name all of `needed`; lines with another number of cells are chatter.
-
-    A line without any number begins another table, whose rows belong to these only where it names all of them too.
-    """
-    header: list[str] | None = None
-    for cells in csv.reader(safe_lines(text)):
-        stripped = [cell.strip() for cell in cells]
-        if header is None or (len(cells) == len(header) and all(number(cell) is None for cell in stripped)):
-            header = stripped if all(name in stripped for name in needed) else None
-        elif len(cells) == len(header):
-            yield dict(zip(header, stripped, strict=True))
-
-
-def rows_lost(text: str, needed: Sequence[str], used: int) -> int:
-    """Rows below a header that were not `used`, and the last line where the file ends in the middle of it."""
-    return max(sum(1 for _ in rows_under(text, needed)) - used, 0) + ends_in_a_row(text)
-
-
-def ends_in_a_row(text: str) -> bool:
-    """Whether the last line was cut off; a file may end without a line break and be whole."""
-    if text.endswith(("\n", "\r")):
-        return False
-    *_, before, last = ["", *(line for line in text.splitlines() if line.strip())][-2:] or ["", ""]
-    cells = [len(row) for row in csv.reader(safe_lines(f"{before}\n{last}"))]
-    return last.count('"') % 2 == 1 or (len(cells) == 2 and cells[0] > max(cells[1], 1))
 
 
 def safe_lines(text: str) -> Iterator[str]:
@@ -88,79 +96,376 @@ def safe_lines(text: str) -> Iterator[str]:
     return (line for line in io.StringIO(text.replace("\0", "")) if len(line) < limit)
 
 
+def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The rows below lines that name all of `needed`; lines with another number of cells are chatter.
+
+    A line without any number begins another table, whose rows belong to these only where it names all of them too.
+    """
+    header: list[str] | None = None
+    for cells in csv.reader(safe_lines(text)):
+        stripped = [cell.strip() for cell in cells]
+        if header is None or (len(cells) == len(header) and all(number(cell) is None for cell in stripped)):
+            header = stripped if set(needed) <= set(stripped) else None
+        elif len(cells) == len(header):
+            yield dict(zip(header, stripped, strict=True))
+
+
+def ends_in_a_row(text: str) -> bool:
+    """Whether the last line was cut off; a file may end without a line break and be whole."""
+    if text.endswith(("\n", "\r")):
+        return False
+    before, last = ["", "", *(line for line in text.splitlines() if line.strip())][-2:]
+    cells = [len(row) for row in csv.reader(safe_lines(f"{before}\n{last}"))]
+    return last.count('"') % 2 == 1 or (len(cells) == 2 and cells[0] > max(cells[1], 1))
+
+
 def number(text: str | None) -> float | None:
-    """`1,234.5` or `87 %`; None for `n/a`, nothing and nonsense."""
-    if text is None:
-        return None
+    """`1,234.5` or `87 %`; None for `n/a`, nothing, nonsense and what is below zero or not finite."""
     try:
-        value = float(text.replace(",", "").replace("%", "").strip())
+        value = float((text or "").replace(",", "").replace("%", "").strip())
     except ValueError:
         return None
-    return value if value == value and abs(value) != float("inf") else None
+    return value if 0 <= value < float("inf") else None
+
+
+_SCALES = {"n": 1.0, "u": 1e3, "µ": 1e3, "μ": 1e3, "m": 1e6, "": 1e9}
+_BYTES = {"": 1.0, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
 
 
 def nanoseconds(value: float, unit: str) -> float | None:
-    """A time in ns, nsecond, us, usecond, ms, msecond, s or second."""
+    """A time in ns, nsecond, us, usecond, ms, msecond, s or second; a bare number is nanoseconds."""
     word = unit.strip().lower()
-    for ending in ("second", "sec", "s"):
-        if word.endswith(ending) and word[: -len(ending)] in _UNITS:
-            return value * _UNITS[word[: -len(ending)]] * 1e9
-    return value if not word else None
+    prefix = next((word[: -len(end)] for end in ("second", "sec", "s") if word.endswith(end)), "n" if not word else "?")
+    return value * _SCALES[prefix] if prefix in _SCALES else None
 
 
 def size_in_bytes(value: float, unit: str) -> float | None:
     """A size in byte, Kbyte, Mbyte, Gbyte; a bare number is bytes."""
     word = unit.strip().lower().removesuffix("s")
-    return value * _BYTES[word] if word in _BYTES else (value if not word else None)
+    return value * _BYTES[word] if word in _BYTES else None
 
 
-def added_up(calls: Iterable[tuple[str, float]]) -> list[NamedTime]:
-    """From name and nanoseconds of each call to the table by name, longest first."""
-    durations: dict[str, list[int]] = {}
-    for name, nanosecond in calls:
-        durations.setdefault(name, []).append(round(nanosecond))
-    rows = [NamedTime(name, len(each), sum(each), min(each), max(each)) for name, each in durations.items()]
-    return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+# Tables with sums, and tables with one row for each dispatch
 
 
-def dispatches(text: str) -> list[NamedTime]:
-    """One row per dispatch with its beginning and end, as rocprofv2, rocprofv3 and rocprof-compute write them."""
-    for start, end in (
-        ("Start_Timestamp", "End_Timestamp"),
-        ("Begin_Timestamp", "End_Timestamp"),
-        ("BeginNs", "EndNs"),
-    ):
-        for name in ("Kernel_Name", "KernelName"):
-            found = [
-                (row[name], ended - began)
-                for row in rows_under(text, (name, start, end))
-                if (began := number(row[start])) is not None
-                and (ended := number(row[end])) is not None
-                and ended >= began
-            ]
-            if found:
-                return added_up(found)
-    return []
+@dataclass(frozen=True)
+class Layout:
+    """One way to write kernels as rows: its columns are a kernel's name, calls and time, or name, beginning and end."""
+
+    tool: str
+    kind: str
+    """As people call such a file."""
+    columns: tuple[str, str, str]
+    extremes: tuple[str, str] = ("", "")
+    unit: str = "ns"
+
+    def rows(self, text: str) -> tuple[list[NamedTime], int]:
+        """The rows that could be read, and how many could not."""
+        found, lost, counter = [], int(ends_in_a_row(text)), None
+        name, *values = self.columns
+        for row in rows_under(text, self.columns):
+            # A collection of counters repeats each dispatch for every counter.
+            counter = counter or row.get("Counter_Name")
+            if row.get("Counter_Name") != counter:
+                continue
+            first, second = (number(row[column]) for column in values)
+            low, high = (number(row.get(column)) for column in self.extremes)
+            if first is None or second is None or (second < first if self.is_dispatch else first < 1):
+                lost += 1
+            elif self.is_dispatch:
+                found.append(_call(row[name], second - first))
+            else:
+                ns = [
+                    None if value is None else round(nanoseconds(value, self.unit) or 0)
+                    for value in (second, low, high)
+                ]
+                found.append(NamedTime(row[name], int(first), ns[0] or 0, ns[1], ns[2]))
+        return found, lost
+
+    @property
+    def is_dispatch(self) -> bool:
+        return not self.extremes[0]
 
 
-def statistics(text: str, columns: Mapping[str, str], unit_ns: float = 1.0) -> list[NamedTime]:
-    """One row per kernel with its sums; `columns` maps name, calls, total, min and max to the tool's words.
+_STAMPS = (("Start_Timestamp", "End_Timestamp"), ("Begin_Timestamp", "End_Timestamp"), ("BeginNs", "EndNs"))
+_KERNEL_NAMES = ("Kernel_Name", "KernelName")
+NSYS = tuple(
+    Layout(
+        "nsys", "nsys stats", ("Name", "Instances", f"Total Time ({unit})"), (f"Min ({unit})", f"Max ({unit})"), unit
+    )
+    for unit in ("ns", "us", "μs", "ms", "s")  # as `nsys stats --timeunit` was told
+)
+STATISTICS = Layout("rocprof", "rocprof --stats", ("Name", "Calls", "TotalDurationNs"), ("MinNs", "MaxNs"))
+DISPATCHES = tuple(
+    Layout("rocprof", "a kernel trace of rocprof", (name, *stamps)) for stamps in _STAMPS for name in _KERNEL_NAMES
+)
+LAYOUTS = (*NSYS, STATISTICS, *DISPATCHES)
+NCU_COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Value")
 
-    `unit_ns`: the nanoseconds of what its times count.
-    """
-    rows = []
-    for row in rows_under(text, (columns["name"], columns["calls"], columns["total"])):
-        calls, total = number(row[columns["calls"]]), number(row[columns["total"]])
-        if calls is None or total is None or calls < 1 or total < 0:
-            continue
-        low, high = number(row.get(columns.get("min", ""))), number(row.get(columns.get("max", "")))
-        rows.append(
-            NamedTime(
-                name=row[columns["name"]],
-                calls=int(calls),
-                total_ns=round(total * unit_ns),
-                min_ns=None if low is None else round(low * unit_ns),
-                max_ns=None if high is None else round(high * unit_ns),
+
+def kernel_table(text: str, source: str = "") -> tuple[str, VendorTable] | None:
+    """The tool that wrote a text, and its table; None where no row of a kernel can be read."""
+    if (found := read_ncu(text)) is not None:
+        return "ncu", _without(found, source, int(ends_in_a_row(text)))
+    for layout in LAYOUTS:
+        rows, lost = layout.rows(text)
+        if rows:
+            readings, notes = _rocm_counters(text) if layout.is_dispatch else ([], ())
+            return layout.tool, _without(VendorTable(added_up(rows), readings, notes), source, lost)
+    return None
+
+
+def _without(table: VendorTable, source: str, lost: int) -> VendorTable:
+    """The table with a note of the rows that are missing in it."""
+    if not lost:
+        return table
+    rows = counted(lost, "row")
+    told = f"{rows} of {source} could not be read and {'are' if lost > 1 else 'is'} left out: the file is cut off or damaged"
+    return replace(table, notes=(*table.notes, note("profiler", told)))
+
+
+ROCM_COUNTERS: dict[str, CounterName] = {
+    "LDSBankConflict": "lds_conflicts",
+    "OccupancyPercent": "occupancy",
+    "L2CacheHit": "l2_hits",
+    "MemUnitBusy": "bandwidth",
+}
+"""ROCm's derived counters by their published names; all are percentages."""
+
+
+def _rocm_counters(text: str) -> tuple[list[Reading], tuple[Note, ...]]:
+    """A column for each counter, as rocprof and rocprofv2 write them, or one row per counter, as rocprofv3 does."""
+    readings, unknown = [], set()
+    for kernel in _KERNEL_NAMES:
+        for row in rows_under(text, (kernel,)):
+            told = {row["Counter_Name"]: row.get("Counter_Value")} if "Counter_Name" in row else row
+            unknown |= told.keys() - ROCM_COUNTERS.keys() if told is not row else set()
+            for metric, name in ROCM_COUNTERS.items():
+                if (value := number(told.get(metric))) is not None:
+                    readings.append(Reading(name, metric, row[kernel], value / 100, _dispatch_ns(row)))
+    if not unknown:
+        return readings, ()
+    text = f"not explained here: {', '.join(sorted(unknown)[:6])}; ask the profiler for {', '.join(ROCM_COUNTERS)}"
+    return readings, (note("profiler", text),)
+
+
+def _dispatch_ns(row: Mapping[str, str]) -> float:
+    """Nanoseconds of the dispatch; 1 where the file has no times."""
+    stamps = ((number(row.get(start)), number(row.get(end))) for start, end in _STAMPS)
+    return next((end - start for start, end in stamps if start is not None and end is not None and end >= start), 1.0)
+
+
+# Nsight Compute
+
+DURATION = "gpu__time_duration.sum"
+TRAFFIC = "dram__bytes.sum"
+SHARES: dict[str, CounterName] = {
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "bandwidth",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
+    "l1tex__t_sector_hit_rate.pct": "l1_hits",
+    "lts__t_sector_hit_rate.pct": "l2_hits",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute",
+}
+_METRICS: dict[str, Callable[[float, str], float | None]] = {
+    DURATION: nanoseconds,
+    TRAFFIC: size_in_bytes,
+    **dict.fromkeys(SHARES, lambda value, unit: value / 100),
+}
+_IN_WORDS = {
+    "Duration": DURATION,
+    "DRAM Throughput": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "Achieved Occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "L1/TEX Hit Rate": "l1tex__t_sector_hit_rate.pct",
+    "L2 Hit Rate": "lts__t_sector_hit_rate.pct",
+    "Compute (SM) Throughput": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+}
+"""Metrics as the sections of ncu's own report call them, where no metric was asked for by name."""
+
+
+def read_ncu(text: str) -> VendorTable | None:
+    """The table in ncu's CSV; None where the text is something else."""
+    calls: dict[tuple[str, ...], tuple[str, dict[str, float]]] = {}
+    for key, kernel, metric, cell, unit in (*_ncu_rows(text), *_raw_ncu_rows(text)):
+        _, metrics = calls.setdefault(key, (kernel, {}))
+        value = number(cell)
+        if metric in _METRICS and value is not None and (told := _METRICS[metric](value, unit)) is not None:
+            metrics[metric] = told
+    times = [_call(name, metrics[DURATION]) for name, metrics in calls.values() if DURATION in metrics]
+    if not times:
+        return None
+    readings = [
+        Reading(SHARES.get(metric, "traffic"), metric, kernel, value, metrics.get(DURATION, 0.0))
+        for kernel, metrics in calls.values()
+        for metric, value in metrics.items()
+        if metric != DURATION
+    ]
+    how = "ncu runs each kernel by itself, several times and with cold caches: times differ from those of a step"
+    return VendorTable(added_up(times), readings, (note("profiler", how),))
+
+
+_Cell = tuple[tuple[str, ...], str, str, str | None, str]
+"""Which call it is of, its kernel, the metric, its value and unit."""
+
+
+def _ncu_rows(text: str) -> Iterator[_Cell]:
+    for row in rows_under(text, NCU_COLUMNS):
+        metric = _IN_WORDS.get(row["Metric Name"], row["Metric Name"])
+        key = (row.get("Process ID", ""), row["ID"])
+        yield key, row["Kernel Name"], metric, row["Metric Value"], row.get("Metric Unit", "")
+
+
+def _raw_ncu_rows(text: str) -> Iterator[_Cell]:
+    """`ncu --csv --page raw`: one row per call, a column per metric, and a row of units below the header."""
+    header: list[str] = []
+    units: dict[str, str] = {}
+    for index, cells in enumerate(csv.reader(safe_lines(text))):
+        row = dict(zip(header, cells, strict=False)) if len(cells) == len(header) else {}
+        if not header and {"ID", "Kernel Name", DURATION} <= set(cells):
+            header = cells
+        elif row and not units:
+            units = row
+        elif row:
+            yield from (
+                (("raw", str(index)), row["Kernel Name"], metric, row.get(metric), units.get(metric, ""))
+                for metric in _METRICS
             )
+
+
+# Whole files
+
+
+def read_file(path: Path) -> tuple[str, VendorTable]:
+    """The tool that wrote a file, and its table. Raises `TraceError` with what was found instead."""
+    head = _head(path)
+    if head.startswith(SQLITE):
+        return _database(path)
+    if head.lstrip()[:1] in (b"{", b"["):
+        return _json(path)
+    if what := _other_kind(path, head):
+        raise TraceError(f"{path} {what}")
+    text = text_of(path)
+    if (found := kernel_table(text, path.name)) is not None:
+        return found
+    raise TraceError(f"{path} {_nearly(text) if text.strip() else 'is empty'}")
+
+
+_OTHER_KINDS = {
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"GIF8": "a picture",
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+}
+
+
+def _other_kind(path: Path, head: bytes) -> str:
+    """What a file is that no reader here could read; nothing for text."""
+    if path.suffix == ".nsys-rep":
+        return f"is a report of nsys: 'nsys stats -r cuda_gpu_kern_sum --format csv {path}' makes a table of it"
+    if path.suffix == ".ncu-rep":
+        return f"is a report of ncu: 'ncu --import {path} --csv' makes a table of it"
+    if found := next((what for magic, what in _OTHER_KINDS.items() if head.startswith(magic)), None):
+        return f"is {found}; what can be read: {KNOWN}"
+    if head.startswith(_WIDE) or min(head, default=ord(" ")) >= ord("\t"):
+        return ""
+    if head[:1] == b"\n":
+        return (
+            "looks like a Perfetto protobuf trace, which Redline does not read: "
+            "write CSV or JSON instead (rocprofv3 --output-format csv json)"
         )
-    return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+    return f"is a binary file that Redline does not know; what can be read: {KNOWN}"
+
+
+def _head(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise TraceError(f"{path} is a folder: name the file in it")
+        if not path.is_file():
+            raise TraceError(f"no such file: {path}")
+        with path.open("rb") as file:
+            head = file.read(4096)
+        return text_of(path)[:4096].encode() if head.startswith(GZIP) else head
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _nearly(text: str) -> str:
+    """Why a text is no table: which one it is most like, and what is missing there."""
+    kinds = [*((layout.kind, layout.columns) for layout in LAYOUTS), ("ncu --csv", NCU_COLUMNS)]
+    lines = [{cell.strip() for cell in row} for row in islice(csv.reader(safe_lines(text)), HEADER_LINES)]
+    found = [(len(line & set(needed)), kind, needed, line) for line in lines for kind, needed in kinds]
+    most, kind, needed, line = max(found, key=lambda one: one[0] / len(one[2]), default=(0, "", (), set()))
+    if needed and most == len(needed):
+        return (
+            f"has the columns of {kind} and no row that could be read: no kernel was recorded, or the file was cut off"
+        )
+    if most >= 2:
+        missing = ", ".join(repr(name) for name in needed if name not in line)
+        return f"looks like a table of {kind}, but its column {missing} is missing: was it renamed?"
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return f"is no kernel table Redline knows ({KNOWN}); it begins with {first[:80]!r}"
+
+
+def _json(path: Path) -> tuple[str, VendorTable]:
+    try:
+        document = json.loads(text_of(path))
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is not whole JSON: {error}") from None
+    if isinstance(document, dict) and "rocprofiler-sdk-tool" in document:
+        kernels = added_up(_sdk_dispatches(document["rocprofiler-sdk-tool"]))
+        if not kernels:
+            raise TraceError(f"{path}: rocprofv3 recorded no kernel in it (was --kernel-trace given?)")
+        return "rocprofv3", VendorTable(kernels=kernels)
+    if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
+        raise TraceError(f"{path} is a timeline: read it with 'redline profile {path}'")
+    raise TraceError(f"{path} is JSON, but none that Redline knows: {KNOWN}")
+
+
+def _sdk_dispatches(processes: Any) -> Iterator[NamedTime]:
+    for process in processes if isinstance(processes, list) else [processes]:
+        names = {
+            symbol.get("kernel_id"): symbol.get("formatted_kernel_name") or symbol.get("kernel_name")
+            for symbol in _dicts_at(process, "kernel_symbols")
+        }
+        for record in _dicts_at(process, "buffer_records", "kernel_dispatch"):
+            kernel_id = (record.get("dispatch_info") or {}).get("kernel_id")
+            began, ended = record.get("start_timestamp"), record.get("end_timestamp")
+            if isinstance(began, int) and isinstance(ended, int) and ended >= began:
+                yield _call(str(names.get(kernel_id) or f"kernel {kernel_id}"), ended - began)
+
+
+def _dicts_at(found: Any, *path: str) -> list[dict[str, Any]]:
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+_QUERIES: tuple[tuple[str, set[str], str], ...] = (
+    (
+        "nsys",
+        {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"},
+        'SELECT s.value, k."end" - k.start FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName',
+    ),
+    ("rocprofv3", {"kernels"}, 'SELECT name, "end" - start FROM kernels'),
+)
+"""nsys export --type sqlite, and the rocpd database that ROCm 7 writes unless it is told otherwise."""
+
+
+def _database(path: Path) -> tuple[str, VendorTable]:
+    try:
+        with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro&immutable=1", uri=True)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            for tool, needed, query in _QUERIES:
+                if needed <= tables:
+                    rows = (
+                        (name, ns) for name, ns in connection.execute(query) if isinstance(ns, int | float) and ns >= 0
+                    )
+                    kernels = added_up(_call(str(name), ns) for name, ns in rows)
+                    if not kernels:
+                        raise TraceError(f"{path}: {tool} recorded no kernel in it")
+                    return tool, VendorTable(kernels=kernels)
+    except sqlite3.Error as error:
+        raise TraceError(f"cannot read {path}: {error}") from None
+    raise TraceError(
+        f"{path} is a database without kernels Redline knows; it has {', '.join(sorted(tables)[:6]) or 'no table'}"
+    )
