@@ -1,8 +1,7 @@
-"""Time by operator (calls, host and device time, each without and with what it called, and memory), and by module."""
+"""Time by operator (calls, host and device time, each without and with what it called, and memory)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -13,7 +12,7 @@ from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, Ints, Mask, Trace
 from redline.trace.intervals import distinct, seconds
 from redline.trace.kernels import NamedTime
-from redline.trace.links import Links, Nesting
+from redline.trace.links import Links
 
 OperatorSource = Literal["operator", "graph", "no-operator", "no-launch"]
 """`graph`: replayed by a graph launch, which knows no operators. `no-operator`: launched outside any operator.
@@ -186,52 +185,6 @@ def _allocated(trace: Trace, links: Links) -> tuple[Ints, Ints]:
     return sizes[0], sizes[1]
 
 
-MODULE_PREFIX = "redline-module/"
-
-
-def module_times(links: Links) -> dict[str, int]:
-    """Nanoseconds directly in each module, over all steps; empty where no module was marked."""
-    trace = links.trace
-    marks = trace.annotations
-    named = [number for number, name in enumerate(trace.names) if name.startswith(MODULE_PREFIX)]
-    rows = np.flatnonzero(np.isin(marks.name, named))
-    if not len(rows):
-        return {}
-    nesting = Nesting(marks.thread[rows], marks.start[rows], marks.end[rows])
-    owner = _owners(links, nesting)
-    if trace.has_device:
-        where, duration = _of_work(links, nesting, owner), trace.work.duration
-    else:
-        where, duration = owner, self_times(links)[0]
-    known = where >= 0
-    total = np.zeros(len(rows), np.int64)
-    np.add.at(total, where[known], duration[known])
-    found: defaultdict[str, int] = defaultdict(int)
-    for name, nanoseconds in zip(marks.name[rows].tolist(), total.tolist(), strict=True):
-        found[trace.names[name].removeprefix(MODULE_PREFIX)] += nanoseconds
-    return dict(found)
-
-
-def _owners(links: Links, nesting: Nesting) -> Ints:
-    """For each operator, the mark it belongs to: the one around it, that of its forward operator, or its parent's."""
-    operators = links.trace.operators
-    owner = nesting.around(operators.thread, operators.start)
-    backward = _of_forward(links, owner)
-    owner = np.where(owner >= 0, owner, backward)
-    parent = links.nesting.parent
-    for level in links.nesting.levels():
-        orphans = level[(owner[level] < 0) & (parent[level] >= 0)]
-        owner[orphans] = owner[parent[orphans]]
-    return owner
-
-
-def _of_forward(links: Links, owner: Ints) -> Ints:
-    found = np.full(len(links.trace.operators), UNKNOWN, np.int64)
-    backward, forward = forward_rows(links)
-    found[backward] = np.where(forward >= 0, owner[forward], UNKNOWN)
-    return found
-
-
 def forward_rows(links: Links) -> tuple[Ints, Ints]:
     """The operators of the backward pass, and for each the forward operator that it belongs to, or UNKNOWN."""
     operators = links.trace.operators
@@ -246,14 +199,3 @@ def forward_rows(links: Links) -> tuple[Ints, Ints]:
     last = np.searchsorted(numbers, operators.sequence[backward], side="right") - 1
     matches = (last >= 0) & (numbers[np.maximum(last, 0)] == operators.sequence[backward])
     return backward, np.where(matches, order[np.maximum(last, 0)], UNKNOWN)
-
-
-def _of_work(links: Links, nesting: Nesting, owner: Ints) -> Ints:
-    calls = links.trace.calls
-    found = np.full(len(links.trace.work), UNKNOWN, np.int64)
-    by_operator = links.operator >= 0
-    found[by_operator] = owner[links.operator[by_operator]]
-    rest = np.flatnonzero((found < 0) & (links.call >= 0))  # launched by no operator, such as a kernel of one's own
-    called = links.call[rest]
-    found[rest] = nesting.around(calls.thread[called], calls.start[called])
-    return found

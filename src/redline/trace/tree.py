@@ -8,6 +8,7 @@ those that matter.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,7 +21,10 @@ from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace
 from redline.trace.intervals import seconds
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
-from redline.trace.operators import MODULE_PREFIX, forward_rows
+from redline.trace.operators import forward_rows
+
+MODULE_PREFIX = "redline-module/"
+"""The mark that Redline puts around each module where it was asked to."""
 
 NodeKind = Literal["annotation", "module", "function", "operator", "all"]
 _KINDS: tuple[NodeKind, ...] = ("annotation", "module", "function", "operator")
@@ -105,12 +109,12 @@ class _Node:
         )
 
 
-def tree_of(links: Sequence[Links]) -> TreeNode | None:
-    """Of all traces together; None where nothing was recorded on the host."""
+def tree_of(links: Sequence[Links], least_share: float = LEAST_SHARE) -> TreeNode | None:
+    """The tree of all traces together; None where nothing was recorded on the host."""
     root = _Node("all", "all", [0, 0, 0, 0])
     for each in links:
         if len(each.trace.operators) or len(each.trace.annotations) or len(each.trace.frames):
-            _add_trace(each, root)
+            _add_trace(each, root, least_share)
     root.values[0] = len(links)
     root.add_up()
     return root.frozen() if root.children else None
@@ -143,7 +147,7 @@ def _ranges(trace: Trace) -> _Ranges:
     return _Ranges(table, kind, nesting, len(kept) + len(frames))
 
 
-def _add_trace(links: Links, root: _Node) -> None:
+def _add_trace(links: Links, root: _Node, least_share: float) -> None:
     trace = links.trace
     ranges = _ranges(trace)
     parent, is_backward = _parents(links, ranges)
@@ -155,7 +159,9 @@ def _add_trace(links: Links, root: _Node) -> None:
     np.add.at(device, where[known], trace.work.duration[known])
     backward[is_backward] = device[is_backward]
     root.values[2] += int(trace.work.duration[~known].sum())
-    paths.add_to(root, trace, [paths.summed(column) for column in (np.ones_like(own), own, device, backward)])
+    paths.add_to(
+        root, trace, [paths.summed(column) for column in (np.ones_like(own), own, device, backward)], least_share
+    )
 
 
 def _places_of_work(links: Links, ranges: _Ranges) -> Ints:
@@ -249,11 +255,10 @@ class _Paths:
             depth[low:high] = np.where(above >= 0, depth[above] + 1, 0)
         return depth
 
-    def add_to(self, root: _Node, trace: Trace, columns: list[Ints]) -> None:
+    def add_to(self, root: _Node, trace: Trace, columns: list[Ints], least: float) -> None:
         """What is too small to be told gives its time to what is around it."""
         host, device = self.with_all_inside(columns[1]), self.with_all_inside(columns[2])
         share = np.maximum(host / max(int(columns[1].sum()), 1), device / max(int(columns[2].sum()), 1))
-        least = LEAST_SHARE
         if (share >= least).sum() > MOST_NODES:
             least = float(np.sort(share)[-MOST_NODES])
         kept = (share >= least) & (self._depths() < DEEPEST_NODE)
@@ -324,3 +329,20 @@ def _modules_inside(node: TreeNode) -> Iterator[TreeNode]:
             yield child
         else:
             yield from _modules_inside(child)
+
+
+def module_times(links: Links) -> dict[str, float]:
+    """Seconds directly in each module that Redline marked, over all steps: of the device, or of operators without one."""
+    found: defaultdict[str, float] = defaultdict(float)
+
+    def collect(node: TreeNode, module: str | None) -> None:
+        module = node.plain_name if node.name.startswith(MODULE_PREFIX) else module
+        if module is not None:
+            on_host = node.host_self_s if node.kind == "operator" else 0.0
+            found[module] += node.device_self_s if links.trace.has_device else on_host
+        for child in node.children:
+            collect(child, module)
+
+    if (tree := tree_of([links], least_share=0.0)) is not None:
+        collect(tree, None)
+    return dict(found)

@@ -28,7 +28,7 @@ from redline.model.spec import RunSpec
 from redline.model.work import NOT_COUNTED, PRODUCTS, Ceilings, ModuleWork, WorkCount
 from redline.show.result import Result
 from redline.trace.decode import read_trace
-from redline.trace.operators import module_times
+from redline.trace.tree import module_times
 from redline.trace.window import recorded, steps_of
 from redline.verbs.verb import WORKLOAD, ModelName, OneRecipe, verb
 
@@ -105,7 +105,7 @@ def module_seconds(record: RunRecord) -> dict[str, float]:
     found = recorded(read_trace(Path(record.trace.path)))
     steps = steps_of([found])
     count = steps.count if steps else record.trace.steps
-    return {path: nanoseconds / 1e9 / max(count, 1) for path, nanoseconds in module_times(found.links).items()}
+    return {path: seconds / max(count, 1) for path, seconds in module_times(found.links).items()}
 
 
 def _with_latency(spec: RunSpec, workspace: Workspace, depth: int | None) -> Result:
