@@ -152,7 +152,7 @@ def test_narrow_formats_summed_up_in_fp32_are_not_full_fp32(name: str, strict: b
 
 
 def test_a_packed_table_of_rocprof_is_read(tmp_path: Path) -> None:
-    from redline.trace.vendors.imported import read_file
+    from redline.trace.vendors.tables import read_file
 
     document = {"rocprofiler-sdk-tool": [{"kernel_symbols": [{"kernel_id": 1, "formatted_kernel_name": "k"}],
         "buffer_records": {"kernel_dispatch": [{"start_timestamp": 0, "end_timestamp": 5000, "dispatch_info": {"kernel_id": 1}}]}}]}  # fmt: skip

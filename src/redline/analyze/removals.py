@@ -383,10 +383,12 @@ def straggler(facts: TraceFacts) -> Removal | None:
     worst = waiting.stragglers[0]
     late = [run.calls.label for run in runs].index(worst.label)
     windows = [_by_window(run) for run in runs]
-    share = _more_than_others([np.bincount(window, work) for _, window, work in windows], late)
+    sums = [np.bincount(window, work) for _, window, work in windows]
     rows, window, work = windows[late]
     cut = np.zeros(len(runs[late].recorded.trace.work), np.int64)
-    cut[rows] = np.ceil(share[window] * work)
+    # Nobody knows which work it is: the last before a collective, whose end the others wait for.
+    later = np.cumsum(sums[late])[window] - np.cumsum(work)
+    cut[rows] = np.clip(np.ceil(_more_than_others(sums, late) * sums[late])[window] - later, 0, work)
     # Less work also has fewer gaps in it, and takes less of the host.
     own_cut = Without(work=cut, gaps=cut > 0, host=_launched_less(facts.devices, late))
     saved = facts.replay.saved([own_cut if at == late else NOTHING for at in range(len(runs))])
@@ -410,7 +412,8 @@ def _by_window(run: DeviceRun) -> tuple[Ints, Ints, Ints]:
     links, work, rows = run.recorded.links, run.recorded.trace.work, run.view.rows
     at = np.where(links.is_launched[rows], links.launched_at[rows], work.start[rows])
     talking = links.is_class("communication")[rows]
-    rows, at, begins = rows[~talking], at[~talking], np.sort(at[talking])
+    begins, order = np.sort(at[talking]), np.argsort(at[~talking], kind="stable")
+    rows, at = rows[~talking][order], at[~talking][order]
     return rows, np.searchsorted(begins, at), work.duration[rows]
 
 

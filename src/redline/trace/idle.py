@@ -121,7 +121,7 @@ class Latency:
     """How long work usually takes to start on a device that has nothing else to do, after the host asks for it.
 
     It differs between makers of GPUs by an order of magnitude, so that every trace is asked for its own. Where the host is
-    hardly ever late it is the usual gap between one piece of work and the next.
+    hardly ever late it is what a launch takes: a device starts work about as fast as the host can ask for it.
     """
 
     ns: int
@@ -133,14 +133,12 @@ class Latency:
         before = np.concatenate(([np.iinfo(np.int64).min], busy.end[:-1]))
         late = links.is_launched[first] & (links.launched_at[first] >= before) & ~links.by_graph[first]
         latencies = work.start[first[late]] - links.launched_at[first[late]]
-        gaps = (busy.start - before)[1:][~late[1:]]
-        if len(latencies) >= QUARTILES:
-            return cls(usual_at_least(latencies))
-        # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
-        told = usual_at_least(gaps[gaps > 1])
-        calls = distinct(links.call[links.is_launched & ~links.by_graph])
-        # A device starts work about as fast as the host can ask for it: gaps that are all longer have another cause.
-        return cls(min(told, usual(links.trace.calls.duration[calls])) if len(calls) else told)
+        if len(latencies) < QUARTILES:
+            calls = distinct(links.call[links.is_launched & ~links.by_graph])
+            gaps = (busy.start - before)[1:]
+            # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
+            latencies = links.trace.calls.duration[calls] if len(calls) else gaps[gaps > 1]
+        return cls(usual_at_least(latencies))
 
 
 QUARTILES = 4

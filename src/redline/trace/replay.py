@@ -168,7 +168,7 @@ def _columns(run: DeviceRun) -> _Columns:
     delay = np.where(free, 0, np.maximum(late - usual, 0))
     begun = start - delay
     # Where something else held the work up, the gap before it may be none, and its launch may be as quick as any.
-    is_queued, is_late = same & (ready == before), known & (ready == launched)
+    is_queued, is_late = same & (ready == before), known & (ready == np.maximum(launched, run.bounds[0]))
     soonest = int(np.min((begun - launched)[is_late], initial=usual))
     queue = np.where(is_queued, begun - before, np.minimum(begun - before, 0))
     reaches = np.where(is_late, begun, np.minimum(begun, launched + soonest))
