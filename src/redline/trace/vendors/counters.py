@@ -38,7 +38,10 @@ class Reading:
     """Nanoseconds, or 1 where the tool gives no time."""
 
 
-_POOR_HITS = ("poor", "poor access pattern, or data used only once: strided or scattered reads, wrong layout")
+_POOR_HITS: tuple[Verdict, str] = (
+    "poor",
+    "poor access pattern, or data used only once: strided or scattered reads, wrong layout",
+)
 _MEANINGS: dict[CounterName, tuple[float, tuple[Verdict, str], tuple[Verdict, str]]] = {
     "bandwidth": (
         0.8,
