@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -201,6 +202,29 @@ def test_why_a_rank_is_late(given: dict[str, Any], code: str) -> None:
     assert (found.rank, found.why.code) == (1, code)
     (point,) = points_of([trial(3, 0.1, batch=24, forward=LATE, **given)], "weak")
     assert point.straggler_why == found.why
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
+def test_a_rank_that_is_late_in_any_phase_is_named_by_what_it_does_alone(phase: str) -> None:
+    """Backward passes that average gradients last until the late rank is done, on every rank."""
+
+    def block(number: int, late_s: float) -> Block:
+        ranks = []
+        for rank in range(3):
+            own = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.05)
+            own[phase] += late_s if rank == 2 else 0.0
+            alone = {name: (own[name],) for name in ("forward", "backward")}
+            waited = {**own, "backward": 0.2 + late_s - sum(own.values()) + own["backward"]}
+            phases = {name: (seconds,) for name, seconds in waited.items()}
+            ranks.append(RankBlock(rank=rank, samples=(0.2 + late_s,), phases=phases, alone=alone))
+        return Block(kind="throughput", clock="host", samples=(0.2,), round=number, ranks=tuple(ranks))
+
+    record = trial(3, 0.2, batch=24).record
+    found = late_rank(msgspec.structs.replace(record, blocks=tuple(block(number, 0.2) for number in range(4))))
+    assert found is not None
+    assert (found.rank, found.phase, found.seconds) == (2, phase, pytest.approx(0.2))
+    alike = tuple(block(number, 0.001) for number in range(4))
+    assert late_rank(msgspec.structs.replace(record, blocks=alike)) is None
 
 
 def test_a_rank_with_a_larger_part_of_the_batch_is_not_late() -> None:

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import psutil
 import pytest
 
+from redline.analyze.ranks import late_rank
 from redline.launch import open_door
 from redline.launch.fork import reserved_port
 from redline.launch.ranks import RankLine, _hanging, merged_block
@@ -34,10 +36,12 @@ from redline.model.protocol import (
     TraceReply,
 )
 from redline.model.questions import AskCheck, CheckedSpecs
-from redline.model.record import Block, Failure
+from redline.model.record import Block, Failure, RunRecord
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
+LATE_S = 0.2
+"""As the models of that file have it."""
 QUICK = MeasureSpec(warmup_min_seconds=0.0, warmup_window_seconds=0.0, warmup_max_seconds=0.2, check_numerics=False)
 
 
@@ -116,6 +120,28 @@ def test_ranks_answer_as_one(tmp_path: Path) -> None:
             "trace.rank1.json.gz",
         ]
         session.close()
+
+
+@pytest.mark.parametrize(
+    ("factory", "late"),
+    [("late_in_backward", (1, "backward")), ("late_in_forward", (1, "forward")), ("all_late", None)],
+)
+def test_a_late_rank_is_named_with_its_phase_although_the_others_wait(
+    factory: str, late: tuple[int, str] | None
+) -> None:
+    spec = spec_of(factory)
+    with opened(spec) as session:
+        prepared = session.ask(Prepare(spec=spec)).prepared
+        replies = [session.ask(Measure(kind="throughput", seconds=0.5, round=number)) for number in range(4)]
+        session.close()
+    blocks = tuple(reply.block for reply in replies)
+    for block in blocks:
+        middles = [median(rank.samples) for rank in block.ranks]
+        assert max(middles) < 1.5 * min(middles), "all ranks take as long as the slowest"
+    found = late_rank(RunRecord(id="a", spec=spec, prepared=prepared, blocks=blocks))
+    assert (None if found is None else (found.rank, found.phase)) == late
+    if found is not None:
+        assert found.seconds == pytest.approx(LATE_S, rel=0.5)
 
 
 def test_a_killed_rank_is_named(sign: Path) -> None:

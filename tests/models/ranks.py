@@ -82,6 +82,41 @@ def raising(batch: int = 8):
     return Raising(), torch.randn(batch, 16)
 
 
+LATE_S = 0.2
+
+
+class Late(Small):
+    """Takes longer in one phase of a training step, on rank 1 or on every rank."""
+
+    def __init__(self, phase: str, *, on_all: bool = False) -> None:
+        super().__init__()
+        self.phase, self.on_all = phase, on_all
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.phase == "forward":
+            self.dawdle()
+        y = self.layers(x)
+        if self.phase == "backward" and y.requires_grad:
+            y.register_hook(lambda gradient: self.dawdle())
+        return y
+
+    def dawdle(self) -> None:
+        if self.on_all or (dist.is_initialized() and dist.get_rank() == 1):
+            time.sleep(LATE_S)
+
+
+def late_in_forward(batch: int = 8):
+    return Late("forward"), torch.randn(batch, 16)
+
+
+def late_in_backward(batch: int = 8):
+    return Late("backward"), torch.randn(batch, 16)
+
+
+def all_late(batch: int = 8):
+    return Late("backward", on_all=True), torch.randn(batch, 16)
+
+
 DELAY_S = 0.05
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from redline.model.fields import Frozen
@@ -12,20 +12,24 @@ from redline.model.record import Block, RankBlock, RankInfo, RunRecord
 from redline.model.units import counted, format_seconds
 
 STRAGGLER = 1.1
-"""A rank this much slower than the middle one, in most blocks, is named."""
+"""A rank is named if its own part of a step takes this much longer than that of the middle rank, in most blocks."""
 EXPLAINS = 0.5
-"""Of what a rank takes longer: a figure that differs by less does not explain it."""
+"""A figure explains why a rank takes longer if it accounts for at least this share of the difference."""
 
 
 class LateRank(Frozen):
     """The rank that the others wait for."""
 
     rank: int
+    phase: str
+    """The phase of the step in which it takes longer than the others."""
+    seconds: float
+    """What it takes longer for its own part of a step."""
     why: Note
 
 
 def rank_peaks(blocks: Sequence[Block]) -> tuple[int | None, ...]:
-    """One per rank; a single process is rank 0."""
+    """The peak memory of each rank; a single process is rank 0."""
     memories: dict[int, list[int]] = {}
     for block in blocks:
         for rank, memory in [(each.rank, each.memory) for each in block.ranks] or [(0, block.memory)]:
@@ -35,72 +39,78 @@ def rank_peaks(blocks: Sequence[Block]) -> tuple[int | None, ...]:
     return tuple(max(memories[rank]) for rank in sorted(memories))
 
 
-def late_rank(record: RunRecord) -> LateRank | None:
-    """The rank that is clearly slower than the middle one in most blocks, and why.
+def own_seconds(block: RankBlock) -> dict[str, float]:
+    """The median time of each phase in which a rank works by itself and waits for no other.
 
-    Ranks that train wait for each other in the backward pass and so take equally long: their forward passes tell. A rank
-    whose part of the batch is larger is only late where it is slower per item too.
+    In the backward pass ranks wait for each other's gradients, so that phase counts only where it was timed without averaging.
+    Where no phase was timed, the whole step counts.
+    """
+    own = {name: seconds for name, seconds in block.phases.items() if name != "backward"} | block.alone
+    return {name: median(seconds) for name, seconds in own.items() if seconds} or {"step": median(block.samples)}
+
+
+def late_rank(record: RunRecord) -> LateRank | None:
+    """The rank whose own part of a step clearly takes longer than that of the middle rank in most blocks, and why.
+
+    A rank with a larger part of the batch counts as late only if it also takes longer per item. Returns None if no rank does.
     """
     timed = [block for block in record.blocks if len(block.ranks) > 1]
-    infos = {each.rank: each for each in record.prepared.ranks} if record.prepared is not None else {}
-    items = {rank: info.items_per_step for rank, info in infos.items()}
+    # Blocks of few steps may have no phases. In their whole steps all ranks that average gradients take equally long.
+    timed = [block for block in timed if any(rank.alone or rank.phases for rank in block.ranks)] or timed
+    infos = {info.rank: info for info in record.prepared.ranks} if record.prepared is not None else {}
     late: Counter[int] = Counter()
     for block in timed:
-        seconds = {each.rank: _seconds(each) for each in block.ranks}
+        seconds = {rank.rank: sum(own_seconds(rank).values()) for rank in block.ranks}
+        per_item = {rank: own / (infos[rank].items_per_step if rank in infos else 1) for rank, own in seconds.items()}
         slowest = max(seconds, key=lambda rank: seconds[rank])
-        per_item = {rank: value / (items.get(rank) or 1) for rank, value in seconds.items()}
         if all(_exceeds(values, slowest) for values in (seconds, per_item)):
             late[slowest] += 1
     rank, count = next(iter(late.most_common(1)), (-1, 0))
-    return LateRank(rank=rank, why=_why(rank, timed, infos)) if count > len(timed) / 2 else None
+    if count <= len(timed) / 2:
+        return None
+
+    def longer(phase: str) -> float:
+        return _longer(rank, timed, lambda each: own_seconds(each).get(phase)) or 0.0
+
+    phases = {name for block in timed for each in block.ranks for name in own_seconds(each)}
+    whole = _longer(rank, timed, lambda each: sum(own_seconds(each).values())) or 0.0
+    return LateRank(rank=rank, phase=max(phases, key=longer), seconds=whole, why=_why(rank, timed, infos, whole))
 
 
-def _exceeds(values: dict[int, float], slowest: int) -> bool:
+def _exceeds(values: Mapping[int, float], slowest: int) -> bool:
     others = median(value for rank, value in values.items() if rank != slowest)
     return others > 0 and values[slowest] > STRAGGLER * others
 
 
-def _why(rank: int, blocks: Sequence[Block], infos: dict[int, RankInfo]) -> Note:
-    devices = {each.device.name for number, each in infos.items() if number != rank}
-    if rank in infos and devices and infos[rank].device.name not in devices:
-        text = f"its device is {infos[rank].device.name}, those of the others {', '.join(sorted(devices))}"
-        return note("unlike-device", text)
-    if rank in infos and infos[rank].device.kind != "cpu":
-        return note(
-            "slow-device", "the same device takes longer there: its clocks, its temperature, or others that use it"
-        )
-    took, others_took = _compared(rank, blocks, _seconds)
-    assert took is not None
-    assert others_took is not None
-    enough = EXPLAINS * (took - others_took)
-    waited, others_waited = _compared(rank, blocks, lambda each: _per_step(each, each.waited_s))
-    if waited is not None and others_waited is not None and waited - others_waited > enough:
-        text = (
-            f"it has no processor for {format_seconds(waited)} a step, the others for {format_seconds(others_waited)}"
-        )
+def _why(rank: int, blocks: Sequence[Block], infos: Mapping[int, RankInfo], longer_s: float) -> Note:
+    devices = {info.device.name for number, info in infos.items() if number != rank}
+    own = infos[rank].device if rank in infos else None
+    if own is not None and devices and own.name not in devices:
+        return note("unlike-device", f"it computes on {own.name}, the others on {', '.join(sorted(devices))}")
+    if own is not None and own.kind != "cpu":
+        text = "the same device takes longer there: its clocks, its temperature, or others that use it"
+        return note("slow-device", text)
+    enough = EXPLAINS * longer_s
+    waited_s = _longer(rank, blocks, lambda each: _per_step(each, each.waited_s))
+    if waited_s is not None and waited_s > enough:
+        text = f"it has no processor for {format_seconds(waited_s)} a step more than the others"
         return note("no-processor", f"{text}: something else runs on its processors")
-    busy, others_busy = _compared(rank, blocks, lambda each: _per_step(each, each.cpu_s))
-    if busy is None or others_busy is None:
+    computed_s = _longer(rank, blocks, lambda each: _per_step(each, each.cpu_s))
+    if computed_s is None:
         return note("cause-unknown", "the system does not tell what its processors did")
-    if busy - others_busy > enough:
-        text = f"it computes {format_seconds(busy)} a step, the others {format_seconds(others_busy)}"
+    if computed_s > enough:
+        text = f"it computes {format_seconds(computed_s)} a step more than the others"
         return note("computes-longer", f"{text}: more work, or slower processors")
-    text = f"it computes {format_seconds(busy)} a step and the others {format_seconds(others_busy)}, which does not explain it"
-    return note("waits-for-something", f"{text}: it waits for data, a lock or a device")
+    return note("waits-for-something", "computing does not explain it: it waits for data, a lock or a device")
 
 
-def _compared(
-    rank: int, blocks: Sequence[Block], figure: Callable[[RankBlock], float | None]
-) -> tuple[float | None, float | None]:
-    """The median over blocks, of this rank and of the others."""
-    read = [(each.rank == rank, figure(each)) for block in blocks for each in block.ranks]
-    own = [value for is_own, value in read if is_own and value is not None]
-    others = [value for is_own, value in read if not is_own and value is not None]
-    return (median(own), median(others)) if own and others else (None, None)
-
-
-def _seconds(block: RankBlock) -> float:
-    return median(block.phases.get("forward") or block.samples)
+def _longer(rank: int, blocks: Sequence[Block], figure: Callable[[RankBlock], float | None]) -> float | None:
+    """By how much a figure of this rank exceeds that of the others, by medians over blocks."""
+    known = [
+        (each.rank == rank, value) for block in blocks for each in block.ranks if (value := figure(each)) is not None
+    ]
+    own, others = ([value for is_own, value in known if is_own is wanted] for wanted in (True, False))
+    return median(own) - median(others) if own and others else None
 
 
 def _per_step(block: RankBlock, figure: float | None) -> float | None:
@@ -108,7 +118,7 @@ def _per_step(block: RankBlock, figure: float | None) -> float | None:
 
 
 def oversubscription(record: RunRecord) -> Note | None:
-    """Where ranks on one machine have more threads than it has processors for them."""
+    """A note if ranks on one machine have more threads than it has processors for them."""
     prepared = record.prepared
     if prepared is None or not prepared.ranks or prepared.environment.device.kind != "cpu":
         return None
@@ -117,6 +127,5 @@ def oversubscription(record: RunRecord) -> Note | None:
     here = max(Counter(rank.host for rank in prepared.ranks).values())
     if here * threads <= cores:
         return None
-    each = counted(threads, "thread")
-    shared = counted(cores, "processor")
-    return note("oversubscribed", f"{here} ranks with {each} each share {shared}: this is not scaling")
+    shared = f"{counted(threads, 'thread')} each share {counted(cores, 'processor')}"
+    return note("oversubscribed", f"{here} ranks with {shared}: this is not scaling")

@@ -9,14 +9,14 @@ from statistics import median
 from typing import Literal, get_args
 
 from redline.analyze.blocks import device_kind, shift, timed_blocks, waited_s
-from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription
+from redline.analyze.ranks import late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
 from redline.model.fields import Frozen
 from redline.model.note import Code, Note, note
 from redline.model.record import BlockKind, Numerics, RunRecord
 from redline.model.spec import MeasureSpec
 from redline.model.training import steady_epochs
-from redline.model.units import format_share
+from redline.model.units import format_seconds, format_share
 
 TrustLabel = Literal[
     "valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "shared-cpu", "not-isolated", "invalid"
@@ -204,7 +204,8 @@ def _named(record: RunRecord) -> str:
 
 def _rank_notes(record: RunRecord) -> Iterator[Note]:
     if (late := late_rank(record)) is not None:
-        text = f"rank {late.rank} is over {STRAGGLER - 1:.0%} slower than the other ranks in most blocks: {late.why}"
+        longer = f"takes {format_seconds(late.seconds)} a step longer than the others, most of it in {late.phase}"
+        text = f"rank {late.rank} {longer}: {late.why}"
         yield note("straggler", text, about=str(late.rank))
     if (crowded := oversubscription(record)) is not None:
         yield crowded

@@ -384,7 +384,9 @@ def merged_block(blocks: Sequence[Block]) -> Block:
             RankBlock(
                 rank=rank,
                 samples=block.samples,
-                phases=block.phases,
+                # Without `alone` nobody knows which part of a phase is waiting for others, as in every phase of FSDP.
+                phases=block.phases if block.alone else {},
+                alone=block.alone,
                 wall_s=block.wall_s,
                 cpu_s=block.cpu_s,
                 waited_s=block.waited_s,

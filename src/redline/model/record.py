@@ -278,6 +278,7 @@ class RankBlock(Frozen):
     rank: Items
     samples: tuple[Seconds, ...]
     phases: dict[str, tuple[Seconds, ...]] = {}
+    alone: dict[str, tuple[Seconds, ...]] = {}
     wall_s: Seconds = 0.0
     cpu_s: Seconds | None = None
     waited_s: Seconds | None = None
@@ -300,6 +301,9 @@ class Block(Frozen):
     phases: dict[str, tuple[Seconds, ...]] = {}
     """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode, one per sample.
     Of a training these are further steps, because marks would make the timed ones longer."""
+    alone: dict[str, tuple[Seconds, ...]] = {}
+    """Several ranks that average gradients: seconds per phase of further steps in which this rank waited for no other. In all
+    other steps every rank takes as long as the slowest."""
     token_s: tuple[Seconds, ...] = ()
     """Generation: seconds from each token to the next, of all samples in a row."""
     token_issue_s: tuple[Seconds, ...] = ()

@@ -18,7 +18,7 @@ from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse, on_one_processor
 from redline.bench.workload.ranks import Ranks
-from redline.bench.workload.step import Setup, TimedStep
+from redline.bench.workload.step import Setup, TimedStep, TrainingStep
 from redline.bench.workload.structure import WholeDispatchMode
 from redline.model.environment import TelemetrySample
 from redline.model.note import note
@@ -111,10 +111,18 @@ def measure_block(
         block |= ProcessorUse.now().since(before, wall_s)
     memory = device.memory()
     phased = block["steps_per_sample"] * len(block["samples"]) // STEPS_PER_PHASED or int(request.round == 0)
+    phases: dict[str, tuple[float, ...]] = {}
+    alone: dict[str, tuple[float, ...]] = {}
+    if request.kind == "throughput":
+        phases = _phases(step, step.plain, step.phases, device, phased)
+        if ranks.several and isinstance(step, TrainingStep):
+            ranks.meet()  # all of them compute at the same time, as in any other step
+            alone = _phases(step, step.alone, step.phases[:2], device, max(phased, 1))
     return Block(
         **block,
         kind=request.kind,
-        phases=_phases(step, device, phased) if request.kind == "throughput" else {},
+        phases=phases,
+        alone=alone,
         wall_s=wall_s,
         started_at=started_at,
         round=request.round,
@@ -175,21 +183,32 @@ def _between(moments: Sequence[float]) -> Iterator[float]:
     return (later - earlier for earlier, later in pairwise(moments))
 
 
-def _phases(step: TimedStep, device: Device, steps: int) -> dict[str, tuple[float, ...]]:
-    """Seconds of each phase in so many further steps, where a step has several."""
-    count = len(step.phases)
+def _phases(
+    step: TimedStep,
+    body: Callable[[Callable[[], None]], Callable[[], Any] | None],
+    names: Sequence[str],
+    device: Device,
+    steps: int,
+) -> dict[str, tuple[float, ...]]:
+    """Seconds of each phase in so many further steps, where a step has several. `body` makes the step that calls a mark after each."""
+    count = len(names)
     if count == 1 or not steps:
         return {}
     marks: list[Any] = []
-    skipped = int(device.is_accelerator)  # the first one waits for the host, as no step in a row does
     with step.context(), quiet_collector():
-        run = step.plain(lambda: marks.append(device.mark()))
-        marks.append(device.mark())
-        for _ in range(skipped + steps):
+        run = body(lambda: marks.append(device.mark()))
+        if run is None:
+            return {}
+        if device.is_accelerator:
+            run()  # the first one waits for the host, as no step in a row does
+            device.synchronize()
+            marks.clear()
+        for _ in range(steps):
+            marks.append(device.mark())
             run()
         device.synchronize()
-        between = device.seconds_between(marks)[skipped * count :]
-    return {name: tuple(between[position::count]) for position, name in enumerate(step.phases)}
+        between = device.seconds_between(marks)
+    return {name: tuple(between[position :: count + 1]) for position, name in enumerate(names)}
 
 
 @contextmanager

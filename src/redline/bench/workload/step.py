@@ -311,6 +311,27 @@ class TrainingStep:
 
         return step
 
+    def alone(self, mark: Mark) -> Callable[[], Any] | None:
+        """What this rank does by itself in a step, forward and backward, as the body of a loop.
+
+        No gradient is averaged, so the rank waits for no other one, and no weight changes. Returns None if the ranks do not
+        average gradients through DDP.
+        """
+        distributed, optimizer, scaler = self._setup.distributed, self._optimizer, self._scaler
+        if distributed is None:
+            return None
+        forward = self._setup.call(self._loss or self._setup.workload.loss, settled=True)
+
+        def step() -> None:
+            with distributed.no_sync():
+                loss = forward()
+                mark()
+                scaler.scale(loss).backward()
+                mark()
+            optimizer.zero_grad()
+
+        return step
+
     def context(self) -> AbstractContextManager[Any]:
         return torch.enable_grad()
 
