@@ -37,7 +37,6 @@ from reported import captured, failed_record, race_records, sweep_records
 from starlette.testclient import TestClient
 
 from redline.api import workspace
-from redline.api.serve import Access, make_app
 from redline.api.workspace import Workspace
 from redline.cli import main
 from redline.model.errors import Exit
@@ -47,6 +46,7 @@ from redline.show.export import export_json
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
+from redline.verbs.serve import Access, make_app
 
 PATIENCE_S = 60.0
 """An input that takes longer is ended: it waits for something."""

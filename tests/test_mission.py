@@ -636,7 +636,7 @@ def test_row_24_history_shows_changes_compares_any_two_and_gates(
     assert change["low"] <= 1 / 1.3 <= change["high"]
     assert (tmp_path / "trend.png").read_bytes().startswith(PNG)
     first, last = (series["points"][number]["record_id"] for number in (0, -1))
-    assert [row["verdict"] for row in told("compare", first, last, code=1)["comparisons"]] == ["slower"]
+    assert [row["verdict"] for row in told("compare", first, last, code=1)["tables"]["benchmarks"]] == ["slower"]
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bench.toml").write_text('device = "cuda:0"\n[[run]]\nname = "one"\nmodel = "m"\nbatch = 8\n')

@@ -11,8 +11,6 @@ __version__ = "1.0.0rc1"
 if TYPE_CHECKING:  # the same names for programs that check types, which cannot read the table in `redline.verbs`
     from redline.api.bisect import BisectResult as BisectResult
     from redline.api.bisect import bisect as bisect
-    from redline.api.compare import CompareResult as CompareResult
-    from redline.api.compare import compare as compare
     from redline.api.gate import GateResult as GateResult
     from redline.api.gate import gate as gate
     from redline.api.history import HistoryFilters as HistoryFilters
@@ -38,7 +36,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.run import run_step as run_step
     from redline.api.scale import ScaleResult as ScaleResult
     from redline.api.scale import scale as scale
-    from redline.api.serve import serve as serve
     from redline.api.study import StudyResult as StudyResult
     from redline.api.study import study as study
     from redline.api.train import LoaderResult as LoaderResult
@@ -55,11 +52,13 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.watch import watch as watch
     from redline.api.workspace import Workspace as Workspace
     from redline.verbs.batch import batch as batch
+    from redline.verbs.compare import compare as compare
     from redline.verbs.doctor import doctor as doctor
     from redline.verbs.flops import flops as flops
     from redline.verbs.load import load as load
     from redline.verbs.models import models as models
     from redline.verbs.roofline import roofline as roofline
+    from redline.verbs.serve import serve as serve
     from redline.verbs.workshop import workshop as workshop
 
 __all__ = sorted([*public_names(), "__version__"])

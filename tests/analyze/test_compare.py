@@ -20,8 +20,9 @@ from redline.analyze.pairs import pairs_of
 from redline.model.errors import UsageError
 from redline.model.record import Failure, Numerics, RunRecord
 from redline.model.spec import RunSpec
-from redline.show.compare import compare_markdown, compare_page, compare_report
-from redline.show.terminal import as_text
+from redline.show.page import written_page
+from redline.show.result import markdown
+from redline.verbs.compare import result_of
 
 
 def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:
@@ -59,7 +60,7 @@ class TestInTurns:
     def test_the_ratio_is_time_of_the_first_over_time_of_the_other(self) -> None:
         first, other, _ = race_records(["baseline", "fp16", "channels-last"])
         found = only(compare_records([first], [other]))
-        assert (found.verdict, found.basis) == ("faster", "turns")
+        assert (found.verdict, found.basis) == ("faster", "interleaved")
         assert found.ratio == pytest.approx(2.5, rel=0.02)
         assert found.low is not None
         assert found.high is not None
@@ -76,7 +77,7 @@ class TestInTurns:
         first, other = ([each[side] for each in raced] for side in (0, 1))
         found = only(compare_records(first, other[::-1]))
         (pair,) = pairs_of(raced)
-        assert (found.basis, found.verdict) == ("turns", pair.verdict) == ("turns", "faster")
+        assert (found.basis, found.verdict) == ("interleaved", pair.verdict) == ("interleaved", "faster")
         assert (found.ratio, found.low, found.high) == (pair.ratio, pair.low, pair.high)
 
     def test_replicates_of_which_not_all_met_are_taken_apart(self) -> None:
@@ -463,15 +464,15 @@ class TestGenerations:
 
     def test_every_form_names_the_parts(self) -> None:
         found = compare_records(generations(1), generations(1, tpot_s=0.004))
-        terminal, text = as_text(compare_report(found, "a", "b")), compare_markdown(found, "a", "b")
-        page = compare_page(found, ("a", "b"), (generations(1), generations(1)))
+        result = result_of(found, "a", "b")
         change = next(each.change for each in only(found).metrics if each.name == "tpot_s")
-        for form in (" ".join(terminal.split()), text, page):
+        for form in (" ".join(str(result).split()), markdown(result), written_page(result)):
+            form = form.replace("&#43;", "+")
             assert "time to first token (TTFT)" in form
             assert "time per output token (TPOT)" in form
             assert "decode tok/s" in form
             assert "prompt 64, new tokens 16" in form
-            assert f"{change:.1%}" in form
+            assert f"{change:+.1%}" in form
 
 
 def without_prompt(record: RunRecord) -> RunRecord:

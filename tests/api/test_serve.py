@@ -22,8 +22,6 @@ from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 import redline
-from redline.api import serve
-from redline.api.serve import COOKIE, Access, Answer, Answers, is_loopback, make_app
 from redline.api.serve_state import Live, Looker
 from redline.api.workspace import Workspace
 from redline.model.environment import TelemetrySample
@@ -36,6 +34,8 @@ from redline.show.serve import HEIGHT, WIDTH, LiveState, LiveSweep, Readings, pi
 from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs import serve
+from redline.verbs.serve import COOKIE, Access, Answer, Answers, is_loopback, make_app
 
 NASTY = "<script>alert(1)</script>"
 FP16 = SwitchChoice(switch="fp16", family="precision")

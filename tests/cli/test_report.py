@@ -217,31 +217,30 @@ class TestCompare:
         (broken,) = keep(sweep_records(recipe="baseline", batches=[256]))
         assert redline("compare", broken.id, alone.id).exit_code == 5
 
-    def test_json_markdown_and_terminal(self, redline: Callable[..., Result]) -> None:
+    def test_json_markdown_and_terminal(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         baseline, fast, _ = keep(race_records())
         told = document(redline("compare", baseline.id, fast.id, "--json"))
-        assert told["verdict"] == "faster"
-        assert told["comparisons"][0]["ratio"] == pytest.approx(2.5, rel=0.05)
-        assert redline("compare", baseline.id, fast.id, "--markdown").stdout.startswith("## ")
-        assert "verdict: faster" in redline("compare", baseline.id, fast.id).stdout
-        assert redline("compare", baseline.id, fast.id, "--markdown", "--json").exit_code == 2
+        assert told["about"]["verdict"] == "faster"
+        assert told["tables"]["benchmarks"][0]["ratio"]["value"] == pytest.approx(2.5, rel=0.05)
+        assert "verdict of B: faster" in redline("compare", baseline.id, fast.id, "--summary", tmp_path / "s.md").stdout
+        assert (tmp_path / "s.md").read_text().startswith("**verdict of B: faster")
 
     def test_sweeps_files_and_lists_of_ids(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         for name in ("one", "two"):
             redline("run", "resnet50", "-b", "1,8", "--name", name, "--effort", "quick")
         told = document(redline("compare", "one", "two", "--json"))
-        assert {each["verdict"] for each in told["comparisons"]} == {"inconclusive"}
+        assert {each["verdict"] for each in told["tables"]["benchmarks"]} == {"inconclusive"}
         door = fake_door()
         sides = [
             [record for _ in range(3) for record in sweep_records(door, recipe=recipe, batches=[32])]
             for recipe in ("baseline", "fp16")
         ]
         ids = [",".join(record.id for record in keep(side)) for side in sides]
-        assert document(redline("compare", *ids, "--json"))["verdict"] == "faster"
+        assert document(redline("compare", *ids, "--json"))["about"]["verdict"] == "faster"
         files = [tmp_path / "a.json", tmp_path / "b.json"]
         for file, side in zip(files, sides, strict=True):
             file.write_text(export_json(side, raw=True))
-        assert document(redline("compare", *map(str, files), "--json"))["verdict"] == "faster"
+        assert document(redline("compare", *map(str, files), "--json"))["about"]["verdict"] == "faster"
 
     @pytest.mark.parametrize("word", ["nosuch", "abcdef0123", "no/such/file.json"])
     def test_what_names_nothing_is_one_line(self, redline: Callable[..., Result], word: str) -> None:

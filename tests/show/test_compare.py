@@ -1,4 +1,4 @@
-"""A comparison as text: every form says the same, and no name can break one."""
+"""A comparison in its forms: they agree, and names do no harm."""
 
 from __future__ import annotations
 
@@ -7,48 +7,63 @@ import re
 from pathlib import Path
 
 import pytest
+from invoking import invoke
 from reported import captured, race_records
 
 from redline.analyze.compare import compare_records
-from redline.analyze.profile import profile_of
-from redline.analyze.profile_diff import diff_profiles
-from redline.show.compare import compare_json, compare_markdown, compare_page, compare_report
-from redline.show.terminal import as_text
-from redline.trace.decode import read_trace
+from redline.show.page import written_page
+from redline.show.result import markdown
+from redline.store import History
+from redline.verbs.compare import result_of
 
 
-def test_all_forms_tell_ratio_interval_and_verdict() -> None:
+def test_terminal_markdown_page_and_document_agree() -> None:
     first, _, other = race_records()
-    found = compare_records([first], [other])
-    terminal, text = as_text(compare_report(found, "a", "b")), compare_markdown(found, "a", "b")
-    document = json.loads(compare_json(found))
-    (row,) = document["comparisons"]
-    assert document["verdict"] == row["verdict"] == "faster"
-    for form in (terminal, text):
-        assert f"{row['ratio']:.3f}×" in form
-        assert f"{row['low']:.3f}–{row['high']:.3f}" in form
+    result = result_of(compare_records([first], [other]), "a", "b", ([first], [other]))
+    (row,) = json.loads(result.to_json())["tables"]["benchmarks"]
+    assert (result.about["verdict"], row["verdict"], row["basis"]) == ("faster", "faster", "interleaved")
+    ratio = row["ratio"]
+    for form in (str(result), markdown(result), written_page(result)):
+        assert f"{ratio['value']:.2f}× ({ratio['low']:.2f}–{ratio['high']:.2f})" in form
         assert "faster" in form
-        assert "interleaved" in form
 
 
 @pytest.mark.parametrize("name", ["<script>|\n# x", "\x1b[31mred", "[a](http://b)", "y" * 300])
 def test_names_do_no_harm(name: str) -> None:
     first, _, other = race_records(model=name)
-    found = compare_records([first], [other])
-    terminal, text = as_text(compare_report(found, name, name)), compare_markdown(found, name, name)
-    assert "\x1b" not in terminal + text
-    assert "<script>" not in text
+    result = result_of(compare_records([first], [other]), name, name, ([first], [other]))
+    text, page = markdown(result), written_page(result)
+    assert "\x1b" not in str(result) + text + page
+    assert "<script>" not in text + page
     assert not re.search(r"(?<!\\)\]\(http", text)
-    (row,) = [line for line in text.splitlines() if line.startswith("|") and "faster" in line]
-    assert len(re.findall(r"(?<!\\)\|", row)) == 10
+    header, row = (line for line in text.splitlines() if line.startswith("|") and "---" not in line)
+    assert len(re.findall(r"(?<!\\)\|", header)) == len(re.findall(r"(?<!\\)\|", row))
 
 
-def test_the_page_has_both_distributions_and_the_kernels() -> None:
-    first, other = race_records(("baseline", "fp16"))
-    profiles = [captured(name) for name in ("h200_resnet50_fp32_b32", "h200_resnet50_fp16_b32")]
-    diff = diff_profiles(*(profile_of([read_trace(Path(each.trace.path))], each) for each in profiles if each.trace))
-    page = compare_page(compare_records([first], [other]), ("<b>", "other"), ([first], [other]), diff)
-    assert page.count("<polyline") == 2
-    assert "timed without the profiler" in page
-    assert "&lt;b&gt;" in page
-    assert "faster" in page
+def test_the_picture_is_of_what_the_verdict_was_made_from() -> None:
+    first, _, other = race_records()
+    (row,) = (result := result_of(compare_records([first], [other]), "a", "b", ([first], [other]))).rows
+    ours, theirs = (line.get_xdata() for line in result.plot().axes[0].lines)
+    middle = len(ours) // 2
+    assert ours[middle] / theirs[middle] == pytest.approx(row.value("ratio"), rel=0.05)
+
+
+def test_the_page_of_two_profiles_has_their_kernels(tmp_path: Path) -> None:
+    profiled = [captured(name) for name in ("h200_resnet50_fp32_b32", "h200_resnet50_fp16_b32")]
+    with History.open() as history:
+        for record in profiled:
+            trace = history.folder / "traces" / f"{record.id}.json.gz"
+            trace.parent.mkdir(exist_ok=True)
+            assert record.trace is not None
+            trace.write_bytes(Path(record.trace.path).read_bytes())
+            history.finish(_moved(record, trace))
+    invoke("compare", *(record.id for record in profiled), "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "kernel" in page
+    assert page.count("<img") == 1
+
+
+def _moved(record, trace):  # type: ignore[no-untyped-def]
+    import msgspec
+
+    return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=str(trace)))

@@ -24,7 +24,6 @@ from redline.api.run import RunResult
 from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
 from redline.model.work import MemoryHolder, MemoryUse
-from redline.show.compare import compare_report
 from redline.show.gate import BisectStep, bisect_report, gate_report
 from redline.show.history import Listed, listing
 from redline.show.memory import memory_report
@@ -34,6 +33,7 @@ from redline.show.result import terminal
 from redline.show.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
+from redline.verbs.compare import result_of
 from redline.verbs.roofline import under_roofs
 
 LONG = "fp16+channels-last+compile:reduce-overhead"
@@ -88,7 +88,8 @@ def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 def reports() -> dict[str, RenderableType]:
     rows = summarize(RECORDS)
     listed = [Listed(row_of(record), conditions_of(record), row) for record, row in zip(RECORDS, rows, strict=True)]
-    compared = compare_report(compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1]), "one", "other")
+    found = compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1])
+    compared = terminal(result_of(found, "one", "other"))
     return {
         **{name: each.report() for name, each in RESULTS.items()},
         "show": listing(listed),

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from redline.analyze.profile import Profile, profile_of
 from redline.api.profile import compare_profiles
-from redline.show.compare import DiffReport
 from redline.show.profile import ProfileReport, Sort
+from redline.show.profile_diff import DiffReport
 from redline.show.profile_files import kernel_csv, profile_page
 from redline.show.terminal import as_text
 from redline.trace.decode import read_trace, read_traces

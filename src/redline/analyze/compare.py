@@ -36,7 +36,7 @@ from redline.model.note import Note, note
 from redline.model.record import RunRecord, TimeKind
 
 ComparisonVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "invalid"]
-Basis = Literal["turns", "replicates", "single runs", "none"]
+Basis = Literal["interleaved", "replicates", "single runs", "none"]
 
 P95_BAND = 0.05
 MEMORY_BAND = 0.01
@@ -47,8 +47,8 @@ OTHER_ALLOWANCE = 0.10
 each steady to 0.2 %; on a shared CPU medians of blocks vary by 10 %. Both are doubled, for two occasions."""
 TELLING = 0.05
 """The ratio of the two medians and the ratio by rounds differ by less on a machine that keeps its pace."""
-SPOILING = frozenset({"throttled", "shared-gpu", "shared-cpu", "no-steady-state"})
-"""What may have hit one side and not the other, where they were not measured in turns."""
+SPOILING = frozenset({"throttled", "shared-gpu", "shared-cpu"})
+"""What may have affected one side only, where they were not measured interleaved. Mere noise is in the interval."""
 
 
 MetricName = Literal["p95", "memory", "ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s"]
@@ -65,7 +65,7 @@ class Metric(Frozen):
     verdict: Change
     low: float | None = None
     high: float | None = None
-    """The 95 % interval of `change`, for the parts of a generation."""
+    """These are the ends of the 95 % interval of `change`; parts of a generation have one."""
 
 
 class Comparison(Frozen):
@@ -97,7 +97,7 @@ class Comparisons(Frozen):
 
     @property
     def verdict(self) -> ComparisonVerdict:
-        """The worst of all verdicts, for the exit code."""
+        """The exit code follows from the worst of all verdicts."""
         order: tuple[ComparisonVerdict, ...] = ("invalid", "slower", "incomparable", "inconclusive", "same", "faster")
         seen = {each.verdict for each in self.comparisons}
         return next((each for each in order if each in seen), "incomparable")
@@ -188,7 +188,7 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
 
 
 def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[Note]:
-    """A note where the times in the table contradict the ratio beside them."""
+    """Yields a note where the times in the table contradict the ratio beside them."""
     if interval is None or interval.low / (1 + TELLING) <= pooled <= interval.high * (1 + TELLING):
         return
     yield note(
@@ -202,14 +202,14 @@ def _interval(
     first: Sequence[RunRecord], other: Sequence[RunRecord], kind: TimeKind = "throughput"
 ) -> tuple[Basis, Ratio | None]:
     if paired := _in_turns(first, other, kind):
-        return "turns", paired
+        return "interleaved", paired
     if min(len(first), len(other)) < FEWEST_REPLICATES:
         return "single runs", _allowed_for(first, other, kind)
     return "replicates", between_processes(_medians_s(first, kind), _medians_s(other, kind))
 
 
 def _in_turns(first: Sequence[RunRecord], other: Sequence[RunRecord], kind: TimeKind) -> Ratio | None:
-    """Of sides whose records met two by two, each two in a group of their own. Of several groups as a race computes it."""
+    """Returns the ratio if records of the two sides were measured in pairs, each pair in a group of its own; several pairs count as in a race."""
     by_group = {record.group: record for record in other}
     met = [(record, by_group[record.group]) for record in first if record.group in by_group]
     groups = {record.group for record, _ in met}
@@ -234,7 +234,7 @@ def allowance(record: RunRecord) -> float:
 
 
 def _half_width(record: RunRecord, kind: TimeKind) -> float:
-    """Of the median within the process; as wide as the time itself where too little was timed to say."""
+    """Returns half the interval of the median within the process. It is as wide as the time itself where too little was timed to say."""
     interval = median_interval([block.samples for block in timed_blocks(record, kind)])
     return interval.half_width if interval else 1.0
 
@@ -268,13 +268,13 @@ def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]
         )
     for record in (*first, *other):
         labels = SPOILING & set(verdict(record).labels)
-        if labels and basis != "turns":
+        if labels and basis != "interleaved":
             text = f"record {record.id[:13]} is {', '.join(sorted(labels))}, which may have affected one side only"
             yield note("spoilt", text, about=record.id)
 
 
 def _spoilt(basis: Basis, records: Iterable[RunRecord]) -> bool:
-    return basis != "turns" and any(SPOILING & set(verdict(record).labels) for record in records)
+    return basis != "interleaved" and any(SPOILING & set(verdict(record).labels) for record in records)
 
 
 def _believed(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Note]:
@@ -315,7 +315,7 @@ PARTS: dict[TimeKind, tuple[MetricName, MetricName]] = {
     "ttft": ("ttft_s", "prefill_tokens_per_s"),
     "tpot": ("tpot_s", "decode_tokens_per_s"),
 }
-"""The two times of a generation, each with the rate that follows from it."""
+"""Names the two times of a generation, each with the rate that follows from it."""
 _CHANGES: dict[RaceVerdict, Change] = {
     "faster": "less",
     "slower": "more",
@@ -325,7 +325,7 @@ _CHANGES: dict[RaceVerdict, Change] = {
 
 
 def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Metric]:
-    """The quantities of a generation, on the same basis as the whole: time to the first token and per further token, and their rates."""
+    """Yields the times to the first token and per further token, and their rates, on the same basis as the whole."""
     for kind, (time_name, rate_name) in PARTS.items():
         ours, theirs = _medians_s(first, kind), _medians_s(other, kind)
         if len(ours) < len(first) or len(theirs) < len(other):
@@ -360,7 +360,7 @@ def _with_parts(told: ComparisonVerdict, metrics: Iterable[Metric]) -> tuple[Com
 
 
 def _held_bytes(record: RunRecord) -> int | None:
-    """What the allocator reserved. The memory of a whole process varies too much to compare within a percent."""
+    """Returns what the allocator reserved. The memory of a whole process varies too much to compare within a percent."""
     return max((block.memory.peak_reserved_bytes or 0 for block in record.blocks), default=None)
 
 

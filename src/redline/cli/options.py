@@ -18,6 +18,7 @@ from redline.model.errors import Exit as Exit
 from redline.model.errors import SpecError
 from redline.model.settings import HOW as HOW
 from redline.model.settings import OUTPUT as OUTPUT
+from redline.model.settings import WAY as WAY
 from redline.model.settings import WHAT as WHAT
 from redline.model.settings import WHICH as WHICH
 from redline.model.settings import Declared, settings_of
@@ -37,9 +38,6 @@ Options = dict[str, Any]
 
 MODEL_HELP = "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory."
 RECIPE_HELP = "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager."
-
-WAY = "How it is done"
-"""The group of options of commands that measure nothing."""
 
 
 def opt(*names: str, group: str = "", **settings: Any) -> Any:

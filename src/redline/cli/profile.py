@@ -241,8 +241,8 @@ def _refuse_mixtures(
 def _compare(diff: tuple[str, str], rows: int, json: bool) -> int:
     from redline.api.profile import compare_profiles
     from redline.api.workspace import Workspace
-    from redline.show.compare import DiffReport
     from redline.show.export import json_document
+    from redline.show.profile_diff import DiffReport
     from redline.show.terminal import make_console
 
     with Workspace() as workspace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -16,6 +17,18 @@ from redline.verbs import verb_of
 OUTPUTS: dict[str, Any] = {
     "plot": Annotated[
         Path | None, opt("--plot", group=OUTPUT, help="Also draw the figure into this file: PNG, SVG or PDF.")
+    ],
+    "html": Annotated[
+        Path | None, opt("--html", group=OUTPUT, metavar="FILE.html", help="Also write the result as one page.")
+    ],
+    "summary": Annotated[
+        Path | None,
+        opt(
+            "--summary",
+            group=OUTPUT,
+            metavar="FILE.md",
+            help="Also write Markdown for a pull request; what $GITHUB_STEP_SUMMARY names is appended to.",
+        ),
     ],
     "save": Annotated[
         Path | None,
@@ -99,6 +112,8 @@ def run_verb(
     asked: dict[str, Any],
     *,
     plot: Path | None = None,
+    html: Path | None = None,
+    summary: Path | None = None,
     save: Path | None = None,
     report: Path | None = None,
     log: str | None = None,
@@ -115,8 +130,8 @@ def run_verb(
     from redline.cli import progress
     from redline.model.errors import Interrupted
     from redline.show.canvas import check_picture
-    from redline.show.folder import check_file, check_folder
-    from redline.show.result import Result, terminal
+    from redline.show.folder import check_file, check_folder, write_text
+    from redline.show.result import Result, markdown, terminal
     from redline.show.terminal import make_console
     from redline.show.trackers import check_tracker, log_result
 
@@ -128,7 +143,8 @@ def run_verb(
 
     if log is not None:
         check_tracker(log)
-    for path, check in ((plot, check_picture), (save, check_file), (report, check_folder)):
+    files = ((path, check_file) for path in (html, summary, save))
+    for path, check in ((plot, check_picture), *files, (report, check_folder)):
         if path is not None:
             check(path)
     if "workspace" not in inspect.signature(function).parameters:
@@ -159,6 +175,13 @@ def run_verb(
             tell(f"logged: {log_result(result, log)}")
         if plot is not None:
             result.plot(plot)
+        if html is not None:
+            from redline.show.page import written_page
+
+            write_text(html, written_page(result))
+        if summary is not None:
+            # GitHub shows all that the steps of a job have written to this file, one after the other.
+            write_text(summary, markdown(result), append=str(summary) == os.environ.get("GITHUB_STEP_SUMMARY"))
     return Exit(result.exit_code) if isinstance(result, Result) else int(result or Exit.DONE)
 
 

@@ -32,7 +32,7 @@ Fact = str | int | float | bool | None
 class Figure(Frozen):
     """A kind of number: its stable name, what a table calls it, its unit and which direction is better.
 
-    Units are `s`, `B`, `x` (a ratio), `share` (of one), `error` (relative, often tiny), `FLOP`, `count` (of many things, such as parameters), `B/s`, `FLOP/s`, `J`,
+    Units are `s`, `B`, `x` (a ratio), `share` (of one), `change` (a signed share), `error` (relative, often tiny), `FLOP`, `count` (of many things, such as parameters), `B/s`, `FLOP/s`, `J`,
     `W`, `Hz`, `°C`, or empty for a plain number; `{item}/s` is a rate of the items that the workload counts.
     """
 
@@ -94,7 +94,7 @@ class Metric(Frozen):
         """Whether its interval is so wide that a person could not use the number."""
         if self.value is None or self.low is None or self.high is None or self.low == self.high:
             return False
-        if self.unit in ("share", ""):  # differences and shares may be around zero; their scale is one
+        if self.unit in ("share", "change", ""):  # differences and shares may be around zero; their scale is one
             return self.high - self.low > WIDEST
         return self.low <= 0 or self.high / self.low > WIDEST
 
@@ -117,6 +117,8 @@ class Metric(Frozen):
         number = written(self.value, self.unit, self.half_width)
         if self.unit == "x" and self.low is not None and self.high is not None:
             number += f" ({format_ratio(self.low)[:-1]}–{format_ratio(self.high)[:-1]})"
+        if self.unit == "change" and self.low is not None and self.high is not None:
+            number += f" ({written(self.low, 'change')} to {written(self.high, 'change')})"
         if (self.low is None) != (self.high is None):
             number = f"{'≥' if self.high is None else '≤'} {number}"
         return number if self.doubt is None else f"{DOUBTED}{number}"
@@ -140,6 +142,8 @@ def written(value: float, unit: str, half_width: float | None = None) -> str:
             return format_ratio(value)
         case "share":
             return format_share(value)
+        case "change":
+            return f"{value:+.1%}"
         case "error":
             return f"{value:.1e}" if value else "0"
         case "FLOP" | "count":

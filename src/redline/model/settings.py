@@ -21,7 +21,7 @@ from redline.model.errors import SpecError
 from redline.model.fields import require_choice, require_range, require_seconds
 
 WHAT, DATA, HOW, OUTPUT = "What is measured", "Data", "How it is measured", "Output"
-WHICH = "Which records"
+WHICH, WAY = "Which records", "How it is done"
 
 
 @dataclass(frozen=True)

@@ -199,14 +199,22 @@ def markdown(result: Result) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def web(result: Result) -> str:
+Link = Callable[[Table, Row], str]
+"""The address of a page about a row; empty where there is none."""
+
+
+def no_link(table: Table, row: Row) -> str:
+    return ""
+
+
+def web(result: Result, link: Link = no_link) -> str:
     """The result as a piece of HTML: tables are tables, and every text is escaped."""
     parts = (
         [f"<p class='headline'><strong>{_safe(str(result.headline))}</strong></p>"]
         if result.headline is not None
         else []
     )
-    parts += [web_table(table) for table in result.tables if table.rows]
+    parts += [web_table(table, link) for table in result.tables if table.rows]
     for block in result.blocks:
         parts.append(f"{f'<h3>{_safe(block.title)}</h3>' if block.title else ''}<pre>{_safe(block.text)}</pre>")
     notes = _all_notes(result, result.tables)
@@ -217,22 +225,22 @@ def web(result: Result) -> str:
     return f"<div class='redline'>{''.join(parts)}</div>"
 
 
-def web_table(table: Table) -> str:
+def web_table(table: Table, link: Link = no_link) -> str:
     names = table.names
-    sides = ["right" if table.is_number(name) and at else "left" for at, name in enumerate(names)]
-    head = "".join(
-        f"<th scope='col' style='text-align:{side}'>{_safe(table.header(name))}</th>"
-        for name, side in zip(names, sides, strict=True)
-    )
+    headers = [_safe(table.header(name)) for name in names]
+    kinds = [
+        "class='n' style='text-align:right'" if table.is_number(name) and at else "style='text-align:left'"
+        for at, name in enumerate(names)
+    ]
+    head = "".join(f"<th scope='col' {kind}>{header}</th>" for header, kind in zip(headers, kinds, strict=True))
     body = []
     for row in table.rows:
-        cells = [row.cell(name) for name in names]
-        cells[0] = "\u2003" * row.depth + cells[0] + (f": {row.failure}" if row.failure else "")
-        body.append(
-            "".join(
-                f"<td style='text-align:{side}'>{_safe(text)}</td>" for text, side in zip(cells, sides, strict=True)
-            )
-        )
+        cells = [_safe(row.cell(name)) for name in names]
+        cells[0] = "\u2003" * row.depth + cells[0] + _safe(f": {row.failure}" if row.failure else "")
+        if address := link(table, row):
+            cells[0] = f"<a href='{_safe(address)}'>{cells[0]}</a>"
+        lines = zip(headers, kinds, cells, strict=True)
+        body.append("".join(f"<td data-label='{header}' {kind}>{cell}</td>" for header, kind, cell in lines))
     title = f"<caption>{_safe(table.title)}</caption>" if table.title else ""
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in body)}</tbody></table>"
 

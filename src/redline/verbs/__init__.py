@@ -68,7 +68,6 @@ PUBLIC: dict[str, str] = {
     "RunResult": "redline.api.run",
     "run_step": "redline.api.run",
     "StudyResult": "redline.api.study",
-    "CompareResult": "redline.api.compare",
     "LoaderResult": "redline.api.train",
     "TrainResult": "redline.api.train",
     "find_workers": "redline.api.train",

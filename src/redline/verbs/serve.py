@@ -11,24 +11,28 @@ import hmac
 import ipaddress
 import secrets
 import socket
+import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from redline.api.compare import compare
 from redline.api.history import HistoryFilters, history, latest, record_and_row
 from redline.api.serve_state import Live, Looker
 from redline.api.workspace import Workspace
-from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
+from redline.model.errors import Exit, MissingExtra, RedlineError, StoreError, UsageError
+from redline.model.settings import WAY, setting
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard, dashboard_policy
 from redline.show.history import detail
 from redline.show.serve import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
 from redline.show.terminal import as_text
+from redline.system.processes import give_way
+from redline.verbs.compare import compare
+from redline.verbs.verb import verb
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -307,16 +311,24 @@ def make_app(workspace: Workspace, access: Access) -> Any:
     return app
 
 
+@verb(examples=("redline serve", "redline serve --host 0.0.0.0 --name bench.example.org"))
 def serve(
     *,
-    host: str = "127.0.0.1",
-    port: int = 8765,
-    token: bool = False,
-    names: tuple[str, ...] = (),
-    on_start: Callable[[str], None] = lambda address: None,
+    host: Annotated[
+        str, setting("The address to listen on. Any other than loopback requires the token.", group=WAY)
+    ] = "127.0.0.1",
+    port: Annotated[int, setting("The port; 0 takes a free one.", group=WAY)] = 8765,
+    token: Annotated[bool, setting("Require a token on loopback too.", group=WAY)] = False,
+    names: Annotated[
+        Sequence[str],
+        setting("Another host name it answers to. Repeatable.", option="--name", group=WAY, kind=list[str]),
+    ] = (),
     workspace: Workspace | None = None,
-) -> None:
-    """Serve the history until interrupted. On another address than loopback a token is required."""
+) -> int:
+    """Show the history as a web page, live and read-only.
+
+    Ctrl-C ends it. The address is printed on stderr. With a token, the address contains it: open it once, and a cookie remembers it.
+    """
     try:
         import uvicorn
     except ImportError:
@@ -324,7 +336,7 @@ def serve(
     if not 0 <= port <= 65535:
         raise UsageError(f"port must be between 0 and 65535, got {port}")
     needs_token = token or not is_loopback(host)
-    access = Access(host, secrets.token_urlsafe(32) if needs_token else None, names)
+    access = Access(host, secrets.token_urlsafe(32) if needs_token else None, tuple(names))
     listening = _listening(host, port)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"
@@ -342,8 +354,11 @@ def serve(
         http=_impatient_protocol(),
         ws="none",
     )
-    on_start(f"{address}login?token={access.token}" if access.token else address)
+    give_way()  # not before: while it starts, somebody waits for it
+    shown = f"{address}login?token={access.token}" if access.token else address
+    print(f"redline: {shown}", file=sys.stderr, flush=True)  # noqa: T201  (the address is all that is printed)
     uvicorn.Server(config).run(sockets=[listening])
+    return Exit.DONE
 
 
 def _impatient_protocol() -> Any:
