@@ -62,7 +62,8 @@ class Registry(Generic[T]):
                 for module in iter_modules(package.__path__):
                     import_module(f"{self._package}.{module.name}")
             if self._group:
-                for entry in entry_points(group=self._group):
+                # In order of their values, so that of two with one name the same one is refused on every machine.
+                for entry in sorted(entry_points(group=self._group), key=lambda entry: entry.value):
                     self._register_plug_in(entry)
         except BaseException:
             self._filled = False  # half a table would call what is missing unknown
