@@ -533,15 +533,20 @@ def test_row_20_findings_have_evidence_a_gain_and_what_to_try() -> None:
 def test_row_21_ranks_have_batches_efficiency_and_stragglers(on_gpu: Callable[..., FakeDoor]) -> None:
     ranks = f"{ROOT}/tests/models/ranks.py:sound"
     words = ("--task", "train", "--ranks", "1,2", *CPU, "--effort", "quick", "--door", "fork")
-    one, two = told("scale", ranks, *words, "--batch-per-rank", 4)["points"]
+    found = told("scale", ranks, *words, "--batch-per-rank", 4)["tables"]
+    one, two = found["points"]
     assert (one["global_batch"], two["global_batch"], two["batch_per_rank"]) == (4, 8, 4)
-    assert two["efficiency"] == pytest.approx(two["throughput_per_s"] / two["ideal_per_s"])
-    assert (len(two["peak_bytes"]), two["gradient_bytes"] > 0, "straggler" in two) == (2, True, True)
+    assert two["efficiency"]["value"] == pytest.approx(two["throughput"]["value"] / two["ideal"]["value"])
+    assert (two["gradients"]["value"] > 0, "straggler" in two) == (True, True)
+    for rank in found["ranks"]:
+        assert rank["memory"]["value"] > 0 < rank["throughput"]["value"]
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     on_gpu()
     found = told("scale", "resnet50", "--task", "train", "--ranks", "1,2,4", "--batch", 16)
-    assert (found["mode"], [point["batch_per_rank"] for point in found["points"]]) == ("strong", [16, 8, 4])
-    assert {point["global_batch"] for point in found["points"]} == {16}
-    assert found["points"][0]["efficiency"] == 1.0
+    points = found["tables"]["points"]
+    assert (found["about"]["mode"], [point["batch_per_rank"] for point in points]) == ("strong", [16, 8, 4])
+    assert {point["global_batch"] for point in points} == {16}
+    assert points[0]["efficiency"]["value"] == 1.0
     assert "efficiency" in ask("scale", "resnet50", "--task", "train", "--ranks", "1,2", "--batch-per-rank", 8).stdout
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.run import demo as demo
     from redline.api.run import run as run
     from redline.api.run import run_step as run_step
-    from redline.api.scale import ScaleResult as ScaleResult
-    from redline.api.scale import scale as scale
     from redline.api.study import StudyResult as StudyResult
     from redline.api.study import study as study
     from redline.api.train import LoaderResult as LoaderResult
@@ -58,6 +56,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.load import load as load
     from redline.verbs.models import models as models
     from redline.verbs.roofline import roofline as roofline
+    from redline.verbs.scale import scale as scale
     from redline.verbs.serve import serve as serve
     from redline.verbs.workshop import workshop as workshop
 

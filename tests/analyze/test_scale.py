@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -11,8 +12,9 @@ from rich.console import Console
 
 from redline.analyze.bound import Bound
 from redline.analyze.ranks import late_rank
-from redline.analyze.scale import Communication, ScalePoint, ScaleRun, diagnose_scale, points_of
+from redline.analyze.scale import Communication, Mode, ScaleRun, points_of, rank_rows
 from redline.model.environment import DeviceInfo, Environment, Memory
+from redline.model.metrics import Row
 from redline.model.note import note
 from redline.model.record import (
     Block,
@@ -26,9 +28,8 @@ from redline.model.record import (
     WorkloadInfo,
 )
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
-from redline.show.scale import scale_report
-
-UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
+from redline.show.result import terminal
+from redline.verbs.scale import result_of
 
 
 def trial(
@@ -104,83 +105,87 @@ def trial(
     return ScaleRun(record=record, communication=told or Communication())
 
 
+def rows_of(runs: list[ScaleRun], mode: Mode = "weak") -> list[Row]:
+    return [point.row for point in points_of(runs, mode)]
+
+
 def test_weak_scaling_is_set_against_the_same_batch_per_rank() -> None:
     trials = [trial(1, 0.1, batch=8), trial(2, 0.125, batch=16), trial(1, 0.2, batch=16), trial(4, 0.1, batch=32)]
-    one, two, other, four = points_of(trials, "weak")
-    assert (one.efficiency, one.ideal_per_s, one.peak_bytes) == (pytest.approx(1.0), pytest.approx(80.0), (500,))
-    assert two.efficiency == pytest.approx(0.8)
-    assert two.ideal_per_s == pytest.approx(160.0)
-    assert (two.low, two.high) == (pytest.approx(0.8), pytest.approx(0.8))
-    assert (two.batch_per_rank, two.global_batch, two.peak_bytes) == (8, 16, (1000, 1001))
-    assert other.efficiency == pytest.approx(1.0), "a batch of 16 on one rank begins a series of its own"
-    assert four.efficiency == pytest.approx(1.0)
+    one, two, other, four = rows_of(trials)
+    assert (one.value("efficiency"), one.value("ideal"), one.value("memory")) == pytest.approx((1.0, 80.0, 500))
+    efficiency = two.metric("efficiency")
+    assert efficiency is not None
+    assert (efficiency.value, efficiency.low, efficiency.high) == pytest.approx((0.8, 0.8, 0.8))
+    assert two.value("ideal") == pytest.approx(160.0)
+    assert (two["batch_per_rank"], two["global_batch"], two.value("memory")) == (8, 16, 1001)
+    assert other.value("efficiency") == pytest.approx(1.0), "a batch of 16 on one rank begins a series of its own"
+    assert four.value("efficiency") == pytest.approx(1.0)
 
 
 def test_strong_scaling_is_set_against_the_same_global_batch() -> None:
-    one, two = points_of([trial(1, 0.1, batch=16), trial(2, 0.1, batch=16)], "strong")
-    assert (one.efficiency, two.efficiency) == (pytest.approx(1.0), pytest.approx(0.5))
-    assert two.batch_per_rank == 8
+    one, two = rows_of([trial(1, 0.1, batch=16), trial(2, 0.1, batch=16)], "strong")
+    assert (one.value("efficiency"), two.value("efficiency")) == pytest.approx((1.0, 0.5))
+    assert two["batch_per_rank"] == 8
+
+
+def test_each_rank_tells_its_own_speed_and_what_it_does_by_itself() -> None:
+    first, second = rank_rows(trial(2, 0.1, batch=16, forward={0: 0.02, 1: 0.03}).record)
+    assert [(row["rank"], row["items"], row.value("throughput")) for row in (first, second)] == [
+        (0, 8, pytest.approx(80.0)),
+        (1, 8, pytest.approx(80.0)),
+    ]
+    assert [row.value("own_forward") for row in (first, second)] == [0.02, 0.03]
+    assert [row.value("memory") for row in (first, second)] == [1000, 1001]
 
 
 def test_threads_beyond_the_processors_are_never_called_scaling() -> None:
-    points = points_of([trial(1, 0.1, batch=8, cores=2), trial(4, 0.1, batch=32, cores=2)], "weak")
-    assert points[1].oversubscribed
-    assert (points[1].efficiency, points[1].low, points[1].high) == (None, None, None)
-    (finding,) = diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2)
-    assert (finding.code, finding.ranks) == ("oversubscribed-cpu", 4)
-    apart = points_of([trial(4, 0.1, batch=32, cores=2, hosts=2)], "weak")
-    assert not apart[0].oversubscribed, "two of the ranks run on another machine"
+    one, four = points_of([trial(1, 0.1, batch=8, cores=2), trial(4, 0.1, batch=32, cores=2)], "weak")
+    assert four.row["is_oversubscribed"]
+    assert "efficiency" in one.row
+    assert "efficiency" not in four.row
+    assert ([each.code for each in four.row.notes], four.findings) == (["oversubscribed"], [])
+    told = str(result_of([one, four], "weak"))
+    assert told.count("this is not scaling") == 1, "it is said once"
+    (apart,) = rows_of([trial(4, 0.1, batch=32, cores=2, hosts=2)])
+    assert not apart["is_oversubscribed"], "two of the ranks run on another machine"
 
 
-def test_exposed_communication_over_a_slow_link_is_the_link() -> None:
-    slow = Communication(total_s=0.05, exposed_s=0.04, span_s=0.1, probe_s=1.0, probe_bytes=100_000_000)
-    points = points_of([trial(1, 0.06, batch=8), trial(2, 0.1, batch=16, told=slow)], "weak")
-    assert points[1].communication_share == pytest.approx(0.4)
-    assert points[1].overlap == pytest.approx(0.2)
-    assert points[1].bus_bytes_per_s == pytest.approx(1e8)
-    (finding,) = diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2)
-    assert finding.code == "slow-interconnect"
+SLOW = Communication(total_s=0.05, exposed_s=0.04, span_s=0.1, probe_s=1.0, probe_bytes=100_000_000)
+WAITS = Communication(total_s=0.002, exposed_s=0.001, waited_s=0.05, span_s=0.1, probe_s=1.0, probe_bytes=10**8)
 
 
-def test_exposed_communication_over_a_fast_link_is_the_batch() -> None:
-    fast = Communication(total_s=0.05, exposed_s=0.04, span_s=0.1, probe_s=0.01, probe_bytes=100_000_000)
-    points = points_of([trial(1, 0.06, batch=8), trial(2, 0.1, batch=16, told=fast)], "weak")
-    (finding,) = diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2)
-    assert finding.code == "local-batch-too-small"
-    assert "--batch-per-rank 48" in finding.next, "0.06 s of computing must become 0.36 s beside 0.04 s"
+@pytest.mark.parametrize(
+    ("step_s", "given", "codes", "told"),
+    [
+        (0.1, {"told": SLOW}, ["slow-interconnect"], "an all-reduce moves only 95.4 MiB/s"),
+        # 0.06 s of computing must become 0.36 s beside 0.04 s of communication.
+        (0.1, {"told": msgspec.structs.replace(SLOW, probe_s=0.01)}, ["local-batch-too-small"], "--batch-per-rank 48"),
+        (0.1, {"told": WAITS, "forward": {1: 0.09}}, ["straggler"], "rank 1 takes"),
+        (0.1, {"told": WAITS}, ["straggler"], "not always for the same one"),
+        (0.1, {}, ["unexplained"], "efficiency 60"),
+        (0.062, {}, [], ""),
+    ],
+    ids=["slow link", "small batch", "late rank", "ranks wait in turns", "unknown", "scales"],
+)
+def test_what_is_in_the_way_is_named(step_s: float, given: dict[str, Any], codes: list[str], told: str) -> None:
+    two = points_of([trial(1, 0.06, batch=8), trial(2, step_s, batch=16, **given)], "weak")[1]
+    assert [finding.code for finding in two.findings] == codes
+    assert told in " ".join(f"{finding.evidence} {finding.next}" for finding in two.findings)
+    assert all(finding.saves_s <= two.step_s for finding in two.findings)
 
 
-def test_waiting_for_a_rank_is_not_called_communication() -> None:
-    told = Communication(total_s=0.002, exposed_s=0.001, waited_s=0.05, span_s=0.1, probe_s=1.0, probe_bytes=10**8)
-    late = points_of([trial(1, 0.05, batch=8), trial(2, 0.1, batch=16, told=told, forward={1: 0.09})], "weak")
-    assert late[1].communication_share == pytest.approx(0.01)
-    assert late[1].waiting_share == pytest.approx(0.5)
-    assert [each.code for each in diagnose_scale(late, [UNKNOWN] * 2, ["cpu"] * 2)] == ["straggler"]
-    by_turns = points_of([trial(1, 0.05, batch=8), trial(2, 0.1, batch=16, told=told)], "weak")
-    (finding,) = diagnose_scale(by_turns, [UNKNOWN] * 2, ["cpu"] * 2)
-    assert (finding.code, by_turns[1].straggler) == ("straggler", None)
-    assert "not always for the same one" in finding.evidence
+def test_exposed_communication_and_waiting_are_told_apart() -> None:
+    runs = [trial(1, 0.06, batch=8), trial(2, 0.1, batch=16, told=SLOW), trial(2, 0.1, batch=16, told=WAITS)]
+    _, slow, waits = rows_of(runs)
+    assert (slow.value("exposed"), slow.value("hidden"), slow.value("bus")) == pytest.approx((0.4, 0.2, 1e8))
+    assert (waits.value("exposed"), waits.value("waiting")) == pytest.approx((0.01, 0.5))
 
 
-def test_a_straggler_is_named_by_its_forward_pass() -> None:
-    late = trial(3, 0.1, batch=24, forward={1: 0.05})
-    found = late_rank(late.record)
-    assert found is not None
-    assert found.rank == 1
-    assert late_rank(trial(3, 0.1, batch=24).record) is None
-    points = points_of([late], "weak")
-    assert "straggler" in [each.code for each in diagnose_scale(points, [UNKNOWN], ["cpu"])]
-
-
-def test_a_host_that_is_late_is_told_and_good_points_say_nothing() -> None:
+@pytest.mark.parametrize(("step_s", "codes"), [(0.12, ["host-bound"]), (0.062, [])])
+def test_a_host_that_is_late_is_told_where_a_point_does_not_scale(step_s: float, codes: list[str]) -> None:
+    two = points_of([trial(1, 0.06, batch=8), trial(2, step_s, batch=16)], "weak")[1]
     host = Bound(label="host", evidence=note("host", "issuing takes 98 % of the step"))
-    point = ScalePoint(model="net", task="train", recipe="baseline", ranks=2, efficiency=0.5, throughput_per_s=1.0)
-    (finding,) = diagnose_scale([point], [host], ["cuda"])
-    assert finding.code == "host-bound"
-    good = ScalePoint(model="net", task="train", recipe="baseline", ranks=2, efficiency=0.97, throughput_per_s=1.0)
-    assert diagnose_scale([good], [host], ["cuda"]) == []
-    (unknown,) = diagnose_scale([point], [UNKNOWN], ["cuda"])
-    assert unknown.code == "unexplained"
+    assert [finding.code for finding in dataclasses.replace(two, bound=host).findings] == codes
 
 
 LATE = {1: 0.05}
@@ -200,8 +205,6 @@ def test_why_a_rank_is_late(given: dict[str, Any], code: str) -> None:
     found = late_rank(trial(3, 0.1, batch=24, forward=LATE, **given).record)
     assert found is not None
     assert (found.rank, found.why.code) == (1, code)
-    (point,) = points_of([trial(3, 0.1, batch=24, forward=LATE, **given)], "weak")
-    assert point.straggler_why == found.why
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
@@ -234,16 +237,12 @@ def test_a_rank_with_a_larger_part_of_the_batch_is_not_late() -> None:
     assert found.rank == 0, "and slower per item too"
 
 
-@pytest.mark.parametrize("width", [160, 80, 60])
+@pytest.mark.parametrize("width", [160, 80])
 def test_the_table_keeps_its_figures_whole_in_any_width(width: int) -> None:
     points = points_of([trial(1, 0.1, batch=8, cores=2), trial(4, 0.1, batch=32, cores=2, forward=LATE)], "weak")
     text = io.StringIO()
-    report = scale_report(points, diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2), "weak")
-    Console(file=text, width=width, highlight=False).print(report)
+    Console(file=text, width=width, highlight=False).print(terminal(result_of(points, "weak")))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
-    assert "…" not in text.getvalue()
     (four,) = [line for line in lines if line.strip().startswith("4 ")]
     assert "320" in four
-    assert "not scaling" in four
-    assert text.getvalue().count("this is not scaling") == 1, "said once"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from invoking import document, invoke
+from invoking import invoke
 
 MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
 
@@ -15,17 +16,16 @@ def test_training_on_two_ranks_with_a_slow_link(tmp_path: Path) -> None:
     options = ["--task", "train", "--ranks", "1,2", "--batch-per-rank", "4", "--device", "cpu", "--threads", "1"]
     options += ["--effort", "quick", "--door", "fork", "--plot", str(tmp_path / "scale.png"), "--json"]
     done = invoke("scale", f"{MODELS}:slow_link", *options)
-    found = document(done)
-    assert found["kind"] == "scale"
-    one, two = found["points"]
-    assert (one["ranks"], one["global_batch"], one["efficiency"]) == (1, 4, 1.0)
+    found = json.loads(done.stdout)
+    one, two = found["tables"]["points"]
+    assert (one["ranks"], one["global_batch"], one["efficiency"]["value"]) == (1, 4, 1.0)
     assert (two["ranks"], two["global_batch"], two["batch_per_rank"]) == (2, 8, 4)
-    assert two["ideal_per_s"] == pytest.approx(2 * one["throughput_per_s"])
-    assert len(two["peak_bytes"]) == 2
-    assert two["communication_share"] > 0.1
-    if not two["oversubscribed"]:
+    assert two["ideal"]["value"] == pytest.approx(2 * one["throughput"]["value"])
+    assert [row["rank"] for row in found["tables"]["ranks"]] == [0, 1]
+    assert two["exposed"]["value"] > 0.1
+    if not two["is_oversubscribed"]:
         # A busy machine may make a straggler of a rank besides.
-        assert "slow-interconnect" in [finding["code"] for finding in found["findings"] if finding["ranks"] == 2]
+        assert "slow-interconnect" in [each["code"] for each in found["notes"] if each["about"] == "2"]
     assert (tmp_path / "scale.png").stat().st_size > 0
 
 

@@ -6,101 +6,61 @@ and never called scaling: what they lose says nothing about the model or the net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
-import msgspec
-
-from redline.analyze.bound import Bound
-from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription, rank_peaks
+from redline.analyze.blocks import device_kind
+from redline.analyze.bound import Bound, bound
+from redline.analyze.finding import Finding, Removal, Rule, findings_of
+from redline.analyze.ranks import LateRank, late_rank, oversubscription, own_seconds, rank_peaks
+from redline.analyze.rows import metric_of
 from redline.analyze.summary import RunSummary, summarize
 from redline.model.fields import Frozen
-from redline.model.note import Note
-from redline.model.record import Failure, RunRecord
-from redline.model.spec import Task
+from redline.model.figures import MEMORY, THROUGHPUT
+from redline.model.metrics import Fact, Figure, Metric, Row
+from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_seconds, format_share
 
 Mode = Literal["weak", "strong"]
-FindingCode = Literal[
-    "local-batch-too-small", "slow-interconnect", "straggler", "host-bound", "oversubscribed-cpu", "unexplained"
-]
 
-GOOD_EFFICIENCY = 0.9
-"""Above it nothing is looked for."""
-NOTED_COMMUNICATION = 0.1
-"""Of the step: exposed communication above it is in the way."""
 SLOW_BUS = {"cpu": 0.5e9, "cuda": 10e9, "rocm": 10e9}
-"""Bytes per second between ranks: below it not even memory shared by processes, or PCIe 3.0, is reached."""
+"""Bytes per second between ranks. Memory that processes share, and PCIe 3.0, reach more than this."""
+
+IDEAL = Figure(name="ideal", unit="{item}/s", header="ideal", doc="Of the fewest ranks measured, in proportion.")
+EFFICIENCY = Figure(name="efficiency", unit="share", better="higher", doc="Throughput over the ideal.")
+COMMUNICATION = Figure(name="communication", unit="s", better="lower", doc="Time in collectives per step.")
+EXPOSED = Figure(
+    name="exposed", unit="share", better="lower", doc="Of a step: communication while nothing is computed."
+)
+HIDDEN = Figure(name="hidden", unit="share", better="higher", doc="Of the communication: what computing hides.")
+WAITING = Figure(
+    name="waiting", unit="share", better="lower", doc="Of a step: time in collectives until the last rank arrives."
+)
+GRADIENTS = Figure(name="gradients", unit="B", doc="What each rank sends per training step.")
+BUS = Figure(
+    name="bus",
+    unit="B/s",
+    better="higher",
+    doc="By an all-reduce of as many bytes as a step sends, counted as NCCL's own tests count it.",
+)
 
 
 class Communication(Frozen):
-    """What the ranks said to each other in a profiled step, and how fast they can."""
+    """What the ranks said to each other in a profiled step, and how fast they can. None is unknown."""
 
     total_s: float | None = None
-    """Per step, on the rank that waits least for others; None where nothing was profiled."""
+    """Per step, on the rank that waits least for others."""
     exposed_s: float | None = None
-    """While nothing is computed."""
+    """The part of it in which nothing is computed."""
     waited_s: float | None = None
     """How much longer the rank that waits most is in collectives: it waits there for the last to arrive."""
     span_s: float | None = None
-    """Of the profiled step."""
+    """The time of the profiled step."""
     probe_s: float | None = None
     """An all-reduce of as many bytes as a step sends."""
     probe_bytes: int | None = None
-
-
-class ScalePoint(Frozen):
-    """One number of ranks. None means unknown."""
-
-    model: str
-    task: Task
-    recipe: str
-    ranks: int
-    global_batch: int | None = None
-    batch_per_rank: int | None = None
-    """Of the rank with most."""
-    item: str = "item"
-    throughput_per_s: float | None = None
-    ideal_per_s: float | None = None
-    efficiency: float | None = None
-    """Throughput over the ideal; None where ranks share processors."""
-    low: float | None = None
-    """The 95 % interval of the efficiency."""
-    high: float | None = None
-    communication_s: float | None = None
-    """Per step."""
-    communication_share: float | None = None
-    """Exposed communication, of a step."""
-    overlap: float | None = None
-    """The share of the communication that computing hides."""
-    waiting_share: float | None = None
-    """Share of a step spent in collectives waiting for the rank that arrives last."""
-    gradient_bytes: int | None = None
-    bus_bytes_per_s: float | None = None
-    """By an all-reduce of as many bytes as a step sends, counted as NCCL's own tests count it."""
-    peak_bytes: tuple[int | None, ...] = ()
-    """For each rank: reserved on a GPU, resident on a CPU."""
-    straggler: int | None = None
-    """A rank that is clearly slower than the others."""
-    straggler_why: Note | None = None
-    trust: tuple[str, ...] = ()
-    """The labels of its verdict: `valid`, or why it is to be doubted."""
-    threads: int | None = None
-    """For each rank, on a CPU."""
-    oversubscribed: bool = False
-    """More threads than processors: this is not scaling."""
-    notes: tuple[Note, ...] = ()
-    failure: Failure | None = None
-    record_id: str = ""
-
-
-class ScaleFinding(Frozen):
-    code: FindingCode
-    model: str
-    ranks: int
-    batch_per_rank: int | None
-    evidence: str
-    next: str
 
 
 class ScaleRun(Frozen):
@@ -110,158 +70,236 @@ class ScaleRun(Frozen):
     communication: Communication = Communication()
 
 
+@dataclass(frozen=True)
+class ScalePoint:
+    """One number of ranks: its row, and the facts that the rules look at."""
+
+    run: ScaleRun
+    row: Row
+    bound: Bound
+    late: LateRank | None
+    step_s: float
+    """0 where nothing was timed."""
+
+    @property
+    def whole_s(self) -> float:
+        return self.step_s
+
+    @property
+    def span_s(self) -> float:
+        return self.step_s
+
+    @property
+    def lost_s(self) -> float:
+        """How much longer a step takes than the ideal says; 0 where there is no ideal."""
+        ideal, reached = self.row.value("ideal"), self.row.value("throughput")
+        return max(self.step_s * (1 - reached / ideal), 0.0) if ideal else 0.0
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Nothing is looked for where ranks share processors: a note of the row says so."""
+        if self.row["is_oversubscribed"]:
+            return []
+        return findings_of(RULES, self) or findings_of((UNEXPLAINED,), self)
+
+
 def points_of(runs: Sequence[ScaleRun], mode: Mode) -> list[ScalePoint]:
-    rows = summarize([run.record for run in runs])
-    bare = [_point(run, row) for run, row in zip(runs, rows, strict=True)]
-    firsts: dict[tuple[str, int | None], tuple[ScalePoint, RunSummary]] = {}
-    for point, row in sorted(zip(bare, rows, strict=True), key=lambda pair: pair[0].ranks):
-        if point.throughput_per_s and not point.oversubscribed:
-            firsts.setdefault(_series(point, mode), (point, row))
-    return [_scaled(point, row, firsts.get(_series(point, mode))) for point, row in zip(bare, rows, strict=True)]
+    """Each run against the fewest ranks with the same batch per rank (weak) or the same global batch (strong)."""
+    series = "batch_per_rank" if mode == "weak" else "global_batch"
+    told = list(zip(runs, summarize([run.record for run in runs]), strict=True))
+    firsts: dict[tuple[Fact, Fact], tuple[int, Metric]] = {}
+    for run, row in sorted(told, key=lambda pair: pair[0].record.spec.ranks):
+        facts, speed = _facts(run.record, row), metric_of(row, "throughput")
+        if speed is not None and speed.value and not facts["is_oversubscribed"]:
+            firsts.setdefault((row.model, facts[series]), (run.record.spec.ranks, speed))
+    return [_point(run, row, firsts, series) for run, row in told]
 
 
-def _series(point: ScalePoint, mode: Mode) -> tuple[str, int | None]:
-    """Points of one series are set against each other: the same batch per rank, or the same global batch."""
-    return point.model, point.batch_per_rank if mode == "weak" else point.global_batch
-
-
-def _point(run: ScaleRun, row: RunSummary) -> ScalePoint:
-    record, spec = run.record, run.record.spec
-    prepared, told = record.prepared, run.communication
-    late = late_rank(record)
+def _facts(record: RunRecord, row: RunSummary) -> dict[str, Fact]:
+    ranks, prepared = record.spec.ranks, record.prepared
+    batch = row.batch if row.batch is not None else record.spec.workload.batch
     shares = [rank.items_per_step for rank in prepared.ranks] if prepared else []
-    batch = row.batch if row.batch is not None else spec.workload.batch
-    point = ScalePoint(
-        model=row.model,
-        task=row.task,
-        recipe=row.recipe,
-        ranks=spec.ranks,
-        global_batch=batch,
-        batch_per_rank=-(-batch // spec.ranks) if batch else max(shares, default=None),
-        item=row.item or "item",
-        throughput_per_s=row.throughput_per_s,
-        gradient_bytes=prepared.gradient_bytes if prepared else None,
-        bus_bytes_per_s=_bus(told, spec.ranks),
-        peak_bytes=rank_peaks(record.blocks),
-        straggler=late.rank if late is not None else None,
-        straggler_why=late.why if late is not None else None,
-        trust=row.verdict.labels,
-        notes=tuple(each for each in prepared.workload.notes if each.code == "uneven-batch") if prepared else (),
-        failure=row.failure,
-        record_id=row.record_id,
-    )
+    on_cpu = prepared is not None and prepared.environment.device.kind == "cpu"
+    return {
+        "ranks": ranks,
+        "model": row.model,
+        "task": row.task,
+        "recipe": row.recipe,
+        "global_batch": batch,
+        "batch_per_rank": -(-batch // ranks) if batch else max(shares, default=None),
+        "threads": prepared.environment.threads if prepared is not None and on_cpu else None,
+        "trust": ", ".join(row.verdict.labels),
+        "is_oversubscribed": oversubscription(record) is not None,
+    }
+
+
+def _point(
+    run: ScaleRun, row: RunSummary, firsts: dict[tuple[Fact, Fact], tuple[int, Metric]], series: str
+) -> ScalePoint:
+    record, facts, speed = run.record, _facts(run.record, row), metric_of(row, "throughput")
+    late, told, prepared = late_rank(record), run.communication, run.record.prepared
+    metrics = [speed] if speed is not None else []
+    first = firsts.get((row.model, facts[series]))
+    if first is not None and speed is not None and speed.value:
+        metrics += _against(first, speed, record.spec.ranks, is_scaling=not facts["is_oversubscribed"], item=row.item)
     if told.total_s is not None and told.span_s:
-        exposed = told.exposed_s or 0.0
-        hidden = 1 - exposed / told.total_s if told.total_s > 0 else None
-        point = msgspec.structs.replace(
-            point,
-            communication_s=told.total_s,
-            communication_share=exposed / told.span_s,
-            overlap=hidden,
-            waiting_share=None if told.waited_s is None else told.waited_s / told.span_s,
-        )
-    return _with_processors(point, record)
-
-
-def _with_processors(point: ScalePoint, record: RunRecord) -> ScalePoint:
-    """Marked where the ranks on one machine have more threads than it has processors."""
-    environment = record.prepared.environment if record.prepared else None
-    if environment is None or environment.device.kind != "cpu":
-        return point
-    crowded = oversubscription(record)
-    notes = (*point.notes, crowded) if crowded is not None else point.notes
-    return msgspec.structs.replace(point, threads=environment.threads, oversubscribed=crowded is not None, notes=notes)
-
-
-def _scaled(point: ScalePoint, row: RunSummary, first: tuple[ScalePoint, RunSummary] | None) -> ScalePoint:
-    reached = point.throughput_per_s
-    if first is None or not reached:
-        return point
-    base, base_row = first
-    assert base.throughput_per_s
-    times = point.ranks / base.ranks
-    ideal = base.throughput_per_s * times
-    point = msgspec.structs.replace(point, ideal_per_s=ideal)
-    if point.oversubscribed:
-        return point
-    point = msgspec.structs.replace(point, efficiency=reached / ideal)
-    mine, its = row.throughput_interval, base_row.throughput_interval
-    if point.ranks == base.ranks or mine is None or its is None:
-        return point
-    return msgspec.structs.replace(point, low=mine.low / (its.high * times), high=mine.high / (its.low * times))
-
-
-def _bus(told: Communication, ranks: int) -> float | None:
-    if not told.probe_s or not told.probe_bytes or ranks < 2:
-        return None
-    return told.probe_bytes / told.probe_s * 2 * (ranks - 1) / ranks
-
-
-def diagnose_scale(points: Sequence[ScalePoint], bounds: Sequence[Bound], kinds: Sequence[str]) -> list[ScaleFinding]:
-    """What keeps each point from its ideal; `bounds` and `kinds` of devices are those of the points."""
-    found = []
-    for point, bound, kind in zip(points, bounds, kinds, strict=True):
-        found += _findings(point, bound, kind)
-    return found
-
-
-def _findings(point: ScalePoint, bound: Bound, kind: str) -> list[ScaleFinding]:
-    def finding(code: FindingCode, evidence: str, todo: str) -> ScaleFinding:
-        return ScaleFinding(
-            code=code,
-            model=point.model,
-            ranks=point.ranks,
-            batch_per_rank=point.batch_per_rank,
-            evidence=evidence,
-            next=todo,
-        )
-
-    if point.oversubscribed:
-        todo = "ask for fewer ranks or threads, or measure on a machine with more processors"
-        return [finding("oversubscribed-cpu", str(point.notes[-1]), todo)]
-    is_slow = point.efficiency is not None and point.ranks > 1 and point.efficiency < GOOD_EFFICIENCY
-    found = []
-    if point.straggler is not None:
-        evidence = f"rank {point.straggler} takes over {STRAGGLER - 1:.0%} longer than the others in most blocks"
-        evidence += f": {point.straggler_why}" if point.straggler_why is not None else ""
-        todo = "look at that rank's device and machine: clocks, temperature, other processes, its part of the data"
-        found.append(finding("straggler", evidence, todo))
-    if not is_slow:
-        return found
-    waiting = point.waiting_share
-    if point.straggler is None and waiting is not None and waiting > NOTED_COMMUNICATION:
-        evidence = f"ranks wait for each other {format_share(waiting)} of a step, and not always for the same one"
-        todo = "redline profile with --ranks says who is late where; on shared machines, measure again with --effort strict"
-        found.append(finding("straggler", evidence, todo))
-    share = point.communication_share
-    if share is not None and share > NOTED_COMMUNICATION:
-        found.append(_about_communication(point, share, kind, finding))
-    if bound.label == "host":
-        todo = "-r compile or -r compile:reduce-overhead: the GPUs wait for Python, and more ranks only wait more"
-        found.append(finding("host-bound", str(bound.evidence), todo))
-    if not found:
-        evidence = f"efficiency {format_share(point.efficiency)}, and communication does not explain it"
-        todo = "redline profile with --ranks shows each rank; on shared machines, measure again with --effort strict"
-        found.append(finding("unexplained", evidence, todo))
-    return found
-
-
-def _about_communication(
-    point: ScalePoint, share: float, kind: str, finding: Callable[[FindingCode, str, str], ScaleFinding]
-) -> ScaleFinding:
-    sent = f"{format_bytes(point.gradient_bytes)} of gradients" if point.gradient_bytes else "what the ranks exchange"
-    exposed = f"{format_share(share)} of a step is communication that nothing hides ({sent}"
-    bus = point.bus_bytes_per_s
-    exposed += f", {format_seconds(point.communication_s)} per step)" if point.communication_s else ")"
-    if bus is not None and bus < SLOW_BUS[kind]:
-        evidence = f"{exposed}; an all-reduce moves only {format_bytes(bus)}/s between ranks"
-        link = "(NVLink, InfiniBand, NCCL_DEBUG=INFO)" if kind != "cpu" else "(ranks on CPUs talk over TCP)"
-        todo = f"check the link {link}, or send less: larger buckets, accumulation, a larger batch per rank"
-        return finding("slow-interconnect", evidence, todo)
-    enough = round((point.batch_per_rank or 1) * share / (1 - share) * (1 - NOTED_COMMUNICATION) / NOTED_COMMUNICATION)
-    speed = f"; the link does {format_bytes(bus)}/s" if bus else ""
-    evidence = (
-        f"{exposed}{speed}, and a batch of {point.batch_per_rank} per rank leaves too little to compute meanwhile"
+        exposed_s = told.exposed_s or 0.0
+        metrics += [COMMUNICATION(told.total_s), EXPOSED(exposed_s / told.span_s)]
+        metrics += [HIDDEN(1 - exposed_s / told.total_s)] if told.total_s > 0 else []
+        metrics += [WAITING(told.waited_s / told.span_s)] if told.waited_s is not None else []
+    if prepared is not None and prepared.gradient_bytes:
+        metrics.append(GRADIENTS(prepared.gradient_bytes))
+    if told.probe_s and told.probe_bytes and record.spec.ranks > 1:
+        metrics.append(BUS(told.probe_bytes / told.probe_s * 2 * (record.spec.ranks - 1) / record.spec.ranks))
+    peaks = [peak for peak in rank_peaks(record.blocks) if peak is not None]
+    metrics += [MEMORY(max(peaks))] if peaks else []
+    notes = [each for each in prepared.workload.notes if each.code == "uneven-batch"] if prepared else []
+    notes += [crowded] if (crowded := oversubscription(record)) is not None else []
+    return ScalePoint(
+        run=run,
+        row=Row(
+            facts={**facts, "straggler": late.rank if late is not None else None},
+            metrics=tuple(metrics),
+            notes=tuple(notes),
+            failure=row.failure.told if row.failure is not None else "",
+            record_id=record.id,
+        ),
+        bound=bound(record),
+        late=late,
+        step_s=(row.items_per_step or 1) / speed.value if speed is not None and speed.value else 0.0,
     )
-    todo = f"--batch-per-rank {max(enough, 2 * (point.batch_per_rank or 1))}: computing grows with it, communication does not"
-    return finding("local-batch-too-small", evidence, todo)
+
+
+def _against(
+    first: tuple[int, Metric], speed: Metric, ranks: int, *, is_scaling: bool, item: str | None
+) -> list[Metric]:
+    """The ideal, and how much of it is reached."""
+    base_ranks, base = first
+    assert base.value
+    assert speed.value
+    times = ranks / base_ranks
+    metrics = [IDEAL(base.value * times, item=item)]
+    if not is_scaling:
+        return metrics
+    ends: list[float | None] = [None, None]
+    if ranks != base_ranks and speed.low and speed.high and base.low and base.high:
+        ends = [speed.low / (base.high * times), speed.high / (base.low * times)]
+    return [*metrics, EFFICIENCY(speed.value / (base.value * times), *ends)]
+
+
+def rank_rows(record: RunRecord) -> Iterator[Row]:
+    """Each rank of a run: its share of the batch, its own speed, and what it does by itself in each phase."""
+    blocks = [block for block in record.blocks if block.ranks]
+    peaks = rank_peaks(record.blocks)
+    for info in record.prepared.ranks if record.prepared is not None else ():
+        own = [block.ranks[info.rank] for block in blocks]
+        samples = [seconds for block in own for seconds in block.samples]
+        phases: dict[str, list[float]] = {}
+        for block in own:
+            for name, seconds in own_seconds(block).items():
+                phases.setdefault(name, []).append(seconds)
+        named = [Figure(name=f"own_{name}", unit="s", better="lower")(median(each)) for name, each in phases.items()]
+        item = record.prepared.workload.item if record.prepared is not None else None
+        speed = info.items_per_step / median(samples) if samples else None
+        yield Row(
+            facts={"ranks": record.spec.ranks, "rank": info.rank, "host": info.host, "items": info.items_per_step},
+            metrics=(THROUGHPUT(speed, item=item), *named, *([MEMORY(peaks[info.rank])] if peaks else [])),
+        )
+
+
+# What is in the way
+
+
+def _lost(point: ScalePoint) -> Removal:
+    """All that a point lacks of its ideal."""
+    return Removal(saves_s=point.lost_s, seconds=point.lost_s)
+
+
+def _is_slow_link(point: ScalePoint) -> bool:
+    bus = point.row.value("bus")
+    return 0 < bus < SLOW_BUS[device_kind(point.run.record)]
+
+
+def _exposed(point: ScalePoint, *, is_link: bool) -> Removal | None:
+    seconds = point.row.value("exposed") * point.step_s
+    return Removal(saves_s=seconds, seconds=seconds) if _is_slow_link(point) == is_link else None
+
+
+def _says_exposed(point: ScalePoint, removal: Removal) -> str:
+    row = point.row
+    sent = f"{row['gradients']} of gradients" if "gradients" in row else "what the ranks exchange"
+    told = f"{row['exposed']} of a step is communication that nothing hides ({sent}, {row['communication']} per step)"
+    if _is_slow_link(point):
+        return f"{told}; an all-reduce moves only {format_bytes(row.value('bus'))}/s between ranks"
+    speed = f"; the link moves {row['bus']}" if "bus" in row else ""
+    return f"{told}{speed}, and a batch of {row['batch_per_rank']} per rank leaves too little to compute meanwhile"
+
+
+def _larger_batch(point: ScalePoint, removal: Removal) -> str:
+    """A batch with which communication is worth no further word: what is computed grows with it, communication does not."""
+    share, most, batch = point.row.value("exposed"), WORTH_SAYING, int(point.row.facts["batch_per_rank"] or 1)
+    enough = round(batch * share / (1 - share) * (1 - most) / most) if share < 1 else 2 * batch
+    return f"--batch-per-rank {max(enough, 2 * batch)}: computing grows with it, communication does not"
+
+
+def _late(point: ScalePoint) -> Removal | None:
+    if point.late is not None:
+        return Removal(saves_s=point.late.seconds, seconds=point.late.seconds)
+    seconds = point.row.value("waiting") * point.step_s
+    return Removal(saves_s=seconds, seconds=seconds)
+
+
+def _says_late(point: ScalePoint, removal: Removal) -> str:
+    late = point.late
+    if late is None:
+        return f"ranks wait for each other {format_share(point.row.value('waiting'))} of a step, and not always for the same one"
+    longer = f"takes {format_seconds(late.seconds)} a step longer than the others, most of it in {late.phase}"
+    return f"rank {late.rank} {longer}: {late.why}"
+
+
+def _about_late(point: ScalePoint, removal: Removal) -> str:
+    if point.late is None:
+        return "redline profile with --ranks says who is late where; on shared machines, measure again with --effort strict"
+    return "look at that rank's device and machine: clocks, temperature, other processes, its part of the data"
+
+
+def _change_link(point: ScalePoint, removal: Removal) -> str:
+    on_cpu = device_kind(point.run.record) == "cpu"
+    link = "(ranks on CPUs talk over TCP)" if on_cpu else "(NVLink, InfiniBand, NCCL_DEBUG=INFO)"
+    return f"check the link {link}, or send less: larger buckets, accumulation, a larger batch per rank"
+
+
+WORTH_SAYING = 0.1
+"""The least share of a step that is worth a finding: efficiencies above 90 % are good."""
+
+RULES: tuple[Rule[ScalePoint], ...] = (
+    Rule(code="straggler", removes=_late, says=_says_late, change=_about_late, least_share=WORTH_SAYING),
+    Rule(
+        code="slow-interconnect",
+        removes=lambda point: _exposed(point, is_link=True),
+        says=_says_exposed,
+        change=_change_link,
+        least_share=WORTH_SAYING,
+    ),
+    Rule(
+        code="local-batch-too-small",
+        removes=lambda point: _exposed(point, is_link=False),
+        says=_says_exposed,
+        change=_larger_batch,
+        least_share=WORTH_SAYING,
+    ),
+    Rule(
+        code="host-bound",
+        removes=lambda point: _lost(point) if point.bound.label == "host" else None,
+        says=lambda point, removal: str(point.bound.evidence),
+        change="-r compile or -r compile:reduce-overhead: the GPUs wait for Python, and more ranks only wait more",
+        least_share=WORTH_SAYING,
+    ),
+)
+UNEXPLAINED: Rule[ScalePoint] = Rule(
+    code="unexplained",
+    removes=_lost,
+    says=lambda point, removal: f"efficiency {point.row['efficiency']}, and communication does not explain it",
+    change="redline profile with --ranks shows each rank; on shared machines, measure again with --effort strict",
+    least_share=WORTH_SAYING,
+)

@@ -26,37 +26,28 @@ from redline.trace.window import recorded
 
 PROFILED_STEPS = 3
 SMALLEST_MESSAGE = 1 << 20
-"""For inference, which sends nothing: the link is probed all the same."""
+"""The link is probed with so many bytes for inference, too, which sends nothing."""
 
 
 def measure_scale(
-    specs: Sequence[RunSpec],
-    door_of: Callable[[RunSpec], Door],
-    journal: Journal,
-    folder: Path,
-    observer: Observer | None = None,
+    specs: Sequence[RunSpec], door_of: Callable[[RunSpec], Door], journal: Journal, folder: Path, observer: Observer
 ) -> list[ScaleRun]:
     """One run per spec, in their order. What breaks becomes a failed record, and the next goes on."""
-    return [
-        _run(spec, door_of(spec), journal, folder / str(number), observer or Observer())
-        for number, spec in enumerate(specs)
-    ]
-
-
-def _run(spec: RunSpec, door: Door, journal: Journal, folder: Path, observer: Observer) -> ScaleRun:
-    told = Communication()
-    with Group(door, journal, observer, random.Random(spec.seed), is_shared=False) as group:
-        entry = group.open(spec, 0)
-        group.measure(UntilPrecise())
-        if entry is not None and entry.is_sound and entry.record.prepared is not None and spec.ranks > 1:
-            told = _communication(spec, entry.session, entry.record.prepared, folder)
-    return ScaleRun(record=group.done[0], communication=told)
+    runs = []
+    for number, spec in enumerate(specs):
+        told = Communication()
+        with Group(door_of(spec), journal, observer, random.Random(spec.seed), is_shared=False) as group:
+            entry = group.open(spec, 0)
+            group.measure(UntilPrecise())
+            if entry is not None and entry.is_sound and entry.record.prepared is not None and spec.ranks > 1:
+                told = _communication(spec, entry.session, entry.record.prepared, folder / str(number))
+        runs.append(ScaleRun(record=group.done[0], communication=told))
+    return runs
 
 
 def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: Path) -> Communication:
-    """Outside the timing. A rank that breaks here leaves the timed record as it is."""
-    size = max(prepared.gradient_bytes or 0, SMALLEST_MESSAGE)
-    probe = session.ask(AllReduce(message_bytes=size))
+    """Measured outside of the timing. A rank that breaks here leaves the timed record as it is."""
+    probe = session.ask(AllReduce(message_bytes=max(prepared.gradient_bytes or 0, SMALLEST_MESSAGE)))
     told = Communication()
     if isinstance(probe, AllReduced):
         told = Communication(probe_s=median(probe.seconds), probe_bytes=probe.message_bytes)
@@ -74,12 +65,13 @@ def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: 
     # The last rank to arrive at a collective waits for nobody: its time there is communication, and no more.
     last = min(times, key=lambda time: time.exposed_communication)
     most = max(time.exposed_communication for time in times)
+    step_ns = 1e9 * PROFILED_STEPS
     return msgspec.structs.replace(
         told,
-        total_s=last.communication / 1e9 / PROFILED_STEPS,
-        exposed_s=last.exposed_communication / 1e9 / PROFILED_STEPS,
-        waited_s=(most - last.exposed_communication) / 1e9 / PROFILED_STEPS,
-        span_s=max(time.span for time in times) / 1e9 / PROFILED_STEPS,
+        total_s=last.communication / step_ns,
+        exposed_s=last.exposed_communication / step_ns,
+        waited_s=(most - last.exposed_communication) / step_ns,
+        span_s=max(time.span for time in times) / step_ns,
     )
 
 

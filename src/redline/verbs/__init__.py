@@ -71,7 +71,6 @@ PUBLIC: dict[str, str] = {
     "LoaderResult": "redline.api.train",
     "TrainResult": "redline.api.train",
     "find_workers": "redline.api.train",
-    "ScaleResult": "redline.api.scale",
     "TuneResult": "redline.api.tune",
     "kept_tune": "redline.api.tune",
     "ProfileResult": "redline.api.profile",
