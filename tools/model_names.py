@@ -134,20 +134,41 @@ def main() -> int:
 def _write_unfed() -> int:
     """Ask every architecture of transformers, on the meta device, whether it takes what Redline can make up."""
     from redline.bench.workload.sources import hf
-    from redline.model.spec import WorkloadSpec
 
     hf.UNFED.write_text("")  # all names are then listed
-    refused = []
+    refused = {}
     for model in hf.HfSource().models():
-        bare = model.name.removeprefix("hf:")
-        try:
-            hf.choose(hf.read_config(bare), WorkloadSpec(model=model.name), 1)
-        except RedlineError as error:
-            refused.append(bare)
-            print(f"{model.name}: {error}", flush=True)
+        if (why := _refusal(model.name)) is not None:
+            refused[model.name.removeprefix("hf:")] = why
+            print(f"{model.name}: {why}", flush=True)
     hf.UNFED.write_text("".join(f"{name}\n" for name in sorted(refused)))
     print(f"{len(refused)} are not listed")
     return 0
+
+
+def _refusal(name: str) -> str | None:
+    """Returns why the architecture cannot compute; None if it can, or if only real numbers would tell."""
+    import torch
+
+    from redline.bench.device.failure import is_of_two_devices, one_line
+    from redline.bench.workload.sources import hf
+    from redline.model.spec import WorkloadSpec
+
+    spec = WorkloadSpec(model=name)
+    try:
+        config = hf.read_config(name.removeprefix("hf:"))
+        with torch.device("meta"):
+            _, names, model = hf.choose(config, spec)
+            inputs, _ = hf.make_inputs(config, names, spec, 1)
+        with torch.no_grad():
+            model(**{key: tensor.to("meta") for key, tensor in inputs.items()})
+    except NotImplementedError:
+        return None  # an operator that has no meta kernel: with real numbers it may well run
+    except Exception as error:
+        # A branch on values, and a tensor that the model makes itself in memory, tell nothing here.
+        told = one_line(error)
+        return None if is_of_two_devices(error) or "meta tensors" in told else told
+    return None
 
 
 def _wanted(sources: list[str], listed: dict[str, str], *, every_hf: bool) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model
-from redline.bench.workload.decoder import OwnDecoder, WholeGenerator
+from redline.bench.workload.decoder import WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.hf_decoder import HfDecoder, asks_the_host, own_decoder
 from redline.model.errors import BenchError, SpecError
@@ -242,15 +242,6 @@ def test_a_generation_that_is_too_short_is_one_line() -> None:
         model.generate(8)
 
 
-async def _later(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens
-
-
-async def _one_by_one(tokens: torch.Tensor) -> AsyncIterator[list[int]]:
-    for column in tokens.T:
-        yield column.tolist()
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -259,12 +250,10 @@ async def _one_by_one(tokens: torch.Tensor) -> AsyncIterator[list[int]]:
         lambda made: {"sequences": made},
         lambda made: (column for column in made.T),
         lambda made: (column.tolist() for column in made.T),
-        lambda made: _later(made),
-        lambda made: _one_by_one(made),
     ],
 )
 @pytest.mark.parametrize("names", [True, False])
-def test_generate_may_return_yield_or_await_its_tokens(form: Callable[[Any], Any], names: bool) -> None:
+def test_generate_may_return_or_yield_its_tokens(form: Callable[[Any], Any], names: bool) -> None:
     made, model = torch.arange(16).view(2, 8), torch.nn.Linear(1, 1)
     if names:
         model.generate = lambda tokens, max_new_tokens: form(made)
@@ -322,15 +311,16 @@ def test_a_text_that_overflows_is_refused_where_only_its_tokens_are_known() -> N
 
 
 def test_a_cache_of_ones_own_that_does_not_fit_is_one_line() -> None:
-    """The cache's argument has another name than `cache` there, which one call shows."""
-    workload = build_workload(workload_spec(f"{WRITERS}:small"), 0)
-    assert isinstance(workload.model, OwnDecoder)
-    step = GenerateStep(apply_recipe(Recipe.parse("static-cache"), workload, open_device("cpu")))
-    with (
-        step.context(),
-        pytest.raises(BenchError, match=r"cannot read position 15 with the cache of make_cache\(2, 16\)"),
-    ):
-        step()
+    spec = RunSpec(
+        workload=workload_spec(f"{WRITERS}:small"),
+        recipe=Recipe.parse("static-cache"),
+        device="cpu",
+        measure=MeasureSpec.for_effort("quick"),
+    )
+    reply = BenchSession(on_progress=lambda progress: None).handle(Prepare(spec=spec))
+    assert isinstance(reply, FailureReply)
+    assert "(prompt of 9 tokens, 8 new ones)" in reply.failure.message
+    assert "\n" not in reply.failure.message
 
 
 def test_logits_of_another_shape_are_one_line() -> None:

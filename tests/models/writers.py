@@ -116,13 +116,13 @@ class Small(Summing):
     def make_cache(self, batch: int, length: int) -> Tensor:
         return torch.zeros(batch, 3, WIDTH)
 
-    def forward(self, tokens: Tensor, past: Tensor | None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, cache: Tensor | None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         read = self.table(tokens)
-        if past is None:
+        if cache is None:
             return self.head(read), read
         assert positions is not None
-        past.index_copy_(1, positions, read)
-        return self.head(past.sum(dim=1, keepdim=True)), past
+        cache.index_copy_(1, positions, read)
+        return self.head(cache.sum(dim=1, keepdim=True)), cache
 
 
 def small() -> nn.Module:

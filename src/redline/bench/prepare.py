@@ -307,7 +307,6 @@ class Workbench:
             perhaps_differentiating(setup.workload, setup.device, call)
             setup.device.synchronize()
             seconds = time.perf_counter() - started
-        setup.settle_inputs()
         self._note_first_call(setup, seconds, shared=shares and bool(setup.compiled_blocks))
         if spec.launch.folder:
             refuse_other_checkout(spec.launch.folder)

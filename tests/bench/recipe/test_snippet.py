@@ -57,8 +57,8 @@ ALONE = [
     ("channels-last", "infer", "mobilenet_v3_small"),
     ("fold-bn+onnx", "infer", "mobilenet_v3_small"),
     ("amp-bf16+channels-last+fused-optimizer", "train", "mobilenet_v3_small"),
-    ("channels-last+fused-optimizer", "train", "simple_cnn"),
-    ("bf16", "infer", "transformer"),
+    ("channels-last+fused-optimizer", "train", "squeezenet1_1"),
+    ("bf16", "infer", "squeezenet1_1"),
 ]
 RUNNER = """
 import os, runpy, sys, time, traceback

@@ -13,7 +13,7 @@ import torch
 
 from redline.bench.workload.build import build_workload, check_model, find_source, list_models
 from redline.bench.workload.source import SOURCES, Source
-from redline.bench.workload.vision import KINDS
+from redline.bench.workload.sources.torchvision import KINDS
 from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName, UsageError
 from redline.model.questions import ModelName

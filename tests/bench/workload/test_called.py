@@ -172,8 +172,8 @@ def test_hooks_that_a_bare_step_does_not_call_are_refused_or_named() -> None:
 
     with pytest.raises(BenchError, match="has its own configure_gradient_clipping"):
         TrainsItself(Clips())
-    assert TrainsItself(Watches()).unused_hooks() == ["on_train_batch_start"]
-    assert TrainsItself(steps.Lit()).unused_hooks() == []
+    assert TrainsItself(Watches()).unused_hooks == ["on_train_batch_start"]
+    assert TrainsItself(steps.Lit()).unused_hooks == []
 
 
 def test_the_modules_a_function_reaches_are_found() -> None:

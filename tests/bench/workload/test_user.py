@@ -241,23 +241,14 @@ def test_a_function_in_the_place_of_a_module_keeps_its_modules_in_sight(user_fil
     assert run(workload).shape == (4, 2)
 
 
-def test_weights_made_under_inference_mode_may_be_written(user_file: Write) -> None:
-    body = "with torch.inference_mode():\n        layer = nn.Linear(3, 3)\n        tied = nn.Sequential(layer, layer)"
-    file = user_file(f"def make(batch):\n    {body}\n        return tied, torch.ones(batch, 3)\n")
-    workload = from_file(file, "make", batch=2)
-    assert not workload.args[0].is_inference()
-    assert len(list(workload.model.parameters())) == 2, "shared weights stay shared"
-    with torch.no_grad():
-        for weight in workload.model.parameters():
-            weight.zero_()
-    assert run(workload).abs().sum() == 0
-
-
-@pytest.mark.parametrize("body", ["import not_there_at_all", "return 3"])
-def test_what_does_not_hang_on_the_batch_is_told_without_it(user_file: Write, body: str) -> None:
-    with pytest.raises(BenchError) as caught:
-        from_file(user_file(f"def make(batch):\n    {body}\n"), "make")
-    assert "--batch" not in str(caught.value)
+def test_weights_made_under_inference_mode_are_refused_and_inputs_are_not(user_file: Write) -> None:
+    file = user_file(
+        "def make(batch):\n    with torch.inference_mode():\n        return nn.Linear(3, 3), torch.ones(batch, 3)\n"
+        "def inputs(batch):\n    with torch.inference_mode():\n        x = torch.ones(batch, 3)\n    return nn.Linear(3, 3), x\n"
+    )
+    with pytest.raises(BenchError, match=r"made its weights under torch\.inference_mode"):
+        from_file(file, "make", batch=2)
+    assert not from_file(file, "inputs", batch=2).args[0].is_inference()
 
 
 @pytest.mark.parametrize(

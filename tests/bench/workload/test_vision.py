@@ -9,7 +9,7 @@ import torch
 from torchvision.models import get_model
 
 from redline.bench.workload.build import build_workload, check_model, list_models, settle_batch
-from redline.bench.workload.vision import KINDS, _classes_of, flow_loss
+from redline.bench.workload.sources.torchvision import KINDS, _classes_of, flow_loss
 from redline.model.errors import SpecError
 from redline.model.spec import WorkloadSpec
 

@@ -48,9 +48,6 @@ def snippet_of(spec: RunSpec) -> str:
             code.bring_in("from collections.abc import Callable")
             code.carry(written_in_place, asks_the_host)
     example = example_code(spec.workload)
-    if example is not None:
-        code.bring_in(*example.needed)
-        code.helpers += example.definitions
     # What is rendered is code, not a page: nothing is escaped, and names go in as literals.
     environment = Environment(
         loader=PackageLoader("redline.bench.recipe"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -2,7 +2,7 @@
 and modules that say themselves how they train.
 
 A step may hold everything: its model, optimizer, accumulation, a loader. `setup` makes what it needs, once; the step gets
-what `setup` returned, where it takes something; `teardown` ends it.
+what `setup` returned, if it takes something; `teardown` ends it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,23 +27,28 @@ SEED_NAME, DEVICE_NAME = "seed", "device"
 NO_INPUTS: Inputs = ((), {})
 
 
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a function by name; none if they cannot be read."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
 def batch_parameter(
     function: Callable[..., Any], whose: str, *, known: tuple[str, ...] = ()
 ) -> inspect.Parameter | None:
-    """The parameter that takes the batch, by its name. Another one that must be given, and is not `known`, is refused."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for parameter in parameters:
-        is_required = parameter.default is inspect.Parameter.empty and parameter.kind not in variable
-        if is_required and parameter.name not in (*BATCH_NAMES, SEED_NAME, *known):
+    """Returns the parameter that takes the batch, by its name. Another one that must be given, and is not `known`, is refused."""
+    parameters = parameters_of(function)
+    for name, parameter in parameters.items():
+        is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        is_required = parameter.default is parameter.empty and not is_variable
+        if is_required and name not in (*BATCH_NAMES, SEED_NAME, *known):
             raise SpecError(
-                f"{whose} must be given {parameter.name}, which Redline does not know: "
+                f"{whose} must be given {name}, which Redline does not know: "
                 f"give it a default, or call it batch if it is the batch"
             )
-    return next((parameter for parameter in parameters if parameter.name in BATCH_NAMES), None)
+    return next((parameters[name] for name in parameters if name in BATCH_NAMES), None)
 
 
 def call_with(
@@ -56,46 +59,31 @@ def call_with(
     whose: str,
     **besides: Any,
 ) -> Any:
-    """What a function of the user's returns, given the batch, the seed and what is `besides` where it takes them."""
-    positional: list[int] = []
-    named: dict[str, Any] = {}
+    """Returns what a function of the user's does, given the batch, the seed and what is `besides` if it takes them."""
+    positional, takes = [], parameters_of(function)
+    given = {SEED_NAME: seed, **besides}
     if parameter is not None and batch is not None:
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(batch)
         else:
-            named[parameter.name] = batch
-    named |= {name: value for name, value in {SEED_NAME: seed, **besides}.items() if _takes(function, name)}
+            given[parameter.name] = batch
     try:
-        return function(*positional, **named)
+        return function(*positional, **{name: value for name, value in given.items() if name in takes})
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise  # a failure of another kind, known by its own error
         raise BenchError("user", f"{whose} raised {one_line(error)}") from error
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    try:
-        parameter = inspect.signature(function).parameters.get(name)
-    except (TypeError, ValueError):
-        return False
-    return parameter is not None and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
-
-
 def required_positional(function: Callable[..., Any]) -> int:
-    """How many positional arguments a function must be given; 0 where that cannot be read."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return 0
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters)
+    """Returns how many positional arguments a function must be given; 0 if that cannot be read."""
+    return sum(
+        one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+        for one in parameters_of(function).values()
+    )
 
 
 # Steps that are timed as they are
-
-
-def is_named_as_step(name: str) -> bool:
-    return name == "step" or name.endswith("_step")
 
 
 class OwnStep:
@@ -112,7 +100,9 @@ class OwnStep:
     ) -> None:
         self.function, self.name, self.inputs = function, name, inputs
         self._setup, self._teardown = setup, teardown
-        self._state: Any = None
+        self.state: tuple[Any, ...] = ()
+        """What `setup` returned, if the function takes it."""
+        self._returned: Any = None
         self._is_set_up = self._is_checked = False
         missing = required_positional(function) - len(inputs[0]) - len(inputs[1])
         if missing > 1 or (missing == 1 and setup is None):
@@ -123,7 +113,7 @@ class OwnStep:
         self._takes_state = missing == 1
 
     def batch_parameter(self) -> inspect.Parameter | None:
-        """Where `setup` takes the batch."""
+        """Returns the parameter of `setup` that takes the batch."""
         if self._setup is None:
             return None
         return batch_parameter(self._setup, f"setup of {self.name}", known=(DEVICE_NAME,))
@@ -134,34 +124,31 @@ class OwnStep:
             return
         self._is_set_up = True
         if self._setup is not None:
-            parameter, whose = self.batch_parameter(), f"setup of {self.name}"
+            whose = f"setup of {self.name}"
             with seeded(seed):
-                self._state = call_with(self._setup, parameter, batch, seed, whose, device=str(device))
+                self._returned = call_with(self._setup, self.batch_parameter(), batch, seed, whose, device=str(device))
+            self.state = (self._returned,) if self._takes_state else ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.function(self._state, *args, **kwargs) if self._takes_state else self.function(*args, **kwargs)
-        if not self._is_checked:
-            self._check(result)
+        result = self.function(*self.state, *args, **kwargs)
+        if not self._is_checked:  # later calls are not looked at, because they are timed
+            self._is_checked = True
+            parts = result if isinstance(result, tuple | list) else (result,)
+            if any(isinstance(part, nn.Module) for part in parts):
+                raise BenchError(
+                    "user",
+                    f"{self.name} is timed as it is, but it returned a module: to measure the module, give the factory "
+                    "a name that does not end in step, or call it and pass what it returns",
+                )
+            refuse_what_has_not_run(result, self.name)
         return result
 
-    def _check(self, result: Any) -> None:
-        """Raise in one line where the function did not do a step; later calls are not looked at, because they are timed."""
-        self._is_checked = True
-        parts = result if isinstance(result, tuple | list) else (result,)
-        if any(isinstance(part, nn.Module) for part in parts):
-            raise BenchError(
-                "user",
-                f"{self.name} is timed as it is, but it returned a module: to measure the module, give the factory "
-                "a name that does not end in step, or call it and pass what it returns",
-            )
-        refuse_what_has_not_run(result, self.name)
-
     def close(self) -> None:
-        """Call `teardown`, where `setup` was called. What it raises is printed: the measurement is done by then."""
+        """Call `teardown` if `setup` was called. What it raises is printed, because the measurement is done by then."""
         if not self._is_set_up:
             return
         self._is_set_up = False
-        state, self._state = self._state, None
+        state, self._returned, self.state = self._returned, None, ()
         if self._teardown is not None:
             try:
                 self._teardown(state) if required_positional(self._teardown) else self._teardown()
@@ -169,8 +156,8 @@ class OwnStep:
                 print(f"teardown of {self.name} raised {one_line(error)}", flush=True)  # noqa: T201  (kept with the record)
 
     def modules(self) -> dict[str, nn.Module]:
-        """Modules the function reaches by what it closes over, its globals, its arguments and its state."""
-        return reached_modules([self.function, self._state, self.inputs])
+        """Returns the modules the function reaches by what it closes over, its globals, its arguments and its state."""
+        return reached_modules(self.function, self._returned, self.inputs)
 
 
 def refuse_what_has_not_run(result: Any, name: str) -> None:
@@ -197,7 +184,7 @@ class StepModule(nn.Module):
         return self.step(*args, **kwargs)
 
     def with_modules(self) -> nn.Module:
-        """The same with its modules in sight, to be counted and marked one by one."""
+        """Returns the same with its modules in sight, to be counted and marked one by one."""
         shown = StepModule(self.step)
         _show(shown, self.step.modules())
         return shown
@@ -209,7 +196,7 @@ class CallsFunction(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        _show(self, reached_modules([function]))
+        _show(self, reached_modules(function))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -220,33 +207,46 @@ class CallsFunction(nn.Module):
 
 
 def name_of(model: nn.Module) -> str:
-    """What its author calls it: a function has a name, and of the module around it nobody knows."""
-    if not isinstance(model, CallsFunction):
-        return type(model).__name__
-    function = model.function
-    while isinstance(function, functools.partial):
-        function = function.func
-    name: str = getattr(function, "__name__", type(function).__name__)
+    """Returns what its author calls it: a function has a name, and the module around it is ours."""
+    named: Any = model.function if isinstance(model, CallsFunction) else type(model)
+    while isinstance(named, functools.partial):
+        named = named.func
+    name: str = getattr(named, "__name__", type(named).__name__)
     return name
+
+
+def plain_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """Returns the call as its author would write it in a loop, without the modules that stand around functions here."""
+    function: Callable[..., Any] = model
+    if isinstance(model, StepModule):
+        function, args = model.step.function, (*model.step.state, *args)
+    elif isinstance(model, CallsFunction):
+        function = model.function
+    elif isinstance(model, TrainsItself):
+        function, args, kwargs = model.step, model.arguments(args, kwargs), {}
+    return functools.partial(function, *args, **kwargs)
 
 
 # Modules that say themselves how they train
 
 _REFUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
-_HOOKS = (
-    "setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_train_batch_end",
-    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_before_backward",
-    "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad", "lr_scheduler_step",
+_TRAINERS_HOOKS = (
+    "setup", "on_fit", "on_train", "on_before", "on_after", "transfer_batch_to_device", "lr_scheduler_step"
 )  # fmt: skip
-_LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric", "torch")
+"""How the names of hooks begin that a Trainer calls around a step."""
+_LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "builtins")
+AS_A_FUNCTION = "measure its loop as a function (--task step)"
+
+
+def _defined_by_user(module: nn.Module) -> dict[str, None]:
+    """Returns the names that the user's own classes define, rather than the library they are derived from."""
+    kinds = [kind for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
+    return dict.fromkeys(name for kind in kinds for name in vars(kind))
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Whether it is built as Lightning's modules are: with a training step and optimizers of its own.
-
-    Lightning's own class has both by name, and neither does anything.
-    """
-    return all(_overrides(model, name) for name in ("training_step", "configure_optimizers"))
+    """Returns whether it is built as Lightning's modules are: with a training step and optimizers of its own."""
+    return {"training_step", "configure_optimizers"} <= _defined_by_user(model).keys()
 
 
 class TrainsItself(nn.Module):
@@ -254,84 +254,66 @@ class TrainsItself(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        name = type(module).__name__
+        self._name, own = type(module).__name__, _defined_by_user(module)
         if getattr(module, "automatic_optimization", True) is False:
-            raise BenchError("user", f"{name} optimizes by hand: measure its loop as a function (--task step)")
-        for hook in _REFUSED_HOOKS:
-            if _overrides(module, hook):
-                raise BenchError("user", f"{name} has its own {hook}: measure its loop as a function (--task step)")
-        arguments = required_positional(module.training_step)  # type: ignore[arg-type]
+            raise BenchError("user", f"{self._name} optimizes by hand: {AS_A_FUNCTION}")
+        if refused := [hook for hook in _REFUSED_HOOKS if hook in own]:
+            raise BenchError("user", f"{self._name} has its own {refused[0]}: {AS_A_FUNCTION}")
+        self.step: Callable[..., Any] = module.training_step  # type: ignore[assignment]
+        arguments = required_positional(self.step)
         if arguments not in (1, 2):
-            raise BenchError("user", f"training_step of {name} takes {arguments} arguments, not a batch and its index")
-        if _overrides(module, "configure_model"):  # layers that are made late
-            configure: Callable[[], None] = module.configure_model  # type: ignore[assignment]
-            configure()
+            raise BenchError(
+                "user", f"training_step of {self._name} takes {arguments} arguments, not a batch and its index"
+            )
+        if "configure_model" in own:  # it makes layers late
+            module.configure_model()  # type: ignore[operator]
         self.module = module
-        self._takes_index = arguments == 2
+        self.unused_hooks = [name for name in own if name.startswith(_TRAINERS_HOOKS)]
+        self._index = (0,) if arguments == 2 else ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        batch = kwargs or (args[0] if len(args) == 1 else args)
-        step: Callable[..., Any] = self.module.training_step  # type: ignore[assignment]
-        with _missing_trainer(self.module):
-            output = step(batch, 0) if self._takes_index else step(batch)
+        try:
+            output = self.step(*self.arguments(args, kwargs))
+        except RuntimeError as error:
+            _refuse_without_trainer(error, f"training_step of {self._name}")
+            raise
         if output is None:
-            raise BenchError("user", f"training_step of {type(self.module).__name__} returned no loss")
+            raise BenchError("user", f"training_step of {self._name} returned no loss")
         return output
 
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns the batch as Lightning would give it, and its index if the step takes one."""
+        return (kwargs or (args[0] if len(args) == 1 else args), *self._index)
+
     def optimizer(self) -> torch.optim.Optimizer:
-        """A fresh one each time, as the module makes it."""
-        configure: Callable[[], Any] = self.module.configure_optimizers  # type: ignore[assignment]
-        with _missing_trainer(self.module):
-            configured = configure()
-        return one_optimizer(configured, type(self.module).__name__)
-
-    def unused_hooks(self) -> list[str]:
-        """Those of its hooks that a bare step does not call."""
-        return [hook for hook in _HOOKS if _overrides(self.module, hook)]
-
-
-@contextmanager
-def _missing_trainer(module: nn.Module) -> Iterator[None]:
-    """Say in one line what a module needs a Trainer for, which a bare step has not."""
-    try:
-        yield
-    except RuntimeError as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        is_lightnings = frames[-1].f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES[:-1]
-        if not is_lightnings or frames[-1].f_code.co_name != "trainer":
+        """Returns a fresh one each time, as the module makes it."""
+        try:
+            configured = self.module.configure_optimizers()  # type: ignore[operator]
+        except RuntimeError as error:
+            _refuse_without_trainer(error, f"configure_optimizers of {self._name}")
             raise
-        asker = next((each.f_code.co_name for each in reversed(frames[:-1]) if _is_users(each, module)), "it")
-        name = type(module).__name__
-        raise BenchError(
-            "user",
-            f"{asker} of {name} asks for its Trainer, and a bare step has none: measure its loop as a function (--task step)",
-        ) from error
+        return one_optimizer(configured, self._name)
 
 
-def _is_users(frame: FrameType, module: nn.Module) -> bool:
-    return frame.f_globals.get("__name__") == type(module).__module__
-
-
-def _overrides(module: nn.Module, name: str) -> bool:
-    """Whether the user's own class defines it, rather than the library it is derived from."""
-    owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
-    return owner is not None and owner.__module__.partition(".")[0] not in _LIBRARIES
+def _refuse_without_trainer(error: RuntimeError, whose: str) -> None:
+    """Lightning's modules raise inside of their property `trainer` if they have none."""
+    if traceback.extract_tb(error.__traceback__)[-1].name == "trainer":
+        text = f"{whose} asks for its Trainer, and a bare step has none: {AS_A_FUNCTION}"
+        raise BenchError("user", text) from error
 
 
 def one_optimizer(configured: Any, name: str) -> torch.optim.Optimizer:
-    """The one optimizer among what Lightning allows to be returned; schedulers are left out."""
+    """Returns the one optimizer among what Lightning allows to be returned; schedulers are left out."""
     found = configured
     if isinstance(found, tuple | list):
         several = found[0] if found and isinstance(found[0], tuple | list) else found
         if len(several) != 1:
-            raise BenchError(
-                "user", f"{name} has {len(several)} optimizers: measure its loop as a function (--task step)"
-            )
+            raise BenchError("user", f"{name} has {len(several)} optimizers: {AS_A_FUNCTION}")
         found = several[0]
     if isinstance(found, Mapping):
         found = found.get("optimizer")
     if not isinstance(found, torch.optim.Optimizer):
         raise BenchError("user", f"configure_optimizers of {name} gave {type(found).__name__}, not an optimizer")
     if isinstance(found, torch.optim.LBFGS):
-        raise BenchError("user", f"{name} uses LBFGS, whose steps run the model again: measure its loop as a function")
+        raise BenchError("user", f"{name} uses LBFGS, whose steps run the model again: {AS_A_FUNCTION}")
     return found

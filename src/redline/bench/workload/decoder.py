@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.workload.called import parameters_of
 from redline.bench.workload.inputs import seeded
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble
@@ -24,7 +23,7 @@ from redline.model.work import CacheKind
 
 
 def rotary_frequencies(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
-    """Where a model keeps the frequencies of rotary positions."""
+    """Returns where a model keeps the frequencies of rotary positions."""
     return [
         (module, name, buffer)
         for module in model.modules()
@@ -34,7 +33,7 @@ def rotary_frequencies(model: torch.nn.Module) -> list[tuple[torch.nn.Module, st
 
 
 def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """In another number format, all but the frequencies of rotary positions: rounded, far positions are lost."""
+    """Cast all but the frequencies of rotary positions, without which far positions are lost."""
     kept = rotary_frequencies(model)
     model.to(dtype)
     for module, name, buffer in kept:
@@ -64,11 +63,11 @@ class Decoder(nn.Module):
     """A model with its prompt and its cache. `forward` gives the logits of the last position, and fills the cache."""
 
     can_be_static = True
-    """Whether its cache can be made once, as long as it will get, and written in place."""
+    """Its cache can be made once, as long as it will get, and written in place."""
     cache_length: int | None = None
-    """Positions of a static cache; None: as many as the text has."""
+    """The positions of a static cache, if not as many as the text has."""
     start: int | None = None
-    """Where the tokens that are read next begin, while the prompt is read; None: only the device knows."""
+    """Where the tokens that are read next begin, while the prompt is read. Later only the device knows (None)."""
 
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         super().__init__()
@@ -82,13 +81,8 @@ class Decoder(nn.Module):
     prompt: Tensor
 
     @property
-    def written_by(self) -> nn.Module:
-        """The model that people know, as a workload names it."""
-        return self.model
-
-    @property
     def length(self) -> int:
-        """Of the cache: the last token is never read."""
+        """The length of the cache: the last token is never read."""
         return self.prompt.shape[1] + self.new_tokens - 1
 
     @abstractmethod
@@ -106,7 +100,7 @@ class Decoder(nn.Module):
     def cache_tensors(self) -> Iterator[Tensor]: ...
 
     def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
-        """Each tensor of the cache with the share of it that a decode step reads, on average over the text.
+        """Returns each tensor of the cache with the share of it that a decode step reads, on average over the text.
 
         A tensor that has as many positions as the cache is filled bit by bit; others are read whole.
         """
@@ -120,30 +114,26 @@ class Decoder(nn.Module):
 
     @property
     def mean_filled(self) -> float:
-        """Positions that a decode step reads on average, its own included."""
+        """The positions that a decode step reads on average, its own included."""
         return self.length - self.new_tokens / 2 + 1 if self.new_tokens > 1 else self.length
 
     def first_tokens(self) -> Tensor:
-        """What the first forward reads, once `begin` was called."""
+        """Returns what the first forward reads, once `begin` was called."""
         return self.prompt
 
     def read_at_once(self, written: Tensor) -> Tensor:
-        """The logits after what was written so far, without the help of a cache."""
+        """Returns the logits after what was written so far, without the help of a cache."""
         self.begin()
         text = torch.cat([self.first_tokens(), written], dim=1)
         return self(text, torch.arange(text.shape[1], device=text.device))
 
     def decoding_parameters(self) -> list[Tensor]:
-        """Weights that every decoded token reads: all but tables of which a row is taken, unless they are tied to a
-        layer that reads them whole."""
+        """Returns the weights that every decoded token reads: all but tables of which a row is taken, unless they are tied
+        to a layer that reads them whole."""
         tables = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
-        read = {
-            id(weight)
-            for module in self.modules()
-            if not isinstance(module, nn.Embedding)
-            for weight in module.parameters(recurse=False)
-        }
-        return [weight for weight in self.parameters() if id(weight) not in tables or id(weight) in read]
+        layers = [module for module in self.modules() if not isinstance(module, nn.Embedding)]
+        read = {id(weight) for module in layers for weight in module.parameters(recurse=False)}
+        return [weight for weight in self.parameters() if id(weight) not in tables - read]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
         """Frequencies of rotary positions stay in fp32, as transformers keeps them: rounded, far positions are lost.
@@ -167,7 +157,7 @@ class OwnDecoder(Decoder):
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
         self.can_be_static = callable(getattr(model, "make_cache", None))
-        self.takes_positions = "positions" in inspect.signature(model.forward).parameters
+        self.takes_positions = "positions" in parameters_of(model.forward)
         self._width = 0
 
     def begin(self) -> None:
@@ -175,25 +165,7 @@ class OwnDecoder(Decoder):
             self._cache = None
         elif not self._has_static:
             self._has_static = True
-            self._cache = self._made_cache()
-            self._try_the_last_position()
-            self._cache = self._made_cache()
-
-    def _made_cache(self) -> Any:
-        return self.model.make_cache(self.prompt.shape[0], self.cache_length or self.length)  # type: ignore[operator]
-
-    def _try_the_last_position(self) -> None:
-        """Say where a cache does not fit, rather than leave it to an operator of the model."""
-        last = torch.full((1,), self.length - 1, device=self.prompt.device)
-        try:
-            self(self.prompt[:, :1], last)
-        except (IndexError, RuntimeError, ValueError) as error:
-            if is_out_of_memory(error):
-                raise
-            made = f"make_cache({self.prompt.shape[0]}, {self.cache_length or self.length})"
-            raise BenchError(
-                "user", f"forward cannot read position {int(last)} with the cache of {made}: {one_line(error)}"
-            ) from error
+            self._cache = self.model.make_cache(self.prompt.shape[0], self.cache_length or self.length)  # type: ignore[operator]
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self.is_static and not self._has_static:
@@ -207,8 +179,7 @@ class OwnDecoder(Decoder):
         if not self.is_static:
             self._cache = cache
         width = self._width = self._width or logits.shape[-1]
-        is_sound = logits.ndim in (2, 3) and logits.is_floating_point()
-        if not is_sound or (len(logits), logits.shape[-1]) != (len(tokens), width):
+        if logits.ndim not in (2, 3) or (len(logits), logits.shape[-1]) != (len(tokens), width):
             told = f"{'×'.join(map(str, logits.shape))} of {logits.dtype}"
             raise BenchError(
                 "user",
@@ -217,58 +188,46 @@ class OwnDecoder(Decoder):
         return logits[:, -1] if logits.ndim == 3 else logits
 
     def cache_tensors(self) -> Iterator[Tensor]:
-        for _, tensor in named_tensors(self._cache):
-            yield tensor
+        return (tensor for _, tensor in named_tensors(self._cache))
 
 
 class WholeGenerator(Decoder):
     """A model that only generates as a whole: `generate(tokens, max_new_tokens)`.
 
-    It returns the tokens, or yields them one after the other; it may be a coroutine.
+    It returns the tokens of all sequences, alone or as `sequences`, or yields those of one position after the other.
     """
 
     can_be_static = False
-
-    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
-        super().__init__(model, prompt, new_tokens)
-        takes = inspect.signature(model.generate).parameters  # type: ignore[arg-type]
-        self._by_name = "max_new_tokens" in takes or any(each.kind is each.VAR_KEYWORD for each in takes.values())
 
     def begin(self) -> None:
         """It keeps no cache that could be seen."""
 
     def asked(self, new_tokens: int) -> Any:
-        """What its `generate` returns; what must be awaited has been."""
+        """Returns what its `generate` does."""
         generate: Callable[..., Any] = self.model.generate  # type: ignore[assignment]
-        made = generate(self.prompt, max_new_tokens=new_tokens) if self._by_name else generate(self.prompt, new_tokens)
-        return asyncio.run(_awaited(made)) if inspect.isawaitable(made) or inspect.isasyncgen(made) else made
+        takes = parameters_of(generate)
+        by_name = "max_new_tokens" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values())
+        return generate(self.prompt, max_new_tokens=new_tokens) if by_name else generate(self.prompt, new_tokens)
 
     def generate(self, new_tokens: int) -> Tensor:
-        made = self.asked(new_tokens)
+        made, length = self.asked(new_tokens), self.prompt.shape[1]
         if inspect.isgenerator(made):
-            made = [torch.as_tensor(each) for each in made]
-        made = getattr(made, "sequences", made.get("sequences", made) if isinstance(made, dict) else made)
-        if isinstance(made, list | tuple) and made and all(isinstance(each, Tensor) for each in made):
-            made = torch.stack([each.reshape(-1) for each in made], dim=1)  # one tensor per token
-        elif isinstance(made, list | tuple):
-            with suppress(TypeError, ValueError):  # ragged, or no numbers
-                made = torch.as_tensor(made)
-                made = made.unsqueeze(0) if made.ndim == 1 and self.prompt.shape[0] == 1 else made
+            made = torch.stack([torch.as_tensor(part).reshape(-1) for part in made], dim=1)
+        made = made.get("sequences", made) if isinstance(made, dict) else getattr(made, "sequences", made)
+        with suppress(TypeError, ValueError, RuntimeError):  # ragged, or no numbers
+            made = torch.as_tensor(made).to(self.prompt)
         is_text = isinstance(made, Tensor) and made.ndim == 2 and len(made) == len(self.prompt)
-        after = " after the prompt" if is_text and self._repeats_prompt(made) else ""
-        made = made[:, self.prompt.shape[1] :] if after else made
+        # transformers returns the text with the prompt in front.
+        after = is_text and made.shape[1] > length and torch.equal(made[:, :length], self.prompt)
+        made = made[:, length:] if after else made
         if not is_text or made.shape[1] < new_tokens:
             told = "×".join(map(str, made.shape)) if isinstance(made, Tensor) else type(made).__name__
-            ended = "; no text may end early" if is_text else ""
-            asked = f"{self.prompt.shape[0]}×{new_tokens} or longer"
+            why = f"{' after the prompt' if after else ''}{'; no text may end early' if is_text else ''}"
             called = f"generate(tokens, max_new_tokens={new_tokens})"
-            raise BenchError("user", f"{called} must return {asked}, got {told}{after}{ended}")
-        return made[:, -new_tokens:].to(self.prompt.device)
-
-    def _repeats_prompt(self, made: Tensor) -> bool:
-        """Whether the text begins with its prompt, as transformers returns it."""
-        length = self.prompt.shape[1]
-        return made.shape[1] > length and torch.equal(made[:, :length].to(self.prompt), self.prompt)
+            raise BenchError(
+                "user", f"{called} must return {self.prompt.shape[0]}×{new_tokens} or longer, got {told}{why}"
+            )
+        return made[:, -new_tokens:]
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         raise BenchError("unsupported", "this model generates as a whole: its forward with a cache is not known")
@@ -279,10 +238,6 @@ class WholeGenerator(Decoder):
     @property
     def cache_kind(self) -> CacheKind:
         return "unseen"
-
-
-async def _awaited(made: Any) -> Any:
-    return [torch.as_tensor(each) async for each in made] if inspect.isasyncgen(made) else await made
 
 
 class NextToken(nn.Module):
@@ -308,7 +263,7 @@ def drawn_prompt(spec: WorkloadSpec, batch: int, vocabulary: int, seed: int) -> 
 
 
 def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: int, notes: list[Note]) -> Workload:
-    """The workload of a decoder: its step reads one token per sequence; its items are tokens."""
+    """Returns the workload of a decoder: its step reads one token per sequence; its items are tokens."""
     batch = decoder.prompt.shape[0]
     tokens = torch.zeros((batch, 1), dtype=torch.long)
     positions = torch.full((1,), decoder.length - decoder.new_tokens + 1, dtype=torch.long)

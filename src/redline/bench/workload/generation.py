@@ -26,14 +26,14 @@ class Timing:
     """Seconds of one generation."""
 
     first_s: float
-    """To the first token."""
+    """The time to the first token."""
     whole_s: float
     issue_s: float
-    """That the host needs: for the prefill, and for as many decode steps as there were, each as long as the first."""
+    """What the host needs for the prefill and for as many decode steps as there were, each as long as the first."""
     token_issue_s: float
-    """To issue the first decode step: later ones may wait until the device's queue has room."""
+    """What it takes to issue the first decode step; later ones may wait until the device's queue has room."""
     token_s: Sequence[float]
-    """From each token to the next."""
+    """The times from each token to the next."""
 
 
 class GenerateStep:
@@ -70,12 +70,12 @@ class GenerateStep:
         """Every generation begins with an empty cache."""
 
     def __call__(self, mark: Mark = no_mark) -> Tensor:
-        if isinstance(self.decoder, WholeGenerator):
-            made = self.decoder.generate(self.decoder.new_tokens)
-            mark()
-            mark()
-            return made
-        return self.write(self.decoder.new_tokens, mark)
+        if not isinstance(self.decoder, WholeGenerator):
+            return self.write(self.decoder.new_tokens, mark)
+        made = self.decoder.generate(self.decoder.new_tokens)
+        mark()
+        mark()
+        return made
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
         return partial(self, mark)
@@ -138,7 +138,7 @@ class GenerateStep:
         self._positions.copy_(position)
 
     def forced(self, tokens: Tensor) -> list[Tensor]:
-        """The logits of each step when the tokens are given instead of chosen."""
+        """Returns the logits of each step when the tokens are given instead of chosen."""
         found = []
         self.prefill()
         for step in range(tokens.shape[1]):
@@ -151,8 +151,20 @@ class GenerateStep:
 
     def timed(self) -> Timing:
         """One generation, begun on an idle device. Nothing waits for the device between two tokens."""
-        if isinstance(self.decoder, WholeGenerator):
-            return self._timed_whole()
+        device, clock, decoder = self._setup.device, time.perf_counter, self.decoder
+        started, others = clock(), decoder.new_tokens - 1
+        if isinstance(decoder, WholeGenerator):
+            made = decoder.asked(1)
+            if inspect.isgenerator(made):
+                return self._timed_tokens(self._begin_stream, is_issued=False)
+            # Asked for one token, and then for all: the others share the difference evenly.
+            device.synchronize()
+            first = clock()
+            decoder.generate(decoder.new_tokens)
+            device.synchronize()
+            whole_s = clock() - first
+            token_s = max(whole_s - (first - started), 0.0) / max(others, 1)
+            return Timing(first - started, whole_s, whole_s, token_s, [token_s] * others)
         return self._timed_tokens(self._begin_decoding, is_issued=True)
 
     def _timed_tokens(self, begin: Callable[[], Iterator[Any]], *, is_issued: bool) -> Timing:
@@ -173,39 +185,15 @@ class GenerateStep:
             marks.append(device.mark())
         device.synchronize()
         whole_s = clock() - started
-        return Timing(
-            first_s=first_at - started,
-            whole_s=whole_s,
-            issue_s=issued - started + (len(marks) - 1) * token_issue_s if is_issued else whole_s,
-            token_issue_s=token_issue_s,
-            token_s=device.seconds_between(marks),
-        )
-
-    def _timed_whole(self) -> Timing:
-        """Each token as it is yielded. Else asked for one token, and for all: the others share the difference evenly."""
-        assert isinstance(self.decoder, WholeGenerator)
-        device, clock = self._setup.device, time.perf_counter
-        started = clock()
-        made = self.decoder.asked(1)
-        if inspect.isgenerator(made):
-            return self._timed_tokens(self._begin_stream, is_issued=False)
-        device.synchronize()
-        first = clock()
-        self.decoder.generate(self.decoder.new_tokens)
-        device.synchronize()
-        whole_s = clock() - first
-        others = self.decoder.new_tokens - 1
-        each = max(whole_s - (first - started), 0.0) / others if others else 0.0
-        return Timing(
-            first_s=first - started, whole_s=whole_s, issue_s=whole_s, token_issue_s=each, token_s=[each] * others
-        )
+        issue_s = issued - started + (len(marks) - 1) * token_issue_s if is_issued else whole_s
+        return Timing(first_at - started, whole_s, issue_s, token_issue_s, device.seconds_between(marks))
 
     def _begin_decoding(self) -> Iterator[None]:
         self.prefill()
-        return self._decoded(self.decoder.new_tokens - 1)
+        return self._decoded()
 
-    def _decoded(self, tokens: int) -> Iterator[None]:
-        for _ in range(tokens):
+    def _decoded(self) -> Iterator[None]:
+        for _ in range(self.decoder.new_tokens - 1):
             self.decode()
             yield
 

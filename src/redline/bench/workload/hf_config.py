@@ -6,54 +6,51 @@ import ast
 import os
 import re
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from redline.bench.device.failure import first_line
-from redline.bench.workload.modalities import get
 from redline.model.errors import MissingExtra, SpecError, UnknownName, closest
 from redline.model.spec import WorkloadSpec
 
 REACH_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """One way to use an architecture: the table of transformers that lists it, and the auto class that builds it."""
 
     kind: str
     table: str
     auto: str
     reads: tuple[str, ...]
-    """Its modalities; empty: the model itself says."""
+    """What it reads: text, images, sound. It is empty if only the model itself says."""
     labels: Literal["class", "tokens", "pixels", "none"] = "none"
-    """What its own loss is made of, where Redline can make that up."""
+    """What its own loss is made of, if Redline can make that up."""
+    is_text_alone: bool = False
+    """Its images stand in the middle of its text, which nothing but its own processor makes: only text goes through it."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Reads several modalities, each of which goes through a tower of its own."""
-        return len(self.reads) > 1
-
-
-IMAGE = Head("image classification", "IMAGE_CLASSIFICATION", "AutoModelForImageClassification", ("image",), "class")
 
 TEXT_CLASSES = Head(
     "text classification", "SEQUENCE_CLASSIFICATION", "AutoModelForSequenceClassification", ("text",), "class"
 )
-
 BARE = Head("features", "", "AutoModel", ())
-
 HEADS = (
     Head("image and text towers", "ZERO_SHOT_IMAGE_CLASSIFICATION", "AutoModel", ("image", "text")),
-    IMAGE,
+    Head("image classification", "IMAGE_CLASSIFICATION", "AutoModelForImageClassification", ("image",), "class"),
     Head("video classification", "VIDEO_CLASSIFICATION", "AutoModelForVideoClassification", ("image",), "class"),
     Head("speech to text", "SPEECH_SEQ_2_SEQ", "AutoModelForSpeechSeq2Seq", ("audio",), "tokens"),
     Head("speech recognition", "CTC", "AutoModelForCTC", ("audio",)),
     Head("audio classification", "AUDIO_CLASSIFICATION", "AutoModelForAudioClassification", ("audio",), "class"),
-    Head("image and text to text", "IMAGE_TEXT_TO_TEXT", "AutoModelForImageTextToText", ("image", "text"), "tokens"),
+    Head(
+        "image and text to text, text only: its other towers are not run,",
+        "IMAGE_TEXT_TO_TEXT",
+        "AutoModelForImageTextToText",
+        ("image", "text"),
+        "tokens",
+        is_text_alone=True,
+    ),
     Head("visual questions", "VISUAL_QUESTION_ANSWERING", "AutoModelForVisualQuestionAnswering", ("image", "text")),
     Head("sequence to sequence", "SEQ_TO_SEQ_CAUSAL_LM", "AutoModelForSeq2SeqLM", ("text",), "tokens"),
     Head("masked language model", "MASKED_LM", "AutoModelForMaskedLM", ("text",), "tokens"),
@@ -71,24 +68,19 @@ HEADS = (
 
 
 def read_config(name: str) -> Any:
-    """The config of an architecture, of a folder or of a hub id, with the fields that follow a `?` put in.
+    """Returns the config of an architecture, of a folder or of a hub id, with the fields that follow a `?` put in.
 
     Every way to fail ends in one line.
     """
     name, _, fields = name.partition("?")
-    config = _plain_config(name)
-    return _overridden(config, name, fields) if fields else config
-
-
-def _overridden(config: Any, name: str, fields: str) -> Any:
-    """The config made anew with these fields, so that what follows from them (a head's size) follows."""
-    given, text = given_fields(name, fields), text_config(config)
+    config, given = _plain_config(name), given_fields(name, fields)
+    text = text_config(config)
     for field in given:
         if not hasattr(text, field):
             near = closest(field, [known for known in vars(text) if not known.startswith("_")], count=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise SpecError(f"hf:{name}: its config has no field {field!r}{hint}")
-    if text is config and name in config_names():
+    if given and text is config and name in config_names():  # made anew, so that what follows from them follows
         return _read(load_transformers().AutoConfig.for_model, name, name, **given)
     for field, value in given.items():
         setattr(text, field, value)
@@ -96,23 +88,19 @@ def _overridden(config: Any, name: str, fields: str) -> Any:
 
 
 def given_fields(name: str, fields: str) -> dict[str, Any]:
-    """What follows a `?`, as values."""
+    """Returns what follows a `?` as values; a value may be a list, with commas of its own."""
     given: dict[str, Any] = {}
-    for part in re.split(r",(?=\s*\w+\s*=)", fields) if fields else ():  # values may be lists, with commas of their own
-        field, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not field or not value:
+    for part in re.split(r",(?=\s*\w+\s*=)", fields) if fields else ():
+        field, _, value = (piece.strip() for piece in part.partition("="))
+        if not field or not value:
             raise SpecError(
                 f"hf:{name}: write config fields as hf:{name}?hidden_size=256,num_hidden_layers=2, got {part!r}"
             )
-        given[field] = _option_value(value)
+        try:
+            given[field] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            given[field] = {"true": True, "false": False, "none": None}.get(value.lower(), value)
     return given
-
-
-def _option_value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
 def _plain_config(name: str) -> Any:
@@ -158,11 +146,12 @@ def _require_hub(name: str) -> None:
 
 
 def heads_for(config: Any, spec: WorkloadSpec) -> list[Head]:
-    """What the architecture is mostly used for, first; asking for classes of a text model means classifying."""
+    """Returns what the architecture is mostly used for, first; asking for classes of a text model means classifying."""
     tables, kind = auto_tables(), config.model_type
     heads = [head for head in HEADS if kind in tables[head.table]]
-    if not _has_towers(config):
-        heads = [head for head in heads if not head.is_whole or len(heads) == 1]
+    towers = sum(get(config, name) is not None for name in ("text_config", "vision_config", "qformer_config"))
+    if towers < 2:
+        heads = [head for head in heads if len(head.reads) == 1 or len(heads) == 1]
     if getattr(config, "is_encoder_decoder", False):
         # Only its decoder is a causal language model: a speech model, for one.
         heads = [head for head in heads if head.table != "CAUSAL_LM"]
@@ -171,8 +160,24 @@ def heads_for(config: Any, spec: WorkloadSpec) -> list[Head]:
     return [*heads, BARE] if kind in tables[""] else heads or [BARE]
 
 
-def _has_towers(config: Any) -> bool:
-    return sum(get(config, name) is not None for name in ("text_config", "vision_config", "qformer_config")) > 1
+TOWERS = ("text_config", "vision_config", "audio_config", "backbone_config", "encoder", "decoder")
+
+
+def look_up(config: Any, *names: str) -> Any:
+    """Returns the first of these settings that the config has, or one of its towers; None if none has it."""
+    parts = [config, *(get(config, name) for name in TOWERS)]
+    values = (get(part, name) for part in parts if part is not None for name in names)
+    return next((value for value in values if value is not None and value is not False), None)
+
+
+def get(config: Any, name: str) -> Any:
+    """Returns an attribute or a key; a config may answer to a name only to complain."""
+    if isinstance(config, Mapping):
+        return config.get(name)
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
 
 
 def text_config(config: Any) -> Any:

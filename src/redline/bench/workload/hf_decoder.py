@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from redline.bench.workload.called import parameters_of
 from redline.bench.workload.decoder import Decoder, OwnDecoder, WholeGenerator, WriterCode, drawn_prompt
 from redline.model.errors import SpecError
 from redline.model.spec import DEFAULT_NEW_TOKENS, WorkloadSpec
@@ -17,7 +17,7 @@ from redline.model.work import CacheKind
 
 SEEN_TOKENS = 8
 SEEING = 1e-5
-"""Of the largest logit: in a causal model an earlier one changes by the order of sums at most."""
+"""The share of the largest logit by which an earlier one may change in a causal model, through the order of sums."""
 
 
 def written_in_place(cache: Any, cursor: dict[str, Any], length: int) -> Any:
@@ -52,7 +52,7 @@ def written_in_place(cache: Any, cursor: dict[str, Any], length: int) -> Any:
 
 
 def asks_the_host(step: Callable[[], Any]) -> bool:
-    """Whether a step needs a value of the device on the host: it waits there, and no graph can be recorded of it."""
+    """Returns whether a step needs a value of the device on the host: it waits there, and no graph can be recorded of it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     asked: list[bool] = []
@@ -69,8 +69,8 @@ def asks_the_host(step: Callable[[], Any]) -> bool:
 
 
 def cache_argument(model: nn.Module) -> str | None:
-    """What the forward of a model of transformers calls its cache; those of state-space models call it otherwise."""
-    takes = inspect.signature(model.forward).parameters
+    """Returns what the forward of a model of transformers calls its cache; state-space models call it otherwise."""
+    takes = parameters_of(model.forward)
     return next((name for name in ("past_key_values", "cache_params") if name in takes), None)
 
 
@@ -80,7 +80,7 @@ class HfDecoder(Decoder):
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
         self._config: Any = model.config
-        self._takes = set(inspect.signature(model.forward).parameters)
+        self._takes = parameters_of(model.forward)
         self._cache_argument = cache_argument(model) or "past_key_values"
         self.has_encoder = bool(getattr(self._config, "is_encoder_decoder", False))
         self._mask_argument = "decoder_attention_mask" if self.has_encoder else "attention_mask"
@@ -159,7 +159,7 @@ class HfDecoder(Decoder):
         return (tensor for tensor, _ in self.cache_reads())
 
     def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
-        """Keys and values of the text so far; what else a layer keeps, and what it keeps of the encoder, is read whole."""
+        """Keys and values are read as far as the text goes; what else a layer keeps, or keeps of the encoder, is read whole."""
         whole = self.has_encoder and self._cache is not None
         own = self._cache.self_attention_cache if whole else self._cache
         others = getattr(self._cache.cross_attention_cache, "layers", ()) if whole else ()
@@ -171,7 +171,7 @@ class HfDecoder(Decoder):
                         yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
 
     def sees_ahead(self) -> bool:
-        """Whether another last token changes the logits of the first, as where attention goes both ways."""
+        """Returns whether another last token changes the logits of the first, because attention goes both ways."""
         if self.has_encoder or self.prompt.shape[1] < 2:
             return False
         text = self.prompt[:, :SEEN_TOKENS]
@@ -182,7 +182,7 @@ class HfDecoder(Decoder):
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether any of its layers keeps keys and values, after one token."""
+        """True if any of its layers keeps keys and values, after one token."""
         if self._cache is None:
             with torch.no_grad():
                 self(self.first_tokens()[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device))
@@ -209,7 +209,7 @@ def start_token(config: Any) -> int:
 
 
 def writer_code(decoder: Decoder) -> WriterCode:
-    """What a snippet needs to write text with a model that was built."""
+    """Returns what a snippet needs to write text with a model that was built."""
     if isinstance(decoder, WholeGenerator):
         return WriterCode("whole", decoder.new_tokens)
     if isinstance(decoder, OwnDecoder):
@@ -224,16 +224,12 @@ def hf_writer(config: Any, new_tokens: int) -> WriterCode:
 
 
 def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, whose: str) -> Decoder:
-    """By what the model can do: a forward that takes a cache, its own or transformers', else a `generate`."""
+    """Returns the decoder by what the model can do: a forward that takes a cache, its own or transformers', else `generate`."""
     prompt = drawn_prompt(spec, batch, _vocabulary(model, whose), seed)
-    new_tokens = spec.new_tokens or DEFAULT_NEW_TOKENS
-    try:
-        parameters = list(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):
-        parameters = []
-    if {"past_key_values", "cache_params"} & set(parameters) and hasattr(model, "config"):
+    new_tokens, takes = spec.new_tokens or DEFAULT_NEW_TOKENS, parameters_of(model.forward)
+    if cache_argument(model) is not None and hasattr(model, "config"):
         return HfDecoder(model, prompt, new_tokens)
-    if "cache" in parameters or _returns_a_cache(model, prompt, parameters):
+    if "cache" in takes:
         return OwnDecoder(model, prompt, new_tokens)
     if callable(getattr(model, "generate", None)):
         return WholeGenerator(model, prompt, new_tokens)
@@ -243,20 +239,8 @@ def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, who
     )
 
 
-def _returns_a_cache(model: nn.Module, prompt: Tensor, parameters: list[str]) -> bool:
-    """Whether a forward whose second argument has another name answers one token as `forward(tokens, cache)` does."""
-    if len(parameters) < 2:
-        return False
-    try:
-        with torch.no_grad():
-            found = model(prompt[:, :1], None)
-    except Exception:  # whatever the argument is, it is no cache that may be missing
-        return False
-    return isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and found[1] is not None
-
-
 def _vocabulary(model: nn.Module, whose: str) -> int:
-    """By the module's `vocab_size`, its config's, or the size of its first embedding."""
+    """Returns the module's `vocab_size`, its config's, or the size of its first embedding."""
     said = [getattr(part, "vocab_size", None) for part in (model, getattr(model, "config", None))]
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
     found = next((size for size in (*said, *tables) if isinstance(size, int)), None)

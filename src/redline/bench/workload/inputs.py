@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,9 +24,8 @@ from redline.bench.workload.structure import (
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
-COARSE_CELLS = 2
 NOISE = 0.1
-"""Relative. Enough that outputs move by far more than rounding, little enough that an input stays what it is."""
+"""Relative noise. Outputs move by far more than rounding, and an input stays what it is."""
 
 
 @contextmanager
@@ -47,56 +46,42 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def redraw(inputs: Inputs, seed: int, vocabulary: Mapping[str, int]) -> Inputs:
-    """Inputs of the same structure, shapes, dtypes and devices with other values; the same seed gives the same ones."""
-    # Drawn on the CPU, so that a seed means the same numbers on every device.
+    """Returns inputs of the same structure, shapes, dtypes and devices with other values, which the seed decides."""
+    # They are drawn on the CPU, so that a seed means the same numbers on every device.
     generator = torch.Generator().manual_seed(seed)
-    args, kwargs = inputs
-    return (
-        map_tensors(args, lambda path, tensor: _draw_like(tensor, generator, vocabulary.get(path))),
-        map_tensors(kwargs, lambda path, tensor: _draw_like(tensor, generator, vocabulary.get(path))),
-    )
+    return _mapped(inputs, lambda path, tensor: _draw_like(tensor, generator, vocabulary.get(path)))
 
 
-def changed_slightly(inputs: Inputs, seed: int, *, flip: bool = False) -> Inputs:
-    """The same inputs with a little noise on floating tensors; what they mean is not known, so nothing else changes.
+def changed_slightly(inputs: Inputs, seed: int) -> Inputs:
+    """Returns the same inputs with a little noise on floating tensors. What they mean is not known, so nothing else changes.
 
     The noise is in proportion to each value and stays within the range seen: zeros, signs, bounds and masks stay what
-    they are. With `flip` integers are turned round along their last axis as well.
+    they are.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def change(_: str, tensor: Tensor) -> Tensor:
-        if _is_drawable(tensor) and (tensor.is_floating_point() or tensor.is_complex()):
-            return _with_noise(tensor, generator)
-        return tensor.flip(-1) if flip and tensor.ndim > 1 and not tensor.is_floating_point() else tensor
+        has_noise = _is_drawable(tensor) and (tensor.is_floating_point() or tensor.is_complex())
+        return _with_noise(tensor, generator) if has_noise else tensor
 
-    args, kwargs = inputs
-    return map_tensors(args, change), map_tensors(kwargs, change)
+    return _mapped(inputs, change)
 
 
 def copied(value: Any) -> Any:
-    """The same structure with tensors and objects of its own: a model may write into its inputs."""
+    """Returns the same structure with tensors and objects of its own, because a model may write into its inputs."""
     return map_tensors(
         own_objects(value), lambda _, tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad)
     )
 
 
 def same_values(one: Inputs, other: Inputs) -> bool:
-    """Whether two inputs of the same structure hold the same numbers."""
+    """Returns whether two inputs of the same structure hold the same numbers."""
     pairs = zip(input_tensors(one), input_tensors(other), strict=True)
     return all(torch.equal(_values_of(mine), _values_of(yours)) for (_, mine), (_, yours) in pairs)
 
 
-def _values_of(tensor: Tensor) -> Tensor:
-    """The numbers a tensor stores, whatever its layout."""
-    if tensor.is_nested:
-        return torch.cat([row.flatten() for row in tensor.unbind()])
-    # The dense form of a sparse tensor might not fit where the tensor does.
-    return stored(tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor)[0]
-
-
 def input_shapes(inputs: Inputs) -> tuple[str, ...]:
-    """`1×3×224×224 float32`, and `input_ids 1×128 int64` where the input has a name."""
+    """Returns `1×3×224×224 float32`, or `input_ids 1×128 int64` if the input has a name."""
     args, kwargs = inputs
     found = tensors_within(args) + tensors_within(kwargs)
     lone = len(found) == 1 and not kwargs
@@ -108,13 +93,25 @@ def input_shapes(inputs: Inputs) -> tuple[str, ...]:
 
 
 def input_tensors(inputs: Inputs) -> list[tuple[str, Tensor]]:
-    """Every tensor with its path in the positional or in the keyword arguments."""
+    """Returns every tensor with its path in the positional or in the keyword arguments."""
+    return [pair for side in inputs for pair in named_tensors(side)]
+
+
+def _mapped(inputs: Inputs, change: Callable[[str, Tensor], Tensor]) -> Inputs:
     args, kwargs = inputs
-    return named_tensors(args) + named_tensors(kwargs)
+    return map_tensors(args, change), map_tensors(kwargs, change)
+
+
+def _values_of(tensor: Tensor) -> Tensor:
+    """Returns the numbers a tensor stores, whatever its layout."""
+    if tensor.is_nested:
+        return torch.cat([row.flatten() for row in tensor.unbind()])
+    # The dense form of a sparse tensor might not fit where the tensor does.
+    return stored(tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor)[0]
 
 
 def _is_drawable(tensor: Tensor) -> bool:
-    """A dense tensor with dimensions: scalars are settings, and other layouts hold more than values."""
+    """Returns whether it is a dense tensor with dimensions: scalars are settings, and other layouts hold more than values."""
     return is_plain(tensor) and tensor.ndim > 0 and tensor.numel() > 0
 
 
@@ -125,7 +122,7 @@ def _with_noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     noise = (NOISE * torch.randn(values.shape, generator=generator)).to(values.device)
     if values.is_complex():
         changed = values * (1 + noise)
-    elif _says_nothing(values):  # all alike: a share of nothing would change nothing
+    elif _says_nothing(values):  # all are alike: a share of nothing would change nothing
         changed = values + noise
     else:
         changed = (values.float() * (1 + noise)).clamp(values.min().item(), values.max().item())
@@ -133,13 +130,16 @@ def _with_noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _draw_like(tensor: Tensor, generator: torch.Generator, vocabulary: int | None) -> Tensor:
-    """Another draw of the same kind; scalars, booleans, masks and layouts that are not plain stay as they are."""
+    """Returns another draw of the same kind; scalars, booleans, masks and other layouts stay as they are."""
     if not _is_drawable(tensor) or tensor.dtype == torch.bool:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
         drawn = _draw_floating(tensor, generator)
     else:
-        drawn = _draw_integers(tensor, generator, vocabulary)
+        low, high = (0, vocabulary - 1) if vocabulary else (int(tensor.min()), int(tensor.max()))
+        if vocabulary is None and low >= 0 and high <= 1:
+            return tensor  # a mask: drawn anew it might hide everything
+        drawn = torch.randint(low, high + 1, tensor.shape, generator=generator)
     # Copying into an empty twin keeps the strides, hence a channels-last input stays one.
     return torch.empty_like(tensor, requires_grad=False).copy_(drawn).requires_grad_(tensor.requires_grad)
 
@@ -160,7 +160,7 @@ def _draw_floating(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _draw_normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Standard normal values; in images half of their variance is shared by each quarter of the picture.
+    """Returns standard normal values; in images half of their variance is shared by each quarter of the picture.
 
     To a network that ends in average pooling all pictures of pure noise look alike: its output hardly depends on
     the input, and rounding errors drown what little does. Quarters that differ bring the dependence back.
@@ -168,23 +168,14 @@ def _draw_normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
     drawn = torch.randn(shape, generator=generator)
     if len(shape) < 4:
         return drawn
-    coarse = torch.randn((*shape[:-2], COARSE_CELLS, COARSE_CELLS), generator=generator)
-    rows, columns = (torch.arange(size) * COARSE_CELLS // size for size in shape[-2:])
+    quarters = torch.randn((*shape[:-2], 2, 2), generator=generator)
+    rows, columns = (torch.arange(size) * 2 // size for size in shape[-2:])
     # Not by index_select: its many small parallel parts take seconds where other processes keep the processors busy.
-    return (drawn + coarse[..., rows[:, None], columns]) * math.sqrt(0.5)
-
-
-def _draw_integers(tensor: Tensor, generator: torch.Generator, vocabulary: int | None) -> Tensor:
-    low, high = 0, (vocabulary or 0) - 1
-    if vocabulary is None:
-        low, high = int(tensor.min()), int(tensor.max())
-        if low >= 0 and high <= 1:
-            return tensor  # a mask: drawn anew it might hide everything
-    return torch.randint(low, high + 1, tensor.shape, generator=generator)
+    return (drawn + quarters[..., rows[:, None], columns]) * math.sqrt(0.5)
 
 
 def _says_nothing(tensor: Tensor) -> bool:
-    """Whether no spread can be read off these values."""
+    """Returns whether no spread can be read off these values."""
     values = tensor.detach().float()
     spread = values.std().item() if values.numel() > 1 else 0.0
     return not 0.0 < spread < float("inf")

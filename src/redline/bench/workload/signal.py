@@ -1,4 +1,4 @@
-"""Making a randomly initialised model carry signal, so that comparing its outputs means something.
+"""A randomly initialised model is made to carry signal, so that comparing its outputs means something.
 
 Fresh from its constructor a model may answer zero to everything (ViT's head), pass its input by every block
 (ConvNeXt's layer scales of 1e-6), or let activations explode through BatchNorms that have never seen data. Any
@@ -7,10 +7,10 @@ recipe would look perfect, or hopeless, on such a model.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,75 +19,97 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.batch import resize
 from redline.bench.workload.inputs import Inputs, copied, redraw
+from redline.bench.workload.workload import Workload
 from redline.model.note import Note, note
 from redline.model.units import counted
 
-if TYPE_CHECKING:
-    from redline.bench.workload.workload import Workload
-
 DORMANT = 1e-2
 """A parameter whose values are all the same and smaller than this does nothing yet."""
-EMBEDDING_STD = 0.02
+TOKEN_STD = 0.02
+"""Tokens and positions of transformers are usually drawn with this spread."""
 CALIBRATION_ROWS = 8
-"""Items in the calibrating forward: a batch of one has too few values per channel to take a variance of."""
+"""The calibrating forward has at least this many items: a batch of one has too few values per channel for a variance."""
 QUIET_CHANNEL = 1e-3
 """A channel that hardly varies is given at least this share of its layer's variance, lest it is blown up."""
-
 CALM_BIAS = 1.0
-"""Given to calibrated BatchNorms whose bias is still zero. With zero a ReLU cuts half of every value, which for normal
+"""Calibrated BatchNorms whose bias is still zero get this one. With zero a ReLU cuts half of every value, which for normal
 values multiplies a small error by 1.2 per layer; with 1 most values pass, and the factor is 1.06. Measured on resnet152
 at 64 px: rounding its weights to fp16 moved the output by 0.8 of what depends on the input, against 0.01 with 1.
 Of 0.5, 1, 1.5 and 2, tried on nine torchvision models, 1 was a compromise: more bias makes inputs matter less."""
 
 
+def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Note]:
+    """Awaken and calibrate a workload whose weights are random, where it stands; the notes say what was done.
+
+    `sparing` calibrates on few items, because fp32 at the whole batch may not fit where the recipe does.
+    """
+    if not workload.weights_are_random:
+        return []
+    notes, waiting = awaken(workload.model), len(_untouched(workload.model))
+    broken = None
+    for inputs in calibration_inputs(workload, seed, sparing=sparing) if waiting else []:
+        try:
+            args, kwargs = copied(inputs())
+            calibrate_batchnorm(workload.model, partial(workload.model, *args, **kwargs))
+        except Exception as error:  # a model made for training alone may have no forward in evaluation mode
+            if is_out_of_memory(error):
+                raise
+            broken = error
+        else:
+            broken = None
+            break
+    if broken is not None:
+        notes.append(note("not-calibrated", f"BatchNorm is not calibrated: {one_line(broken)}"))
+    if count := waiting - len(_untouched(workload.model)):
+        on = "random inputs" if workload.inputs_are_free else "the inputs given"
+        notes.append(note("calibrated", f"calibrated {counted(count, 'BatchNorm layer')} on {on}"))
+    return notes
+
+
 def awaken(model: nn.Module) -> list[Note]:
-    """Give dormant parameters values that let signal through; says what was changed."""
+    """Give dormant parameters values that let signal through: a vector scales, a matrix mixes, a table holds tokens.
+
+    What is added rather than multiplied, a bias, stays: zero is where it belongs, and signal passes by it.
+    """
     generator = torch.Generator().manual_seed(0)
     changed: dict[str, list[str]] = {}
-    norms = _norm_weights(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not _is_bias(name) and is_dormant(parameter):
-                what, values = _values_for(name, parameter, norms, generator)
-                parameter.copy_(values)
-                changed.setdefault(what, []).append(name)
-    return [_note(what, names) for what, names in changed.items()]
+            if "bias" in name.rpartition(".")[2] or not is_dormant(parameter):
+                continue
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 3 and len(parameter) == 1:  # the leading 1 is spread over the batch
+                what, values = f"drawn with a spread of {TOKEN_STD} (it was constant)", noise * TOKEN_STD
+            elif sum(size > 1 for size in parameter.shape) <= 1:
+                what, values = "set to 1 (a scale that let nothing through)", torch.ones_like(parameter)
+            else:
+                what, values = "drawn at random (it was all zero)", noise / math.sqrt(parameter[0].numel())
+            parameter.copy_(values)
+            changed.setdefault(what, []).append(name)
+    return [note("signal", f"{_listed(names)} {what}", about=names[0]) for what, names in changed.items()]
 
 
-def calibrate_batchnorm(model: nn.Module, run: Callable[[], object]) -> int:
-    """Set the statistics of BatchNorms that have never seen data from one forward; says how many were set.
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} parameters such as {names[0]}"
 
-    The statistics are set from a layer's input before it normalises that very input, so that the layers behind
-    already see normalised activations: one forward calibrates all depths. Biases of zero become `CALM_BIAS`.
-    """
-    untouched = _untouched(model)
-    modes = {module: module.training for module in model.modules()}
-    calibrated: set[nn.Module] = set()
 
-    def set_statistics(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if module not in calibrated and isinstance(module, _BatchNorm):  # used twice: keeps what it saw first
-            calibrated.add(module)
-            _set_statistics(module, args[0])
-
-    handles = [module.register_forward_pre_hook(set_statistics) for module in untouched]
-    try:
-        model.eval()
-        if untouched:
-            with torch.no_grad():
-                run()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes.items():
-            module.training = training
-    return len(calibrated)
+def is_dormant(parameter: nn.Parameter) -> bool:
+    if (
+        nn.parameter.is_lazy(parameter)
+        or parameter.is_meta
+        or not parameter.is_floating_point()
+        or not parameter.numel()
+    ):
+        return False
+    low, high = parameter.aminmax()
+    return bool(low == high) and abs(low.item()) < DORMANT
 
 
 def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Callable[[], Inputs]]:
-    """What BatchNorms may be calibrated on, best first: inputs drawn anew where they are free, else the user's own.
+    """Returns what BatchNorms may be calibrated on, best first: inputs drawn anew if they are free, else the user's own.
 
-    At least `CALIBRATION_ROWS` items where more can be had, and no more when sparing; then the inputs as they are, for a
-    model that is made for one size.
+    They hold at least `CALIBRATION_ROWS` items where more can be had, and no more when sparing. The inputs as they are
+    follow, for a model that is made for one size.
     """
     own, axes, again = (workload.args, workload.kwargs), workload.axes, workload.again
 
@@ -103,43 +125,32 @@ def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = Fal
     return choices
 
 
-def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Note]:
-    """Awaken and calibrate a workload whose weights are random, where it stands; says what was done.
+def calibrate_batchnorm(model: nn.Module, run: Callable[[], object]) -> int:
+    """Set the statistics of BatchNorms that have never seen data from one forward; returns how many were set.
 
-    `sparing` calibrates on few items: fp32 at the whole batch may not fit where the recipe does.
+    The statistics are set from a layer's input before it normalises that very input, so that the layers behind
+    already see normalised activations: one forward calibrates all depths. Biases of zero become `CALM_BIAS`.
     """
-    if not workload.weights_are_random:
-        return []
-    model, notes = workload.model, awaken(workload.model)
-    waiting = _untouched(model)
-    broken = _calibrate(model, calibration_inputs(workload, seed, sparing=sparing)) if waiting else None
-    if broken is not None:
-        notes.append(note("not-calibrated", f"BatchNorm is not calibrated: {one_line(broken)}"))
-    count = len(waiting) - len(_untouched(model))
-    if count:
-        on = "random inputs" if workload.inputs_are_free else "the inputs given"
-        text = f"calibrated {counted(count, 'BatchNorm layer')} on {on}"
-        notes.append(note("calibrated", text))
-    return notes
+    modes = {module: module.training for module in model.modules()}
+    calibrated: set[nn.Module] = set()
 
+    def set_statistics(module: Any, args: tuple[Tensor, ...]) -> None:
+        if module not in calibrated:  # a layer that is used twice keeps what it saw first
+            calibrated.add(module)
+            _set_statistics(module, args[0])
 
-def _calibrate(model: nn.Module, choices: list[Callable[[], Inputs]]) -> Exception | None:
-    """On the first inputs the model takes; what it said where it took none. What was set before it broke is sound.
-
-    A model made for training alone may have no forward in evaluation mode.
-    """
-    broken: Exception | None = None
-    for choice in choices:
-        try:
-            args, kwargs = copied(choice())
-            calibrate_batchnorm(model, functools.partial(model, *args, **kwargs))
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            broken = error
-        else:
-            return None
-    return broken
+    handles = [module.register_forward_pre_hook(set_statistics) for module in _untouched(model)]
+    try:
+        model.eval()
+        if handles:
+            with torch.no_grad():
+                run()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+    return len(calibrated)
 
 
 def _set_statistics(module: _BatchNorm, inputs: Tensor) -> None:
@@ -164,67 +175,16 @@ def _set_statistics(module: _BatchNorm, inputs: Tensor) -> None:
 
 
 def _untouched(model: nn.Module) -> list[_BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, _BatchNorm) and _is_untouched(module)]
+    """Returns the BatchNorms whose statistics are as they were made.
 
-
-def _is_untouched(module: _BatchNorm) -> bool:
-    mean, variance = module.running_mean, module.running_var
-    if mean is None or variance is None or nn.parameter.is_lazy(mean):
-        return False
-    # The count of batches is no witness: statistics may have been loaded from a file that does not hold it.
-    return bool((mean == 0).all() and (variance == 1).all())
-
-
-def _is_bias(name: str) -> bool:
-    """Whatever is added rather than multiplied: zero is where it belongs, and signal passes by it."""
-    last = name.rsplit(".", 1)[-1].lower()
-    return "bias" in last or last in ("beta", "shift", "offset")
-
-
-def is_dormant(parameter: nn.Parameter) -> bool:
-    if (
-        nn.parameter.is_lazy(parameter)
-        or not parameter.is_floating_point()
-        or parameter.numel() == 0
-        or parameter.is_meta
-    ):
-        return False
-    low, high = parameter.aminmax()
-    return bool(low == high) and abs(low.item()) < DORMANT
-
-
-def _values_for(name: str, parameter: nn.Parameter, norms: set[str], generator: torch.Generator) -> tuple[str, Tensor]:
-    """What the parameter is, and values for it."""
-    is_vector = sum(size > 1 for size in parameter.shape) <= 1
-    if name in norms or (is_vector and not _is_embedding(name, parameter)):
-        return "scale", torch.ones_like(parameter)
-    noise = torch.randn(parameter.shape, generator=generator)
-    if _is_embedding(name, parameter):
-        return "embedding", noise * EMBEDDING_STD
-    return "weight", noise / math.sqrt(parameter[0].numel())
-
-
-def _is_embedding(name: str, parameter: nn.Parameter) -> bool:
-    """Tokens and position tables: by name, or by the leading 1 with which they are spread over a batch."""
-    last = name.rsplit(".", 1)[-1].lower()
-    named = any(word in last for word in ("token", "embed", "pos", "query", "prompt"))
-    return named or (parameter.ndim == 3 and parameter.shape[0] == 1 and parameter.shape[2] > 1)
-
-
-def _norm_weights(model: nn.Module) -> set[str]:
-    """Weights of normalising modules, which scale whatever their shape (LayerNorm over several axes has a matrix)."""
-    return {
-        f"{name}.weight".lstrip(".")
-        for name, module in model.named_modules()
-        if "norm" in type(module).__name__.lower()
-    }
-
-
-def _note(what: str, names: list[str]) -> Note:
-    which = names[0] if len(names) == 1 else f"{len(names)} parameters such as {names[0]}"
-    done = {
-        "scale": "set to 1 (a scale that let nothing through)",
-        "embedding": f"drawn with a spread of {EMBEDDING_STD} (it was constant)",
-        "weight": "drawn at random (it was all zero)",
-    }
-    return note("signal", f"{which} {done[what]}", about=names[0])
+    The count of batches is no witness: statistics may have been loaded from a file that does not hold it.
+    """
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        and (mean := module.running_mean) is not None
+        and (variance := module.running_var) is not None
+        and not nn.parameter.is_lazy(mean)
+        and bool((mean == 0).all() and (variance == 1).all())
+    ]

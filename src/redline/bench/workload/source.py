@@ -29,11 +29,7 @@ class ExampleCode:
     """A tuple of positional arguments and a dict of keywords."""
     items: int
     classes: int = 0
-    """What a target for training may be."""
-    needed: tuple[str, ...] = ()
-    """Imports of what stands in `definitions`."""
-    definitions: tuple[str, ...] = ()
-    """The model itself, where no package brings it."""
+    """How many classes a target for training may name."""
 
 
 class Source(ABC):
@@ -43,28 +39,27 @@ class Source(ABC):
     """Its names are only understood with the source in front; asking for the list may be slow."""
     is_built_elsewhere: ClassVar[bool] = False
     """Somebody else decides on the image size and the classes: data are taken as they are."""
-
     writes_text: ClassVar[bool] = False
-    """Whether its models can be asked to generate."""
+    """Its models can be asked to generate."""
 
     def claims(self, model: str) -> bool:
-        """Whether a name without a source in front is this one's."""
+        """Returns whether a name without a source in front is this one's."""
         return any(known.name == model for known in self.models())
 
     @abstractmethod
     def check(self, spec: WorkloadSpec) -> None:
-        """Raise a `UsageError` where the spec cannot be honoured. Builds nothing."""
+        """Raise a `UsageError` if the spec cannot be honoured. Builds nothing."""
 
     @abstractmethod
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
-        """The workload of a checked spec, on the CPU; random state is already seeded."""
+        """Returns the workload of a checked spec, on the CPU; random state is already seeded."""
 
     def build_for(self, spec: WorkloadSpec, seed: int, inputs: Inputs) -> Workload:
-        """The workload of a checked spec for data that are there: `inputs` are of its first batch."""
+        """Returns the workload of a checked spec for data that are there: `inputs` are of its first batch."""
         return self.build(spec, seed)
 
     def task_of(self, spec: WorkloadSpec) -> Task:
-        """The task of a checked spec, as this source understands it."""
+        """Returns the task of a checked spec, as this source understands it."""
         if spec.task == "step":
             raise SpecError(
                 "task step is for a function of yours: give it as file.py:step, or as redline.run(function)"
@@ -72,29 +67,35 @@ class Source(ABC):
         return spec.task
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
-        """What is known of the model's identity before it is built; a sweep that goes on by it must not be misled."""
+        """Returns what is known of the model's identity before it is built; a sweep that goes on by it must not be misled."""
         return ""
 
     def has_stem(self, spec: WorkloadSpec) -> bool:
-        """Whether the model of a checked spec begins as a ResNet does, so that `stem` means something."""
+        """Returns whether the model of a checked spec begins as a ResNet does, so that `stem` means something."""
         return False
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
-        """How to make the same model and inputs without Redline; None where that takes Redline or the user."""
+        """Returns how to make the same model and inputs in a few lines; None if that takes more, or the user."""
         return None
 
     def writer_code(self, spec: WorkloadSpec) -> WriterCode:
-        """What a snippet of a generation must know of the model of a checked spec."""
+        """Returns what a snippet of a generation must know of the model of a checked spec."""
         model = self.build(spec, 0).model
         assert isinstance(model, Decoder)
         return writer_code(model)
 
     def models(self) -> list[ModelName]:
-        """What goes by name, as one writes it in a spec. Raises `MissingExtra` where the package is not installed."""
+        """Returns what goes by name, as one writes it in a spec. Raises `MissingExtra` if the package is not installed."""
         return []
 
 
 SOURCES: Registry[Source] = Registry("model source", package="redline.bench.workload.sources", group=SOURCES_GROUP)
+
+
+def bare(spec: WorkloadSpec) -> str:
+    """Returns the model's name without a source in front."""
+    source, colon, name = spec.model.partition(":")
+    return name if colon and source in SOURCES else spec.model
 
 
 def refuse_options(spec: WorkloadSpec, *options: str, why: str) -> None:
@@ -105,13 +106,13 @@ def refuse_options(spec: WorkloadSpec, *options: str, why: str) -> None:
 
 
 def has_imagenet_stem(model: nn.Module) -> bool:
-    """Whether it begins as a ResNet for large images: a convolution that halves them, and a pooling that does it again."""
+    """Returns whether it begins as a ResNet for large images: a convolution that halves them, and a pooling that does it again."""
     first, pooling = getattr(model, "conv1", None), getattr(model, "maxpool", None)
     return isinstance(first, nn.Conv2d) and first.stride == (2, 2) and isinstance(pooling, nn.MaxPool2d)
 
 
 def give_cifar_stem(model: nn.Module) -> None:
-    """A 3×3 convolution that keeps the size and no pooling: of 32 pixels the other stem leaves 8."""
+    """Begin with a 3×3 convolution that keeps the size and no pooling: of 32 pixels the other stem leaves 8."""
     first = model.conv1
     assert isinstance(first, nn.Conv2d)
     model.conv1 = nn.Conv2d(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -14,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.device.compile_pool import end_compile_pool
-from redline.bench.workload.called import TrainsItself, name_of
+from redline.bench.workload.called import TrainsItself, name_of, plain_call
 from redline.bench.workload.inputs import input_tensors
-from redline.bench.workload.state import Untouched, inputs_changed, kept
+from redline.bench.workload.state import Untouched, contents
 from redline.bench.workload.structure import is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
 from redline.model.errors import BenchError
@@ -76,6 +75,8 @@ class Setup:
     is_sharded: bool = False
     """A switch has spread the weights over the ranks."""
     input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
+    changes_inputs: bool = False
+    """A call was seen to change a container or an object among its inputs: every step then gets new ones."""
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -133,14 +134,7 @@ class Setup:
         yield
         if [tensor._version for tensor in own] != before:
             self._restore(own, [copy.to(tensor.device) for copy, tensor in zip(kept, own, strict=True)])
-            self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
-
-    def settle_inputs(self) -> bool:
-        """Whether every call gets the same arguments: none of those so far has changed a container or an object of them."""
-        has_changed, known = inputs_changed(self), any(each.code == "input" for each in self.workload.notes)
-        if has_changed and not known:
-            self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
-        return not has_changed
+            self._note_restored()
 
     def _restore(self, own: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
         """These before every step, from now on."""
@@ -167,16 +161,16 @@ class Setup:
             cache_enabled=cache,
         )
 
-    def call(self, loss: Callable[[Any], torch.Tensor] | None = None, *, settled: bool = False) -> Callable[[], Any]:
-        """The model's call on its inputs, and the loss of what it answers, as a plain loop would write it.
+    def call(self, loss: Callable[[Any], torch.Tensor] | None = None, *, plain: bool = False) -> Callable[[], Any]:
+        """Returns the model's call on its inputs, and the loss of what it answers, as a plain loop would write it.
 
-        `settled`: calls have shown what they do with their inputs, so that the same ones can be given to all.
+        `plain`: earlier calls have shown what they do with their inputs. The same ones are given to all if they stay as they are.
         """
-        model, args, kwargs = self.model, kept(self, "args"), kept(self, "kwargs")
-        if settled and self.settle_inputs():
-            forward: Callable[[], Any] = partial(model, *args.handed(), **kwargs.handed())
-        else:
-            forward = lambda: model(*args.handed(), **kwargs.handed())  # noqa: E731
+        forward: Callable[[], Any] = self._watched_call
+        if plain and self.changes_inputs:
+            forward = lambda: plain_call(self.model, self.args, self.kwargs)()  # noqa: E731
+        elif plain:
+            forward = plain_call(self.model, self.args, self.kwargs)
         work = forward if loss is None else lambda: loss(forward())
         if self.autocast_dtype is None:
             return work
@@ -186,6 +180,20 @@ class Setup:
                 return work()
 
         return under_autocast
+
+    def _watched_call(self) -> Any:
+        """One call of the model that shows whether it changes a container or an object among its inputs."""
+        args, kwargs = self.args, self.kwargs
+        before = contents((args, kwargs))
+        output = self.model(*args, **kwargs)
+        if contents((args, kwargs)) != before:
+            self.changes_inputs = True
+            self._note_restored()
+        return output
+
+    def _note_restored(self) -> None:
+        if not any(known.code == "input" for known in self.workload.notes):
+            self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
 
 
 class TimedStep(Protocol):
@@ -216,7 +224,7 @@ class InferenceStep:
         return self._body(self._setup.call(), mark)()
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
-        return self._body(self._setup.call(settled=True), mark)
+        return self._body(self._setup.call(plain=True), mark)
 
     def _body(self, forward: Callable[[], Any], mark: Mark) -> Callable[[], Any]:
         before = tuple(self._setup.before_step)
@@ -278,12 +286,18 @@ class TrainingStep:
         """What the last call took for the loss; None before the first."""
 
     def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
-        loss = self._body(self._setup.call(self._setup.workload.loss), mark)()
+        loss = self._body(self._setup.call(self._loss_with_gradient), mark)()
         self._loss = self._setup.workload.loss.chosen
         return loss.detach()
 
+    def _loss_with_gradient(self, output: Any) -> torch.Tensor:
+        loss = self._setup.workload.loss(output)
+        if not loss.requires_grad:
+            raise BenchError("user", "no gradient reaches the loss: does the model run under torch.no_grad()?")
+        return loss
+
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
-        return self._body(self._setup.call(self._loss or self._setup.workload.loss, settled=True), mark)
+        return self._body(self._setup.call(self._loss or self._setup.workload.loss, plain=True), mark)
 
     def _body(self, forward: Callable[[], torch.Tensor], mark: Mark) -> Callable[[], torch.Tensor]:
         before, optimizer, scaler = tuple(self._setup.before_step), self._optimizer, self._scaler
@@ -293,8 +307,6 @@ class TrainingStep:
             for prepare in before:
                 prepare()
             loss = forward()
-            if not loss.requires_grad:
-                raise BenchError("user", "no gradient reaches the loss: does the model run under torch.no_grad()?")
             mark()
             if is_scaled:
                 scaler.scale(loss).backward()
@@ -320,7 +332,7 @@ class TrainingStep:
         distributed, optimizer, scaler = self._setup.distributed, self._optimizer, self._scaler
         if distributed is None:
             return None
-        forward = self._setup.call(self._loss or self._setup.workload.loss, settled=True)
+        forward = self._setup.call(self._loss or self._setup.workload.loss, plain=True)
 
         def step() -> None:
             with distributed.no_sync():

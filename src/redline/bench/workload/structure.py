@@ -1,5 +1,8 @@
-"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts, dataclasses and objects; and
-what a model or a function hides: weights in packed objects, operators inside operators, modules that it closes over."""
+"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts, dataclasses and objects.
+
+It also finds what a model or a function hides: weights in packed objects, operators inside operators, and modules that a
+function closes over.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -24,31 +27,27 @@ from torch.utils._python_dispatch import (
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
-    """The named parts of a container, or None for anything else.
+    """Returns the named parts of a container, or None for anything else.
 
-    transformers' outputs are both mappings and dataclasses; as mappings they leave out the fields that are None.
+    transformers' outputs are both mappings and dataclasses; as mappings they leave out the fields that are None. An object
+    of the user's own that holds tensors is a container too, unless it knows itself how to move to a device.
     """
     if isinstance(value, Mapping):
         return [(str(key), child) for key, child in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
     if isinstance(value, tuple | list):
-        return [(str(index), child) for index, child in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return _attributes_of(value)
-
-
-def _attributes_of(value: Any) -> list[tuple[str, Any]] | None:
-    """For an object of the user's own that holds tensors; None for one that knows itself how to move to a device."""
-    if isinstance(value, Tensor | nn.Module | type) or not hasattr(value, "__dict__") or hasattr(value, "to"):
+        return list(zip(getattr(value, "_fields", None) or map(str, range(len(value))), value, strict=True))
+    if isinstance(value, Tensor | nn.Module | type):
         return None
-    held = {name: part for name, part in vars(value).items() if isinstance(part, Tensor | list | tuple | dict)}
-    return list(held.items()) if any(isinstance(part, Tensor) for part in held.values()) else None
+    if dataclasses.is_dataclass(value):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if not hasattr(value, "__dict__") or hasattr(value, "to"):
+        return None
+    held = [(name, part) for name, part in vars(value).items() if isinstance(part, Tensor | list | tuple | dict)]
+    return held if any(isinstance(part, Tensor) for _, part in held) else None
 
 
 def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
-    """Every tensor with where it stands: `1`, `logits`, `decoder.0`; a lone tensor stands at the empty path."""
+    """Returns every tensor with its path: `1`, `logits`, `decoder.0`; a lone tensor has the empty path."""
     if isinstance(value, Tensor):
         return [(path, value)]
     found = []
@@ -58,7 +57,7 @@ def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
 
 
 def part_at(value: Any, path: str) -> Callable[[Any], Any]:
-    """How a person takes the part at this path out of values of this structure: `output["logits"]`, `output[1]`."""
+    """Returns what takes the part at this path out of values of this structure: `output["logits"]`, `output[1]`."""
     keys: Iterable[Any] = value if isinstance(value, Mapping) else (key for key, _ in children(value) or ())
     for key, (name, child) in zip(keys, children(value) or (), strict=True):
         if path != name and not path.startswith(f"{name}."):
@@ -75,7 +74,7 @@ def part_at(value: Any, path: str) -> Callable[[Any], Any]:
 
 
 def tensors_within(value: Any, path: str = "", seen: frozenset[int] = frozenset()) -> list[tuple[str, Tensor]]:
-    """As `named_tensors`, and also those in objects that move themselves to a device: for sizes, not to change them."""
+    """Returns what `named_tensors` does, and the tensors in objects that move themselves to a device, for their sizes."""
     if isinstance(value, Tensor):
         return [(path, value)]
     parts = children(value)
@@ -87,16 +86,15 @@ def tensors_within(value: Any, path: str = "", seen: frozenset[int] = frozenset(
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether its memory is what its shape says: neither sparse nor ragged."""
+    """Returns whether its memory is what its shape says, that is neither sparse nor ragged."""
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def stored(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold what a sparse, ragged or wrapped one stores, values first; a plain one itself."""
+    """Returns the tensors that hold what a sparse, ragged or wrapped one stores, values first; for a plain one itself."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
-        names, _ = wrapper.__tensor_flatten__()
-        return [part for name in names for part in stored(getattr(wrapper, name))]
+        return [part for name in wrapper.__tensor_flatten__()[0] for part in stored(getattr(wrapper, name))]
     if tensor.layout == torch.sparse_coo:
         return [tensor._values(), tensor._indices()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -107,7 +105,7 @@ def stored(tensor: Tensor) -> list[Tensor]:
 
 
 def packed(value: Any) -> list[Tensor]:
-    """The weight and the bias that a quantized layer keeps in an object of torch's own; nothing for anything else."""
+    """Returns the weight and the bias that a quantized layer keeps in an object of torch's own."""
     if not isinstance(value, torch.ScriptObject) or not hasattr(value, "unpack"):
         return []
     with _disable_current_modes():
@@ -115,15 +113,15 @@ def packed(value: Any) -> list[Tensor]:
 
 
 def parameter_count(*models: nn.Module) -> int:
-    """Every parameter once, however many modules share it, and the packed weights of quantized layers."""
-    given = {id(each): each for model in models for each in model.parameters()}
+    """Counts every parameter once, however many modules share it, and the packed weights of quantized layers."""
+    given = {id(weight): weight for model in models for weight in model.parameters()}
     held = {id(value): value for model in models for module in model.modules() for value in vars(module).values()}
     kept = (weight for value in held.values() for weight in packed(value))
-    return sum(int(each.numel()) for each in (*given.values(), *kept))
+    return sum(int(weight.numel()) for weight in (*given.values(), *kept))
 
 
 def shape_of(tensor: Tensor) -> list[int | None]:
-    """Its lengths; None along a ragged axis."""
+    """Returns its lengths, with None along a ragged axis."""
     if tensor.is_nested and tensor.layout == torch.strided:
         rows = tensor._nested_tensor_size()
         return [tensor.size(0), *(int(column[0]) if len(column.unique()) == 1 else None for column in rows.T)]
@@ -133,7 +131,7 @@ def shape_of(tensor: Tensor) -> list[int | None]:
 def map_leaves(
     value: Any, change: Callable[[str, Any], Any], path: str = "", *, until: Callable[[str], bool] | None = None
 ) -> Any:
-    """The same structure with `change(path, leaf)` in place of every leaf, tensors and other objects alike.
+    """Returns the same structure with `change(path, leaf)` in place of every leaf, tensors and other objects alike.
 
     `until` names paths of containers that are taken as leaves.
     """
@@ -151,7 +149,7 @@ def map_tensors(value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Structure, shapes and dtypes as text; the values of tensors do not show."""
+    """Returns structure, shapes and dtypes as text; the values of tensors do not show."""
     if isinstance(value, Tensor):
         return f"{value.dtype}{shape_text(value)}"
     parts = children(value)
@@ -162,7 +160,7 @@ def describe(value: Any) -> str:
 
 
 def shape_text(tensor: Tensor) -> str:
-    """A ragged axis has a name that differs from process to process; how much there is in all does not."""
+    """Returns the shape, of a ragged tensor without the name of its axis, which differs from process to process."""
     if not tensor.is_nested:
         return str(list(tensor.shape))
     return f"ragged {tensor.size(0)} rows, {tensor.numel()} values"
@@ -197,17 +195,8 @@ def _same_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
 
 
 def float_tensors(output: Any) -> list[tuple[str, Tensor]]:
-    """Named floating tensors of any output; a lone tensor is called `output`. None and other objects are left out."""
+    """Returns the floating tensors of any output with their paths; a lone tensor is called `output`."""
     return [(path or "output", tensor) for path, tensor in named_tensors(output) if tensor.is_floating_point()]
-
-
-def hides_something(inputs: Any) -> bool:
-    """Whether an object among the inputs, such as a batch of graphs, may hold what is not seen from outside."""
-    known = Tensor | bool | int | float | complex | str | bytes | None
-    parts = children(inputs)
-    if parts is None:
-        return not isinstance(inputs, known)
-    return any(hides_something(part) for _, part in parts)
 
 
 class WholeDispatchMode(TorchDispatchMode):
@@ -241,50 +230,45 @@ def _under(modes: tuple[TorchDispatchMode, ...], function: Callable[..., Any]) -
     return called
 
 
-def reached_modules(values: list[Any]) -> dict[str, nn.Module]:
-    """The modules that are to be found in these values, each under a name of its own; those inside another one with it."""
+def reached_modules(*values: Any) -> dict[str, nn.Module]:
+    """Returns the modules that functions, containers and objects hold, each under a name of its own.
+
+    A module inside another one that was found comes with that one.
+    """
     found: dict[str, nn.Module] = {}
-    for name, module in _modules_in("", values, set(), depth=5):
-        inside = any(module is part for other in found.values() for part in other.modules())
-        if not inside:
+    seen: set[int] = set()
+
+    def visit(name: str, value: Any, depth: int) -> None:
+        if id(value) in seen or depth < 0:
+            return
+        seen.add(id(value))
+        if not isinstance(value, nn.Module):
+            for key, part in _held_by(value):
+                visit(key or name, part, depth - 1)
+        elif not any(value is part for other in found.values() for part in other.modules()):
             key = name.replace(".", "_") or "module"
-            found[key if key not in found else f"{key}_{len(found)}"] = module
+            found[key if key not in found else f"{key}_{len(found)}"] = value
+
+    for value in values:
+        visit("", value, 5)
     return found
 
 
-def _modules_in(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, nn.Module]]:
-    if id(value) in seen or depth < 0:
-        return
-    seen.add(id(value))
-    if isinstance(value, nn.Module):
-        yield name, value
-        return
-    for key, part in _held_by(value):
-        yield from _modules_in(key or name, part, seen, depth - 1)
-
-
 def _held_by(value: Any) -> list[tuple[str, Any]]:
-    """What a function, a container or an object holds, with the names it has there."""
+    """Returns what a function, a container or an object holds, with the names it has there."""
     if isinstance(value, functools.partial):
         return [("", value.func), ("", value.args), ("", value.keywords)]
     if inspect.ismethod(value):
         return [("", value.__self__), ("", value.__func__)]
     if inspect.isfunction(value):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        closed = [(name, cell.cell_contents) for name, cell in cells if is_filled(cell)]
-        used = [(name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__]
-        return [*closed, *used, *(("", default) for default in value.__defaults__ or ())]
+        try:
+            used = inspect.getclosurevars(value)
+        except ValueError:  # it closes over a name that has no value yet
+            return []
+        return [*used.nonlocals.items(), *used.globals.items(), ("", value.__defaults__)]
     if isinstance(value, Mapping):
         return [(str(key), part) for key, part in value.items()]
     if isinstance(value, list | tuple):
         return [("", part) for part in value]
-    is_plain = not isinstance(value, torch.Tensor | torch.optim.Optimizer | type) and not inspect.ismodule(value)
+    is_plain = not isinstance(value, Tensor | torch.optim.Optimizer | type) and not inspect.ismodule(value)
     return list(vars(value).items()) if is_plain and hasattr(value, "__dict__") else []
-
-
-def is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True

@@ -9,11 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 
 from redline.bench.device.failure import one_line
-from redline.bench.workload.batch import Axes, resize
-from redline.bench.workload.called import CallsFunction, OwnStep, TrainsItself, name_of
+from redline.bench.workload.batch import Axes, contract_axes, resize
+from redline.bench.workload.called import OwnStep, TrainsItself, name_of
 from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import (
     Inputs,
@@ -26,14 +25,14 @@ from redline.bench.workload.inputs import (
 )
 from redline.bench.workload.losses import TrainingLoss, training_loss
 from redline.bench.workload.state import Untouched
-from redline.bench.workload.structure import WholeDispatchMode, describe, map_leaves, parameter_count
+from redline.bench.workload.structure import describe, map_leaves, parameter_count
 from redline.model.errors import SpecError
 from redline.model.note import Note, note
 from redline.model.record import BatchOrigin, SecondInputs, WorkloadInfo
 from redline.model.spec import Task
 
 DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8, "generate": 1}
-"""For models by name, and for factories that must be told: one request at a time, and a small training step."""
+"""The batch of models by name and of factories that must be told: one request, and a small training step."""
 
 INPUTS_ARE_RESTORED = "the model writes into its inputs: they are restored before every step"
 
@@ -53,51 +52,48 @@ class Workload:
     args: Untouched[tuple[Any, ...]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
     kwargs: Untouched[dict[str, Any]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
     loss: TrainingLoss
-    """Of the output alone, for training."""
+    """The loss of the output alone, for training."""
     task: Task
     batch: int | None
-    """None: not known (yet); see `settle_batch`."""
+    """The items of a step; None until `settle_batch` has asked the model."""
     batch_from: BatchOrigin
     item: str
-    """What is counted: img, seq or item."""
+    """The word for what is counted: img, seq or item."""
     axes: Axes | None
-    """Where the inputs hold their items; None where that is not known, and they cannot be resized."""
+    """The axes along which the inputs hold their items. If they are not known (None), the inputs cannot be resized."""
     source: str
     model_hash: str
     input_hash: str
     items: int | None = None
-    """What one step was declared to count as, where that is not the batch."""
+    """What one step was declared to count as, if that is not the batch."""
     inputs_are_free: bool = True
-    """Any values of these shapes would do: Redline made them. The user's own inputs may have a structure."""
+    """Redline made the inputs, so that any values of these shapes would do. The user's own may have a structure."""
     again: Callable[[int, int | None], Inputs] | None = None
-    """Other inputs of the same kind on the CPU, from the user's factory: of a seed and a batch, where it takes one."""
+    """Makes other inputs of the same kind on the CPU, from a seed and, if the user's factory takes one, a batch."""
     gradients: Gradients = "inference"
-    """What inference runs under: a model that differentiates inside its forward pass cannot do so in inference mode."""
+    """What inference runs under. A model that differentiates inside its forward pass cannot do so in inference mode."""
     originals: Inputs | None = None
-    """The inputs as they were, where the model writes into them: every step then begins with these."""
+    """The inputs as they were, if the model writes into them: every step then begins with these."""
     device: torch.device | str = "cpu"
     is_cpu_only: bool = False
-    """Torch has its operators for no other device."""
+    """Torch computes it on no other device."""
     weights_are_random: bool = True
-    """Numerics then need a model that carries signal: see `signal.py`."""
+    """The numerics then need a model that was made to carry signal: see `signal.py`."""
     notes: list[Note] = field(default_factory=list)
     step: OwnStep | None = None
     """A function of the user's, which `model` stands for; it is timed as it is."""
     seed: int = 0
-    """Of `step`."""
+    """The seed of `step`."""
     vocabulary: dict[str, int] = field(default_factory=dict)
-    """How many values an integer input may take, by its place in the inputs (`0`, `input_ids`)."""
+    """How many values an integer input may take, by its path in the inputs (`0`, `input_ids`)."""
 
     @property
     def items_per_step(self) -> int:
-        """1 where nothing is known: then steps are counted."""
+        """1 if nothing is known, because steps are counted then."""
         return self.items or self.batch or 1
 
     def to(self, device: torch.device | str) -> Workload:
-        """Move model, inputs and the user's own targets; random ones are made where the output is.
-
-        A function of the user's stays as it is: its `setup` is told the device.
-        """
+        """Move the model, the inputs and the user's own targets; a function's `setup` is told the device instead."""
         if self.is_cpu_only and torch.device(device).type != "cpu":
             raise SpecError("torch computes quantized models like this one on a CPU alone: give --device cpu")
         self.device = device
@@ -110,40 +106,35 @@ class Workload:
         return self
 
     def context(self) -> AbstractContextManager[Any]:
-        """To be held around forward passes of inference."""
+        """Returns what is held around forward passes of inference."""
         modes = {"inference": torch.inference_mode, "off": torch.no_grad, "on": torch.enable_grad}
         return modes[self.gradients]()
 
     def keep_originals(self) -> None:
-        """Of inputs that the model was seen writing into."""
+        """Keep a copy of the inputs, because the model was seen writing into them."""
         self.originals = copied((self.args, self.kwargs))
         self.notes.append(note("input", INPUTS_ARE_RESTORED))
 
     def differentiates(self, call: Callable[[], Any]) -> bool:
-        """Whether `call`, which failed in inference mode, does not with gradients possible; they then are from now on."""
-        words = {"off": "torch.no_grad()", "on": "gradients on"}
+        """Returns whether `call`, which failed in inference mode, does not with gradients possible, which they then are."""
         if self.gradients != "inference" or self.task != "infer":
             return False
-        for mode in words:
+        for mode, where, fails in (
+            ("off", "torch.no_grad()", "in inference mode"),
+            ("on", "gradients on", "in inference mode and under torch.no_grad()"),
+        ):
             self.gradients = mode  # type: ignore[assignment]
             try:
-                with _SeesBackward() as seen:
-                    call()
+                call()
             except Exception:
                 continue
-            why = (
-                "differentiates in its forward pass, which inference mode forbids"
-                if seen.found
-                else f"fails in inference mode{' and under torch.no_grad()' if mode == 'on' else ''}"
-            )
-            text = f"measured with {words[mode]}: the model {why}"
-            self.notes.append(note("model", text))
+            self.notes.append(note("model", f"measured with {where}: the model fails {fails}"))
             return True
         self.gradients = "inference"
         return False
 
     def moved(self, inputs: Inputs) -> Inputs:
-        """The inputs where the model is."""
+        """Returns the inputs on the model's device."""
 
         def move(_: str, leaf: Any) -> Any:
             # Graph batches and the like are no tensors, but know how to move.
@@ -158,9 +149,9 @@ class Workload:
         self.input_hash = input_hash(*inputs)
 
     def second_inputs(self, seed: int) -> Second | None:
-        """Other inputs of the same structure, shapes and dtypes, and how they were had; None where there are none.
+        """Returns other inputs of the same structure, shapes and dtypes, and how they were made, if there are any.
 
-        Free ones are drawn. The user's own come from the factory again; where that is impossible, floating tensors get a
+        Free ones are drawn. The user's own come from the factory again; if that is impossible, floating tensors get a
         little noise.
         """
         own = self.args, self.kwargs
@@ -182,24 +173,17 @@ class Workload:
             self.notes.append(note("one-input-set", f"no second inputs from the factory: {one_line(error)}"))
             return None
 
-    def _made(self, item: str) -> int | None:
-        """How large Redline made one picture or sequence; None for anything else."""
+    def _made(self, item: str, rank: int) -> int | None:
+        """Returns how large Redline made one picture or sequence; None for anything else."""
         if not self.inputs_are_free or self.item != item:
             return None
-        shapes = [tensor.shape for _, tensor in input_tensors((self.args, self.kwargs))]
-        if item == "img":
-            return next((shape[-1] for shape in shapes if len(shape) >= 4 and shape[-1] == shape[-2]), None)
-        return next((shape[1] for shape in shapes if len(shape) == 2), None)
+        return next((t.shape[-1] for _, t in input_tensors((self.args, self.kwargs)) if t.ndim >= rank), None)
 
     def _name(self) -> str:
         if self.step is not None:
             return self.step.name
-        model = self.model.module if isinstance(self.model, TrainsItself) else self.model
-        known = getattr(model, "written_by", model)
-        return name_of(known) if isinstance(known, CallsFunction) else type(known).__qualname__
-
-    def _parts(self) -> list[nn.Module]:
-        return [self.model] if self.step is None else list(self.step.modules().values())
+        model: Any = self.model.module if isinstance(self.model, TrainsItself) else self.model
+        return name_of(model.model if self.task == "generate" else model)
 
     def _own_optimizer(self) -> str:
         if not isinstance(self.model, TrainsItself) or any(one.is_meta for one in self.model.parameters()):
@@ -207,35 +191,24 @@ class Workload:
         return f"{type(self.model.optimizer()).__name__} of its own"
 
     def info(self) -> WorkloadInfo:
+        parts = [self.model] if self.step is None else self.step.modules().values()
         return WorkloadInfo(
             source=self.source,
             class_name=self._name(),
-            parameters=parameter_count(*self._parts()),
+            parameters=parameter_count(*parts),
             items_per_step=self.items_per_step,
             item=self.item if self.items or self.batch else "step",
             batch=self.batch,
             batch_from=self.batch_from,
             input_shapes=input_shapes((self.args, self.kwargs)),
-            image_size=self._made("img"),
-            sequence_length=self._made("seq"),
+            image_size=self._made("img", 4),
+            sequence_length=self._made("seq", 2),
             loss=self.loss.name if self.task == "train" else "",
             optimizer=self._own_optimizer(),
             model_hash=self.model_hash,
             input_hash=self.input_hash,
             notes=tuple(self.notes),
         )
-
-
-class _SeesBackward(WholeDispatchMode):
-    """Whether anything ran in a backward pass. Some tensors, ragged ones among them, fail in inference mode without one."""
-
-    found = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = self.found or torch._C._current_graph_task_id() >= 0
-        if isinstance(func, HigherOrderOperator):
-            return self.opened(func, args, kwargs)
-        return func(*args, **(kwargs or {}))
 
 
 def assemble(
@@ -247,7 +220,7 @@ def assemble(
     identity: str,
     seed: int,
     batch: int | None = None,
-    batch_from: BatchOrigin = "source",
+    known: tuple[int, BatchOrigin] | None = None,
     axes: Axes | None = None,
     item: str = "item",
     loss: Callable[..., Tensor] | None = None,
@@ -257,21 +230,24 @@ def assemble(
     vocabulary: dict[str, int] | None = None,
     notes: list[Note] | None = None,
 ) -> Workload:
-    """What every source ends with: the mode set by the task, the loss settled, the hashes taken.
+    """Returns the workload of any source: its mode follows the task, its loss is chosen, its hashes are taken.
 
-    A source that makes its inputs names their `batch`, and has put it first in every tensor that has it.
+    A source that makes its inputs names their `batch`, and has put it first in every tensor that has it. Another one may know
+    the batch, and who said so.
     """
     args, kwargs = inputs
-    if batch is not None and batch_from == "source" and axes is None:
-        axes = {path: 0 for path, tensor in input_tensors(inputs) if tensor.ndim and tensor.shape[0] == batch}
+    if batch is not None:
+        known = batch, "source"
+    if known is not None and known[1] == "source" and axes is None:
+        axes = contract_axes(inputs)
     return Workload(
         model=model.train(task == "train"),
         args=args,
         kwargs=kwargs,
         loss=training_loss(loss, seed, targets),
         task=task,
-        batch=batch,
-        batch_from="unknown" if batch is None else batch_from,
+        batch=known[0] if known else None,
+        batch_from=known[1] if known else "unknown",
         item=item,
         axes=axes,
         source=source,
@@ -285,7 +261,7 @@ def assemble(
 
 
 def choose_batch(batch: int | None, task: Task, notes: list[Note]) -> int:
-    """The batch asked for, or the default with a note that says so."""
+    """Returns the batch asked for, or the default with a note that says so."""
     if batch is not None:
         return batch
     what = {"infer": "inference", "train": "training", "step": "a step", "generate": "generation"}[task]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import redline
-from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
+from redline.bench.workload.source import SOURCES, ExampleCode, Source, bare, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import SpecError, UnknownName
 from redline.model.names import BUILTIN_MODELS
@@ -117,7 +114,7 @@ class ImageTransformer(nn.Module):
 
 class BuiltinSource(Source):
     def check(self, spec: WorkloadSpec) -> None:
-        name = _bare(spec.model)
+        name = bare(spec)
         if name not in BUILTIN_MODELS:
             raise UnknownName("built-in model", name, BUILTIN_MODELS)
         refuse_options(spec, "stem", why="only ResNets begin with one of these stems")
@@ -135,20 +132,20 @@ class BuiltinSource(Source):
         notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         model: nn.Module
-        if _bare(spec.model) == "transformer" and spec.image_size is None:
+        if bare(spec) == "transformer" and spec.image_size is None:
             length = spec.sequence_length or SEQUENCE_LENGTH
             model, item, vocabulary = Transformer(length), "seq", {"0": VOCABULARY}
             inputs = torch.randint(0, VOCABULARY, (batch, length))
         else:
             size, classes, item, vocabulary = spec.image_size or IMAGE_SIZE, spec.classes or CLASSES, "img", {}
-            model = ImageTransformer(size, classes) if _bare(spec.model) == "transformer" else SimpleCNN(classes)
+            model = ImageTransformer(size, classes) if bare(spec) == "transformer" else SimpleCNN(classes)
             inputs = torch.randn(batch, 3, size, size)
         return assemble(
             model,
             ((inputs,), {}),
             task=spec.task,
             source="builtin",
-            identity=f"redline {redline.__version__} {_bare(spec.model)}",
+            identity=f"redline {redline.__version__} {bare(spec)}",
             seed=seed,
             batch=batch,
             item=item,
@@ -157,31 +154,20 @@ class BuiltinSource(Source):
         )
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
-        """With the model as it stands here: nobody else brings it."""
         batch, size = choose_batch(spec.batch, spec.task, []), spec.image_size or IMAGE_SIZE
         classes, length = spec.classes or CLASSES, spec.sequence_length or SEQUENCE_LENGTH
-        needed, inputs = ["from torch import Tensor, nn"], f"torch.randn({batch}, 3, {size}, {size})"
-        parts: list[object] = [_convolution, SimpleCNN]
-        constants, model = {"CLASSES": CLASSES}, f"SimpleCNN({classes})"
-        if _bare(spec.model) == "transformer":
-            needed.append("import torch.nn.functional as F")
-            parts = [TransformerBlock, Transformer if spec.image_size is None else ImageTransformer]
-            constants |= {"IMAGE_SIZE": IMAGE_SIZE, "PATCHES": PATCHES}
-            model = f"ImageTransformer({size}, {classes})"
-        if Transformer in parts:
-            if spec.task == "train":
-                return None  # its loss is more than one line
-            constants = {"VOCABULARY": VOCABULARY, "SEQUENCE_LENGTH": SEQUENCE_LENGTH}
-            model, inputs = f"Transformer({length})", f"torch.randint(0, {VOCABULARY}, ({batch}, {length}))"
-        values = "\n".join(f"{name} = {value}" for name, value in constants.items())
+        is_text = bare(spec) == "transformer" and spec.image_size is None
+        if is_text and spec.task == "train":
+            return None  # its loss is more than one line
+        kind = Transformer if is_text else ImageTransformer if bare(spec) == "transformer" else SimpleCNN
+        arguments = f"{length}" if is_text else f"{size}, {classes}" if kind is ImageTransformer else f"{classes}"
+        drawn = f"randint(0, {VOCABULARY}, ({batch}, {length}))" if is_text else f"randn({batch}, 3, {size}, {size})"
         return ExampleCode(
-            imports=(),
-            model=model,
-            inputs=f"(({inputs},), {{}})",
+            imports=(f"from {__name__} import {kind.__name__}",),
+            model=f"{kind.__name__}({arguments})",
+            inputs=f"((torch.{drawn},), {{}})",
             items=batch,
             classes=classes,
-            needed=tuple(needed),
-            definitions=(values, *(inspect.getsource(cast(type, part)).rstrip() for part in parts)),
         )
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
@@ -189,10 +175,6 @@ class BuiltinSource(Source):
 
     def models(self) -> list[ModelName]:
         return [ModelName(name=name, source="builtin", kind=kind) for name, kind in BUILTIN_MODELS.items()]
-
-
-def _bare(model: str) -> str:
-    return model.removeprefix("builtin:")
 
 
 SOURCES.register("builtin")(BuiltinSource())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from redline.bench.workload.source import SOURCES, Source, give_cifar_stem, has_imagenet_stem, refuse_options
+from redline.bench.workload.source import SOURCES, Source, bare, give_cifar_stem, has_imagenet_stem, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import MissingExtra, SpecError, UnknownName
 from redline.model.note import Note, note
@@ -20,12 +20,12 @@ class TimmSource(Source):
 
     def check(self, spec: WorkloadSpec) -> None:
         timm = _timm()
-        if not timm.is_model(_bare(spec.model)):
+        if not timm.is_model(bare(spec)):
             raise UnknownName("model", spec.model, (f"timm:{name}" for name in timm.list_models()))
         refuse_options(spec, "sequence_length", why="it takes images")
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
-        timm, name = _timm(), _bare(spec.model)
+        timm, name = _timm(), bare(spec)
         notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         settings = timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
@@ -56,7 +56,7 @@ class TimmSource(Source):
 
     def has_stem(self, spec: WorkloadSpec) -> bool:
         with torch.device("meta"):  # shapes only
-            return has_imagenet_stem(_create(_timm(), _bare(spec.model), {}, spec))
+            return has_imagenet_stem(_create(_timm(), bare(spec), {}, spec))
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
         return f"timm {_timm().__version__}"
@@ -87,10 +87,6 @@ def _timm() -> Any:
     except ImportError:
         raise MissingExtra("timm:NAME", "timm", "timm") from None
     return timm
-
-
-def _bare(model: str) -> str:
-    return model.removeprefix("timm:")
 
 
 SOURCES.register("timm")(TimmSource())
