@@ -19,11 +19,9 @@ from troubles import Program, run
 
 from redline.analyze.profile import Profile, profile_of
 from redline.model.errors import TraceError
-from redline.show.export import json_document
-from redline.show.profile import ProfileReport
-from redline.show.profile_files import kernel_csv, profile_page
-from redline.show.terminal import as_text
+from redline.show.profile import kernel_csv
 from redline.trace.decode import read_traces
+from redline.verbs.profile import result_of
 
 US = 1000
 NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -149,8 +147,8 @@ def profile_all(path: Path, *, terminal: bool = True) -> Profile | None:
         if "\n" in str(error):
             raise
         return None
-    texts = [json_document("profile", profile), kernel_csv(profile), profile_page(profile)]
-    for text in texts + ([as_text(ProfileReport(profile))] if terminal else []):
+    result = result_of(profile)
+    for text in [result.to_json(), kernel_csv(profile), result.to_html()] + ([str(result)] if terminal else []):
         text.encode()
     return profile
 

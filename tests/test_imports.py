@@ -21,7 +21,7 @@ HEAVY = ("torch", "torchvision", "matplotlib", "plotly")
 DESK = (
     "cli.main",
     "api.run",
-    "api.profile",
+    "verbs.profile",
     "api.report",
     "api.quick",
     "api.study",

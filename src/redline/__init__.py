@@ -16,15 +16,8 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.history import HistoryFilters as HistoryFilters
     from redline.api.history import HistoryResult as HistoryResult
     from redline.api.history import history as history
-    from redline.api.memory import MemoryResult as MemoryResult
-    from redline.api.memory import profile_memory as profile_memory
     from redline.api.monitor import MonitorResult as MonitorResult
     from redline.api.monitor import monitor as monitor
-    from redline.api.profile import ProfileResult as ProfileResult
-    from redline.api.profile import compare_profiles as compare_profiles
-    from redline.api.profile import import_profile as import_profile
-    from redline.api.profile import profile as profile
-    from redline.api.profile import read_profile as read_profile
     from redline.api.quick import QuickProfile as QuickProfile
     from redline.api.quick import run_quick_profile as run_quick_profile
     from redline.api.recipe import PlainRecipe as PlainRecipe
@@ -55,6 +48,8 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.flops import flops as flops
     from redline.verbs.load import load as load
     from redline.verbs.models import models as models
+    from redline.verbs.profile import ProfileResult as ProfileResult
+    from redline.verbs.profile import profile as profile
     from redline.verbs.roofline import roofline as roofline
     from redline.verbs.scale import scale as scale
     from redline.verbs.serve import serve as serve

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,12 +30,12 @@ from redline.model.work import GenerationInfo
 from redline.show.cells import generation_cells
 from redline.show.export import export_csv
 from redline.show.grid import grid_report
-from redline.show.profile_facts import facts
 from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.trace.decode import read_trace
 from redline.trace.window import Steps
+from redline.verbs.profile import result_of
 
 GB = 10**9
 
@@ -133,7 +134,7 @@ def diagnosed(tmp_path: Any, record: RunRecord, recipe: str = "bf16") -> dict[st
     )  # fmt: skip
     steps = Steps(count=3, seconds=(step_s,) * 3, mean_s=step_s, std_s=None, min_s=step_s, max_s=step_s, spread=None)
     profile = msgspec.structs.replace(profile, capture=capture, steps=steps, generation=generation_of(record))
-    assert any(name == "generation" for name, _ in facts(profile))
+    assert any(str(row["of"]).startswith("generation: ") for row in result_of(profile).table("figures").rows)
     return {finding.code: finding for finding in diagnose(TraceFacts(profile))}
 
 
@@ -249,7 +250,10 @@ def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared:
 
 @pytest.mark.parametrize(
     ("look", "told"),
-    [(redline.roofline, "the share of the copy bandwidth"), (redline.profile_memory, "the memory of weights, cache")],
+    [
+        (redline.roofline, "the share of the copy bandwidth"),
+        (partial(redline.profile, memory=True), "the memory of weights, cache"),
+    ],
 )
 def test_what_looks_at_one_step_sends_a_generation_to_run(look: Any, told: str) -> None:
     with (

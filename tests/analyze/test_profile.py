@@ -25,7 +25,7 @@ REQUIRED = {
         "exposed_communication_s",
         "copy_s",
     },
-    "idle": {"host_wait_s", "launch_gap_s", "other_s"},
+    "idle": {"host_wait_s", "launch_gap_s"},
 }
 REQUIRED_ROWS = {
     "classes": {"name", "total_s", "share", "calls"},

@@ -8,7 +8,7 @@ import pytest
 from kineto import ADD, GEMM, NORM, TraceMaker
 
 from redline.analyze.profile import Profile, profile_of
-from redline.api.profile import compare_profiles
+from redline.analyze.profile_diff import diff_profiles
 from redline.trace.decode import read_trace
 
 US = 1000
@@ -31,7 +31,7 @@ def profile(path: Path, kernels: dict[str, int], steps: int, *, marked: bool = T
 def test_per_step_whatever_the_number_of_steps(tmp_path: Path) -> None:
     before = profile(tmp_path / "a.json", {GEMM: 100, ADD: 50, NORM: 10}, steps=2)
     after = profile(tmp_path / "b.json", {GEMM: 40, ADD: 51, "new_kernel": 5}, steps=5)
-    diff = compare_profiles(before, after)
+    diff = diff_profiles(before, after)
     changes = {row.name: row for row in diff.kernels}
     assert diff.unit == "step"
     assert {name: row.change for name, row in changes.items()} == {
@@ -52,7 +52,7 @@ def test_per_step_whatever_the_number_of_steps(tmp_path: Path) -> None:
 def test_without_steps_the_whole_traces_are_compared_and_it_says_so(tmp_path: Path) -> None:
     before = profile(tmp_path / "a.json", {GEMM: 100}, steps=2, marked=False)
     after = profile(tmp_path / "b.json", {GEMM: 100}, steps=2)
-    diff = compare_profiles(before, after)
+    diff = diff_profiles(before, after)
     assert (diff.unit, len(diff.notes)) == ("trace", 1)
     assert diff.kernels[0].before_s == pytest.approx(200e-6)
 
@@ -60,12 +60,12 @@ def test_without_steps_the_whole_traces_are_compared_and_it_says_so(tmp_path: Pa
 def test_what_is_no_longer_in_the_way(tmp_path: Path) -> None:
     before = profile(tmp_path / "a.json", {GEMM: 50, ADD: 50}, steps=2)
     after = profile(tmp_path / "b.json", {GEMM: 50, "triton_poi_fused_add_0": 20}, steps=2)
-    diff = compare_profiles(before, after)
+    diff = diff_profiles(before, after)
     assert "elementwise" in diff.findings_gone
     assert diff.findings_new == ()
 
 
 def test_a_profile_against_itself_changes_nothing(tmp_path: Path) -> None:
     same = profile(tmp_path / "a.json", {GEMM: 50, ADD: 50}, steps=2)
-    diff = compare_profiles(same, same)
+    diff = diff_profiles(same, same)
     assert {row.change for row in (*diff.kernels, *diff.operators, *diff.classes, diff.step, diff.busy)} == {"same"}

@@ -137,7 +137,7 @@ def test_convolutions_are_counted_as_operators_not_as_kernels(monkeypatch: pytes
     half, wide = (read_profile(TRACES / f"h200_resnet50_{name}_b32.json.gz") for name in ("fp16", "fp32"))
     profiles = {"baseline": wide, "fp16": half}
     monkeypatch.setattr(
-        room, "profile", lambda model, *, recipe="baseline", **_: SimpleNamespace(profile=profiles[recipe])
+        room, "profile", lambda model, *, recipes="baseline", **_: SimpleNamespace(profile=profiles[recipes])
     )
     on_gpu = Lab(Workspace(keep=False), "cuda:0", "m", 4, None, quick=True)
     found = room.profiler(on_gpu, BASE)

@@ -171,7 +171,7 @@ READING: dict[str, Callable[[Workspace], object]] = {
     "report": lambda workspace: redline.write_report((), Path("report"), workspace=workspace),
     "compare": lambda workspace: redline.compare("a", "b", workspace=workspace),
     "kept_tune": lambda workspace: redline.kept_tune("study", workspace=workspace),
-    "read_profile": lambda workspace: redline.read_profile("0123456789", workspace=workspace),
+    "profile": lambda workspace: redline.profile("0123456789", workspace=workspace),
     "roofline --last": lambda workspace: redline.roofline(last=True, workspace=workspace),
 }
 
@@ -202,7 +202,7 @@ def test_a_history_that_cannot_be_written_to_is_told_before_anything_is_measured
 def test_a_profile_is_kept_in_the_folder_of_its_history(tmp_path: Path) -> None:
     place, out = tmp_path / "team" / "history.sqlite", tmp_path / "out"
     with Workspace(history=place) as workspace:
-        result = redline.profile("simple_cnn", folder=out, workspace=workspace, **QUICK)
+        result = redline.profile("simple_cnn", out=out, workspace=workspace, **QUICK)
         assert result.record is not None
         assert result.record.trace is not None
         shown = Path(result.record.trace.path)
@@ -215,4 +215,4 @@ def test_a_profile_is_kept_in_the_folder_of_its_history(tmp_path: Path) -> None:
     assert kept == moved / "traces" / record.id / shown.name
     assert kept.read_bytes() == shown.read_bytes()
     with Workspace(history=moved / "history.sqlite") as workspace:
-        assert redline.read_profile(record.id, workspace=workspace).operators
+        assert redline.profile(record.id, workspace=workspace).table("operators").rows

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from redline.api.memory import MemoryRow
 from redline.bench.memory import answer_memory
 from redline.model.errors import BenchError
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
-from redline.model.work import MemoryCategory, MemoryUse
-from redline.show.memory import draw_memory, memory_report
-from redline.show.terminal import as_text
+from redline.model.work import MemoryCategory, MemoryRow, MemoryUse
+from redline.show.profile import memory_figure
+from redline.show.result import terminal
+from redline.verbs.profile import memory_result
 
 MODEL = """
 import torch
@@ -191,19 +191,6 @@ def test_weights_that_torch_packs_and_plain_attributes_are_weights(tmp_path: Pat
     assert {one.module: one.bytes for one in use.holders if one.category == "weights"} == packed
 
 
-def test_the_next_step_is_a_command_that_can_be_typed() -> None:
-    def told(task: str, batch: int | None, **parts: int) -> str:
-        use = MemoryUse(peak_bytes=9, peak_phase="forward", categories=parts, holders=(), timeline=())  # type: ignore[arg-type]
-        row = MemoryRow(
-            model="m", task=task, recipe="r", batch=batch, device="c", use=use, compared="COMPARE", sized="SIZE"
-        )
-        return as_text(memory_report([row])).splitlines()[-1]
-
-    assert told("train", 2, activations=2, weights=1).endswith("'COMPARE' shows what bf16 saves of them")
-    assert told("infer", 2, activations=2, weights=1).endswith("'SIZE' finds the largest batch that fits")
-    assert told("infer", None, activations=2, weights=1) == "next: activations are the largest part"
-
-
 def test_in_a_narrow_window_the_kind_that_the_advice_names_stays() -> None:
     parts: dict[MemoryCategory, int] = {
         "weights": 2**20,
@@ -216,11 +203,12 @@ def test_in_a_narrow_window_the_kind_that_the_advice_names_stays() -> None:
     use = MemoryUse(peak_bytes=2**31, peak_phase="backward", categories=parts, holders=(), timeline=())
     row = MemoryRow(model="m", task="train", recipe="baseline", batch=2, device="c", use=use)
     text = io.StringIO()
-    Console(file=text, width=60, highlight=False).print(memory_report([row]))
+    Console(file=text, width=60, highlight=False).print(terminal(memory_result([row])))
     lines = text.getvalue().splitlines()
-    assert "temporaries" in lines[1]
-    assert "inputs" not in lines[1]
-    assert lines[-1] == "next: temporaries are the largest part"
+    assert "temporaries are the largest part" in " ".join(lines)
+    (header,) = (line for line in lines if line.startswith("recipe"))
+    assert "temporaries" in header
+    assert "inputs" not in header
 
 
 SPARSE = """
@@ -259,10 +247,7 @@ def test_reserved_memory_is_told_beside_the_allocated(tmp_path: Path, monkeypatc
     assert reserved == sorted(reserved)
     assert len(set(reserved)) > 1
     row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
-    drawn = []
-    monkeypatch.setattr("redline.show.memory.save_figure", lambda figure, path: drawn.append(figure))
-    draw_memory([row], tmp_path / "memory.png")
-    (line,) = drawn[0].axes[0].get_lines()
+    (line,) = memory_figure([row]).axes[0].get_lines()
     assert line.get_ydata().tolist() == [each / 2**20 for each in reserved]
 
 
@@ -273,8 +258,8 @@ def test_without_an_allocator_that_tells_nothing_is_said_of_it(tmp_path: Path) -
 def test_the_report_names_kinds_and_modules(tmp_path: Path) -> None:
     use = use_of(tmp_path, "train")
     row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
-    shown = as_text(memory_report([row, row]))
-    assert "activations" in shown
-    assert "wide.py:12" in shown
-    draw_memory([row], tmp_path / "memory.png")
+    found = memory_result([row, row])
+    assert "activations" in str(found)
+    assert "wide.py:12" in str(found)
+    found.plot(tmp_path / "memory.png")
     assert (tmp_path / "memory.png").stat().st_size > 1000

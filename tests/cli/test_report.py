@@ -194,9 +194,14 @@ class TestBeside:
         assert door.opened == 0
 
     def test_a_trace_from_elsewhere_has_no_record(self, redline: Callable[..., Result], tmp_path: Path) -> None:
-        result = redline("profile", "x.json", "--report", str(tmp_path / "out"))
+        result = redline(
+            "profile",
+            str(Path(__file__).parents[1] / "data" / "traces" / "h200_resnet50_fp16_b32.json.gz"),
+            "--report",
+            str(tmp_path / "out"),
+        )
         assert result.exit_code == 2
-        assert "--html" in result.stderr
+        assert "leave out --report" in result.stderr
 
 
 class TestCompare:

@@ -14,17 +14,15 @@ import pytest
 from reported import captured, ceilings_of, everything, failed_record, race_records, sweep_records
 
 from redline.analyze.profile import profile_of
-from redline.api.profile import captured_lanes
 from redline.model.note import note
 from redline.model.record import RunRecord
-from redline.model.work import MemoryPoint, MemoryUse
+from redline.model.work import MemoryPoint, MemoryRow, MemoryUse
 from redline.search.tune.gains import Gain, GainPath
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard
 from redline.show.export import COLUMNS, export_csv
-from redline.show.memory import MemoryRow
-from redline.show.profile_files import profile_page
 from redline.trace.decode import read_trace
+from redline.verbs.profile import result_of
 
 pytestmark = pytest.mark.browser
 
@@ -506,7 +504,7 @@ def test_the_page_of_a_profile_draws_its_steps(browser: Any, tmp_path: Path) -> 
     assert record.trace is not None
     found = profile_of([read_trace(Path(record.trace.path))], record)
     page = tmp_path / "profile.html"
-    page.write_text(profile_page(found, captured_lanes(found)), encoding="utf-8")
+    page.write_text(result_of(found, record).to_html(), encoding="utf-8")
     browser.driver.get_log("browser")
     browser.driver.get(page.absolute().as_uri())
     browser.until("return document.querySelector('.boxes').dataset.drawn")

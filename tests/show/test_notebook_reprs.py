@@ -15,25 +15,22 @@ from rich.text import Text
 
 from redline.analyze.compare import compare_records
 from redline.analyze.gate import GateRow
-from redline.analyze.profile import profile_of
+from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import summarize
-from redline.api.memory import MemoryRow
 from redline.api.monitor import DeviceTotal
-from redline.api.profile import ProfileResult
 from redline.api.run import RunResult
 from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
-from redline.model.work import MemoryHolder, MemoryUse
+from redline.model.work import MemoryHolder, MemoryRow, MemoryUse
 from redline.show.gate import BisectStep, bisect_report, gate_report
 from redline.show.history import Listed, listing
-from redline.show.memory import memory_report
 from redline.show.monitor import monitor_report
 from redline.show.notebook import Shown, html_of
 from redline.show.result import terminal
 from redline.show.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
-from redline.verbs.compare import result_of
+from redline.verbs import compare, profile
 from redline.verbs.roofline import under_roofs
 
 LONG = "fp16+channels-last+compile:reduce-overhead"
@@ -47,14 +44,16 @@ def row_of(record: Any) -> Row:
     return Row(**{name: values.get(name) for name in Row.__struct_fields__})
 
 
-def results() -> dict[str, Shown]:
+def _profile() -> Profile:
     record = captured()
     assert record.trace is not None
-    profile = profile_of([read_trace(Path(record.trace.path))], record)
+    return profile_of([read_trace(Path(record.trace.path))], record)
+
+
+def results() -> dict[str, Shown]:
     return {
         "run": RunResult(RECORDS),
         "decided": RunResult([*RECORDS, *AGAIN], decided=[[RECORDS, AGAIN]]),
-        "profile": ProfileResult(profile, record),
     }
 
 
@@ -89,7 +88,7 @@ def reports() -> dict[str, RenderableType]:
     rows = summarize(RECORDS)
     listed = [Listed(row_of(record), conditions_of(record), row) for record, row in zip(RECORDS, rows, strict=True)]
     found = compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1])
-    compared = terminal(result_of(found, "one", "other"))
+    compared = terminal(compare.result_of(found, "one", "other"))
     return {
         **{name: each.report() for name, each in RESULTS.items()},
         "show": listing(listed),
@@ -134,7 +133,8 @@ def others() -> dict[str, RenderableType]:
     return {
         "gate": gate_report([row], "main"),
         "bisect": bisect_report("resnet50", "commit", [step], "a3f9c2d41b7e", "Use one lock for all queues"),
-        "memory": memory_report([held]),
+        "memory": terminal(profile.memory_result([held])),
+        "profile": terminal(profile.result_of(_profile())),
         "monitor": monitor_report([total]),
     }
 

@@ -20,20 +20,19 @@ import pytest
 from reported import captured, everything, failed_record, race_records, sweep_records
 
 from redline.analyze.summary import summarize
-from redline.api.memory import KEPT, keep_memory, kept_memories
+from redline.api.profile import KEPT, keep_memory, kept_memories
 from redline.api.report import choose, report_records, write_report
 from redline.api.workspace import Workspace
 from redline.model.errors import SpecError
 from redline.model.note import note
 from redline.model.record import RunRecord
 from redline.model.units import significant
-from redline.model.work import MemoryPoint, MemoryUse
+from redline.model.work import MemoryPoint, MemoryRow, MemoryUse
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard, unbroken
 from redline.show.export import COLUMNS, export_json
 from redline.show.folder import ReportFiles, write_folder
 from redline.show.markdown import markdown
-from redline.show.memory import MemoryRow
 from redline.show.payload import as_json, payload_of
 from redline.store import History
 

@@ -18,14 +18,12 @@ from kineto import GEMM, TraceMaker
 
 from redline.analyze.profile import profile_of
 from redline.model.errors import TraceError
-from redline.show.export import json_document
-from redline.show.profile import ProfileReport
-from redline.show.profile_files import kernel_csv, profile_page
-from redline.show.terminal import as_text
+from redline.show.profile import kernel_csv
 from redline.trace import classes, decode, source
 from redline.trace.classes import class_of
 from redline.trace.decode import read_file, read_trace, read_traces
 from redline.trace.names import short_name
+from redline.verbs.profile import result_of
 
 GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
 
@@ -256,10 +254,9 @@ def test_a_broken_name_costs_no_event_and_no_output(tmp_path: Path, name: bytes,
     assert len(rows) == (2 if category == "kernel" else 1)
     assert not trace.lost
     profile = profile_of([trace])
-    json_document("profile", profile).encode()
-    kernel_csv(profile).encode()
-    profile_page(profile).encode()
-    as_text(ProfileReport(profile)).encode()
+    result = result_of(profile)
+    for text in (result.to_json(), kernel_csv(profile), result.to_html(), str(result)):
+        text.encode()
 
 
 def test_a_whole_surrogate_pair_stays_what_it_is(tmp_path: Path) -> None:

@@ -107,14 +107,14 @@ def test_categories_nobody_knows_are_told(tmp_path: Path) -> None:
 
 
 def test_gpu_rank_and_world_size_are_shown(tmp_path: Path) -> None:
-    from redline.show.profile import ProfileReport
-    from redline.show.terminal import as_text
+    from redline.verbs.profile import result_of
 
     maker = one(11, 0, GEMM)
     maker.gpu("NVIDIA H100 80GB HBM3", (9, 0))
     maker.header["distributedInfo"] = {"rank": 3, "world_size": 8}
     maker.kernel(REDUCE, 700 * US, 10 * US, launched=690 * US)
-    text = as_text(ProfileReport(profile_of([read_trace(maker.write(tmp_path / "a.json"))])))
-    assert "NVIDIA H100 80GB HBM3, compute capability 9.0, rank 3 of 8" in text
+    about = result_of(profile_of([read_trace(maker.write(tmp_path / "a.json"))])).about
+    found = [about[name] for name in ("device", "capability", "ranks")]
+    assert found == ["NVIDIA H100 80GB HBM3", "compute capability 9.0", "rank 3 of 8"]
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["distributedInfo"]["rank"] == 3

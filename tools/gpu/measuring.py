@@ -291,7 +291,9 @@ def memory_by_kind(ask: Ask, row: str, case: tuple[str, str]) -> Outcome:
     """The kinds of `redline profile --memory` add up to the allocator's peak within 2 %."""
     model, task = ask.sized(case, ("simple_cnn", case[1]))
     with ask.workspace() as workspace:
-        (found,) = redline.profile_memory(model, task=task, batch=32, device=ask.device, workspace=workspace)
+        (found,) = redline.profile(
+            model, memory=True, task=task, batch=32, device=ask.device, workspace=workspace
+        ).memory
     use = found.use
     whole = sum(use.categories.values())
     known = use.reserved_bytes is not None and use.fragments_bytes is not None

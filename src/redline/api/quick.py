@@ -17,7 +17,6 @@ from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
 from redline.analyze.train import TrainingSummary, training_of
-from redline.api.profile import trace_name
 from redline.api.settings import one_spec, takes_settings
 from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_specs
 from redline.api.workspace import Workspace, use
@@ -28,6 +27,7 @@ from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec, RunSpec
 from redline.model.spec_table import training_table
 from redline.search.batch import search_batch
+from redline.search.profile import trace_name
 from redline.search.train import After
 from redline.show.contents import Contents, contents_of
 from redline.show.course import CollectingObserver, LineObserver

@@ -9,7 +9,7 @@ from typing import Literal
 from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf
 from redline.api.history import history_in
-from redline.api.memory import kept_memories
+from redline.api.profile import kept_memories
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace, use
 from redline.model.errors import RecordError, UsageError

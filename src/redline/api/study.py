@@ -16,7 +16,6 @@ from rich.text import Text
 from redline.analyze.grid import LeftOut, grid_summary, rungs_of
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
-from redline.api.profile import trace_name
 from redline.api.run import HowMeasured, RunResult, measure_tables
 from redline.api.settings import specs_of
 from redline.api.tune import tune
@@ -28,6 +27,7 @@ from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import read_runs
 from redline.search.grid import listed
+from redline.search.profile import trace_name
 from redline.search.train import After
 from redline.search.tune.tuner import usual_jobs
 from redline.show.export import JsonDocument, export_csv, json_document

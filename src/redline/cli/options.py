@@ -63,7 +63,13 @@ def option_of(declared: Declared) -> Any:
         names = [f"{declared.option}/--no-{declared.option[2:]}"] if default else names
         kind: Any = bool
     else:
-        kind = declared.kind if declared.kind in (int, float, Path) else list[str] if declared.takes_several else str
+        kind = (
+            declared.kind
+            if declared.kind in (int, float, Path, tuple[str, str])
+            else list[str]
+            if declared.takes_several
+            else str
+        )
         is_told = default in (None, False, (), [], {}) or "Default" in told
         told += "" if is_told else f" Default: {default}."
     shape = known.shape or (f"[{'|'.join(declared.choices)}]" if declared.choices else None)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
-from redline.cli.profile import open_in_browser
 
 if TYPE_CHECKING:
     from redline.show.folder import ReportFiles
@@ -53,6 +52,8 @@ def report(
     else:
         tell_report(files, on_stderr=False)
     if open_:
+        from redline.show.folder import open_in_browser
+
         open_in_browser(Path(files.dashboard))
     return Exit.DONE
 

@@ -224,6 +224,8 @@ class Table(Frozen):
     """What a person sees at first, most important first; the others come with -v, in documents and on pages."""
     is_detail: bool = False
     """Shown with -v, in documents and on pages only."""
+    is_list: bool = False
+    """Its facts are sentences: a terminal shows numbered paragraphs in the place of columns."""
 
     def as_detail(self) -> Table:
         """The same table, for -v, documents and pages only."""

@@ -193,6 +193,7 @@ Code = Literal[
     "cause-unknown",
     # what a report is made without
     "unreadable",
+    "lost",
     "trace-gone",
     "more",
     "padding",

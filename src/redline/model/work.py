@@ -331,6 +331,22 @@ class MemoryUse(Frozen):
     """Reserved but not given out when most was given out; None without an allocator that tells."""
 
 
+class MemoryRow(Frozen):
+    """The memory of one model under one recipe, as `profile --memory` keeps it for the dashboard."""
+
+    model: str
+    task: str
+    recipe: str
+    batch: int | None
+    device: str
+    use: MemoryUse
+    saved_bytes: int | None = None
+    """Of the peak, against the first row of the same model."""
+    compared: str | None = None
+    sized: str | None = None
+    """Commands that older versions wrote; nothing reads them."""
+
+
 CacheKind = Literal["growing", "static", "state", "own", "unseen"]
 """How keys and values are kept: `state` has one size however long the text is, `own` is what the user's forward
 returns, `unseen` belongs to a model that only generates as a whole."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -42,9 +43,9 @@ class OneRecord:
             self.finish(session)
         return self.record
 
-    def prepare(self, session: Session, checkpoint: str | None = None) -> PreparedReply | None:
-        """Prepare the session; None where that failed."""
-        reply = self.ask(session, Prepare(spec=self.record.spec, checkpoint=checkpoint))
+    def prepare(self, session: Session, **how: Any) -> PreparedReply | None:
+        """Prepare the session; None where that failed. `how`: fields of the request beside the spec."""
+        reply = self.ask(session, Prepare(spec=self.record.spec, **how))
         if not isinstance(reply, PreparedReply):
             self.fail(reply)
             return None

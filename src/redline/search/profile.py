@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -14,27 +15,26 @@ from redline.launch.door import Door, Session
 from redline.launch.spawn import SpawnDoor, run_after, run_script
 from redline.model.errors import UsageError
 from redline.model.identity import record_key
-from redline.model.protocol import (
-    BlockReply,
-    Measure,
-    Prepare,
-    PreparedReply,
-    Profile,
-    Progress,
-    Reply,
-    Request,
-    TraceReply,
-)
+from redline.model.protocol import BlockReply, Measure, Prepare, PreparedReply, Profile, Progress, Request, TraceReply
 from redline.model.record import RunRecord, TraceRef, new_id
 from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
+from redline.search.one_record import OneRecord
 from redline.trace.vendors.tables import VendorTable
 from redline.trace.vendors.tool import VendorTool
 
 TIMED_BLOCKS = 3
 TIMED_SECONDS = 1.0
 """The ceiling written into the spec: a record of a profile is not taken for one of a run."""
+
+
+def trace_name(spec: RunSpec) -> str:
+    """As TensorBoard's profiler plug-in wants it: `worker.time.pt.trace.json.gz`, the worker being what it shows."""
+    workload = spec.workload
+    words = [workload.model, workload.task, str(spec.recipe), f"b{workload.batch}" if workload.batch else ""]
+    worker = "_".join(re.sub(r"[^A-Za-z0-9+-]+", "-", word).strip("-") for word in words if word)
+    return f"{worker[:120]}.{time.time_ns()}.pt.trace.json.gz"
 
 
 def as_profiled(spec: RunSpec) -> RunSpec:
@@ -53,55 +53,37 @@ def capture(
     record_id: str | None = None,
 ) -> RunRecord:
     """One record with its trace; what breaks is in its failure."""
-    observer = observer or Observer()
     record = RunRecord(id=record_id or new_id(), spec=spec, created_at=time.time())
-    observer.opened(record)
-    session = door.open(spec)
-    try:
-        record = _captured(record, request, session, journal, observer)
-    except BaseException:
-        session.kill()  # it may be in the middle of a long compilation
-        raise
-    finally:
-        closed = session.close()
-        record = msgspec.structs.replace(record, closed=closed, stopped=record.stopped or "interrupted")
-        journal.finish(record)
-        observer.closed(record)
-    return record
+    return _Captured(spec, journal, observer or Observer(), record).run(door, request)
 
 
-def _captured(record: RunRecord, request: Profile, session: Session, journal: Journal, observer: Observer) -> RunRecord:
-    reply = session.ask(
-        Prepare(spec=record.spec, modules=request.modules), lambda progress: observer.progress(record, progress)
-    )
-    if not isinstance(reply, PreparedReply):
-        return _failed(record, reply)
-    prepared = reply.prepared
-    record = msgspec.structs.replace(record, prepared=prepared, key=record_key(record.spec, prepared))
-    journal.begin(record)
-    observer.progress(record, Progress(stage="timing"))
-    for number in range(TIMED_BLOCKS):
-        reply = session.ask(_block(record.spec, number))
-        if not isinstance(reply, BlockReply):
-            return _failed(record, reply)
-        journal.append(record.id, reply.block)
-        record = msgspec.structs.replace(record, blocks=(*record.blocks, reply.block))
-    observer.progress(record, Progress(stage="profile"))
-    reply = session.ask(request)
-    if not isinstance(reply, TraceReply):
-        return _failed(record, reply)
-    return msgspec.structs.replace(record, trace=reply.trace, stopped="target")
+class _Captured(OneRecord):
+    """A record on its way: prepared, timed, profiled."""
 
+    def run(self, door: Door, request: Profile) -> RunRecord:
+        return self.fill(door, lambda session: self._profile(session, request))
 
-def _block(spec: RunSpec, number: int) -> Measure:
-    measure = spec.measure
-    return Measure(
-        kind="throughput", seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number
-    )
-
-
-def _failed(record: RunRecord, reply: Reply) -> RunRecord:
-    return msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
+    def _profile(self, session: Session, request: Profile) -> None:
+        if self.prepare(session, modules=request.modules) is None:
+            return None
+        measure = self.record.spec.measure
+        self.observer.progress(self.record, Progress(stage="timing"))
+        for number in range(TIMED_BLOCKS):
+            block = Measure(
+                kind="throughput", seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number
+            )
+            reply = session.ask(block)
+            if not isinstance(reply, BlockReply):
+                return self.fail(reply)
+            self.journal.append(self.record.id, reply.block)
+            self.change(blocks=(*self.record.blocks, reply.block))
+        self.observer.progress(self.record, Progress(stage="profile"))
+        reply = session.ask(request)
+        if not isinstance(reply, TraceReply):
+            return self.fail(reply)
+        self.change(trace=reply.trace)
+        self.stopped = "target"
+        return None
 
 
 SCRIPT_TIMEOUT_S = 3600.0
@@ -153,9 +135,8 @@ def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunReco
         prepare = Prepare(spec=record.spec, bare=True)
         reply = session.ask(prepare, lambda progress: observer.progress(record, progress))
         if isinstance(reply, PreparedReply):
-            prepared = reply.prepared
-            key = record_key(record.spec, prepared)
-            record = msgspec.structs.replace(record, prepared=prepared, key=key)
+            key = record_key(record.spec, reply.prepared)
+            record = msgspec.structs.replace(record, prepared=reply.prepared, key=key)
             observer.progress(record, Progress(stage="profile"))
             reply = session.ask(request)
             # The tool writes its files when the worker has left in peace: killing it would leave nothing.

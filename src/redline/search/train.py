@@ -108,7 +108,7 @@ class _Training(OneRecord):
 
     def _last_epoch(self, session: Session) -> int | None:
         """Prepare the session: the last epoch that is done; None where there is nothing to go on with."""
-        reply = self.prepare(session, None if self._checkpoint is None else str(self._checkpoint))
+        reply = self.prepare(session, checkpoint=None if self._checkpoint is None else str(self._checkpoint))
         if reply is None:
             return None
         for epoch in reply.epochs:

@@ -22,9 +22,9 @@ from redline.model.identity import Subject, subjects_of
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.units import format_bytes
+from redline.model.work import MemoryRow
 from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios, with_winners
 from redline.search.tune.result import TuneSummary
-from redline.show.memory import MemoryRow
 from redline.show.roofline import RooflineChart, roofline_charts
 from redline.trace.decode import read_trace
 from redline.trace.lanes import Lanes, lanes_of

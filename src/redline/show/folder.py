@@ -6,6 +6,8 @@ Results have one row per recipe and batch, over all of its processes; records.cs
 from __future__ import annotations
 
 import os
+import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,13 @@ def write_text(path: Path, text: str, *, append: bool = False) -> None:
             file.write(text)
     except OSError as error:
         raise SpecError(f"cannot write {path}: {error.strerror}") from None
+
+
+def open_in_browser(page: Path) -> None:
+    """Only where there is a screen: a text browser would take over the terminal."""
+    has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if has_screen and sys.stdout.isatty():
+        webbrowser.open(page.absolute().as_uri())
 
 
 def write_folder(contents: Contents, folder: Path) -> ReportFiles:

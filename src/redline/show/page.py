@@ -63,5 +63,8 @@ def _picture(result: Result) -> str:
 
 
 def written_page(result: Result) -> Any:
-    """The result as a file that a browser opens by itself."""
+    """The result as a file that a browser opens by itself; some have pages of their own."""
+    own = getattr(result, "to_html", None)
+    if own is not None:
+        return own()
     return page(str(result.headline or result.verb), result, is_file=True)

@@ -20,7 +20,7 @@ from redline.model.spec import BASELINE
 from redline.model.units import format_ratio
 from redline.show.canvas import COLOURS, LABEL, label_text, log_ticks, new_figure, save_figure
 from redline.show.contents import Contents
-from redline.show.step import draw_step
+from redline.show.profile import step_figure
 from redline.show.terminal import one_line
 from redline.show.train import draw_trainings
 
@@ -87,7 +87,9 @@ def _steps(contents: Contents, folder: Path) -> dict[str, Path]:
         capture = captures[record_id]
         batch = f" · batch {capture.batch}" if capture.batch else ""
         title = f"The captured step: {capture.model} · {capture.task} · {capture.recipe}{batch}"
-        drawn[title] = draw_step(lanes, title, folder / ("step.png" if number == 1 else f"step-{number}.png"))
+        drawn[title] = save_figure(
+            step_figure(lanes, title), folder / ("step.png" if number == 1 else f"step-{number}.png")
+        )
     return drawn
 
 

@@ -1,319 +1,295 @@
-"""A profile in the terminal: the findings first, then what limits the step, then the tables."""
+"""Pictures of a profile: the page that fetches nothing, the captured step, memory over a step; and kernels as rocprof's CSV."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Literal
+import csv
+import io
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Literal, get_args
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
-from rich.text import Text
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from redline.analyze.profile import Profile
-from redline.analyze.profile_ranks import RankTime
-from redline.model.errors import SpecError
-from redline.model.units import format_bytes, format_share
-from redline.show.profile_facts import facts, hints, title, told_part, told_time
-from redline.show.terminal import Fitted, plain_table
-from redline.trace.names import label_of
-from redline.trace.operators import OperatorRow
+from redline.model.units import format_bytes, format_seconds, format_share
+from redline.model.work import MemoryRow
+from redline.show.canvas import COLOURS, label_text, new_figure
+from redline.show.dashboard import lanes_script, script_policy
+from redline.show.export import harmless
+from redline.show.payload import as_json
+from redline.show.result import Result, web_table
+from redline.trace.lanes import Lane, Lanes
+from redline.trace.memory import MemoryLine
+from redline.trace.timeline import Strip
+from redline.trace.tree import TreeNode
 
-DEFAULT_ROWS = 12
-_NOTHING_MORE = re.compile(r"(,\[\])+\]$")
-"""Inputs behind the last tensor, which have no shape."""
-Sort = Literal["device", "host", "memory", "calls"]
-SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
+# The page
 
+WIDTH, HEIGHT, ROW_HEIGHT = 960, 60, 16
+NARROWEST = 0.8
+"""Boxes of a flame graph that are narrower than this, in units of `WIDTH`, cannot be seen and are left out."""
+DEEPEST_ROW = 40
+NEARLY_ALL = 0.97
+"""A Python function is left out of the flame graph if one thing that it calls takes this share of its time or more."""
 
-def sort_named(word: str | None) -> Sort | None:
-    """The order that a word names; a word that names none is refused."""
-    for known in SORTS:
-        if word == known:
-            return known
-    if word is not None:
-        raise SpecError(f"sort must be one of {', '.join(SORTS)}, got {word!r}")
-    return None
-
-
-class ProfileReport:
-    def __init__(self, profile: Profile, rows: int = DEFAULT_ROWS, sort: Sort | None = None) -> None:
-        self._profile = profile
-        self._rows = rows
-        self._sort: Sort = sort or ("device" if profile.has_device else "host")
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        profile, rows = self._profile, self._rows
-        yield Text(title(profile), style="bold")
-        yield from _findings(profile)
-        yield ""
-        yield _grid(facts(profile))
-        tables = [
-            _ranks(profile) if len(profile.ranks) > 1 else None,
-            _classes(profile),
-            _kernels(profile, rows) if profile.kernels else None,
-            _copies(profile) if profile.copies else None,
-            _counters(profile) if profile.counters else None,
-            _operators(profile, rows, self._sort) if profile.operators else None,
-            _limits(profile, rows) if profile.limits else None,
-            _waits(profile, rows) if profile.waits and profile.has_device else None,
-            _collectives(profile, rows) if profile.collectives else None,
-            _parts(profile, rows) if profile.parts else None,
-        ]
-        for table in tables:
-            if table is not None:
-                yield from ("", Fitted(table, _expendable(table)))
-        yield ""
-        yield from (Text(f"note: {note}", style="dim") for note in profile.notes)
-        yield from (Text(hint, style="dim") for hint in hints(profile))
+Side = Literal["device", "host"]
 
 
-_DETAILS = (
-    "min",
-    "max",
-    "FLOP/B",
-    "format",
-    "alg. GB/s",
-    "mean",
-    "host self",
-    "device self",
-    "of it backward",
-    "calls",
-)
-"""What a narrow terminal can do without, before shares and limits go."""
+def profile_page(result: Result, profile: Profile, lanes: Lanes | None = None) -> str:
+    """One page with the pictures and every table of a profile. `lanes`: the captured steps, to be looked at box by box."""
+    script = lanes_script() if lanes is not None else ""
+    return _template().render(
+        result=result,
+        profile=profile,
+        pictures=[(strip, _bars(strip)) for strip in profile.strips],
+        flames=[flame for side in get_args(Side) if (flame := _flame(profile.tree, side)) is not None],
+        memory=[(line, _curve(line)) for line in profile.memory if line.on_device],
+        width=WIDTH,
+        height=HEIGHT,
+        tables=[Markup(web_table(table)) for table in result.tables if table.rows and not table.is_list],
+        lanes=Markup(as_json(msgspec.to_builtins(lanes))) if lanes is not None else "",
+        script=Markup(script),
+        policy=f"default-src 'none'; style-src 'unsafe-inline'{script_policy(script) if script else ''}",
+    )
 
 
-def _expendable(table: Table) -> list[str]:
-    """All but what it is, and how long it takes: details first, then from the right."""
-    names = [str(column.header) for column in table.columns]
-    kept = {names[0], "total", "device total", "host total", "measured", "value"}
-    details = [name for name in _DETAILS if name in names]
-    return details + [name for name in reversed(names) if name not in kept and name not in details]
+@cache
+def _template() -> Template:
+    # Names in traces are anyone's to write: everything is escaped.
+    environment = Environment(
+        loader=PackageLoader("redline.show"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {"time": format_seconds, "share": format_share, "bytes": format_bytes}
+    return environment.get_template("profile.html.j2")
 
 
-def _ranks(profile: Profile) -> Table:
-    table = plain_table("devices")
-    table.add_column("rank")
-    for header in ("busy", "idle", "communicating", "rank wait", "exposed", "span", "host wait", "device"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for rank in profile.ranks:
-        timeline = rank.timeline
-        table.add_row(
-            _rank_label(rank),
-            told_part(timeline.busy_s, timeline.span_s),
-            told_part(timeline.idle_s, timeline.span_s),
-            told_time(timeline.communication_s),
-            told_time(rank.waiting_s),
-            told_time(timeline.exposed_communication_s),
-            told_time(timeline.span_s),
-            told_time(rank.idle.host_wait_s),
-            str(rank.device),
-        )
-    if any(rank.waiting_s for rank in profile.ranks):
-        table.caption = "rank wait: in collectives, until the last rank arrived"
-    return table
+def _flame(tree: TreeNode | None, side: Side) -> dict[str, Any] | None:
+    """The tree as boxes: as wide as the time they take, callers above what they call."""
+    whole = tree.seconds(side) if tree is not None else 0.0
+    if tree is None or not whole:
+        return None
+    boxes: list[dict[str, Any]] = []
+
+    def add(parent: TreeNode, left: float, level: int) -> None:
+        for child in parent.children:
+            seconds, node = child.seconds(side), child
+            wide = seconds / whole * WIDTH
+            while node.kind == "function" and node.children:
+                inner = max(node.children, key=lambda one: one.seconds(side))
+                if inner.seconds(side) < NEARLY_ALL * node.seconds(side):
+                    break
+                node = inner
+            if wide >= NARROWEST and level < DEEPEST_ROW:
+                text = node.plain_name[: int(wide / 6.5)] if wide > 20 else ""
+                boxes.append(
+                    {"x": f"{left:.2f}", "y": level * ROW_HEIGHT, "w": f"{wide:.2f}", "node": node, "seconds": seconds}
+                    | {"text": text}
+                )
+                add(node, left, level + 1)
+            left += wide
+
+    add(tree, 0.0, 0)
+    height = ROW_HEIGHT + max((box["y"] for box in boxes), default=0)
+    return {"side": side, "whole": whole, "boxes": boxes, "height": height}
 
 
-def _rank_label(rank: RankTime) -> str:
-    if rank.process is not None:
-        return f"process {rank.process}"
-    return str(rank.rank) if rank.rank is not None else rank.source.rpartition("/")[2]
+def _curve(line: MemoryLine) -> str:
+    """The points of a polygon under the memory in use."""
+    step, most = WIDTH / len(line.allocated), max(line.peak_bytes, 1)
+    tops = [(number * step, HEIGHT * (1 - size / most)) for number, size in enumerate(line.allocated)]
+    points = [(0.0, float(HEIGHT)), *tops, (float(WIDTH), tops[-1][1]), (float(WIDTH), float(HEIGHT))]
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _classes(profile: Profile) -> Table:
-    table = plain_table("time by class")
-    for header in ("class", "total", "share", "calls"):
-        table.add_column(header, justify="left" if header == "class" else "right", no_wrap=True)
-    for row in profile.classes:
-        table.add_row(row.name, told_time(row.total_s), format_share(row.share), f"{row.calls:,}")
-    table.caption = f"not classified (other): {format_share(profile.unclassified_share)}"
-    return table
+def _bars(strip: Strip) -> list[dict[str, Any]]:
+    """Rectangles of the picture, one on top of the other in each stretch; those of no height are left out."""
+    wide = WIDTH / len(strip.compute)
+    columns = {"compute": strip.compute, "communication": strip.communication, "copy": strip.copy}
+    columns |= {f"idle-{cause}": shares for cause, shares in strip.idle.items()}
+    bars = []
+    for number, shares in enumerate(zip(*columns.values(), strict=True)):
+        top = float(HEIGHT)
+        for kind, share in zip(columns, shares, strict=True):
+            if share * HEIGHT >= 0.1:
+                top -= share * HEIGHT
+                bars.append(
+                    {
+                        "x": f"{number * wide:.2f}",
+                        "y": f"{top:.2f}",
+                        "w": f"{wide:.2f}",
+                        "h": f"{share * HEIGHT:.2f}",
+                        "kind": kind,
+                    }
+                )
+    return bars
 
 
-def _kernels(profile: Profile, rows: int) -> Table:
-    many = len(profile.kernels)
-    table = plain_table(f"kernels: {profile.kernels_for_most} of {many} take 80 % of the time")
-    table.add_column("kernel", overflow="fold")
-    table.add_column("class", no_wrap=True)
-    for header in ("calls", "total", "mean", "min", "max", "share"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in profile.kernels[:rows]:
-        times = (row.total_s, row.mean_s, row.min_s, row.max_s)
-        table.add_row(
-            Text(row.short_name), row.kernel_class, f"{row.calls:,}", *map(told_time, times), format_share(row.share)
-        )
-    if many > rows:
-        table.caption = f"and {many - rows} more: --rows {many}, --json or --csv FILE shows all, with whole names"
-    return table
+# Kernels as CSV
+
+COLUMNS = ("Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage")
 
 
-def _copies(profile: Profile) -> Table:
-    table = plain_table("copies and fills")
-    table.add_column("direction", overflow="fold")
-    for header in ("calls", "total", "share", "bytes", "GB/s"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in profile.copies:
-        speed = "n/a" if row.bytes_per_s is None else f"{row.bytes_per_s / 1e9:.1f}"
-        size = format_bytes(row.bytes)
-        table.add_row(
-            Text(label_of(row.name)), f"{row.calls:,}", told_time(row.total_s), format_share(row.share), size, speed
-        )
-    return table
+def kernel_csv(profile: Profile) -> str:
+    """The kernel table in the layout of `rocprof --stats`; where the host is the device, its operators."""
+    rows = [(row.name, row.calls, row.total_s) for row in profile.kernels]
+    if not profile.has_device:
+        rows = [(row.name, row.calls, row.cpu_self_s) for row in profile.operators]
+    whole = sum(seconds for _, _, seconds in rows) or 1.0
+    text = io.StringIO()
+    # rocprof quotes names and nothing else.
+    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for name, calls, seconds in sorted(rows, key=lambda row: -row[2]):
+        total = round(seconds * 1e9)
+        share = round(100 * seconds / whole, 6)
+        writer.writerow((harmless(name), calls, total, round(total / calls) if calls else 0, share))
+    return text.getvalue()
 
 
-def _counters(profile: Profile) -> Table:
-    table = plain_table("hardware counters")
-    for header in ("kernel", "counter", "value", "verdict", "meaning"):
-        table.add_column(header, overflow="fold", justify="right" if header == "value" else "left")
-    names = {row.name: row.short_name for row in profile.kernels}
-    for row in profile.counters:
-        value = format_bytes(row.value) if row.unit == "bytes" else format_share(row.value)
-        kernel = "all" if row.kernel is None else names.get(row.kernel, label_of(row.kernel))
-        table.add_row(Text(kernel), row.name, value, row.verdict, row.meaning if row.kernel is None else "")
-    return table
+# The captured step
+
+MOST_ROWS = 4
+"""For each thread and each device: what calls what, from the outside; deeper boxes are too short to be seen."""
+MOST_THREADS = 3
+NAMED_SHARE = 0.05
+"""Boxes narrower than this share of the picture carry no name."""
+LETTERS = 150
+"""How many characters of the labels fit side by side."""
+IDLE_COLOURS = {
+    "host": "#d55e00", "sync": "#b5478a", "data": "#b07c00", "allocator": "#7a5c22", "warm-up": "#6b57a8",
+    "latency": "#3d9bd6", "launch": "#e69f00", "dependency": "#8a94a3",
+}  # fmt: skip
+UNKNOWN_COLOUR, HOST_COLOUR = "#8a94a3", "#c3ccd6"
 
 
-def _operators(profile: Profile, rows: int, sort: Sort) -> Table:
-    table = plain_table(f"operators, by {SORTS[sort]}")
-    table.add_column("operator", overflow="fold")
-    headers = ["calls", "host self", "host total"]
-    headers += ["device self", "share", "device total"] if profile.has_device else []
-    with_memory = any(row.device_allocated_bytes or row.cpu_allocated_bytes for row in profile.operators)
-    headers += ["allocated"] if with_memory else []
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in sorted(profile.operators, key=lambda row: -_rank(row, sort))[:rows]:
-        cells = [f"{row.calls:,}", told_time(row.cpu_self_s), told_time(row.cpu_total_s)]
-        on_device = [told_time(row.device_self_s), format_share(row.device_share), told_time(row.device_total_s)]
-        cells += on_device if profile.has_device else []
-        allocated = row.device_allocated_bytes if profile.has_device else row.cpu_allocated_bytes
-        cells += [format_bytes(allocated)] if with_memory else []
-        table.add_row(Text(label_of(f"{row.name} {row.dims}" if row.dims else row.name)), *cells)
-    if profile.has_device:
-        graphs, others = (
-            sum(row.device_share for row in profile.operators if row.source in sources)
-            for sources in (("graph",), ("no-operator", "no-launch"))
-        )
-        parts = [f"replayed by graphs: {format_share(graphs)}"] if graphs else []
-        parts += [f"without an operator: {format_share(others)}"] if others else []
-        table.caption = "of the device's time " + ", ".join(parts) if parts else None
-    return table
+def step_figure(lanes: Lanes, title: str) -> Any:
+    """Host and device rows of one step, the idle time of the device by cause, and the phases. Times are in milliseconds."""
+    window = start, end = _window(lanes)
+    hosts = sorted((lane for lane in lanes.lanes if not lane.on_device), key=lambda lane: -_busy(lane, window))
+    shown = [lane for lane in hosts[:MOST_THREADS] if _busy(lane, window)]
+    shown += [lane for lane in lanes.lanes if lane.on_device]
+    depths = [min(MOST_ROWS, 1 + max((box.depth for box in lane.boxes), default=0)) for lane in shown]
+    figure, axes = new_figure(10.5, 1.7 + 0.3 * (sum(depths) + 1.2 * len(shown)))
+    classes = _class_colours(shown)
+    causes = sorted({gap.cause for gap in lanes.gaps})
+    middles, top = [], 0.0
+    for lane, depth in zip(shown, depths, strict=True):
+        _draw_lane(axes, lanes, lane, top, window, classes if lane.on_device else {}, depth)
+        for cause in causes if lane.on_device else ():
+            gaps = [gap for gap in lanes.gaps if lanes.lanes[gap.lane] is lane and gap.cause == cause]
+            ranges = [
+                ((gap.start_us - start) / 1e3, gap.length_us / 1e3) for gap in gaps if start <= gap.start_us < end
+            ]
+            axes.broken_barh(ranges, (top + depth + 0.08, 0.3), color=IDLE_COLOURS.get(cause, UNKNOWN_COLOUR))
+        middles.append(top + depth / 2)
+        top += depth + 1.4
+    for name, begin, length in lanes.phases:
+        left, right = max(begin, start), min(begin + length, end)
+        if right > left:
+            box = ((left - start) / 1e3, (right - left) / 1e3)
+            axes.broken_barh([box], (-1.3, 0.8), color="#e2e5ea", edgecolor="white")
+            if right - left > NAMED_SHARE * (end - start):
+                axes.text(box[0], -0.9, f" {name}", fontsize=7.5, va="center", clip_on=True)
+    axes.set_yticks(middles, [label_text(lane.label, 28) for lane in shown], fontsize=8.5)
+    axes.set_ylim(top - 0.8, -1.6 if lanes.phases else -0.4)
+    axes.set_xlim(0, (end - start) / 1e3)
+    axes.set_xlabel("ms of one step")
+    axes.grid(visible=False)
+    axes.set_title(label_text(title, 100), fontsize=10.5, loc="left")
+    _legend(figure, dict(list(classes.items())[: len(COLOURS)]) | {
+        f"idle: {cause}": IDLE_COLOURS.get(cause, UNKNOWN_COLOUR) for cause in causes
+    })  # fmt: skip
+    return figure
 
 
-def _limits(profile: Profile, rows: int) -> Table:
-    table = plain_table("operators against the device's limits, by device time")
-    table.add_column("operator", overflow="fold")
-    table.add_column("format", no_wrap=True)
-    for header in ("calls", "device", "TFLOP/s", "GB/s", "FLOP/B", "of the limit"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("limited by", no_wrap=True)
-    for row in profile.limits[:rows]:
-        reached = "in cache" if row.in_cache else format_share(row.efficiency) if row.efficiency is not None else "n/a"
-        table.add_row(
-            Text(label_of(f"{row.name} {_NOTHING_MORE.sub(']', row.dims)}")),
-            row.number_format,
-            f"{row.calls:,}",
-            told_time(row.device_s),
-            f"{row.flops_per_s / 1e12:.1f}" if row.flops else "–",
-            f"{row.bytes_per_s / 1e9:,.0f}",
-            f"{row.intensity:.0f}" if row.flops else "–",
-            reached,
-            row.limited_by or "n/a",
-        )
-    return table
+def _window(lanes: Lanes) -> tuple[float, float]:
+    """The last marked step until the device is done with it; everything where no step is marked."""
+    if not lanes.steps:
+        return 0.0, lanes.span_us
+    start, length = lanes.steps[-1]
+    boxes = [box for lane in lanes.lanes if lane.on_device for box in lane.boxes]
+    ends = [box.start_us + box.length_us for box in boxes if box.launch_us is not None and box.launch_us >= start]
+    return start, max([start + length, *ends])
 
 
-def _waits(profile: Profile, rows: int) -> Table:
-    table = plain_table("where the host waited for the device")
-    for header in ("call", "operator", "Python function"):
-        table.add_column(header, overflow="fold")
-    for header in ("calls", "blocked", "idle it caused"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in profile.waits[: min(rows, 5)]:
-        cells = (Text(row.call), Text(row.operator or "–"), Text(row.frame or "–"))
-        table.add_row(*cells, f"{row.calls:,}", told_time(row.blocked_s), told_time(row.idle_s))
-    return table
+def _busy(lane: Lane, window: tuple[float, float]) -> float:
+    return sum(box.length_us for box in lane.boxes if box.depth == 0 and window[0] <= box.start_us < window[1])
 
 
-def _collectives(profile: Profile, rows: int) -> Table:
-    table = plain_table("collectives")
-    table.add_column("collective", overflow="fold")
-    for header in (
-        "message",
-        "ranks",
-        "calls",
-        "mean",
-        "max",
-        "hidden",
-        "waiting",
-        "transfer",
-        "alg. GB/s",
-        "bus GB/s",
-    ):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in profile.collectives[:rows]:
-        speeds = (row.algorithm_bytes_per_s, row.bus_bytes_per_s)
-        table.add_row(
-            Text(f"{row.name} {row.dtype}".strip()),
-            format_bytes(row.message_bytes),
-            str(row.group_size or "n/a"),
-            f"{row.calls:,}",
-            told_time(row.mean_s),
-            told_time(row.max_s),
-            told_part(row.hidden_s, row.total_s),
-            told_time(row.wait_s),
-            told_time(row.transfer_s),
-            *("n/a" if speed is None else f"{speed / 1e9:.1f}" for speed in speeds),
-        )
-    known = "against the other ranks" if profile.stragglers else "against the fastest call of the same size"
-    table.caption = f"waiting: {known}"
-    if profile.stragglers:
-        late = profile.stragglers[0]
-        table.caption += (
-            f"; {late.label} came last in {late.last} of {late.collectives}, mean skew {told_time(late.skew_s)}"
-        )
-    return table
+def _class_colours(shown: Sequence[Lane]) -> dict[str, str]:
+    """The classes with the most device time have colours of their own."""
+    times: dict[str, float] = {}
+    for box in (box for lane in shown if lane.on_device for box in lane.boxes):
+        times[box.kind] = times.get(box.kind, 0.0) + box.length_us
+    ordered = sorted(times, key=lambda kind: -times[kind])
+    return {kind: COLOURS[index] if index < len(COLOURS) else UNKNOWN_COLOUR for index, kind in enumerate(ordered)}
 
 
-def _parts(profile: Profile, rows: int) -> Table:
-    table = plain_table("time by module and annotation, each with what is inside it")
-    table.add_column("module or annotation", overflow="fold")
-    for header in ("calls", "host", "device", "of it backward", "self", "share"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in profile.parts[:rows]:
-        name = row.path if row.kind == "module" else f"{row.path} (annotation)"
-        times = (row.host_s, row.device_s, row.backward_s, row.device_self_s)
-        table.add_row(Text(name), f"{row.calls:,}", *map(told_time, times), format_share(row.share))
-    if len(profile.parts) > rows:
-        table.caption = f"and {len(profile.parts) - rows} more: --rows {len(profile.parts)} or --json shows all"
-    return table
+def _draw_lane(
+    axes: Any,
+    lanes: Lanes,
+    lane: Lane,
+    top: float,
+    window: tuple[float, float],
+    classes: dict[str, str],
+    depth: int,
+) -> None:
+    start, end = window
+    rows: dict[tuple[int, str, bool], list[tuple[float, float]]] = {}
+    for box in lane.boxes:
+        left, right = max(box.start_us, start), min(box.start_us + box.length_us, end)
+        if box.depth >= depth or right <= left:
+            continue
+        wide = (right - left) / (end - start)
+        # An edge would hide boxes that are no wider than itself.
+        row = rows.setdefault((box.depth, classes.get(box.kind, HOST_COLOUR), wide > 4e-3), [])
+        row.append(((left - start) / 1e3, (right - left) / 1e3))
+        if wide > NAMED_SHARE:
+            room, name = int(wide * LETTERS), lanes.names[box.name]
+            text = label_text(name if len(name) <= room else f"{name[: room - 1]}…")
+            across, up = (left - start) / 1e3 + (end - start) * 2e-6, top + box.depth + 0.5
+            ink = "white" if lane.on_device else "#15181d"
+            axes.text(across, up, text, fontsize=6.5, va="center", color=ink, clip_on=True)
+    for (level, colour, has_edge), ranges in rows.items():
+        edge = {"edgecolor": "white", "linewidth": 0.3} if has_edge else {"linewidth": 0}
+        axes.broken_barh(ranges, (top + level + 0.06, 0.88), facecolor=colour, **edge)
 
 
-def _rank(row: OperatorRow, sort: Sort) -> float:
-    if sort == "memory":
-        return row.device_allocated_bytes + row.cpu_allocated_bytes
-    if sort == "calls":
-        return row.calls
-    return row.device_self_s if sort == "device" else row.cpu_self_s
+def _legend(figure: Any, colours: dict[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    if colours:
+        keys = [Patch(color=colour, label=name) for name, colour in colours.items()]
+        figure.legend(handles=keys, loc="outside lower center", ncols=6, fontsize=7.5, frameon=False)
 
 
-def _findings(profile: Profile) -> Iterator[RenderableType]:
-    if not profile.findings:
-        yield Text("nothing stands out: no diagnosis applies", style="bold")
-        return
-    for number, finding in enumerate(profile.findings, start=1):
-        saves = (
-            f"{told_time(finding.saves_s)} of {told_time(profile.whole_s)}, at most {finding.gain_bound:.2f}× faster"
-        )
-        yield Text(f"{number}. {finding.code} ({saves}): {finding.evidence}", style="yellow")
-        yield Text(f"   next: {finding.next}", style="bold")
+# Memory over a step
 
 
-def _grid(lines: Iterator[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    for name, value in lines:
-        grid.add_row(Text(name, style="dim"), Text(value))
-    return grid
-
-
-STYLE = {"faster": "green", "vanished": "green", "slower": "red", "appeared": "red"}
+def memory_figure(rows: Sequence[MemoryRow]) -> Any:
+    """Allocated bytes over a step, of one recipe by kind, of several a line each; what is reserved is dashed."""
+    figure, axes = new_figure(8.0, 4.4)
+    several_models = len({row.model for row in rows}) > 1
+    for number, row in enumerate(rows):
+        points, colour = row.use.timeline, COLOURS[number % len(COLOURS)]
+        across = [point.at for point in points]
+        if len(rows) == 1:
+            kinds = list(dict.fromkeys(kind for point in points for kind, size in point.categories.items() if size))
+            heights = [[point.categories.get(kind, 0) / 2**20 for point in points] for kind in kinds]
+            axes.stackplot(
+                across, heights, labels=kinds, colors=[COLOURS[at % len(COLOURS)] for at in range(len(kinds))]
+            )
+            colour = "black"
+        else:
+            name = f"{row.model} {row.recipe}" if several_models else row.recipe
+            axes.plot(across, [point.bytes / 2**20 for point in points], color=colour, label=label_text(name))
+        held = [(point.at, point.reserved_bytes / 2**20) for point in points if point.reserved_bytes is not None]
+        if held:
+            label = "reserved" if len(rows) == 1 else None
+            axes.plot(*zip(*held, strict=True), color=colour, linestyle="--", linewidth=1.2, label=label)
+    axes.set_xlabel("course of a step, by allocations")
+    axes.set_ylabel("MiB, allocated (reserved: dashed)")
+    axes.legend()
+    return figure

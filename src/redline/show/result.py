@@ -109,6 +109,9 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
     shown = [table for table in result.tables if table.rows and (verbose or not table.is_detail)]
     for table in shown:
         parts += [Text(table.title, style="bold")] if table.title else []
+        if table.is_list:
+            parts += _paragraphs(table)
+            continue
         parts += [terminal_table(table, verbose=verbose), *_row_remarks(table)]
     parts += [
         Text(f"{block.title}\n{block.text}" if block.title else block.text)
@@ -119,6 +122,17 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
     if result.next:
         parts.append(Text(f"next: {result.next}", style="bold"))
     return Group(*parts)
+
+
+def _paragraphs(table: Table) -> Iterator[Text]:
+    """Each row as sentences: what it is with its figures, what is said of it, and the other facts a line each."""
+    for number, row in enumerate(table.rows, 1):
+        (_, first), (_, said), *others = row.facts.items()
+        figures = ", ".join(f"{metric.header} {metric}" for metric in row.metrics)
+        yield Text(
+            f"{number}. {first} ({figures}): {said}" if figures else f"{number}. {first}: {said}", style="yellow"
+        )
+        yield from (Text(f"   {name}: {value}", style="bold") for name, value in others if value)
 
 
 def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:

@@ -44,8 +44,6 @@ class Idle(Frozen):
     """The host was late: Python, operators, launching."""
     launch_gap_s: float
     """The next work was launched in time and the gap is short: the price of one kernel after another."""
-    other_s: float
-    """The sum of `dependency_s` and `unknown_s`."""
     data_wait_s: float = 0.0
     """The host sat in a data loader."""
     sync_s: float = 0.0
@@ -259,7 +257,6 @@ def idle_of(times: Sequence[IdleTime]) -> Idle:
     return Idle(
         host_wait_s=seconds(ns["host"]),
         launch_gap_s=seconds(ns["launch"]),
-        other_s=seconds(ns["dependency"] + ns["unknown"]),
         data_wait_s=seconds(ns["data"]),
         sync_s=seconds(ns["sync"]),
         allocator_s=seconds(ns["allocator"]),

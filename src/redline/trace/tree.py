@@ -56,6 +56,9 @@ class TreeNode(Frozen):
     children: tuple[TreeNode, ...] = ()
     """The longest first."""
 
+    def seconds(self, side: Literal["device", "host"]) -> float:
+        return self.device_s if side == "device" else self.host_s
+
     @property
     def plain_name(self) -> str:
         return self.name.removeprefix(MODULE_FRAME).removeprefix(MODULE_PREFIX)

@@ -12,7 +12,8 @@ import numpy as np
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.compare import Comparison, Comparisons, compare_records
-from redline.api.profile import compare_profiles
+from redline.analyze.profile_diff import diff_profiles
+from redline.api.profile import read_profile
 from redline.api.report import Chosen, choose, is_file
 from redline.api.workspace import Workspace, use
 from redline.model.errors import Exit, UsageError
@@ -101,7 +102,7 @@ def _named(word: str, workspace: Workspace) -> list[RunRecord]:
 
 def _kernels(first: str, other: str, workspace: Workspace) -> Table:
     """What the profiles of both sides say of each kernel."""
-    diff = compare_profiles(first, other, workspace=workspace)
+    diff = diff_profiles(*(read_profile(side, workspace=workspace) for side in (first, other)))
     rows = [
         Row(
             facts={"kernel": kernel.short_name, "verdict": kernel.change},

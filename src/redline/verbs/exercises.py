@@ -23,7 +23,6 @@ import msgspec
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import interval_text
 from redline.analyze.summary import RunSummary, VersusFirst
-from redline.api.profile import profile
 from redline.api.run import RunResult, run
 from redline.api.workspace import Workspace
 from redline.model.errors import BenchError
@@ -37,6 +36,7 @@ from redline.show.terminal import one_line
 from redline.trace.operators import OperatorRow
 from redline.verbs.doctor import doctor
 from redline.verbs.flops import flops
+from redline.verbs.profile import profile
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
 RULE = "-" * 72
@@ -291,7 +291,7 @@ def _similar_loss(lab: Lab) -> Check:
 
 
 def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    found = profile(lab.model, **lab.settings, workspace=lab.workspace).profile
+    found = _profiled(lab)
     operators = sorted(found.operators, key=lambda row: -_own_s(row, found))[:5]
     steps = found.steps_seen or 1
     figures = {
@@ -324,6 +324,12 @@ def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     )
 
 
+def _profiled(lab: Lab, **how: Any) -> Profile:
+    found = profile(lab.model, **how, **lab.settings, workspace=lab.workspace)
+    assert found.profile is not None
+    return found.profile
+
+
 def _own_s(row: OperatorRow, found: Profile) -> float:
     return row.device_self_s if found.has_device else row.cpu_self_s
 
@@ -334,7 +340,7 @@ def _convolutions_s(found: Profile) -> float:
 
 
 def _in_half(lab: Lab, found: Profile) -> Answer:
-    half = profile(lab.model, recipe="fp16", **lab.settings, workspace=lab.workspace).profile
+    half = _profiled(lab, recipes="fp16")
     wide_s, half_s = (_convolutions_s(each) / (each.steps_seen or 1) for each in (found, half))
     told = f"{format_seconds(wide_s)} of a step in fp32, {format_seconds(half_s)} in fp16"
     return Answer(
@@ -461,7 +467,7 @@ def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
             example=EXAMPLE_OF_COUNTERS,
         )
     try:
-        found = profile(lab.model, tool=there[0], **lab.settings, workspace=lab.workspace).profile
+        found = _profiled(lab, tool=there[0])
     except BenchError as error:
         return filled(base, skipped=f"{there[0]}: {str(error).splitlines()[0]}")
     few = f"{found.kernels_for_most} of {len(found.kernels)} kernels take 80 % of the time"

@@ -1,0 +1,682 @@
+"""`redline profile`: where the time and the memory of a step go, what is in the way, and what to change."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from redline.analyze.advice import command_line
+from redline.analyze.finding import LARGEST_GAIN
+from redline.analyze.profile import Profile, with_tool
+from redline.analyze.profile_diff import Changed, ProfileDiff, diff_profiles
+from redline.api.profile import DEFAULT_STEPS, keep_memory, profile_spec, read_profile, require_profiled
+from redline.api.settings import listed, one_spec, specs_of
+from redline.api.workspace import Workspace, use
+from redline.model.errors import BenchError, Exit, UsageError
+from redline.model.fields import MOST_ROWS
+from redline.model.metrics import Fact, Figure, Headline, Metric, Row, Table
+from redline.model.note import Note, note
+from redline.model.protocol import Profile as ProfileRequest
+from redline.model.questions import AskMemory, MemoryAnswer
+from redline.model.record import RunRecord, new_id
+from redline.model.settings import OUTPUT, setting
+from redline.model.spec import RunSpec
+from redline.model.units import counted, printable
+from redline.model.work import MemoryCategory, MemoryRow
+from redline.search.profile import check_device, find_tool, profile_behind
+from redline.show.folder import open_in_browser, write_text
+from redline.show.page import page
+from redline.show.profile import kernel_csv, memory_figure, profile_page, step_figure
+from redline.show.result import Result
+from redline.trace.decode import read_traces
+from redline.trace.lanes import Lanes, lanes_of
+from redline.trace.names import label_of
+from redline.trace.operators import OperatorRow
+from redline.trace.vendors.tables import merged, read_file
+from redline.trace.vendors.tool import TOOLS
+from redline.verbs.verb import WORKLOAD, Recipes, verb
+
+Sort = Literal["device", "host", "memory", "calls"]
+SHOWN = 12
+"""Rows of each table that are shown without -v."""
+PERFETTO = "https://ui.perfetto.dev"
+
+What = Annotated[
+    Any,
+    setting(
+        "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory. Or traces from anywhere, one per "
+        "rank: a path to a file is a trace ('-' reads stdin), and so are a path to a folder with a slash in it and the id of a record.",
+        kind=list[str],
+        is_argument=True,
+        shape="MODEL|TRACE...",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult(Result):
+    """What was found, with the profile itself and the record of what was measured beside it, or with the rows of memory."""
+
+    profile: Profile | None = None
+    record: RunRecord | None = None
+    memory: tuple[MemoryRow, ...] = ()
+
+    def to_html(self) -> str:
+        """One page with pictures and tables; it fetches nothing."""
+        if self.profile is None:
+            return page(str(self.headline), self, is_file=True)
+        return profile_page(self, self.profile, captured_lanes(self.profile))
+
+
+@verb(
+    takes=(*WORKLOAD, "ranks", "batch_per_rank", "max_memory"),
+    examples=(
+        "redline profile resnet50 -r fp16+channels-last --batch 32",
+        "redline profile rank0.json.gz rank1.json.gz --html page.html",
+        "redline profile resnet50 --task train --memory -r baseline -r amp-bf16",
+    ),
+    also=("plot", "html", "report"),
+)
+def profile(
+    what: What = (),
+    inputs: Any | None = None,
+    *,
+    recipes: Recipes = "baseline",
+    loss: Any | None = None,
+    memory: Annotated[
+        bool, setting("Show what a step of each model under each recipe holds in memory instead.")
+    ] = False,
+    diff: Annotated[Any, setting("Compare two traces, folders or records.", kind=tuple[str, str], shape="A B")] = None,
+    import_: Annotated[
+        Any,
+        setting(
+            "Read a file of rocprof, rocprofv2, rocprofv3, nsys or ncu; repeat for several.",
+            option="--import",
+            kind=list[str],
+        ),
+    ] = (),
+    tool: Annotated[
+        str | None,
+        setting("A vendor profiler captures.", shape="[nsys|ncu|rocprof|rocprofv2|rocprofv3|rocprof-compute]"),
+    ] = None,
+    steps: Annotated[
+        int | None, setting("Steps to capture. Default: 3, or what the tool needs.", least=1, most=MOST_ROWS)
+    ] = None,
+    stacks: Annotated[bool, setting("Record Python stacks too.")] = False,
+    by_shape: Annotated[
+        bool, setting("List operators separately by the shapes of their inputs.", group=OUTPUT)
+    ] = False,
+    sort: Annotated[
+        Sort | None, setting("Order of the operator table; memory also records allocations.", group=OUTPUT)
+    ] = None,
+    out: Annotated[Path | None, setting("A folder for the trace, as TensorBoard reads it.", group=OUTPUT)] = None,
+    csv: Annotated[
+        Path | None,
+        setting("Write the kernel table, laid out like rocprof --stats; on a CPU, operators.", group=OUTPUT),
+    ] = None,
+    open_: Annotated[bool, setting("Write a page of the profile and open it.", option="--open", group=OUTPUT)] = False,
+    workspace: Workspace | None = None,
+    **settings: Any,
+) -> ProfileResult:
+    """Show where a step's time and memory go, and what is in the way.
+
+    A model runs a few steps under torch's profiler, or under a vendor's with --tool. Traces are read from anywhere: several files are
+    the ranks of one program.
+    """
+    words = [what] if isinstance(what, str | Path) or not isinstance(what, list | tuple) else list(what)
+    traces = [word for word in words if isinstance(word, Path) or (isinstance(word, str) and is_trace(word))]
+    models = [word for word in words if word not in traces]
+    capturing = {"recipe": recipes, "steps": steps, "tool": tool, "stacks": stacks, "out": out, **settings}
+    writing = {"csv": csv, "open": open_}
+    reads = "--diff" if diff is not None else "--import" if import_ else str(traces[0]) if traces else ""
+    with use(workspace) as opened:
+        if memory:
+            told = {"import": import_, "diff": diff, "trace": traces, "sort": sort, "by shape": by_shape}
+            _refuse_beside_memory({**capturing, **writing, **told}, settings)
+            return _memory(models if len(models) != 1 else models[0], inputs, recipes, loss, settings, opened)
+        _refuse_mixtures(models, traces, diff, import_, reads, capturing)
+        if diff is not None:
+            if any(writing.values()) or by_shape:
+                raise UsageError("--diff prints a comparison; --by-shape, --open and --csv are of one profile")
+            sides = (each if isinstance(each, Profile) else read_profile(each, workspace=opened) for each in diff)
+            return diff_result(diff_profiles(*sides))
+        if import_:
+            if by_shape:
+                raise UsageError("--by-shape is of operators, and a table of kernels has none: leave it out")
+            found, record = _imported([*import_, *words]), None
+        elif traces:
+            found, record = read_profile(*traces, by_shape=by_shape, workspace=opened), None
+        else:
+            spec, working = one_spec(opened, "a profile", models[0], inputs, recipes=recipes, loss=loss, **settings)
+            if tool is not None:
+                found, record = _with_tool(spec, tool, working, steps, out)
+            else:
+                request = ProfileRequest(path="", active=steps or DEFAULT_STEPS, memory=sort == "memory", stacks=stacks)
+                found, record = profile_spec(spec, request, working, folder=out, by_shape=by_shape)
+    result = result_of(found, record, sort)
+    if csv is not None:
+        write_text(csv, kernel_csv(found))
+    if not open_:
+        return result
+    path = Path.cwd() / f"{_stem(found)}.profile.html"
+    write_text(path, result.to_html())
+    open_in_browser(path)
+    return replace(result, notes=(note("note", f"page: {path}"), *result.notes))
+
+
+def is_trace(word: str) -> bool:
+    """Whether a word names what was captured before, and not a model: a path, stdin, or the id of a record."""
+    if word == "-" or word.endswith((".json", ".json.gz")) or re.fullmatch(r"[0-9a-f]{6,}", word):
+        return True
+    path = Path(word).expanduser()
+    return (path.exists() and not path.is_dir()) or (path.is_dir() and os.sep in word)
+
+
+def _refuse_mixtures(
+    models: Sequence[Any], traces: Sequence[Any], diff: Any, import_: Any, reads: str, capturing: dict[str, Any]
+) -> None:
+    """Options that do not go together: a profile is captured, read, or compared with another."""
+    if diff is not None and (models or traces or import_):
+        raise UsageError("--diff takes two profiles and nothing else")
+    if traces and models:
+        raise UsageError(f"{traces[0]} is a trace and {models[0]} a model: profile one of them")
+    if not reads:
+        if len(models) != 1:
+            raise UsageError("name one model, or trace files, or --diff A B")
+        if len(listed(capturing["recipe"])) > 1:
+            raise UsageError("a profile is of one recipe: 'redline profile --diff A B' compares two")
+        return
+    for name, value in capturing.items():
+        if value and not (name == "recipe" and value == "baseline"):
+            option = name.replace("_", "-")
+            raise UsageError(
+                f"--{option} is about capturing a model, and {reads} reads what was captured: leave it out"
+            )
+
+
+def _refuse_beside_memory(told: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Memory is looked at in two plain steps: nothing is traced."""
+    for name, value in told.items():
+        if value and name != "recipe" and (name not in settings or name in ("prompt", "new_tokens", "ranks")):
+            raise UsageError(f"--memory runs steps of models and traces nothing: leave out {name.replace('_', '-')}")
+
+
+def _with_tool(
+    spec: RunSpec, tool: str, workspace: Workspace, steps: int | None, folder: Path | None
+) -> tuple[Profile, RunRecord]:
+    """The same steps under a vendor profiler: its kernel table, and hardware counters where it reads them."""
+    chosen = TOOLS.get(tool)()
+    find_tool(chosen)
+    (spec,) = workspace.checked([spec])
+    check_device(chosen, spec.device)
+    folder = (folder or workspace.traces / f"{chosen.name}-{new_id()}").absolute()
+    with workspace.lock(spec.device):
+        record, table = profile_behind(spec, chosen, folder, steps, workspace.observer)
+        workspace.observer.closed(record)
+    require_profiled(record)
+    assert table is not None
+    return with_tool(table.kernels, table.readings, record, chosen.name, table.notes), record
+
+
+def _imported(sources: Sequence[str | Path]) -> Profile:
+    """A profile from files that a vendor's profiler wrote; several of one tool are added up."""
+    found = [read_file(Path(source).expanduser()) for source in sources]
+    tools = sorted({tool for tool, _ in found})
+    if len(tools) > 1:
+        raise UsageError(f"these files are of different tools ({', '.join(tools)}): import them one by one")
+    table = merged([table for _, table in found])
+    return with_tool(table.kernels, table.readings, None, tools[0], table.notes, tuple(map(str, sources)))
+
+
+def captured_lanes(found: Profile) -> Lanes | None:
+    """The first trace of a profile as lanes of boxes; None where there is no trace file to read."""
+    named = found.capture.trace if found.capture is not None else next(iter(found.sources), None)
+    if not named or not Path(named).is_file() or not (found.strips or found.operators):
+        return None
+    return lanes_of(read_traces([Path(named)])[0])
+
+
+def _stem(found: Profile) -> str:
+    if found.capture is not None:
+        return found.capture.record_id if found.ranks else f"{found.capture.tool}-{found.capture.record_id}"
+    return Path(found.sources[0]).name.partition(".")[0] or "trace"
+
+
+# What it shows: the fields of the profile's own rows are its figures, and their names carry the units.
+
+UNITS = {
+    "bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "_per_s": "", "_s": "s", "bytes": "B", "share": "share", "efficiency": "share",
+    "spread": "share", "ratio": "x", "gain_bound": "x", "flops": "FLOP",
+}  # fmt: skip
+"""By the end of a field's name."""
+HEADERS = {
+    "cpu_self_s": "host self", "cpu_total_s": "host total", "algorithm_bytes_per_s": "alg.", "bus_bytes_per_s": "bus",
+    "efficiency": "of the limit", "kernel_class": "class", "flops_per_s": "reached", "gain_bound": "at most",
+}  # fmt: skip
+
+
+def cells(struct: msgspec.Struct) -> Iterator[tuple[str, Fact | Metric]]:
+    """The fields of a row: numbers as figures, words as facts, and those of the parts it is made of."""
+    for field in msgspec.structs.fields(type(struct)):
+        name, value = field.name, getattr(struct, field.name)
+        end = next((end for end in UNITS if name.endswith(end)), None)
+        if isinstance(value, msgspec.Struct) and not isinstance(value, Note):
+            yield from cells(value)
+        elif isinstance(value, str | bool | Note):
+            yield name, value if isinstance(value, bool) else str(value)
+        elif isinstance(value, int | float) or (value is None and end is not None):
+            header = HEADERS.get(name, name.removesuffix("_s").replace("_", " "))
+            yield name, Figure(name=name, unit=UNITS.get(end or "", ""), header=header)(value)
+
+
+def row_of(struct: msgspec.Struct, *, is_detail: bool = False, **facts: Fact) -> Row:
+    found = dict(cells(struct))
+    told = {name: value for name, value in found.items() if not isinstance(value, Metric)}
+    metrics = tuple(value for value in found.values() if isinstance(value, Metric))
+    return Row(facts={**facts, **told}, metrics=metrics, is_detail=is_detail)
+
+
+def table_of(name: str, title: str, structs: Iterable[Any], columns: str, **called: Any) -> Table:
+    """A table of rows that are structs. `called`: for a column of its own, what it says of each row."""
+    rows = [
+        row_of(each, is_detail=number >= SHOWN, **{fact: tell(each) for fact, tell in called.items()})
+        for number, each in enumerate(structs)
+    ]
+    return Table(name=name, title=title, rows=tuple(rows), columns=(*called, *columns.split()))
+
+
+def result_of(found: Profile, record: RunRecord | None = None, sort: Sort | None = None) -> ProfileResult:
+    """The findings in the order of what they bring, then every table."""
+    return ProfileResult(
+        verb="profile",
+        headline=_headline(found),
+        tables=(
+            Table(name="findings", rows=tuple(map(_finding_row, found.findings)), is_list=True),
+            *_tables(found, sort or ("device" if found.has_device else "host")),
+        ),
+        about=_about(found),
+        notes=tuple(_notes(found)),
+        next=_next(found),
+        record_ids=(record.id,) if record is not None and record.trace is not None else (),
+        picture=lambda: _picture(found),
+        profile=found,
+        record=record,
+    )
+
+
+WHOLE = Figure(name="whole", unit="s", doc="The time of the recorded steps without the profiler, where that is known.")
+
+
+def _headline(found: Profile) -> Headline:
+    label, whole = found.bound.label, WHOLE(found.whole_s)
+    if not found.findings:
+        return Headline(
+            template="Nothing stands out in {whole}; the limit is {bound}: {evidence}.",
+            figures={"whole": whole, "bound": label, "evidence": str(found.bound.evidence)},
+        )
+    first = dict(cells(found.findings[0]))
+    figures = {
+        "code": first["code"],
+        "saves": first["saves_s"],
+        "whole": whole,
+        "gain": first["gain_bound"],
+        "bound": label,
+    }
+    return Headline(
+        template="{code} costs {saves} of {whole}: without it the steps are at most {gain} as fast (bound: {bound}).",
+        figures=figures,
+    )
+
+
+def _finding_row(finding: Any) -> Row:
+    row = row_of(finding)
+    gain = row.metric("gain_bound")
+    if gain is not None and gain.value == LARGEST_GAIN:
+        metrics = tuple(each for each in row.metrics if each is not gain)
+        row = msgspec.structs.replace(row, metrics=(*metrics, gain.figure(gain.value, gain.value)))
+    facts = {"finding": finding.code, "evidence": finding.evidence, "change": finding.next, "recipe": finding.recipe}
+    return msgspec.structs.replace(row, facts=facts)
+
+
+def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
+    work = "device" if found.has_device else "host"
+    yield Table(name="timeline", title="where the time goes", rows=tuple(_timeline(found)))
+    yield Table(name="figures", title="steps and launches", rows=tuple(_figures(found)), columns=("of", "value"))
+    yield table_of("phases", _phases_title(found), found.phases, "host_s device_s", phase=lambda row: row.name)
+    ranks = found.ranks if len(found.ranks) > 1 else ()
+    yield table_of(
+        "ranks", "devices", ranks, "busy_s idle_s communication_s waiting_s exposed_communication_s span_s host_wait_s device",
+        of=lambda row: f"process {row.process}" if row.process else f"rank {row.rank}" if row.rank is not None else label_of(row.source),
+    )  # fmt: skip
+    title = f"time by class; not classified (other): {found.unclassified_share:.0%}"
+    yield table_of("classes", title, found.classes, "total_s share calls", of=lambda row: row.name)
+    yield table_of(
+        "kernels", f"kernels: {found.kernels_for_most} of {len(found.kernels)} take 80 % of the time", found.kernels,
+        "kernel_class total_s share calls mean_s min_s max_s", kernel=lambda row: row.short_name,
+    )  # fmt: skip
+    copies = "total_s share calls bytes bytes_per_s"
+    yield table_of("copies", "copies and fills", found.copies, copies, direction=lambda row: label_of(row.name))
+    short = {row.name: row.short_name for row in found.kernels}
+    yield Table(
+        name="counters", title="hardware counters", rows=tuple(_counter(each, short) for each in found.counters),
+        columns=("kernel", "name", "value", "verdict", "meaning"),
+    )  # fmt: skip
+    device = "device_self_s device_share device_total_s " if found.has_device else ""
+    yield table_of(
+        "operators", f"operators, by {SORTS[sort]}", sorted(found.operators, key=lambda row: -_rank(row, sort)),
+        f"{device}cpu_self_s cpu_total_s calls" + _allocated(found), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
+    )  # fmt: skip
+    yield table_of(
+        "limits", f"operators against the device's limits, by {work} time", found.limits,
+        "device_s efficiency limited_by number_format flops_per_s bytes_per_s intensity calls", operator=lambda row: row.label,
+    )  # fmt: skip
+    yield table_of(
+        "waits", "where the host waited for the device", found.waits if found.has_device else (),
+        "operator frame calls blocked_s idle_s", waits_in=lambda row: row.call,
+    )  # fmt: skip
+    yield table_of(
+        "collectives", _collectives_title(found), found.collectives,
+        "total_s message_bytes group_size calls mean_s max_s hidden_s wait_s transfer_s algorithm_bytes_per_s bus_bytes_per_s",
+        collective=lambda row: f"{row.name} {row.dtype}".strip(),
+    )  # fmt: skip
+    yield table_of(
+        "parts", "time by module and annotation, each with what is inside it", found.parts,
+        f"{work}_s share backward_s device_self_s calls", part=lambda row: label_of(row.path),
+    )  # fmt: skip
+    yield table_of(
+        "memory", "memory over time", found.memory, "peak_bytes peak_at_s taken_by", of=lambda row: label_of(row.label),
+        taken_by=lambda row: ", ".join(f"{one.operator} {_bytes(one.bytes)}" for one in row.at_peak[:3]),
+    )  # fmt: skip
+
+
+SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
+
+
+def _rank(row: OperatorRow, sort: Sort) -> float:
+    if sort == "memory":
+        return row.device_allocated_bytes + row.cpu_allocated_bytes
+    return row.calls if sort == "calls" else row.device_self_s if sort == "device" else row.cpu_self_s
+
+
+def _allocated(found: Profile) -> str:
+    sides = {
+        side: sum(getattr(row, f"{side}_allocated_bytes") for row in found.operators) for side in ("device", "cpu")
+    }
+    return "".join(f" {side}_allocated_bytes" for side, total in sides.items() if total)
+
+
+def _bytes(value: float) -> str:
+    return str(Figure(name="bytes", unit="B")(value))
+
+
+def _counter(counter: Any, short: dict[str, str]) -> Row:
+    row = row_of(counter)
+    value = Figure(name="value", unit="B" if counter.unit == "bytes" else "share")(counter.value)
+    kernel = "all" if counter.kernel is None else short.get(counter.kernel, label_of(counter.kernel))
+    return msgspec.structs.replace(row, facts={**row.facts, "kernel": kernel}, metrics=(value,))
+
+
+SECONDS, SHARE = Figure(name="seconds", unit="s", header="time"), Figure(name="share", unit="share")
+
+
+def _timeline(found: Profile) -> Iterator[Row]:
+    """What the device did, or the host where it is the device, and why it was idle."""
+    timeline = found.timeline
+    depths = {"exposed_communication": 2, "exposed_copy": 2, "span": 0, "busy": 0, "idle": 0}
+    parts = [(name, value, depths.get(name, 1)) for name, value in _seconds(timeline)]
+    if found.counters or (not found.ranks and not found.operators):  # a table of kernels has no timeline
+        parts = [part for part in parts if part[1] and part[0] not in ("span", "idle")]
+    causes = [(name, value, 1) for name, value in _seconds(found.idle) if value]
+    at = [name for name, _, _ in parts].index("idle") + 1 if any(name == "idle" for name, _, _ in parts) else len(parts)
+    for name, value, depth in [*parts[:at], *sorted(causes, key=lambda one: -one[1]), *parts[at:]]:
+        if value or name in ("span", "busy", "idle"):
+            share = value / timeline.span_s if timeline.span_s else None
+            yield Row(facts={"part": name.replace("_", " ")}, metrics=(SECONDS(value), SHARE(share)), depth=depth)
+
+
+def _seconds(struct: msgspec.Struct) -> list[tuple[str, float]]:
+    return [(name.removesuffix("_s"), value.value or 0.0) for name, value in cells(struct) if isinstance(value, Metric)]
+
+
+OFTEN_READ = frozenset(
+    ("step: mean", "step: spread", "step without the profiler", "launch: calls", "launch: mean call", "launch: median kernel",
+     "launch: short share", "host over device", "generation: ttft", "generation: p50")
+)  # fmt: skip
+
+
+def _figures(found: Profile) -> Iterator[Row]:
+    """One figure a row: of steps, launches, the host, a generation, and what is not counted."""
+    capture = found.capture
+    parts: dict[str, Any] = {
+        "step": found.steps,
+        "launch": found.launches,
+        "host": found.host,
+        "generation": found.generation,
+    }
+    parts |= {"not counted": found.outside if found.outside else None}
+    for name, seconds in (("step without the profiler", "step_s"), ("capture", "capture_s")):
+        if capture is not None:
+            yield _figure(name, Figure(name="value", unit="s")(getattr(capture, seconds)))
+    for part, struct in parts.items():
+        if struct is not None and (part != "launch" or found.launches.calls):
+            for name, value in cells(struct):
+                if isinstance(value, Metric) and value.value is not None:
+                    label = "host over device" if name == "ratio" else f"{part}: {value.header}"
+                    yield _figure(label, msgspec.structs.replace(value, figure=Figure(name="value", header="value")))
+
+
+def _figure(name: str, value: Metric) -> Row:
+    return Row(facts={"of": name}, metrics=(value,), is_detail=name not in OFTEN_READ)
+
+
+def _phases_title(found: Profile) -> str:
+    steps = f"of {counted(found.steps_seen, 'step')}, under the profiler" if found.steps_seen else "of the whole trace"
+    return f"phases {steps}" + (f"; bottleneck: {found.bottleneck}" if found.bottleneck else "")
+
+
+def _collectives_title(found: Profile) -> str:
+    if not found.stragglers:
+        return "collectives; waiting: against the fastest call of the same size"
+    late = found.stragglers[0]
+    return f"collectives; waiting: against the other ranks; {late.label} came last in {late.last} of {late.collectives}"
+
+
+def _about(found: Profile) -> dict[str, Fact]:
+    capture, hardware = found.capture, found.hardware
+    ranks = sorted({rank.rank for rank in found.ranks if rank.rank is not None})
+    world = max((rank.world_size or 1 for rank in found.ranks), default=1)
+    about: dict[str, Fact] = {"of": " · ".join(map(printable, found.sources)) if capture is None else capture.model}
+    if capture is not None:
+        about |= {
+            "task": capture.task,
+            "recipe": capture.recipe,
+            "batch": f"batch {capture.batch}" if capture.batch else None,
+        }
+        about |= {"setting": capture.setting, "tool": f"under {capture.tool}", "trace": capture.trace}
+    newer = " or newer" if hardware.at_least else ""
+    about |= {
+        "device": label_of(hardware.name) or (capture.device_name if capture is not None else ""),
+        "capability": f"compute capability {hardware.capability[0]}.{hardware.capability[1]}{newer}"
+        if hardware.capability
+        else "",
+        "ranks": f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {world}"
+        if ranks and world > 1
+        else None,
+        "bound": found.bound.label,
+        "bottleneck": found.bottleneck,
+    }
+    return {name: value for name, value in about.items() if value}
+
+
+def _notes(found: Profile) -> Iterator[Note]:
+    """What is missing first."""
+    if found.missing:
+        yield note("not-measured", found.missing)
+    yield from (note("lost", reason) for reason in (found.lost.reasons if found.lost else ()))
+    if found.slowest is not None:
+        late = found.slowest
+        yield note("straggler", f"{late.label}: the others waited {SECONDS(late.waited_s)} for it; {late.why}")
+    if found.findings:
+        yield note("note", f"bound: {found.bound.label}: {found.bound.evidence}")
+    yield from found.notes
+
+
+def _next(found: Profile) -> str:
+    capture = found.capture
+    if capture is not None and capture.trace and capture.trace.endswith(".json.gz"):
+        return f"redline profile --diff {capture.record_id[:13]} OTHER; or open {capture.trace} at {PERFETTO} (it stays in the browser)"
+    if capture is not None and capture.trace:
+        return f"look at the files of {capture.tool}: {capture.trace}"
+    is_table = any(each.code == "kernel-table" for each in found.notes)
+    return "" if is_table else f"open the file at {PERFETTO} for the whole timeline (it stays in the browser)"
+
+
+def _picture(found: Profile) -> Any:
+    """The captured step."""
+    lanes = captured_lanes(found)
+    if lanes is None:
+        raise UsageError("there is nothing to draw here: a table of kernels has no timeline")
+    return step_figure(lanes, str(_about(found)["of"]))
+
+
+# Two profiles
+
+
+def diff_result(changed: ProfileDiff) -> ProfileResult:
+    """Which kernels and operators changed between two profiles, what changed most first."""
+    sides = f"before: {changed.before}; after: {changed.after}"
+    gone = (("resolved", changed.findings_gone), ("new", changed.findings_new))
+    return ProfileResult(
+        verb="profile",
+        headline=Headline(template="{answer}.", figures={"answer": changed.answer}),
+        tables=(
+            _changes("times", f"per {changed.unit}; {sides}", (changed.step, changed.busy)),
+            _changes("classes", "classes", changed.classes),
+            _changes("kernels", "kernels", changed.kernels),
+            _changes("operators", "operators", changed.operators),
+            _changes("aligned", "by module, annotation and operator, each with what is inside it", changed.aligned),
+        ),
+        about={"before": changed.before, "after": changed.after, "unit": changed.unit},
+        notes=(*(note("differs", f"{code}: {', '.join(codes)}") for code, codes in gone if codes), *changed.notes),
+    )
+
+
+def _changes(name: str, title: str, rows: Sequence[Changed]) -> Table:
+    told = ", ".join(
+        f"{sum(row.change == change for row in rows)} {change}" for change in dict.fromkeys(row.change for row in rows)
+    )
+    columns = "change before_s after_s difference_s ratio calls_before calls_after"
+    return table_of(name, f"{title}: {told}" if len(rows) > 1 else title, rows, columns, of=lambda row: row.short_name)
+
+
+# Memory
+
+
+def _memory(
+    models: Any, inputs: Any, recipes: str | Iterable[str], loss: Any, settings: dict[str, Any], workspace: Workspace
+) -> ProfileResult:
+    """Run two steps of each model under each recipe and tell whose memory the second one's peak is.
+
+    Where memory runs out, the error names who asked for it and who held the rest, and a snapshot lies beside the history.
+    """
+    if not isinstance(models, list) or models:
+        specs, working = specs_of(workspace, models, inputs, recipes=recipes, loss=loss, **settings)
+    else:
+        raise UsageError("name a model, such as resnet50")
+    if any(spec.workload.task == "generate" for spec in specs):
+        raise UsageError(
+            "--memory looks at a step of inference or training; 'redline run --task generate' tells the memory of weights, "
+            "cache and the whole generation"
+        )
+    rows: list[MemoryRow] = []
+    failures: dict[str, BenchError] = {}
+    for spec in working.checked(specs):
+        try:
+            with working.lock(spec.device):
+                question = AskMemory(spec=spec, snapshot=str(working.traces / f"memory-{new_id()}"))
+                answer = working.ask(question, MemoryAnswer, spec.launch)
+        except BenchError as error:
+            failures[f"{spec.workload.model} {spec.recipe}"] = error  # the others still run
+            continue
+        workload, first = spec.workload, next((row for row in rows if row.model == spec.workload.model), None)
+        row = MemoryRow(
+            model=workload.model, task=workload.task, recipe=str(spec.recipe), batch=answer.workload.batch,
+            device=answer.environment.device.name, use=answer.use,
+            saved_bytes=first.use.peak_bytes - answer.use.peak_bytes if first is not None else None,
+        )  # fmt: skip
+        rows.append(row)
+        keep_memory(row, working)
+    if not rows:
+        raise next(iter(failures.values()))
+    return memory_result(rows, {name: str(error) for name, error in failures.items()}, _after_memory(rows, specs[0]))
+
+
+PEAK = Figure(name="peak_bytes", unit="B", header="peak", better="lower")
+SAVED = Figure(
+    name="saved_share", unit="share", header="saved", better="higher", doc="Of the peak of the first recipe."
+)
+
+
+def memory_result(rows: Sequence[MemoryRow], failures: dict[str, str] | None = None, after: str = "") -> ProfileResult:
+    """Recipes beside each other by kind of memory, then who holds each peak."""
+    first = rows[0]
+    kinds = [kind for kind in get_args(MemoryCategory) if any(kind in row.use.categories for row in rows)]
+    smallest = sorted(kinds, key=lambda kind: -max(row.use.categories.get(kind, 0) for row in rows))
+    columns = ("recipe", "model", "peak_bytes", "saved_share", *smallest, "fragments_bytes")
+    made = [_memory_row(row, rows, kinds) for row in rows]
+    failed = [Row(facts={"recipe": name}, failure=f"failed: {said}") for name, said in (failures or {}).items()]
+    batch = f" · batch {first.batch}" if first.batch else ""
+    title = " · ".join(dict.fromkeys(row.model for row in rows)) + f" · {first.task}{batch} · {first.device}"
+    most = smallest[0]
+    return ProfileResult(
+        verb="profile",
+        headline=Headline(
+            template="A step of {model} holds {peak} at its peak, in the {phase} pass; {most} are the largest part.",
+            figures={"model": first.model, "peak": PEAK(first.use.peak_bytes), "phase": first.use.peak_phase, "most": most},
+        ),
+        tables=(
+            Table(name="recipes", title=title, rows=(*made, *failed), columns=columns if len({row.model for row in rows}) > 1 else tuple(name for name in columns if name != "model")),
+            *(
+                table_of("holders" if row is first else f"holders_{number}", f"who holds the peak of {row.model} {row.recipe}",
+                         row.use.holders, "bytes share category line", module=lambda one: one.module or "(no module)")
+                for number, row in enumerate(rows) if row.saved_bytes is None
+            ),
+        ),
+        next=after,
+        exit_code=Exit.FAILED_ROW if failures else Exit.DONE,
+        picture=lambda: memory_figure(rows),
+        memory=tuple(rows),
+    )  # fmt: skip
+
+
+def _memory_row(row: MemoryRow, rows: Sequence[MemoryRow], kinds: Sequence[str]) -> Row:
+    first = next(each for each in rows if each.model == row.model)
+    sizes: dict[str, int] = {str(kind): size for kind, size in row.use.categories.items()}
+    metrics = [PEAK(row.use.peak_bytes), *(Figure(name=kind, unit="B")(sizes.get(kind, 0)) for kind in kinds)]
+    metrics.append(Figure(name="fragments_bytes", unit="B", header="fragments")(row.use.fragments_bytes))
+    if row.saved_bytes is not None:
+        metrics += [
+            SAVED(row.saved_bytes / first.use.peak_bytes),
+            Figure(name="saved_bytes", unit="B")(row.saved_bytes),
+        ]
+    facts: dict[str, Fact] = {"recipe": row.recipe, "model": row.model, "task": row.task, "batch": row.batch}
+    return Row(facts={**facts, "device": row.device, "peak_phase": row.use.peak_phase}, metrics=tuple(metrics))
+
+
+def _after_memory(rows: Sequence[MemoryRow], spec: RunSpec) -> str:
+    """What to do about the largest part. A batch that is not known is not searched for either."""
+    first, parts = rows[0], rows[0].use.categories
+    most = max(parts, key=lambda kind: parts[kind])
+    if most == "optimizer state":
+        return "SGD without momentum holds no optimizer state"
+    recipes = (first.recipe, "amp-bf16")
+    if len(rows) == 1 and first.task == "train" and most == "activations":
+        return command_line("profile --memory", spec, batch=spec.workload.batch, recipes=recipes) or ""
+    is_sized = first.batch is not None and first.task in ("infer", "train")
+    return (command_line("batch", spec) or "") if is_sized else ""
