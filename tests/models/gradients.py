@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from redline.bench.device import open_device
-from redline.bench.micro import MicroBench, MicroSpec
+from redline.bench.micro import MicroBench
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.ranks import Rank, Ranks
 from redline.bench.workload.step import LEARNING_RATE, make_step
-from redline.model.spec import Recipe, WorkloadSpec
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 MODEL = f"{Path(__file__).with_name('ranks.py')}:sound"
 CASES = {
@@ -55,10 +55,9 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
 def accumulated(rank: Rank) -> tuple[torch.Tensor, torch.Tensor]:
     """Two micro-steps of each rank on its own items, and the mean gradient by hand."""
     bench = MicroBench(
-        MicroSpec(
-            network=MODEL, batch=4, training=True, recipe="baseline", accumulation=2, device="cpu", seed=rank.number
-        ),
+        RunSpec(workload=WorkloadSpec(model=MODEL, task="train", batch=4), device="cpu", seed=rank.number),
         rank,
+        accumulation=2,
     )
     bench.prepare()
     weights = flat(bench.setup.workload.model)

@@ -1,15 +1,14 @@
-"""Small models that take and return unlike things, each as a factory. What is right for each stands in test_unlike.py."""
+"""Small models that take and return unlike things, each as a factory. What is right for each stands in test_contracts.py."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 WIDTH = 6
 
@@ -73,22 +72,6 @@ def time_first(batch: int) -> Any:
     return TimeFirst(), torch.randn(20, batch, WIDTH)
 
 
-class Positions(nn.Module):
-    """Position ids come first, the tokens second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions, self.tokens = nn.Embedding(24, WIDTH), nn.Embedding(50, WIDTH)
-        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
-
-    def forward(self, positions: Tensor, tokens: Tensor) -> Tensor:
-        return self.layer(self.tokens(tokens) + self.positions(positions))
-
-
-def positions_first(batch: int) -> Any:
-    return Positions(), (torch.arange(24), torch.randint(0, 50, (batch, 24)))
-
-
 class Tempered(nn.Module):
     """A scalar setting comes first."""
 
@@ -127,21 +110,6 @@ def packed_tokens(batch: int) -> Any:
     """The same, counted in tokens."""
     model, inputs = packed(batch)
     return {"model": model, "inputs": inputs, "items": sum(_lengths(batch)), "item": "token"}
-
-
-class SortedLengths(nn.Module):
-    """Packs by itself and insists on sorted lengths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return self.gru(pack_padded_sequence(x, lengths, batch_first=True))[1][-1]
-
-
-def sorted_lengths(batch: int) -> Any:
-    return SortedLengths(), (torch.randn(batch, 9, WIDTH), torch.tensor(sorted(_lengths(batch), reverse=True)))
 
 
 class Bags(nn.Module):
@@ -283,21 +251,6 @@ def named_tuples(batch: int) -> Any:
     return OfPairs(), Pair(torch.randn(batch, WIDTH), torch.randn(batch, 4))
 
 
-class Nesting(nn.Module):
-    """Lists in dicts in lists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, levels: list[dict[str, list[Tensor]]]) -> list[dict[str, list[Tensor]]]:
-        return [{"out": [self.layer(each) for each in level["features"]]} for level in levels]
-
-
-def nesting(batch: int) -> Any:
-    return Nesting(), ([{"features": [torch.randn(batch, 3, WIDTH), torch.randn(batch, 5, WIDTH)]}],)
-
-
 class Greedy(nn.Module):
     """Answers with tokens, not with scores."""
 
@@ -359,86 +312,6 @@ class Stateful(nn.Module):
 
 def stateful(batch: int) -> Any:
     return Stateful(), torch.randn(batch, WIDTH)
-
-
-class Counting(nn.Module):
-    """Writes into a buffer and into its own input."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        x.clamp_(-2, 2)
-        return self.layer(x) + 0.1 * self.calls.clamp(max=5)
-
-
-def in_place(batch: int) -> Any:
-    return Counting(), torch.randn(batch, WIDTH)
-
-
-class Mixture(nn.Module):
-    """Insists on a distribution, and on boxes that are boxes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-
-    def forward(self, shares: Tensor, boxes: Tensor) -> Tensor:
-        if not torch.allclose(shares.sum(-1), torch.ones(len(shares)), atol=1e-4):
-            raise ValueError("not a distribution")
-        if bool((boxes[:, 2:] <= boxes[:, :2]).any()):
-            raise ValueError("boxes should have positive height and width")
-        return self.layer(shares) * (boxes[:, 2:] - boxes[:, :2]).prod(-1, keepdim=True)
-
-
-def _mixture(batch: int) -> tuple[Tensor, Tensor]:
-    corner = torch.rand(batch, 2)
-    return torch.rand(batch, 3).softmax(-1), torch.cat([corner, corner + torch.rand(batch, 2) + 0.1], 1)
-
-
-def constrained(batch: int) -> Any:
-    return Mixture(), _mixture(batch)
-
-
-def video(batch: int) -> Any:
-    return nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4), nn.Flatten()), torch.rand(batch, 3, 4, 6, 6)
-
-
-def audio(batch: int) -> Any:
-    return nn.Sequential(nn.Conv1d(1, 4, 9, 4), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten()), torch.randn(
-        batch, 1, 64
-    )
-
-
-class Denoiser(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.time, self.body = nn.Embedding(100, 4), nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, noisy: Tensor, step: Tensor) -> Tensor:
-        return noisy + self.body(noisy + self.time(step)[:, :, None, None])
-
-
-def diffusion(batch: int) -> Any:
-    return Denoiser(), (torch.randn(batch, 4, 6, 6), torch.randint(0, 100, (batch,)))
-
-
-class Cloud(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.points, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
-
-    def forward(self, points: Tensor) -> Tensor:
-        return self.head(self.points(points).amax(1))
-
-
-def point_clouds(batch: int) -> Any:
-    return Cloud(), torch.randn(batch, 11, 3)
 
 
 class Adjacency(nn.Module):
@@ -506,6 +379,26 @@ class Energy(nn.Module):
 
 def scalar_out(batch: int) -> Any:
     return Energy(), torch.randn(batch, WIDTH)
+
+
+class Counting(nn.Module):
+    """Writes into a buffer and into its own input."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x.clamp_(-2, 2)
+        return self.layer(x) + 0.1 * self.calls.clamp(max=5)
+
+
+def in_place(batch: int) -> Any:
+    return Counting(), torch.randn(batch, WIDTH)
 
 
 class Overwriting(nn.Module):
@@ -592,21 +485,6 @@ def forces_of_the_caller(batch: int) -> Any:
     return ForcesOfTheCaller(), torch.randn(batch, 5, 3)
 
 
-class Bag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(20, 3))
-
-    def forward(self, counts: Tensor) -> Tensor:
-        return torch.sparse.mm(counts, self.weight)
-
-
-def compressed_rows(batch: int) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls these tensors a beta
-        return Bag(), (torch.rand(batch, 20) * (torch.rand(batch, 20) > 0.7)).to_sparse_csr()
-
-
 class Sample:
     """No container that torch or Redline knows."""
 
@@ -689,49 +567,7 @@ def cached(batch: int) -> Any:
     return Cached(), (torch.randn(batch, 1, WIDTH), (torch.randn(batch, 7, WIDTH), torch.randn(batch, 7, WIDTH)), 4)
 
 
-class Routed(nn.Module):
-    """A mixture of experts: which of them works depends on the values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(WIDTH, 3)
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, 1)
-        weight, chosen = self.gate(tokens).softmax(-1).max(-1)
-        output = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.experts):
-            rows = (chosen == number).nonzero()[:, 0]
-            if len(rows):
-                output[rows] = weight[rows, None] * expert(tokens[rows])
-        return output.view_as(x)
-
-
-def routed(batch: int) -> Any:
-    return Routed(), torch.randn(batch, 4, WIDTH)
-
-
-def related(batch: int) -> Any:
-    """The batch stands twice in one tensor."""
-    return Relations(), (torch.randn(batch, WIDTH), torch.randn(batch, batch))
-
-
-class Relations(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor, scores: Tensor) -> Tensor:
-        return self.layer(scores.softmax(-1) @ x)
-
-
 # Factories that are not told the batch: it is found, declared, or unknown
-
-
-def fixed_sampled() -> Any:
-    """Each item draws random numbers, and would draw others in another place."""
-    return Sampled(), torch.randn(5, WIDTH)
 
 
 def fixed_own_loss() -> Any:
@@ -742,33 +578,6 @@ def fixed_own_loss() -> Any:
 def fixed_energy() -> Any:
     """One number, which is the mean over the items."""
     return Energy(), torch.randn(5, WIDTH)
-
-
-class Contrast(Towers):
-    """A loss for which every item is set against all others."""
-
-    def forward(self, pixels: Tensor, tokens: Tensor) -> Tensor:
-        scores = super().forward(pixels, tokens)
-        return F.cross_entropy(scores, torch.arange(len(scores)))
-
-
-def fixed_contrast() -> Any:
-    return Contrast(), {"pixels": torch.randn(6, 12), "tokens": torch.randint(0, 30, (6, 5))}
-
-
-class InFours(nn.Module):
-    """Takes multiples of four alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.view(4, -1, WIDTH)).flatten(0, 1)
-
-
-def fixed_fours() -> Any:
-    return InFours(), torch.randn(4, WIDTH)
 
 
 class Texts(nn.Module):
@@ -784,50 +593,13 @@ def fixed_texts() -> Any:
     return Texts(), (["one", "two", "three", "four", "five"],)
 
 
-def fixed_relations() -> Any:
-    return related(4)
-
-
 def ignoring(batch: int) -> Any:
     """Is told a batch and makes eight items, whatever it is."""
     return nn.Conv2d(3, 4, 3), torch.rand(8, 3, 6, 6)
 
 
-def of_layers(n: int = 3) -> Any:
-    """`n` is no batch."""
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(n))), torch.randn(5, WIDTH)
-
-
-class Continued(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
-        return self.lstm(x, state)
-
-
-def fixed_pair_of_states() -> Any:
-    """Two items, and a pair of states: the pair is no list of two items."""
-    return Continued(), (torch.randn(5, 2, WIDTH), (torch.randn(1, 2, WIDTH), torch.randn(1, 2, WIDTH)))
-
-
-def fixed_images() -> Any:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)), torch.rand(
-        8, 3, 8, 8
-    )
-
-
-def fixed_one_image() -> Any:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), torch.rand(1, 3, 8, 8)
-
-
 def fixed_time_first() -> Any:
     return TimeFirst(), torch.randn(20, 8, WIDTH)
-
-
-def fixed_positions() -> Any:
-    return Positions(), (torch.arange(24), torch.randint(0, 50, (4, 24)))
 
 
 def fixed_encoder() -> Any:
@@ -843,67 +615,13 @@ def fixed_towers() -> Any:
     return Towers(), {"pixels": torch.randn(6, 12), "tokens": torch.randint(0, 30, (6, 5))}
 
 
-def fixed_zero_head() -> Any:
-    head = nn.Linear(8, 3)
-    nn.init.zeros_(head.weight)
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), head), torch.randn(5, WIDTH)
-
-
-def fixed_state() -> Any:
-    return Stateful(), torch.randn(4, WIDTH)
-
-
 def fixed_graph() -> Any:
     x, edges, graph = _graphs(3)
     return Graphs(), (x, edges, graph)
 
 
-class EdgeScores(nn.Module):
-    """One score per edge, after messages along all edges."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.message = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        hidden = torch.zeros_like(x).index_add(0, target, self.message(x)[source]) + x
-        return (hidden[source] * hidden[target]).sum(-1)
-
-
-def fixed_edges() -> Any:
-    return EdgeScores(), (torch.randn(6, WIDTH), torch.randint(0, 6, (14,)), torch.randint(0, 6, (14,)))
-
-
-def fixed_bags() -> Any:
-    return bags(4)
-
-
 def fixed_packed() -> Any:
     return packed(4)
-
-
-def fixed_pointwise() -> Any:
-    """Two axes hold what the model treats one by one: which is the batch, nobody can tell."""
-    return nn.Linear(WIDTH, 3), torch.randn(4, 20, WIDTH)
-
-
-class ForFour(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.view(4, WIDTH))
-
-
-def fixed_for_four() -> Any:
-    return ForFour(), torch.randn(4, WIDTH)
-
-
-def fixed_mixture() -> Any:
-    """Neither drawn anew nor with noise are its inputs what it insists on."""
-    torch.manual_seed(3)
-    return Mixture(), _mixture(4)
 
 
 def declared_axis() -> Any:

@@ -6,7 +6,7 @@ import csv
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
 
 RULE = "=" * 40
-CSV_COLUMNS = (
-    "Name",
-    "GPUs",
-    "Mini batch size [img]",
-    "Mini batch size [img/gpu]",
-    "Throughput [img/sec]",
-    "Time per mini-batch",
-)
 
 
 class Figures(Frozen):
@@ -45,7 +37,7 @@ class Figures(Frozen):
     global_batch: int
     world: int
     mean_s: float
-    """Mean time of an iteration; of several ranks the slowest."""
+    """The mean time of an iteration; of several ranks the slowest."""
     std_s: float
     peak_bytes: int | None
     compile_s: float | None
@@ -59,187 +51,155 @@ class Figures(Frozen):
         return self.global_batch / self.mean_s
 
 
-def echo(network: str, asked: Asked, local: int, bench: MicroBench, rank: Rank) -> list[str]:
+def echo(asked: Asked, local: int, bench: MicroBench, rank: Rank) -> Iterator[str]:
     """The settings, as they are about to be used."""
-    device = bench.device.info()
-    lines = [
-        f"Using network: {network}",
-        f"Mode: {'training' if asked.training else 'inference'}",
-        f"Batch size: {local if rank.world == 1 else asked.batch}",
-        f"Iterations: {asked.iterations}",
-        f"FP16: {asked.precision == 'FP16'}",
-        f"Precision: {asked.precision}",
-        f"Device: {device.kind}:{device.index}" if device.index is not None else f"Device: {device.kind}",
-    ]
+    device, batch = bench.device.info(), asked.spec.workload.batch
+    yield f"Using network: {asked.network}"
+    yield f"Mode: {'training' if asked.training else 'inference'}"
+    yield f"Batch size: {local if rank.world == 1 else batch}"
+    yield f"Iterations: {asked.iterations}"
+    yield f"FP16: {asked.precision == 'FP16'}"
+    yield f"Precision: {asked.precision}"
+    yield f"Device: {device.kind}" if device.index is None else f"Device: {device.kind}:{device.index}"
     if rank.world > 1:
-        lines += [f"Local batch size: {local}", f"Global batch size: {asked.batch}", f"World size: {rank.world}"]
+        yield f"Local batch size: {local}\nGlobal batch size: {batch}\nWorld size: {rank.world}"
     if asked.accumulation > 1:
-        lines.append(f"Optimizer step every {asked.accumulation} iterations")
+        yield f"Optimizer step every {asked.accumulation} iterations"
     if asked.compile_mode is not None:
-        lines.append(f"PyTorch Compile: ENABLED (mode={asked.compile_mode})")
-    return [*lines, *(f"Note: {note}" for note in asked.notes)]
+        yield f"PyTorch Compile: ENABLED (mode={asked.compile_mode})"
+    yield from (f"Note: {note}" for note in asked.notes)
 
 
-def summary_block(found: Figures) -> list[str]:
-    several = found.world > 1
-    lines = [RULE, "Performance Summary (GPU 0):" if several else "Performance Summary:", RULE]
-    lines += [f"Network: {found.network}"]
-    if several:
-        lines += [
-            f"Global batch size: {found.global_batch}",
-            f"Local batch size: {found.local_batch}",
-            f"World size: {found.world}",
-        ]
-    else:
-        lines += [f"Batch size: {found.local_batch}"]
-    lines += [f"Iterations: {found.iterations} (excluding warmup)", f"Precision: {found.precision}", ""]
+def summary_block(found: Figures) -> str:
     memory = "n/a" if found.peak_bytes is None else f"{found.peak_bytes / 1e6:.0f} MB"
-    word = "Memory usage" if found.device == "cpu" else "GPU Memory Usage"
-    lines += [
-        f"Average time per iteration: {found.mean_s:.6f} seconds",
-        f"Standard deviation: {found.std_s:.6f} seconds",
-        f"Throughput: {found.per_s:.1f} samples/sec{' (global)' if several else ''}",
-    ]
-    if several:
-        lines.append(f"Per-GPU throughput: {found.per_s / found.world:.1f} samples/sec")
-    lines += [f"{word}: {memory}"]
+    several, per_gpu, compiled = found.world > 1, "", ""
+    batches = f"Batch size: {found.local_batch}"
     if found.compile_s is not None:
-        lines.append(f"Compilation time: {found.compile_s:.1f} seconds (first iteration)")
-    lines += [
-        "",
-        f"Images per second: {found.per_s:.1f}",
-        f"Milliseconds per batch: {found.mean_s * 1e3:.3f}",
-        f"Microseconds per sample: {found.mean_s * 1e6 / found.global_batch:.1f}",
-        RULE,
-    ]
-    return lines
-
-
-def public_lines(found: Figures) -> list[str]:
-    """As the public script prints them."""
-    return [
-        "--------------------SUMMARY--------------------------",
-        f"Microbenchmark for network : {found.network}",
-        f"Num devices: {found.world}",
-        f"Dtype: {'FP16' if found.precision != 'FP32' else 'FP32'}",
-        f"Mini batch size [img] : {found.global_batch}",
-        f"Mini batch size [img/gpu] : {found.local_batch}",
-        f"Throughput [img/sec] : {found.per_s}",
-        f"Time per mini-batch : {found.mean_s}",
-    ]
-
-
-def tables_form(tables: Mapping[str, str], *, on_device: bool) -> list[str]:
-    device = "CUDA" if on_device else "self CPU"
-    return [
-        "",
-        RULE,
-        "PyTorch Profiler Results:",
-        RULE,
-        "",
-        "Top 10 operations by total CPU time:",
-        tables["cpu"],
-        f"Top 10 operations by total {device} time:",
-        tables["device"],
-        "Memory Profiling:",
-        tables["memory"],
-    ]
-
-
-def flops_form(found: Figures, work: WorkCount, seconds: Mapping[str, float], *, step: int) -> list[str]:
-    """The profile in the layout that people know from DeepSpeed."""
-    forward_s = found.phases.get("forward", found.mean_s if not found.training else 0.0) or seconds.get("", 0.0)
-    backward_s, step_s = found.phases.get("backward"), found.phases.get("optimizer")
-    flops, backward = work.flops, work.backward_flops
-    lines = [
-        "",
-        RULE,
-        "FLOPS Profiler Output:",
-        RULE,
-        "",
-        "-------------------------- Flops Profiler --------------------------",
-        f"Profile Summary at step {step}:",
-        "Notations: MACs are multiply-accumulate operations, FLOPs floating-point operations, FLOPS those per second;",
-        "fwd, bwd and step are the forward pass, the backward pass and the optimizer's step. All of the whole batch.",
-        "",
-        _fact("world size", str(found.world)),
-        _fact("data parallel size", str(found.world)),
-        _fact("model parallel size", "1"),
-        _fact("batch size per GPU", str(found.local_batch)),
-        _fact("params per GPU", _count(work.params)),
-        _fact("params of model = params per GPU * mp_size", _count(work.params)),
-        _fact("fwd MACs per GPU", _count(work.macs) + "MACs"),
-        _fact("fwd FLOPs per GPU", _count(flops)),
-        _fact("fwd FLOPs of model = fwd FLOPs per GPU * mp_size", _count(flops)),
-        _fact("fwd latency", _time(forward_s)),
-    ]
-    if backward_s:
-        lines.append(_fact("bwd latency", _time(backward_s)))
-    lines.append(_fact("fwd FLOPS per GPU = fwd FLOPs per GPU / fwd latency", _rate(flops, forward_s)))
-    if backward_s:
-        lines.append(_fact("bwd FLOPS per GPU = bwd FLOPs per GPU / bwd latency", _rate(backward, backward_s)))
-        both = forward_s + backward_s
-        lines.append(
-            _fact("fwd+bwd FLOPS per GPU = fwd+bwd FLOPs per GPU / (fwd+bwd latency)", _rate(flops + backward, both))
+        compiled = f"\nCompilation time: {found.compile_s:.1f} seconds (first iteration)"
+    if several:
+        per_gpu = f"\nPer-GPU throughput: {found.per_s / found.world:.1f} samples/sec"
+        batches = (
+            f"Global batch size: {found.global_batch}\nLocal batch size: {found.local_batch}\nWorld size: {found.world}"
         )
-    if step_s is not None:
-        lines.append(_fact("step latency", _time(step_s)))
-        iteration = forward_s + (backward_s or 0.0) + step_s
-        lines.append(_fact("iter latency", _time(iteration)))
-        lines.append(_fact("FLOPS per GPU = fwd+bwd FLOPs per GPU / iter latency", _rate(flops + backward, iteration)))
-        lines.append(_fact("samples/second", f"{found.local_batch / iteration:.2f}"))
-    lines += ["", *_aggregated(work, seconds), "", *_tree(work, seconds), "-" * 78]
-    return lines
+    return f"""{RULE}
+Performance Summary{" (GPU 0)" if several else ""}:
+{RULE}
+Network: {found.network}
+{batches}
+Iterations: {found.iterations} (excluding warmup)
+Precision: {found.precision}
+
+Average time per iteration: {found.mean_s:.6f} seconds
+Standard deviation: {found.std_s:.6f} seconds
+Throughput: {found.per_s:.1f} samples/sec{" (global)" if several else ""}{per_gpu}
+{"Memory usage" if found.device == "cpu" else "GPU Memory Usage"}: {memory}{compiled}
+
+Images per second: {found.per_s:.1f}
+Milliseconds per batch: {found.mean_s * 1e3:.3f}
+Microseconds per sample: {found.mean_s * 1e6 / found.global_batch:.1f}
+{RULE}
+
+--------------------SUMMARY--------------------------
+Microbenchmark for network : {found.network}
+Num devices: {found.world}
+Dtype: {"FP16" if found.precision != "FP32" else "FP32"}
+Mini batch size [img] : {found.global_batch}
+Mini batch size [img/gpu] : {found.local_batch}
+Throughput [img/sec] : {found.per_s}
+Time per mini-batch : {found.mean_s}"""
+
+
+def tables_form(tables: Mapping[str, str], *, on_device: bool) -> str:
+    return f"""
+{RULE}
+PyTorch Profiler Results:
+{RULE}
+
+Top 10 operations by total CPU time:
+{tables["cpu"]}
+Top 10 operations by total {"CUDA" if on_device else "self CPU"} time:
+{tables["device"]}
+Memory Profiling:
+{tables["memory"]}"""
+
+
+def flops_form(found: Figures, work: WorkCount, seconds: Mapping[str, float], *, step: int) -> Iterator[str]:
+    """The profile in the layout that people know from DeepSpeed."""
+    forward_s = found.phases.get("forward", 0.0 if found.training else found.mean_s) or seconds.get("", 0.0)
+    backward_s, step_s = found.phases.get("backward", 0.0), found.phases.get("optimizer", 0.0)
+    flops, both, iteration_s = work.flops, work.flops + work.backward_flops, forward_s + backward_s + step_s
+    facts = {
+        "world size": str(found.world),
+        "data parallel size": str(found.world),
+        "model parallel size": "1",
+        "batch size per GPU": str(found.local_batch),
+        "params per GPU": _count(work.params),
+        "params of model = params per GPU * mp_size": _count(work.params),
+        "fwd MACs per GPU": _count(work.macs) + "MACs",
+        "fwd FLOPs per GPU": _count(flops),
+        "fwd FLOPs of model = fwd FLOPs per GPU * mp_size": _count(flops),
+        "fwd latency": _time(forward_s),
+        "fwd FLOPS per GPU = fwd FLOPs per GPU / fwd latency": _rate(flops, forward_s),
+    }
+    if found.training:
+        facts |= {
+            "bwd latency": _time(backward_s),
+            "bwd FLOPS per GPU = bwd FLOPs per GPU / bwd latency": _rate(work.backward_flops, backward_s),
+            "fwd+bwd FLOPS per GPU = fwd+bwd FLOPs per GPU / (fwd+bwd latency)": _rate(both, forward_s + backward_s),
+            "step latency": _time(step_s),
+            "iter latency": _time(iteration_s),
+            "FLOPS per GPU = fwd+bwd FLOPs per GPU / iter latency": _rate(both, iteration_s),
+            "samples/second": f"{found.local_batch / iteration_s:.2f}",
+        }
+    yield f"""
+{RULE}
+FLOPS Profiler Output:
+{RULE}
+
+-------------------------- Flops Profiler --------------------------
+Profile Summary at step {step}:
+Notations: MACs are multiply-accumulate operations, FLOPs floating-point operations, FLOPS those per second;
+fwd, bwd and step are the forward pass, the backward pass and the optimizer's step. All of the whole batch.
+"""
+    yield from (f"{name + ':':<72} {value}" for name, value in facts.items())
+    yield "\n----------------------------- Aggregated Profile per GPU -----------------------------"
+    yield "Top 3 modules in terms of params, MACs or fwd latency at different model depths:"
+    yield from _aggregated(work, seconds)
+    yield "\n------------------------------ Detailed Profile per GPU ------------------------------"
+    yield "Each module profile is listed after its name in the following order:"
+    yield "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd latency\n"
+    yield from (_detailed(module, work, seconds) for module in work.modules)
+    yield "-" * 78
 
 
 def _aggregated(work: WorkCount, seconds: Mapping[str, float]) -> Iterator[str]:
-    yield "----------------------------- Aggregated Profile per GPU -----------------------------"
-    yield "Top 3 modules in terms of params, MACs or fwd latency at different model depths:"
-    by_depth: dict[int, list[ModuleWork]] = {}
-    for module in work.modules:
-        by_depth.setdefault(_depth(module), []).append(module)
-    for depth, modules in sorted(by_depth.items()):
+    for depth in range(max((_depth(module) for module in work.modules), default=-1) + 1):
         yield f"depth {depth}:"
-        kinds: dict[str, list[ModuleWork]] = {}
-        for module in modules:
-            kinds.setdefault(module.type, []).append(module)
-        for word, value in (
-            ("params", lambda each: sum(one.params for one in each)),
-            ("MACs", lambda each: sum(one.flops // 2 for one in each)),
-            ("fwd latency", lambda each: sum(seconds.get(one.path, 0.0) for one in each)),
+        for word, value, shown in (
+            ("params", lambda module: module.params, _count),
+            ("MACs", lambda module: module.flops // 2, _count),
+            ("fwd latency", lambda module: seconds.get(module.path, 0.0), _time),
         ):
-            top = sorted(kinds.items(), key=lambda item: -value(item[1]))[:3]
-            shown = {kind: _time(value(each)) if word == "fwd latency" else _count(value(each)) for kind, each in top}
-            yield f"    {word:<12} - {shown}"
+            totals: dict[str, float] = {}
+            for module in work.modules:
+                if _depth(module) == depth:
+                    totals[module.type] = totals.get(module.type, 0) + value(module)
+            top = sorted(totals, key=lambda kind: -totals[kind])[:3]
+            yield f"    {word:<12} - { {kind: shown(totals[kind]) for kind in top} }"
 
 
-def _tree(work: WorkCount, seconds: Mapping[str, float]) -> Iterator[str]:
-    yield "------------------------------ Detailed Profile per GPU ------------------------------"
-    yield "Each module profile is listed after its name in the following order:"
-    yield "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd latency"
-    yield ""
-    whole = seconds.get("", 0.0)
-    for module in work.modules:
-        name = module.path.rpartition(".")[2] if module.path else module.type
-        latency = seconds.get(module.path)
-        parts = [
-            _count(module.params),
-            _share(module.params, work.params),
-            f"{_count(module.flops // 2)}MACs",
-            _share(module.flops // 2, work.macs),
-            "n/a" if latency is None else _time(latency),
-            "n/a" if latency is None else _share(latency, whole),
-        ]
-        kind = f"{module.type} " if module.path else ""
-        yield f"{'  ' * _depth(module)}{name}: {kind}({', '.join(parts)})"
+def _detailed(module: ModuleWork, work: WorkCount, seconds: Mapping[str, float]) -> str:
+    name = module.path.rpartition(".")[2] if module.path else module.type
+    latency, macs = seconds.get(module.path), module.flops // 2
+    took = "n/a, n/a" if latency is None else f"{_time(latency)}, {_share(latency, seconds.get('', 0.0))}"
+    held = (
+        f"{_count(module.params)}, {_share(module.params, work.params)}, {_count(macs)}MACs, {_share(macs, work.macs)}"
+    )
+    return f"{'  ' * _depth(module)}{name}: {f'{module.type} ' if module.path else ''}({held}, {took})"
 
 
 def _depth(module: ModuleWork) -> int:
     return module.path.count(".") + 1 if module.path else 0
-
-
-def _fact(name: str, value: str) -> str:
-    return f"{name + ':':<72} {value}"
 
 
 def _count(number: float) -> str:
@@ -262,20 +222,19 @@ def _share(part: float, whole: float) -> str:
 
 
 def write_csv(path: Path, found: Figures) -> None:
-    """One row, under a header that is written once."""
-    new = not path.exists() or path.stat().st_size == 0
-    row: list[Any] = [
-        found.network,
-        found.world,
-        found.global_batch,
-        found.local_batch,
-        found.per_s,
-        found.mean_s,
-    ]
+    """Write one row, under a header that is written once."""
+    row = {
+        "Name": found.network,
+        "GPUs": found.world,
+        "Mini batch size [img]": found.global_batch,
+        "Mini batch size [img/gpu]": found.local_batch,
+        "Throughput [img/sec]": found.per_s,
+        "Time per mini-batch": found.mean_s,
+    }
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        if new:
-            writer.writerow(CSV_COLUMNS)
+        writer = csv.DictWriter(file, row)
+        if not file.tell():
+            writer.writeheader()
         writer.writerow(row)
 
 
@@ -284,29 +243,23 @@ def write_json(path: Path, found: Figures) -> None:
     path.write_text(json_document("micro", fields), encoding="utf-8")
 
 
-def is_finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
-
-
-def iteration_line(word: str, each: Iteration) -> str:
-    return f"{word} {each.number}: Loss = {each.loss:.4f}, Time = {each.seconds:.{_digits(each.seconds)}f} seconds"
-
-
-def _digits(seconds: float) -> int:
-    """Enough to see three figures of a short iteration."""
-    return 3 if seconds >= 0.1 else 4 if seconds >= 0.01 else 6
+def iteration_line(word: str, one: Iteration) -> str:
+    """Enough digits are printed to see three figures of a short iteration."""
+    digits = 3 if one.seconds >= 0.1 else 4 if one.seconds >= 0.01 else 6
+    return f"{word} {one.number}: Loss = {one.loss:.4f}, Time = {one.seconds:.{digits}f} seconds"
 
 
 class Printer:
-    """Lines on stdout, each named after its GPU where there are several."""
+    """Lines on stdout, each named after its GPU if there are several."""
 
     def __init__(self, rank: Rank) -> None:
         self._prefix = f"[GPU {rank.number}] " if rank.world > 1 else ""
 
-    def __call__(self, *lines: str) -> None:
+    def __call__(self, *texts: str) -> None:
+        lines = [line for text in texts for line in text.split("\n")]
         self.plain(*(f"{self._prefix}{line}" if line and self._prefix else line for line in lines))
 
-    def plain(self, *lines: str) -> None:
-        # One write per call: several ranks share the terminal. A profiler's table is one text of many lines.
-        sys.stdout.write("".join(f"{printable(line)}\n" for text in lines for line in text.split("\n")))
+    def plain(self, *texts: str) -> None:
+        # One write per call, because several ranks share the terminal.
+        sys.stdout.write("".join(f"{printable(line)}\n" for text in texts for line in text.split("\n")))
         sys.stdout.flush()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
 import os
 import statistics
 import sys
@@ -20,9 +21,7 @@ from redline.compat.forms import (
     Printer,
     echo,
     flops_form,
-    is_finite,
     iteration_line,
-    public_lines,
     summary_block,
     tables_form,
     write_csv,
@@ -30,10 +29,11 @@ from redline.compat.forms import (
 )
 from redline.launch import require_torch
 from redline.model.errors import BenchError, Exit, RedlineError, SpecError, UsageError
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.model.units import printable
 
 if TYPE_CHECKING:
-    from redline.bench.micro import Iteration, MicroBench
+    from redline.bench.micro import MicroBench
     from redline.bench.workload.ranks import Rank
 
 WARMUP_ITERATIONS = 5
@@ -65,23 +65,22 @@ class Asked:
     """The command line, read and checked."""
 
     network: str
-    model: str
-    batch: int
-    """Global under torchrun, per process otherwise."""
+    spec: RunSpec
+    """Its batch is global under torchrun, and of each process otherwise."""
     iterations: int
-    training: bool
-    recipe: str
     precision: str
     accumulation: int
     compile_mode: str | None
     tables: bool
-    trace: str | None
+    trace: Path | None
     flops_step: int
-    device: str
-    image_size: int | None
     csv: Path | None
     json: Path | None
     notes: tuple[str, ...]
+
+    @property
+    def training(self) -> bool:
+        return self.spec.workload.task == "train"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,105 +92,107 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     made = _Parser(
-        prog="micro_benchmarking_pytorch.py", description="Time a network, training or inference, on one or more GPUs."
+        prog="micro_benchmarking_pytorch.py",
+        description="Time a network, training or inference, on one or more GPUs. Flags may be written with _ for -.",
     )
-    made.add_argument("--network", required=True, help="a torchvision name, timm:NAME, hf:NAME, or an old alias")
-    made.add_argument("--batch-size", "--batch_size", type=int, default=64, help="split over the ranks under torchrun")
-    made.add_argument("--iterations", type=int, default=20, help="timed iterations")
-    made.add_argument("--mode", choices=("training", "inference"), default="training")
-    made.add_argument("--fp16", type=int, choices=(0, 1), default=0, help="1: weights, inputs and arithmetic in fp16")
-    made.add_argument("--amp", action="store_true", help="fp16 autocast, with GradScaler in training")
-    made.add_argument("--amp-opt-level", "--amp_opt_level", type=int, choices=tuple(AMP_LEVELS), help="old APEX levels")
-    made.add_argument("--nhwc", action="store_true", help="channels-last")
-    made.add_argument("--opt-step", "--opt_step", type=int, default=1, help="iterations per optimizer step")
-    made.add_argument("--autograd-profiler", "--autograd_profiler", action="store_true", help="print operator tables")
-    made.add_argument("--kineto", action="store_true", help="also write a Chrome trace")
-    made.add_argument("--profiler-output", "--profiler_output", default="", help="name of that trace")
-    made.add_argument("--flops-prof-step", "--flops_prof_step", type=int, default=0, help="0: no FLOPs profile")
-    made.add_argument("--compile", action="store_true", help="torch.compile")
-    made.add_argument("--compileContext", "--compile-context", default="{}", help="a dict of torch.compile's arguments")
-    made.add_argument("--distributed_dataparallel", "--distributed-dataparallel", action="store_true")
-    made.add_argument("--dataparallel", action="store_true", help="refused: use torchrun, one process per GPU")
-    made.add_argument("--device_ids", "--device-ids", default="", help="with manual DDP: 0,1")
-    made.add_argument("--rank", type=int, default=None)
-    made.add_argument("--world-size", "--world_size", type=int, default=None)
-    made.add_argument("--dist-backend", "--dist_backend", choices=("nccl", "gloo", "mpi", "ucc"), default=None)
-    made.add_argument("--dist-url", "--dist_url", default="tcp://127.0.0.1:4332")
-    made.add_argument("--csv-file", "--csv_file", default=None, help="append one row; default benchmark_summary.csv")
-    made.add_argument("--output-dir", "--output_dir", default=None, help="folder of the CSV and JSON files")
-    made.add_argument("--output-file", "--output_file", default=None, help="write the result as JSON")
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda, rocm")
-    made.add_argument("--image-size", type=int, default=None, help="pixels per side; the network's own by default")
+    add = made.add_argument
+    add("--network", required=True, help="a torchvision name, timm:NAME, hf:NAME, or an old alias")
+    add("--batch-size", type=int, default=64, help="split over the ranks under torchrun")
+    add("--iterations", type=int, default=20, help="timed iterations")
+    add("--mode", choices=("training", "inference"), default="training")
+    add("--fp16", type=int, choices=(0, 1), default=0, help="1: weights, inputs and arithmetic in fp16")
+    add("--amp", action="store_true", help="fp16 autocast, with GradScaler in training")
+    add("--amp-opt-level", type=int, choices=tuple(AMP_LEVELS), help="old APEX levels")
+    add("--nhwc", action="store_true", help="channels-last")
+    add("--opt-step", type=int, default=1, help="iterations per optimizer step")
+    add("--autograd-profiler", action="store_true", help="print operator tables")
+    add("--kineto", action="store_true", help="also write a Chrome trace")
+    add("--profiler-output", default="", help="name of that trace")
+    add("--flops-prof-step", type=int, default=0, help="0: no FLOPs profile")
+    add("--compile", action="store_true", help="torch.compile")
+    add("--compileContext", "--compile-context", default="{}", help="a dict of torch.compile's arguments")
+    add("--distributed-dataparallel", action="store_true")
+    add("--dataparallel", action="store_true", help="refused: use torchrun, one process per GPU")
+    add("--device-ids", default="", help="with manual DDP: 0,1")
+    add("--rank", type=int)
+    add("--world-size", type=int)
+    add("--dist-backend", choices=("nccl", "gloo", "mpi", "ucc"))
+    add("--dist-url", default="tcp://127.0.0.1:4332")
+    add("--csv-file", help="append one row; default benchmark_summary.csv")
+    add("--output-dir", help="folder of the CSV and JSON files")
+    add("--output-file", help="write the result as JSON")
+    add("--device", default="auto", help="auto, cpu, cuda, rocm")
+    add("--image-size", type=int, help="pixels per side; the network's own by default")
     return made
+
+
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """The flags, which may be written with underscores: `--batch_size`."""
+    given = sys.argv[1:] if words is None else words
+    parts = [word.partition("=") if word.startswith("--") else (word, "", "") for word in given]
+    dashed = [(name.replace("_", "-") if name.startswith("--") else name) + rest + value for name, rest, value in parts]
+    return parser().parse_args(dashed)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run it. A mistake is one line and exit code 2; a failed run one line and 5."""
-    given = parser().parse_args(words)
+    given = parsed(words)
     try:
         require_torch()
-        return _run(_asked(given), _rank(given))
+        return _run(asked_for(given), _rank(given))
     except RedlineError as error:
         print(f"micro_benchmarking_pytorch.py: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)  # noqa: T201
         return Exit.FAILED_ROW if isinstance(error, BenchError) else Exit.USAGE
 
 
-def _asked(given: argparse.Namespace) -> Asked:
+def asked_for(given: argparse.Namespace) -> Asked:
     for name, least in (("batch_size", 1), ("iterations", 1), ("opt_step", 1), ("flops_prof_step", 0)):
         if getattr(given, name) < least:
             raise SpecError(f"--{name.replace('_', '-')} must be {least} or more, got {getattr(given, name)}")
     notes: list[str] = []
     precision = _precision(given, notes)
     compile_switch, mode = _compile_switch(given)
-    switches = [precision, "channels-last" if given.nhwc else "", compile_switch]
-    folder = Path(given.output_dir) if given.output_dir else None
-    wants_csv = given.csv_file is not None or folder is not None
-    csv = _in(folder, given.csv_file or "benchmark_summary.csv") if wants_csv else None
-    json, trace = _in(folder, given.output_file) if given.output_file else None, _trace_name(given)
-    _check_places(folder, [each for each in (csv, json, Path(trace) if trace else None) if each is not None])
+    switches = [switch for switch in (precision, "channels-last" if given.nhwc else "", compile_switch) if switch]
+    folder = Path(given.output_dir or "")
+    csv = folder / (given.csv_file or "benchmark_summary.csv") if given.csv_file or given.output_dir else None
+    json = folder / given.output_file if given.output_file else None
+    trace = None
+    if given.kineto:
+        name = given.profiler_output or f"{given.network.replace(':', '_')}_trace"
+        trace = Path(name if name.endswith((".json", ".json.gz")) else f"{name}.json")
+    _check_places(folder, [file for file in (csv, json, trace) if file is not None])
+    workload = WorkloadSpec(
+        model=ALIASES.get(given.network, given.network),
+        task="train" if given.mode == "training" else "infer",
+        batch=given.batch_size,
+        image_size=given.image_size,
+    )
     return Asked(
         network=given.network,
-        model=ALIASES.get(given.network, given.network),
-        batch=given.batch_size,
+        spec=RunSpec(workload=workload, recipe=Recipe.parse("+".join(switches) or "baseline"), device=given.device),
         iterations=given.iterations,
-        training=given.mode == "training",
-        recipe="+".join(switch for switch in switches if switch) or "baseline",
         precision={"": "FP32", "amp": "AMP (FP16)"}.get(precision, "FP16"),
         accumulation=given.opt_step,
         compile_mode=mode,
         tables=given.autograd_profiler or given.kineto,
         trace=trace,
         flops_step=min(given.flops_prof_step, max(given.iterations - 1, 1)) if given.flops_prof_step else 0,
-        device=given.device,
-        image_size=given.image_size,
         csv=csv,
         json=json,
         notes=tuple(notes),
     )
 
 
-def _check_places(folder: Path | None, files: Sequence[Path]) -> None:
-    """Before anything is measured: what cannot be written is told at once."""
+def _check_places(folder: Path, files: Sequence[Path]) -> None:
+    """Say before anything is measured what cannot be written."""
     try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecError(f"cannot make the folder {folder}: {error.strerror}") from None
     for file in files:
         if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             why = "it is a folder" if file.is_dir() else "no such folder, or it cannot be written"
             raise SpecError(f"cannot write {file}: {why}")
-
-
-def _in(folder: Path | None, name: str) -> Path:
-    return folder / name if folder is not None else Path(name)
-
-
-def _trace_name(given: argparse.Namespace) -> str | None:
-    if not given.kineto:
-        return None
-    name: str = given.profiler_output or f"{given.network.replace(':', '_')}_trace"
-    return name if name.endswith((".json", ".json.gz")) else f"{name}.json"
 
 
 def _precision(given: argparse.Namespace, notes: list[str]) -> str:
@@ -206,7 +207,7 @@ def _precision(given: argparse.Namespace, notes: list[str]) -> str:
 
 
 def _compile_switch(given: argparse.Namespace) -> tuple[str, str | None]:
-    """The switch, and the mode as the echo prints it."""
+    """Returns the switch, and the mode as the echo prints it."""
     try:
         context = ast.literal_eval(given.compileContext)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -215,29 +216,22 @@ def _compile_switch(given: argparse.Namespace) -> tuple[str, str | None]:
         raise SpecError(
             f"--compileContext must be a dict such as \"{{'mode': 'max-autotune'}}\", got {given.compileContext}"
         )
-    unknown = [key for key in context if key not in COMPILE_KEYS]
-    if unknown:
+    if unknown := [key for key in context if key not in COMPILE_KEYS]:
         raise SpecError(f"--compileContext has no {unknown[0]!r}: use {', '.join(COMPILE_KEYS)}")
     if context and not given.compile:
         raise UsageError("--compileContext goes with --compile")
-    context = {
-        key: {"True": True, "False": False}.get(value, value) if isinstance(value, str) else value
-        for key, value in context.items()
-    }
-    if not given.compile or context.get("disable") is True:
+    context = {key: {"True": True, "False": False}.get(str(value), value) for key, value in context.items()}
+    if not given.compile or context.pop("disable", False) is True:
         return "", None
-    mode, options = context.get("mode"), context.get("options") or {}
-    if mode and options:
+    mode, options = context.pop("mode", None) or "default", context.pop("options", None) or {}
+    if mode != "default" and options:
         raise UsageError("--compileContext: mode and options exclude each other")
     if not isinstance(options, dict):
         raise SpecError(f"--compileContext: options must be a dict, got {options!r}")
-    pairs = {
-        **{key: context[key] for key in ("fullgraph", "dynamic", "backend") if context.get(key) is not None},
-        **options,
-    }
-    words = [mode] if mode and mode != "default" else []
+    pairs = {key: value for key, value in (context | options).items() if value is not None}
+    words = [] if mode == "default" else [mode]
     words += [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in pairs.items()]
-    return f"compile:{','.join(map(str, words))}" if words else "compile", str(mode or "default")
+    return f"compile:{','.join(map(str, words))}" if words else "compile", str(mode)
 
 
 def _rank(given: argparse.Namespace) -> Rank:
@@ -264,28 +258,23 @@ def _rank(given: argparse.Namespace) -> Rank:
 
 
 def _run(asked: Asked, rank: Rank) -> int:
-    from redline.bench.device.failure import failure_from
-    from redline.bench.micro import MicroBench, MicroSpec
+    import msgspec
 
+    from redline.bench.device.failure import failure_from
+    from redline.bench.micro import MicroBench
+
+    spec, batch = asked.spec, asked.spec.workload.batch or 1
     by_torchrun = rank.world > 1 and rank.url == "env://"
-    local = asked.batch // rank.world + (rank.number < asked.batch % rank.world) if by_torchrun else asked.batch
+    local = batch // rank.world + (rank.number < batch % rank.world) if by_torchrun else batch
     if local < 1:
-        raise SpecError(f"--batch-size {asked.batch} leaves nothing for rank {rank.number} of {rank.world}")
+        raise SpecError(f"--batch-size {batch} leaves nothing for rank {rank.number} of {rank.world}")
     say = Printer(rank)
     if by_torchrun and rank.number == 0:
         say.plain("**** Launching with torchrun ****", "Setting up process group...")
-    spec = MicroSpec(
-        network=asked.model,
-        batch=local,
-        training=asked.training,
-        recipe=asked.recipe,
-        accumulation=asked.accumulation,
-        device=asked.device,
-        image_size=asked.image_size,
-    )
+    spec = msgspec.structs.replace(spec, workload=msgspec.structs.replace(spec.workload, batch=local))
     try:
-        with MicroBench(spec, rank) as bench:
-            say(*echo(asked.network, asked, local, bench, rank))
+        with MicroBench(spec, rank, asked.accumulation) as bench:
+            say(*echo(asked, local, bench, rank))
             _measure(asked, bench, rank, local, say)
     except RedlineError:
         raise
@@ -296,77 +285,56 @@ def _run(asked: Asked, rank: Rank) -> int:
 
 
 def _measure(asked: Asked, bench: MicroBench, rank: Rank, local: int, say: Printer) -> None:
+    compiles, is_first = asked.compile_mode is not None, rank.number == 0
     say("", "Loading model...")
     bench.prepare()
-    say("Model loaded successfully.", "")
-    if asked.compile_mode is not None:
-        say("Compiling model...")
+    say("Model loaded successfully.", "", *(["Compiling model..."] if compiles else []))
     say(f"Warming up ({WARMUP_ITERATIONS} iterations)...")
-    compile_s, warmup = None, []
-    for each in bench.warm_up(WARMUP_ITERATIONS):
-        warmup.append(each.seconds)
-        if each.number == 0 and asked.compile_mode is not None:
-            compile_s = each.seconds
+    warmup, timed = [], []
+    for one in bench.warm_up(WARMUP_ITERATIONS):
+        warmup.append(one.seconds)
+        if one.number == 0 and compiles:
             say("Compilation complete.")
-        say(iteration_line("Warmup iteration", each))
+        say(iteration_line("Warmup iteration", one))
     say("Warmup complete.", "", "Running timed iterations...")
-    timed = []
-    for each in bench.timed(asked.iterations):
-        timed.append(each)
-        say(iteration_line("Epoch", each))
-    figures = _figures(asked, bench, rank, local, timed, compile_s, tuple(warmup))
-    if rank.number == 0:
-        say.plain(*summary_block(figures), "", *public_lines(figures))
-        _write(asked, figures)
-    if asked.tables:
-        tables = bench.operator_tables(
-            min(asked.iterations, PROFILED_ITERATIONS), asked.trace if rank.number == 0 else None
-        )
-        if rank.number == 0:
-            say.plain(*tables_form(tables, on_device=bench.device.is_accelerator))
-            if asked.trace:
-                say.plain(f"Trace written to {asked.trace}")
-    if asked.flops_step:
-        work, seconds = bench.count(), bench.module_seconds()
-        if rank.number == 0:
-            say.plain(*flops_form(figures, work, seconds, step=asked.flops_step))
-
-
-def _figures(
-    asked: Asked,
-    bench: MicroBench,
-    rank: Rank,
-    local: int,
-    timed: list[Iteration],
-    compile_s: float | None,
-    warmup_times: tuple[float, ...],
-) -> Figures:
-    times = [each.seconds for each in timed]
-    if not all(map(is_finite, (each.loss for each in timed))):
+    for one in bench.timed(asked.iterations):
+        timed.append(one)
+        say(iteration_line("Epoch", one))
+    if not all(math.isfinite(one.loss) for one in timed):
         print("warning: the loss is not finite", file=sys.stderr)  # noqa: T201
-    mean = statistics.fmean(times)
-    slowest = max(bench.gathered(mean))
-    locals_ = [int(size) for size in bench.gathered(float(local))]
-    info = bench.device.info()
-    return Figures(
+    times, info = [one.seconds for one in timed], bench.device.info()
+    figures = Figures(
         network=asked.network,
-        device=f"{info.kind}:{info.index}" if info.index is not None else info.kind,
+        device=info.kind if info.index is None else f"{info.kind}:{info.index}",
         device_name=info.name,
         precision=asked.precision,
         training=asked.training,
         iterations=len(times),
         local_batch=local,
-        global_batch=sum(locals_),
+        global_batch=round(sum(bench.gathered(float(local)))),
         world=rank.world,
-        mean_s=slowest,
+        mean_s=max(bench.gathered(statistics.fmean(times))),
         std_s=statistics.stdev(times) if len(times) > 1 else 0.0,
         peak_bytes=bench.peak_bytes(),
-        compile_s=compile_s,
-        phases={name: statistics.fmean(each.phases[name] for each in timed) for name in (timed[0].phases or {})},
-        losses=tuple(each.loss for each in timed),
+        compile_s=warmup[0] if compiles else None,
+        phases={name: statistics.fmean(one.phases[name] for one in timed) for name in timed[0].phases},
+        losses=tuple(one.loss for one in timed),
         times=tuple(times),
-        warmup_times=warmup_times,
+        warmup_times=tuple(warmup),
     )
+    if is_first:
+        say.plain(summary_block(figures))
+        _write(asked, figures)
+    if asked.tables:
+        trace = str(asked.trace) if asked.trace and is_first else None
+        tables = bench.operator_tables(min(asked.iterations, PROFILED_ITERATIONS), trace)
+        if is_first:
+            written = [f"Trace written to {trace}"] if trace else []
+            say.plain(tables_form(tables, on_device=bench.device.is_accelerator), *written)
+    if asked.flops_step:
+        work, seconds = bench.count(), bench.module_seconds()
+        if is_first:
+            say.plain(*flops_form(figures, work, seconds, step=asked.flops_step))
 
 
 def _write(asked: Asked, figures: Figures) -> None:
@@ -380,7 +348,7 @@ def _write(asked: Asked, figures: Figures) -> None:
 
 
 def script() -> None:
-    """What the script at the top of the repository calls."""
+    """Run as the script at the top of the repository does."""
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -44,58 +44,32 @@ class Plain(lightning.LightningModule):  # type: ignore[misc]
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-class Scheduled(Plain):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+def sgd(self: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class MadeLate(Plain):
-    def configure_model(self) -> None:
-        self.head = nn.Linear(3, 3)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"loss": F.cross_entropy(self.head(self(batch[0])), batch[1])}
+def variant(**own: Any) -> type:
+    """A module of these methods and attributes beside those of `Plain`."""
+    return type("Own", (Plain,), own)
 
 
-class Several(Plain):
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.net[0], self.net[2])]
+def scheduled(self: Any) -> Any:
+    optimizer = sgd(self)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class ByHand(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+def make_a_head(self: Any) -> None:
+    self.head = nn.Linear(3, 3)
 
 
-class ReadsItsTrainer(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return F.cross_entropy(self(batch[0]), batch[1]) * (1 + self.trainer.max_epochs)
+def use_the_head(self: Any, batch: Any, batch_idx: int) -> Any:
+    return {"loss": F.cross_entropy(self.head(self(batch[0])), batch[1])}
 
 
-class ReadsItsOptimizer(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.optimizers()
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-
-class PlansWithItsTrainer(Plain):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        steps = self.trainer.estimated_stepping_batches
-        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)]
-
-
-class WithoutOptimizer(Plain):
-    def configure_optimizers(self) -> None:
-        return None
-
-
-class Augments(Plain):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch
+def plan_with_the_trainer(self: Any) -> Any:
+    steps = self.trainer.estimated_stepping_batches
+    return [sgd(self)], [torch.optim.lr_scheduler.OneCycleLR(sgd(self), 0.1, total_steps=steps)]
 
 
 class ForwardAlone(lightning.LightningModule):  # type: ignore[misc]
@@ -124,7 +98,12 @@ def trained(module: Any, inputs: Any = BATCH) -> tuple[Workload, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("module", "optimizer"), [(Plain, "AdamW"), (Scheduled, "SGD"), (MadeLate, "AdamW")], ids=lambda each: str(each)
+    ("module", "optimizer"),
+    [
+        (Plain, "AdamW"),
+        (variant(configure_optimizers=scheduled), "SGD"),
+        (variant(configure_model=make_a_head, training_step=use_the_head), "AdamW"),
+    ],
 )
 def test_its_own_step_and_optimizer_train_it(module: type, optimizer: str) -> None:
     net = module()
@@ -137,30 +116,35 @@ def test_its_own_step_and_optimizer_train_it(module: type, optimizer: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("module", "says"),
+    ("own", "says"),
     [
-        (Several, "Several has 2 optimizers: measure its loop as a function (--task step)"),
-        (ByHand, "ByHand optimizes by hand: measure its loop as a function (--task step)"),
         (
-            ReadsItsTrainer,
-            "training_step of ReadsItsTrainer asks for its Trainer, and a bare step has none: measure its loop as a "
-            "function (--task step)",
+            {"configure_optimizers": lambda self: [sgd(self), sgd(self)]},
+            "Own has 2 optimizers: measure its loop as a function",
         ),
-        (ReadsItsOptimizer, "training_step of ReadsItsOptimizer asks for its Trainer, and a bare step has none"),
-        (PlansWithItsTrainer, "configure_optimizers of PlansWithItsTrainer asks for its Trainer"),
-        (WithoutOptimizer, "configure_optimizers of WithoutOptimizer gave NoneType, not an optimizer"),
+        ({"automatic_optimization": False}, "Own optimizes by hand: measure its loop as a function (--task step)"),
+        (
+            {"training_step": lambda self, batch, batch_idx: self.trainer.max_epochs},
+            "training_step of Own asks for its Trainer, and a bare step has none: measure its loop as a function (--task step)",
+        ),
+        (
+            {"training_step": lambda self, batch, batch_idx: self.optimizers()},
+            "training_step of Own asks for its Trainer",
+        ),
+        ({"configure_optimizers": plan_with_the_trainer}, "configure_optimizers of Own asks for its Trainer"),
+        ({"configure_optimizers": lambda self: None}, "configure_optimizers of Own gave NoneType, not an optimizer"),
     ],
 )
-def test_what_a_bare_step_cannot_do_is_refused_in_one_line(module: type, says: str) -> None:
+def test_what_a_bare_step_cannot_do_is_refused_in_one_line(own: dict[str, Any], says: str) -> None:
     with pytest.raises(BenchError) as told:
-        trained(module())
+        trained(variant(**own)())
     assert says in str(told.value)
     assert "\n" not in str(told.value)
 
 
 def test_a_hook_that_is_not_called_is_named() -> None:
-    (told,) = workload(Augments()).notes
-    assert "on_after_batch_transfer of Augments not called" in str(told)
+    (told,) = workload(variant(on_after_batch_transfer=lambda self, batch, index: batch)()).notes
+    assert "on_after_batch_transfer of Own not called" in str(told)
 
 
 def test_without_a_training_step_it_is_a_module_like_any_other() -> None:

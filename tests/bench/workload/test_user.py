@@ -1,4 +1,4 @@
-"""The user's own model, from a file, from a package or alive."""
+"""The user's own model, from a file, from a package or alive: what a factory may return, and where its file may lie."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from redline.bench.workload.build import build_workload, check_model, settle_batch
 from redline.bench.workload.sources.live import remember_module
-from redline.bench.workload.step import make_optimizer
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.spec import WorkloadSpec
@@ -24,6 +23,7 @@ from redline.model.spec import WorkloadSpec
 Write = Callable[..., Path]
 
 NET = """
+import functools
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -31,10 +31,15 @@ class Net(nn.Module):
     def forward(self, x, scale=None):
         y = self.layer(x)
         return y if scale is None else y * scale
+x = torch.randn(2, 4)
+labels = torch.tensor([2, 0, 1])
+def of(batch):
+    return Net(), torch.randn(batch, 4)
 """
+MAKE = f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n"
 
 
-def from_file(file: Path, factory: str, **options: Any) -> Workload:
+def from_file(file: Path, factory: str = "make", **options: Any) -> Workload:
     return settled(WorkloadSpec(model=f"{file}:{factory}", **options))
 
 
@@ -49,118 +54,116 @@ def run(workload: Workload) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("returned", "shape"),
+    ("factory", "options", "shape"),
     [
-        ("torch.randn(2, 4)", (2, 3)),
-        ("(torch.randn(2, 4),)", (2, 3)),
-        ("[torch.randn(2, 4), torch.ones(2, 1)]", (2, 3)),
-        ("{'x': torch.randn(2, 4), 'scale': torch.ones(2, 1)}", (2, 3)),
+        # inputs: a tensor, positions, keywords; without a batch they stay as they are
+        ("def make(): return Net(), torch.randn(2, 4)", {}, (2, 3)),
+        ("def make(): return Net(), (torch.randn(2, 4),)", {}, (2, 3)),
+        ("def make(): return Net(), [torch.randn(2, 4), torch.ones(2, 1)]", {}, (2, 3)),
+        ("def make(): return Net(), {'x': torch.randn(2, 4), 'scale': torch.ones(2, 1)}", {}, (2, 3)),
+        # the batch, in every place where a parameter may stand, else axis 0 of the first input
+        ("def make(batch): return of(batch)", {"batch": 5}, (5, 3)),
+        ("def make(batch_size): return of(batch_size)", {"batch": 5}, (5, 3)),
+        ("def make(batch, /): return of(batch)", {"batch": 5}, (5, 3)),
+        ("def make(width=4, batch=2): return of(batch)", {"batch": 5}, (5, 3)),
+        ("def make(*, batch): return of(batch)", {"batch": 5}, (5, 3)),
+        ("def make(batch=6): return of(batch)", {}, (6, 3)),
+        ("def make(batch): return of(batch)", {"task": "train"}, (8, 3)),
+        ("def make(n=3): return of(5)", {}, (5, 3)),
+        ("def make(): return Net(), (x, torch.tensor([1.0, 2.0, 3.0]))", {"batch": 7}, (7, 3)),
+        ("class make(nn.Sequential):\n    def __init__(self): super().__init__(nn.Conv2d(3, 2, 3), nn.Flatten())",
+         {"image_size": 8, "batch": 3}, (3, 2 * 6 * 6)),
     ],
-    ids=["tensor", "tuple", "list", "dict"],
-)
-def test_inputs_may_be_a_tensor_positions_or_keywords(user_file: Write, returned: str, shape: tuple[int, ...]) -> None:
-    workload = from_file(user_file(f"{NET}\ndef make():\n    return Net(), {returned}\n"), "make")
+)  # fmt: skip
+def test_a_contract_that_works(user_file: Write, factory: str, options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    workload = from_file(user_file(f"{NET}\n{factory}\n"), **options)
     assert run(workload).shape == shape
-    assert workload.items_per_step == 2, "without a batch the inputs stay as given"
-    assert workload.source == "user"
-    assert workload.weights_are_random
+    assert workload.items_per_step == shape[0]
+    assert (workload.source, workload.weights_are_random) == ("user", True)
+    assert not any(module.training for module in workload.model.modules()) or options.get("task") == "train"
 
 
 @pytest.mark.parametrize(
-    ("signature", "expected"),
+    ("factory", "options", "error", "says"),
     [
-        ("batch", 5),
-        ("batch_size", 5),
-        ("batch, /", 5),
-        ("width=4, batch=2", 5),
-        ("*, batch", 5),
-        ("batch=2", 5),
+        ("def make(width): return Net(), torch.randn(2, width)", {"batch": 4}, SpecError,
+         "must be given width, which Redline does not know"),
+        ("def make(batch): return Net(), x", {"batch": 7}, SpecError, "takes batch but gives the same inputs for 7 and 14"),
+        ("def make(): return {'model': Net(), 'input': x}", {}, BenchError, "gave a dict with 'input'; did you mean inputs"),
+        ("def make(): return {'model': Net(), 'inputs': x, 'items': 0}", {}, BenchError, "gave items 0"),
+        ("def make(): return {'model': Net(), 'inputs': x, 'batch_axis': 0, 'items': 10}", {"batch": 5}, SpecError,
+         "items were given for 2, and it is no multiple"),
+        ("def make(): return Net(), torch.randn(3, 4), nn.MSELoss(), torch.randn(2, 3)", {"task": "train", "batch": 5}, BenchError,
+         r"the targets of shape \[2, 3\] do not hold the 3 items along axis 0"),
+        ("make = Net", {}, BenchError, r"gave a module without inputs: give \(module, inputs\)"),
+        ("make = Net()", {}, SpecError, r"make in .* is a model, not a function that makes one: write `def build\(\)"),
+        ("def make(): return (lambda x: x), x", {}, BenchError,
+         r"gave function where a torch.nn.Module belongs \(to time the function itself: --task step\)"),
+        ("def make(): return functools.partial(Net()), x", {}, BenchError, "gave partial where a torch.nn.Module belongs"),
+        ("def make():\n    with torch.inference_mode(): return Net(), x", {}, BenchError,
+         r"made its weights under torch\.inference_mode\(\)"),
+        ("def make(): return Net(), x", {"image_size": 8}, SpecError, "brings its own inputs"),
+        ("def make(): raise ValueError('no such\\nthing')", {}, BenchError, r"^factory make in .*\.py raised ValueError: no such$"),
+        ("def make(): raise SystemExit(3)", {}, BenchError, "called sys.exit"),
+        ("def make(): return 3", {}, BenchError, "gave int where a torch.nn.Module belongs"),
+        ("def make(): return Net(), None, None, None, None", {}, BenchError, "gave 5 things"),
+        ("def make(): return Net(), x, 3", {}, BenchError, "gave int where the loss belongs"),
+        ("import not_there_at_all\ndef make(): ...", {}, BenchError,
+         r"importing .* raised ModuleNotFoundError: No module named 'not_there_at_all'"),
     ],
-)
-def test_a_factory_may_take_the_batch(user_file: Write, signature: str, expected: int) -> None:
-    name = "batch_size" if "batch_size" in signature else "batch"
-    file = user_file(f"{NET}\ndef make({signature}):\n    return Net(), torch.randn({name}, 4)\n")
-    assert from_file(file, "make", batch=5).items_per_step == expected
+)  # fmt: skip
+def test_a_contract_that_is_broken_is_told_in_one_line(
+    user_file: Write, factory: str, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        from_file(user_file(f"{NET}\n{factory}\n"), **options)
+    assert getattr(caught.value, "kind", "user") == "user"
+    assert "\n" not in str(caught.value)
 
 
-def test_a_factory_that_must_be_told_gets_the_default_and_one_that_need_not_keeps_its_own(user_file: Write) -> None:
-    file = user_file(
-        f"{NET}\ndef must(batch):\n    return Net(), torch.randn(batch, 4)\n"
-        "def may(batch=6):\n    return Net(), torch.randn(batch, 4)\n"
-    )
-    told = from_file(file, "must", task="train")
-    assert told.items_per_step == 8
-    assert list(map(str, told.notes)) == ["batch 8 by default for training"]
-    assert from_file(file, "may").items_per_step == 6
+def test_the_cause_is_kept_and_memory_is_another_failure(user_file: Write) -> None:
+    with pytest.raises(BenchError) as caught:
+        from_file(user_file("def make():\n    raise ValueError('why')\n"))
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(MemoryError):
+        from_file(user_file("def make():\n    raise MemoryError\n"))
 
 
-def test_without_a_batch_parameter_the_inputs_are_resized(user_file: Write) -> None:
-    file = user_file(f"{NET}\ndef make():\n    return Net(), (torch.randn(2, 4), torch.tensor([1.0, 2.0, 3.0]))\n")
-    workload = from_file(file, "make", batch=7)
-    assert workload.args[0].shape == (7, 4)
-    assert workload.args[1].tolist() == [1.0, 2.0, 3.0]
-    assert [str(each) for each in workload.notes] == ["the inputs' 2 items became 7"]
-    assert run(workload).shape == (7, 3)
-
-
-def test_a_parameter_that_is_not_the_batch_is_not_taken_for_it(user_file: Write) -> None:
-    file = user_file(f"{NET}\ndef make(width):\n    return Net(), torch.randn(2, width)\n")
-    with pytest.raises(SpecError, match="must be given width, which Redline does not know"):
-        from_file(file, "make", batch=4)
-
-
-def test_a_factory_that_ignores_the_batch_it_takes_is_refused(user_file: Write) -> None:
-    file = user_file(f"{NET}\ndef make(batch):\n    return Net(), torch.randn(2, 4)\n")
-    with pytest.raises(SpecError, match=r"takes batch but gives the same inputs for 7 and 14"):
-        from_file(file, "make", batch=7)
+def test_what_was_changed_for_the_batch_is_said(user_file: Write) -> None:
+    file = user_file(f"{NET}\ndef make(): return Net(), x\ndef must(batch): return of(batch)\n")
+    assert list(map(str, from_file(file, batch=7).notes)) == ["the inputs' 2 items became 7"]
+    assert list(map(str, from_file(file, "must", task="train").notes)) == ["batch 8 by default for training"]
 
 
 def test_a_factory_says_all_there_is_to_know_in_a_dict(user_file: Write) -> None:
-    file = user_file(
-        f"{NET}\ndef make():\n"
-        "    return {'model': Net(), 'inputs': torch.randn(2, 4), 'batch_axis': 0, 'items': 10, 'item': 'token'}\n"
-        "def slip():\n    return {'model': Net(), 'input': torch.randn(2, 4)}\n"
-        "def none():\n    return {'model': Net(), 'inputs': torch.randn(2, 4), 'items': 0}\n"
-    )
-    workload = from_file(file, "make")
+    given = "{'model': Net(), 'inputs': x, 'batch_axis': 0, 'items': 10, 'item': 'token'}"
+    file = user_file(f"{NET}\ndef make(): return {given}\n")
+    workload = from_file(file)
     assert (workload.batch, workload.items_per_step, workload.item) == (2, 10, "token")
-    assert from_file(file, "make", batch=6).items_per_step == 30, "three times the inputs, three times the items"
-    with pytest.raises(SpecError, match="items were given for 2, and it is no multiple"):
-        from_file(file, "make", batch=5)
-    assert from_file(file, "make", items=7).items_per_step == 7, "the spec's word counts"
-    with pytest.raises(BenchError, match="gave a dict with 'input'; did you mean inputs"):
-        from_file(file, "slip")
-    with pytest.raises(BenchError, match="gave items 0"):
-        from_file(file, "none")
-
-
-def test_the_seed_goes_to_a_factory_that_takes_it(user_file: Write) -> None:
-    file = user_file(
-        f"{NET}\ndef make(batch, seed=0):\n    torch.manual_seed(seed)\n    return Net(), torch.randn(batch, 4)\n"
-    )
-    workload = from_file(file, "make", batch=2)
-    second = workload.second_inputs(5)
-    assert second is not None
-    assert second.how == "factory"
-    assert not torch.equal(second.inputs[0][0], workload.args[0])
+    assert from_file(file, batch=6).items_per_step == 30, "three times the inputs, three times the items"
+    assert from_file(file, items=7).items_per_step == 7, "the spec's word counts"
 
 
 def test_second_inputs_come_from_the_factory_then_from_noise(user_file: Write) -> None:
     file = user_file(
-        f"{NET}\ndef drawn():\n    return Net(), torch.randn(2, 4)\n"
-        "def fixed():\n    return Net(), torch.linspace(0, 1, 8).view(2, 4)\n"
-        "def lengths():\n    n = torch.randint(5, 500, ()).item()\n    return nn.Identity(), torch.randn(n, 4)\n"
+        f"{NET}\ndef drawn(): return Net(), torch.randn(2, 4)\n"
+        "def seeded(batch=2, seed=0):\n    torch.manual_seed(seed)\n    return of(batch)\n"
+        "def fixed(): return Net(), torch.linspace(0, 1, 8).view(2, 4)\n"
+        "def lengths(): return nn.Identity(), torch.randn(torch.randint(5, 500, ()).item(), 4)\n"
+        "def tokens(): return nn.Embedding(9, 3), torch.arange(9)\n"
         "calls = []\n"
-        "def once():\n    calls.append(1)\n    assert len(calls) < 2, 'only once'\n    return Net(), torch.randn(2, 4)\n"
-        "def tokens():\n    return nn.Embedding(9, 3), torch.arange(9)\n"
+        "def once():\n    calls.append(1)\n    assert len(calls) < 2, 'only once'\n    return Net(), x\n"
     )
-    hows = {name: from_file(file, name).second_inputs(1) for name in ("drawn", "fixed", "lengths", "tokens")}
-    assert {name: second and second.how for name, second in hows.items()} == {
+    expected = {
         "drawn": "factory",
+        "seeded": "factory",
         "fixed": "noise",
         "lengths": "factory",  # as many items as there were before
         "tokens": None,
     }
+    for name, how in expected.items():
+        second = from_file(file, name).second_inputs(1)
+        assert (second and second.how) == how, name
     once = from_file(file, "once")
     second = once.second_inputs(1)
     assert second is not None
@@ -169,126 +172,28 @@ def test_second_inputs_come_from_the_factory_then_from_noise(user_file: Write) -
     assert "no second inputs from the factory: factory once in" in str(once.notes[-1])
 
 
-def test_the_factorys_loss_is_used(user_file: Write) -> None:
+def test_the_factorys_loss_and_targets_are_used_and_follow_the_batch(user_file: Write) -> None:
     file = user_file(
-        f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4), lambda output: output.sum() * 0 + 42\n"
-        "def two():\n    return Net(), torch.randn(2, 4), nn.CrossEntropyLoss()\n"
+        f"{NET}\ndef own(): return Net(), x, lambda output: output.sum() * 0 + 42\n"
+        "def two(): return Net(), x, nn.CrossEntropyLoss()\n"
+        "def targets(): return Net(), torch.randn(3, 4), nn.CrossEntropyLoss(), labels\n"
+        "def classes(): return {'model': Net(), 'inputs': torch.randn(3, 4), 'targets': labels}\n"
     )
-    workload = from_file(file, "make", task="train")
-    assert workload.model.training
-    assert workload.loss(run(workload)).item() == 42
-    two = from_file(file, "two", task="train")
+    own, two, targets, classes = (from_file(file, name, task="train") for name in ("own", "two", "targets", "classes"))
+    assert own.model.training
+    assert own.loss(run(own)).item() == 42
     two.loss(run(two)).backward()
-
-
-def test_the_factorys_targets_go_to_its_loss_and_follow_the_batch(user_file: Write) -> None:
-    file = user_file(
-        f"{NET}\nlabels = torch.tensor([2, 0, 1])\n"
-        "def make():\n    return Net(), torch.randn(3, 4), nn.CrossEntropyLoss(), labels\n"
-        "def classes():\n    return {'model': Net(), 'inputs': torch.randn(3, 4), 'targets': labels}\n"
-        "def other():\n    return Net(), torch.randn(3, 4), nn.MSELoss(), torch.randn(2, 3)\n"
-    )
-    workload = from_file(file, "make", task="train")
-    output = run(workload)
-    assert workload.loss(output) == nn.functional.cross_entropy(output, torch.tensor([2, 0, 1]))
-    resized = from_file(file, "make", task="train", batch=5)
-    assert resized.loss.targets.tolist() == [2, 0, 1, 2, 0]
-    alone = from_file(file, "classes", task="train")
-    assert alone.loss(run(alone)).isfinite()
-    assert alone.loss.name == "cross_entropy"
-    with pytest.raises(BenchError, match=r"the targets of shape \[2, 3\] do not hold the 3 items along axis 0"):
-        from_file(file, "other", task="train", batch=5)
-
-
-def test_a_class_is_a_factory_too_when_images_are_asked_for(user_file: Write) -> None:
-    file = user_file(
-        "class Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(nn.Conv2d(3, 2, 3), nn.Flatten())\n"
-    )
-    with pytest.raises(BenchError, match=r"gave a module without inputs: give \(module, inputs\)"):
-        from_file(file, "Net")
-    workload = from_file(file, "Net", image_size=8, batch=3)
-    assert run(workload).shape == (3, 2 * 6 * 6)
-
-
-FUNCTIONS = """
-net = nn.Linear(3, 2)
-class Holder:
-    def __init__(self):
-        self.net = nn.Linear(3, 2)
-    def __call__(self, x):
-        return self.net(x)
-def by_closure(batch):
-    own = nn.Linear(3, 2)
-    return (lambda x: own(x)), torch.ones(batch, 3)
-def by_global(batch):
-    return (lambda x: net(x)), torch.ones(batch, 3)
-def by_partial(batch):
-    return functools.partial(lambda layer, x: layer(x), nn.Linear(3, 2)), torch.ones(batch, 3)
-def by_object(batch):
-    return Holder(), torch.ones(batch, 3)
-def by_method(batch):
-    return Holder().net.forward, torch.ones(batch, 3)
-def by_export(batch):
-    return torch.export.export(nn.Linear(3, 2), (torch.ones(batch, 3),)), torch.ones(batch, 3)
-"""
-
-
-@pytest.mark.parametrize("name", ["by_closure", "by_global", "by_partial", "by_object", "by_method", "by_export"])
-def test_a_function_in_the_place_of_a_module_keeps_its_modules_in_sight(user_file: Write, name: str) -> None:
-    workload = from_file(user_file(f"import functools\n{FUNCTIONS}"), name, batch=4)
-    assert sum(weight.numel() for weight in workload.model.parameters()) == 8
-    assert not any(module.training for module in workload.model.modules())
-    assert run(workload).shape == (4, 2)
-
-
-def test_weights_made_under_inference_mode_are_refused_and_inputs_are_not(user_file: Write) -> None:
-    file = user_file(
-        "def make(batch):\n    with torch.inference_mode():\n        return nn.Linear(3, 3), torch.ones(batch, 3)\n"
-        "def inputs(batch):\n    with torch.inference_mode():\n        x = torch.ones(batch, 3)\n    return nn.Linear(3, 3), x\n"
-    )
-    with pytest.raises(BenchError, match=r"made its weights under torch\.inference_mode"):
-        from_file(file, "make", batch=2)
-    assert not from_file(file, "inputs", batch=2).args[0].is_inference()
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ("raise ValueError('no such\\nthing')", r"^factory make in .*\.py raised ValueError: no such$"),
-        ("raise SystemExit(3)", "called sys.exit"),
-        ("return 3", "gave int where a torch.nn.Module belongs"),
-        ("return nn.Linear(1, 1), None, None, None, None", "gave 5 things"),
-        ("return nn.Linear(1, 1), torch.ones(1, 1), 3", "gave int where the loss belongs"),
-    ],
-)
-def test_a_factory_that_goes_wrong_is_told_in_one_line(user_file: Write, body: str, says: str) -> None:
-    with pytest.raises(BenchError, match=says) as caught:
-        from_file(user_file(f"def make():\n    {body}\n"), "make")
-    assert caught.value.kind == "user"
-    assert "\n" not in str(caught.value)
-
-
-def test_the_cause_is_kept_and_memory_is_another_failure(user_file: Write) -> None:
-    with pytest.raises(BenchError) as caught:
-        from_file(user_file("def make():\n    raise ValueError('why')\n"), "make")
-    assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(MemoryError):
-        from_file(user_file("def make():\n    raise MemoryError\n"), "make")
-
-
-def test_a_file_that_cannot_be_imported_says_so(user_file: Write) -> None:
-    with pytest.raises(
-        BenchError, match=r"importing .* raised ModuleNotFoundError: No module named 'not_there_at_all'"
-    ):
-        from_file(user_file("import not_there_at_all\ndef make(): ...\n"), "make")
+    output = run(targets)
+    assert targets.loss(output) == nn.functional.cross_entropy(output, torch.tensor([2, 0, 1]))
+    assert from_file(file, "targets", task="train", batch=5).loss.targets.tolist() == [2, 0, 1, 2, 0]
+    assert classes.loss(run(classes)).isfinite()
+    assert classes.loss.name == "cross_entropy"
 
 
 def test_places_that_do_not_exist_are_found_without_running_the_file(user_file: Write, tmp_path: Path) -> None:
     file = user_file("raise RuntimeError('was run')\ndef make_model(): ...\nif True:\n    also = make_model\n")
-    check_model(WorkloadSpec(model=f"{file}:make_model"))
-    check_model(WorkloadSpec(model=f"{file}:also"))
-    starred = user_file("from math import *\n")
-    check_model(WorkloadSpec(model=f"{starred}:sqrt"))
+    for sound in (f"{file}:make_model", f"{file}:also", f"{user_file('from math import *')}:sqrt"):
+        check_model(WorkloadSpec(model=sound))
     for model, says in {
         f"{file}:make_modle": "has no make_modle; did you mean make_model?",
         f"{tmp_path}/absent.py:make": "no such file: .*absent.py",
@@ -304,19 +209,12 @@ def test_places_that_do_not_exist_are_found_without_running_the_file(user_file: 
         check_model(WorkloadSpec(model=f"{file}:make_model", classes=3))
 
 
-def test_image_size_is_refused_where_the_factory_brings_inputs(user_file: Write) -> None:
-    file = user_file(f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n")
-    with pytest.raises(SpecError, match="brings its own inputs"):
-        from_file(file, "make", image_size=8)
-
-
 def test_a_file_sees_its_neighbours_and_its_classes_pickle(user_file: Write) -> None:
     user_file(NET, name="neighbour_of_redline.py")
     file = user_file(
-        "from neighbour_of_redline import Net\nclass Mine(Net): ...\n"
-        "def make():\n    return Mine(), torch.randn(2, 4)\n"
+        "from neighbour_of_redline import Net\nclass Mine(Net): ...\ndef make(): return Mine(), torch.randn(2, 4)\n"
     )
-    workload = from_file(file, "make")
+    workload = from_file(file)
     twin = pickle.loads(pickle.dumps(workload.model))
     assert type(twin) is type(workload.model)
     assert sys.modules[type(twin).__module__].__file__ == str(file)
@@ -326,43 +224,30 @@ def test_a_file_sees_its_neighbours_and_its_classes_pickle(user_file: Write) -> 
 
 
 @pytest.mark.parametrize("with_init", [True, False])
-def test_a_file_may_import_relatively(tmp_path: Path, with_init: bool) -> None:
-    package = tmp_path / f"shop_{with_init}" / "models"
-    package.mkdir(parents=True)
-    if with_init:
-        (package / "__init__.py").touch()
-        (package.parent / "__init__.py").touch()
-    (package / "layers.py").write_text("from torch import nn\nwidth = 3\n")
-    (package.parent / "sizes.py").write_text("rows = 5\n")
-    (package / "net.py").write_text(
-        "import torch\nfrom .layers import nn, width\nfrom ..sizes import rows\n"
-        "class Net(nn.Linear):\n    pass\n"
-        "def build():\n    return Net(4, width), torch.randn(rows, 4)\n"
-    )
-    workload = from_file(package / "net.py", "build")
-    assert run(workload).shape == (5, 3)
-    assert type(pickle.loads(pickle.dumps(workload.model))) is type(workload.model)
-
-
-def test_of_two_packages_of_one_name_each_keeps_its_own(tmp_path: Path) -> None:
+def test_a_file_may_import_relatively_and_two_packages_may_share_a_name(tmp_path: Path, with_init: bool) -> None:
     for owner, width in (("first", 3), ("second", 6)):
-        package = tmp_path / owner / "twins"
+        package = tmp_path / owner / f"shop_{with_init}" / "models"
         package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        (package / "sizes.py").write_text(f"width = {width}\n")
+        if with_init:
+            (package / "__init__.py").touch()
+            (package.parent / "__init__.py").touch()
+        (package / "layers.py").write_text(f"from torch import nn\nwidth = {width}\n")
+        (package.parent / "sizes.py").write_text("rows = 5\n")
         (package / "net.py").write_text(
-            "import torch\nfrom .sizes import width\n"
-            "def build():\n    return torch.nn.Linear(4, width), torch.randn(2, 4)\n"
+            "import torch\nfrom .layers import nn, width\n"
+            + ("from ..sizes import rows\n" if owner == "first" else "rows = 5\n")
+            + "class Net(nn.Linear):\n    pass\ndef build(): return Net(4, width), torch.randn(rows, 4)\n"
         )
-    for owner, width in (("first", 3), ("second", 6)):
-        assert run(from_file(tmp_path / owner / "twins" / "net.py", "build")).shape == (2, width)
+        workload = from_file(package / "net.py", "build")
+        assert run(workload).shape == (5, width)
+        assert type(pickle.loads(pickle.dumps(workload.model))) is type(workload.model)
 
 
 def test_a_file_named_like_a_module_of_python_does_not_replace_it(user_file: Write) -> None:
-    file = user_file(f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n", name="json.py")
+    file = user_file(MAKE, name="json.py")
     import json
 
-    assert type(from_file(file, "make").model).__name__ == "Net"
+    assert type(from_file(file).model).__name__ == "Net"
     assert sys.modules["json"] is json
 
 
@@ -371,21 +256,17 @@ def test_a_package_is_found_from_where_one_stands(
 ) -> None:
     (tmp_path / "redline_test_package").mkdir()
     (tmp_path / "redline_test_package" / "__init__.py").touch()
-    user_file(f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n", name="redline_test_package/zoo.py")
+    user_file(MAKE, name="redline_test_package/zoo.py")
     monkeypatch.chdir(tmp_path)
-    workload = build_workload(WorkloadSpec(model="redline_test_package.zoo:make"), 0)
-    assert run(workload).shape == (2, 3)
+    assert run(build_workload(WorkloadSpec(model="redline_test_package.zoo:make"), 0)).shape == (2, 3)
 
 
 def test_the_hash_follows_the_files_content(user_file: Write) -> None:
-    text = f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n"
-    one, moved, changed = user_file(text), user_file(text), user_file(text.replace("y * scale", "y / scale"))
-    hashes = [from_file(file, "make").model_hash for file in (one, moved, changed)]
-    # The class of a moved file lives in another module, which is part of its name; the content is what changes below.
-    assert hashes[0] != hashes[2]
-    before = hashes[0]
+    one, changed = user_file(MAKE), user_file(MAKE.replace("y * scale", "y / scale"))
+    before = from_file(one).model_hash
+    assert from_file(changed).model_hash != before
     one.write_text(one.read_text() + "\n# a word more\n")
-    assert from_file(one, "make").model_hash != before, "an edited file is loaded again"
+    assert from_file(one).model_hash != before, "an edited file is loaded again"
 
 
 def test_a_file_that_is_changed_twice_within_a_second_is_read_anew(
@@ -396,21 +277,24 @@ def test_a_file_that_is_changed_twice_within_a_second_is_read_anew(
     for width in (4, 8):
         file = user_file(f"def make():\n    return nn.Linear({width}, 3), torch.randn(2, {width})\n", "changing.py")
         os.utime(file, (1e9, 1e9))
-        assert from_file(file, "make").model.in_features == width
+        assert from_file(file).model.in_features == width
 
 
-def test_lazy_layers_are_given_their_shape(user_file: Write) -> None:
+def test_exported_programs_lazy_layers_and_other_formats_are_settled(user_file: Write) -> None:
     file = user_file(
-        "def make():\n    return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), torch.randn(2, 4)\n"
+        "def exported():\n    x = torch.ones(4, 3)\n    return torch.export.export(nn.Linear(3, 2), (x,)), x\n"
+        "def lazy(): return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), torch.randn(2, 4)\n"
+        "def double(): return nn.Linear(4, 3).double(), torch.randn(2, 4).double()\n"
+        "def inference():\n    with torch.inference_mode(): x = torch.ones(2, 4)\n    return nn.Linear(4, 3), x\n"
     )
-    workload = from_file(file, "make", task="train")
-    assert workload.info().parameters == 4 * 3 + 3 + 6
-    assert workload.model.training
-
-
-def test_other_number_formats_are_noted(user_file: Write) -> None:
-    file = user_file("def make():\n    return nn.Linear(4, 3).double(), torch.randn(2, 4).double()\n")
-    assert "float64" in str(from_file(file, "make").notes[0])
+    exported = from_file(file, "exported")
+    assert not any(module.training for module in exported.model.modules())
+    assert run(exported).shape == (4, 2)
+    lazy = from_file(file, "lazy", task="train")
+    assert lazy.info().parameters == 4 * 3 + 3 + 6
+    assert lazy.model.training
+    assert "float64" in str(from_file(file, "double").notes[0])
+    assert not from_file(file, "inference").args[0].is_inference()
 
 
 def live(tmp_path: Path, *parts: Any, **options: Any) -> Workload:
@@ -433,10 +317,8 @@ def test_a_live_module_keeps_its_weights(tmp_path: Path) -> None:
 
     model = Local()
     workload = live(tmp_path, model, torch.randn(2, 4), None)
-    assert workload.source == "live"
-    assert not workload.weights_are_random
+    assert (workload.source, workload.weights_are_random, workload.model.training) == ("live", False, False)
     assert torch.equal(workload.model.layer.weight, model.layer.weight)
-    assert not workload.model.training
     assert model.training, "the user's own stays as it was"
     train = live(tmp_path, model, {"x": torch.randn(2, 4)}, lambda output: output.sum(), task="train", batch=6)
     assert train.model.training
@@ -459,10 +341,8 @@ def test_the_hash_of_a_live_module_follows_its_code_not_its_weights(tmp_path: Pa
 
         return Local(4, 3)
 
-    inputs = torch.randn(2, 4)
-    same = {live(tmp_path, make(1), inputs, None).model_hash for _ in range(2)}
-    assert len(same) == 1
-    assert live(tmp_path, make(-1), inputs, None).model_hash not in same
+    hashes = [live(tmp_path, make(sign), torch.randn(2, 4), None).model_hash for sign in (1, 1, -1)]
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_live_model_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) -> None:
@@ -473,24 +353,6 @@ def test_a_live_model_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) 
     with pytest.raises(BenchError, match="live model mine cannot be opened in the worker: UnpicklingError") as caught:
         build_workload(WorkloadSpec(model="mine", artifact=str(broken)), 0)
     assert caught.value.kind == "user"
-
-
-def test_a_model_in_the_place_of_its_factory_is_told_what_to_write(user_file: Write) -> None:
-    file = user_file(f"{NET}\nnet = Net()\n")
-    with pytest.raises(SpecError, match=r"net in .* is a model, not a function that makes one: write `def build\(\)"):
-        from_file(file, "net")
-
-
-def test_a_function_goes_by_its_own_name(user_file: Write) -> None:
-    file = user_file(
-        "from functools import partial\n"
-        "def doubled(x, by):\n    return x * by\n"
-        "def make():\n    return partial(doubled, by=2), torch.ones(3, 4)\n"
-    )
-    workload = from_file(file, "make")
-    assert workload.info().class_name == "doubled"
-    with pytest.raises(BenchError, match=r"^doubled has no parameter with a gradient"):
-        make_optimizer("sgd", workload.model)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

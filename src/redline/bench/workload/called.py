@@ -168,11 +168,6 @@ def refuse_what_has_not_run(result: Any, name: str) -> None:
         )
 
 
-def _show(owner: nn.Module, modules: dict[str, nn.Module]) -> None:
-    for name, module in modules.items():
-        owner.add_module(f"{name}_" if hasattr(owner, name) else name, module)
-
-
 class StepModule(nn.Module):
     """A step in the place of a model. Its own modules stay out of sight: nothing may cast, move or switch them."""
 
@@ -186,33 +181,14 @@ class StepModule(nn.Module):
     def with_modules(self) -> nn.Module:
         """Returns the same with its modules in sight, to be counted and marked one by one."""
         shown = StepModule(self.step)
-        _show(shown, self.step.modules())
+        for name, module in self.step.modules().items():
+            shown.add_module(f"{name}_" if hasattr(shown, name) else name, module)
         return shown
 
 
-class CallsFunction(nn.Module):
-    """A function in the place of a model, with the modules it reaches in sight: they are moved, cast and counted."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        _show(self, reached_modules(function))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CallsFunction:
-        """Python copies no function, so a copy would go on calling the original modules."""
-        raise BenchError("unsupported", f"the modules that {name_of(self)} calls cannot be copied with it")
-
-
 def name_of(model: nn.Module) -> str:
-    """Returns what its author calls it: a function has a name, and the module around it is ours."""
-    named: Any = model.function if isinstance(model, CallsFunction) else type(model)
-    while isinstance(named, functools.partial):
-        named = named.func
-    name: str = getattr(named, "__name__", type(named).__name__)
-    return name
+    """Returns what its author calls it."""
+    return type(model).__name__
 
 
 def plain_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
@@ -220,8 +196,6 @@ def plain_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     function: Callable[..., Any] = model
     if isinstance(model, StepModule):
         function, args = model.step.function, (*model.step.state, *args)
-    elif isinstance(model, CallsFunction):
-        function = model.function
     elif isinstance(model, TrainsItself):
         function, args, kwargs = model.step, model.arguments(args, kwargs), {}
     return functools.partial(function, *args, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import inspect
 import re
@@ -47,16 +46,7 @@ def forward_code(model: nn.Module) -> str:
     """
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
     codes = [code_of(kind.forward) for kind in sorted(kinds, key=lambda kind: kind.__qualname__)]
-    return short_hash("\n".join((*codes, *_called_code(getattr(model, "function", None)))))
-
-
-def _called_code(function: Any) -> list[str]:
-    """The fingerprint of a function used as a model, and of what it calls through partial or an object."""
-    if isinstance(function, functools.partial):
-        return _called_code(function.func)
-    return (
-        [code_of(function if hasattr(function, "__code__") else type(function).__call__)] if callable(function) else []
-    )
+    return short_hash("\n".join(codes))
 
 
 def code_of(function: Any) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from redline.bench.device.failure import one_line
 from redline.bench.workload.batch import declared_axes, size_along
-from redline.bench.workload.called import CallsFunction, OwnStep, StepModule, TrainsItself, call_with, trains_itself
+from redline.bench.workload.called import OwnStep, StepModule, TrainsItself, call_with, trains_itself
 from redline.bench.workload.decoder import generator_workload
 from redline.bench.workload.fingerprint import code_of, forward_code
 from redline.bench.workload.hf_decoder import own_decoder
@@ -141,10 +141,9 @@ def sort_out(returned: Any, whose: str) -> Handed:
     model, loss, items, inputs = (parts.get(name) for name in ("model", "loss", "items", "inputs"))
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
-    elif callable(model) and not isinstance(model, nn.Module | type):
-        model = CallsFunction(model)
     if not isinstance(model, nn.Module):
-        hint = " (to time the function itself: --task step)" if returned is None else ""
+        is_function = returned is None or (callable(model) and not isinstance(model, type))
+        hint = " (to time the function itself: --task step)" if is_function else ""
         raise BenchError(
             "user", f"{whose} gave {type(model).__name__} where a torch.nn.Module belongs{hint}; {EXPECTED}"
         )

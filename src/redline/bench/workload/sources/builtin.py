@@ -69,46 +69,34 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A compact encoder language model: token ids (B, T) to logits (B, T, V). No dropout."""
+    """A compact encoder without dropout: token ids (B, T) to logits (B, T, V), or with an image size images to classes."""
 
     def __init__(
         self,
         sequence_length: int = SEQUENCE_LENGTH,
-        vocabulary: int = VOCABULARY,
+        image_size: int | None = None,
+        classes: int = CLASSES,
         width: int = 256,
         depth: int = 4,
         heads: int = 4,
     ) -> None:
         super().__init__()
-        self.token_embedding = nn.Embedding(vocabulary, width)
-        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, sequence_length, width))
+        self.embedding: nn.Module = nn.Embedding(VOCABULARY, width)
+        length, answers, self.reads_images = sequence_length, VOCABULARY, image_size is not None
+        if image_size is not None:
+            patch, length, answers = image_size // PATCHES, PATCHES**2, classes
+            self.embedding = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, length, width))
         self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head = nn.Linear(width, answers, bias=self.reads_images)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.token_embedding(tokens) + self.position_embedding[:, : tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(hidden)))
-        return logits
-
-
-class ImageTransformer(nn.Module):
-    """A small vision transformer: the image in 8×8 patches, blocks as in `Transformer`, the mean token to a class."""
-
-    def __init__(
-        self, image_size: int = IMAGE_SIZE, classes: int = CLASSES, width: int = 256, depth: int = 4, heads: int = 4
-    ) -> None:
-        super().__init__()
-        patch = image_size // PATCHES
-        self.patches = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
-        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, PATCHES**2, width))
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.position_embedding
-        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(dim=1))
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.embedding(inputs)
+        if self.reads_images:
+            hidden = hidden.flatten(2).transpose(1, 2)
+        hidden = self.norm(self.blocks(hidden + self.position_embedding[:, : hidden.shape[1]]))
+        logits: Tensor = self.head(hidden.mean(dim=1) if self.reads_images else hidden)
         return logits
 
 
@@ -118,7 +106,7 @@ class BuiltinSource(Source):
         if name not in BUILTIN_MODELS:
             raise UnknownName("built-in model", name, BUILTIN_MODELS)
         refuse_options(spec, "stem", why="only ResNets begin with one of these stems")
-        if name == "transformer" and spec.image_size is None:
+        if _is_text(spec):
             why = "it reads tokens and answers with the vocabulary; with an image_size it reads images"
             refuse_options(spec, "classes", why=why)
             return
@@ -131,41 +119,35 @@ class BuiltinSource(Source):
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
-        model: nn.Module
-        if bare(spec) == "transformer" and spec.image_size is None:
-            length = spec.sequence_length or SEQUENCE_LENGTH
-            model, item, vocabulary = Transformer(length), "seq", {"0": VOCABULARY}
-            inputs = torch.randint(0, VOCABULARY, (batch, length))
-        else:
-            size, classes, item, vocabulary = spec.image_size or IMAGE_SIZE, spec.classes or CLASSES, "img", {}
-            model = ImageTransformer(size, classes) if bare(spec) == "transformer" else SimpleCNN(classes)
-            inputs = torch.randn(batch, 3, size, size)
+        length, size = spec.sequence_length or SEQUENCE_LENGTH, spec.image_size or IMAGE_SIZE
+        is_text, classes = _is_text(spec), spec.classes or CLASSES
+        model = Transformer(length, spec.image_size, classes) if bare(spec) == "transformer" else SimpleCNN(classes)
         return assemble(
             model,
-            ((inputs,), {}),
+            ((torch.randint(0, VOCABULARY, (batch, length)) if is_text else torch.randn(batch, 3, size, size),), {}),
             task=spec.task,
             source="builtin",
             identity=f"redline {redline.__version__} {bare(spec)}",
             seed=seed,
             batch=batch,
-            item=item,
-            vocabulary=vocabulary,
+            item="seq" if is_text else "img",
+            vocabulary={"0": VOCABULARY} if is_text else {},
             notes=notes,
         )
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
+        if _is_text(spec) and spec.task == "train":
+            return None  # its loss is more than one line
         batch, size = choose_batch(spec.batch, spec.task, []), spec.image_size or IMAGE_SIZE
         classes, length = spec.classes or CLASSES, spec.sequence_length or SEQUENCE_LENGTH
-        is_text = bare(spec) == "transformer" and spec.image_size is None
-        if is_text and spec.task == "train":
-            return None  # its loss is more than one line
-        kind = Transformer if is_text else ImageTransformer if bare(spec) == "transformer" else SimpleCNN
-        arguments = f"{length}" if is_text else f"{size}, {classes}" if kind is ImageTransformer else f"{classes}"
-        drawn = f"randint(0, {VOCABULARY}, ({batch}, {length}))" if is_text else f"randn({batch}, 3, {size}, {size})"
+        name, given = (
+            ("Transformer", f"{length}, {spec.image_size}, ") if bare(spec) == "transformer" else ("SimpleCNN", "")
+        )
+        text = f"randint(0, {VOCABULARY}, ({batch}, {length}))"
         return ExampleCode(
-            imports=(f"from {__name__} import {kind.__name__}",),
-            model=f"{kind.__name__}({arguments})",
-            inputs=f"((torch.{drawn},), {{}})",
+            imports=(f"from {__name__} import {name}",),
+            model=f"{name}({given}{classes})",
+            inputs=f"((torch.{text if _is_text(spec) else f'randn({batch}, 3, {size}, {size})'},), {{}})",
             items=batch,
             classes=classes,
         )
@@ -175,6 +157,10 @@ class BuiltinSource(Source):
 
     def models(self) -> list[ModelName]:
         return [ModelName(name=name, source="builtin", kind=kind) for name, kind in BUILTIN_MODELS.items()]
+
+
+def _is_text(spec: WorkloadSpec) -> bool:
+    return bare(spec) == "transformer" and spec.image_size is None
 
 
 SOURCES.register("builtin")(BuiltinSource())

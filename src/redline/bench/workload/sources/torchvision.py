@@ -165,14 +165,14 @@ class Detection(Kind):
     def _target(self, model: Any, size: int) -> dict[str, Tensor]:
         corners = torch.rand(self.BOXES, 2) * 0.6 * size
         boxes = torch.cat([corners, corners + size * (0.1 + 0.3 * torch.rand(self.BOXES, 2))], dim=1)
-        target = {"boxes": boxes, "labels": torch.randint(1, _classes_of(model), (self.BOXES,))}
+        target = {"boxes": boxes, "labels": torch.ones(self.BOXES, dtype=torch.int64)}
         heads = getattr(model, "roi_heads", None)
         if heads is not None and heads.has_mask():
-            target["masks"] = torch.stack([_filled(box, size) for box in boxes])
+            target["masks"] = torch.ones(self.BOXES, size, size, dtype=torch.uint8)
         if heads is not None and heads.has_keypoint():
             count = heads.keypoint_predictor.kps_score_lowres.out_channels
-            points = boxes[:, None, :2] + torch.rand(self.BOXES, count, 2) * (boxes[:, None, 2:] - boxes[:, None, :2])
-            target["keypoints"] = torch.cat([points, torch.ones(self.BOXES, count, 1)], dim=2)
+            middle = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
+            target["keypoints"] = torch.cat([middle, torch.ones(self.BOXES, 1, 1)], dim=2).repeat(1, count, 1)
         return target
 
 
@@ -283,21 +283,6 @@ def _score_layers(model: Any) -> list[Any]:
     head = model.head.classification_head
     layers = [head.cls_logits] if hasattr(head, "cls_logits") else head.module_list
     return [layer[-1] if isinstance(layer, nn.Sequential) else layer for layer in layers]
-
-
-def _classes_of(model: Any) -> int:
-    """Returns how many classes it tells apart, the background among them."""
-    if hasattr(model, "roi_heads"):
-        return int(model.roi_heads.box_predictor.cls_score.out_features)
-    head = model.head.classification_head
-    return int(getattr(head, "num_columns", None) or head.num_classes)
-
-
-def _filled(box: Tensor, size: int) -> Tensor:
-    mask = torch.zeros(size, size, dtype=torch.uint8)
-    left, top, right, bottom = box.long().tolist()
-    mask[top : bottom + 1, left : right + 1] = 1
-    return mask
 
 
 class TorchvisionSource(Source):
