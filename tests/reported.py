@@ -17,8 +17,11 @@ from redline.model.spec_table import specs_from_table
 from redline.model.work import Ceilings, OperatorWork, WorkCount
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
+from redline.show.result import terminal
+from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.run import Measured, result_of
 
 MIB = 2**20
 SPEEDS = {"baseline": 1.0, "channels-last": 0.8, "fp16": 0.4, "fp16+compile": 0.25, "bf16": 0.42}
@@ -103,6 +106,11 @@ def sweep_records(door: FakeDoor | None = None, **table: Any) -> list[RunRecord]
     batches = settings.pop("batches", [1, 8, 64])
     specs = [spec for batch in batches for spec in specs_from_table({**settings, "batch": batch})]
     return [record for spec in specs for record in measure_together([spec], door, NoJournal())]
+
+
+def shown(records: Sequence[RunRecord], **known: Any) -> str:
+    """What `redline run` prints of these records."""
+    return as_text(terminal(result_of(Measured(records=list(records)), **known)))
 
 
 def race_records(

@@ -20,11 +20,11 @@ HEAVY = ("torch", "torchvision", "matplotlib", "plotly")
 
 DESK = (
     "cli.main",
-    "api.run",
     "verbs.profile",
+    "verbs.run",
     "api.report",
     "api.quick",
-    "api.study",
+    "verbs.study",
     "api.tune",
     "verbs.doctor",
     "launch",

@@ -23,12 +23,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
     from redline.api.report import write_report as write_report
-    from redline.api.run import RunResult as RunResult
-    from redline.api.run import demo as demo
-    from redline.api.run import run as run
-    from redline.api.run import run_step as run_step
-    from redline.api.study import StudyResult as StudyResult
-    from redline.api.study import study as study
     from redline.api.train import LoaderResult as LoaderResult
     from redline.api.train import TrainResult as TrainResult
     from redline.api.train import find_workers as find_workers
@@ -42,8 +36,10 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.watch import trainer_callback as trainer_callback
     from redline.api.watch import watch as watch
     from redline.api.workspace import Workspace as Workspace
+    from redline.show.result import Result as Result
     from redline.verbs.batch import batch as batch
     from redline.verbs.compare import compare as compare
+    from redline.verbs.demo import demo as demo
     from redline.verbs.doctor import doctor as doctor
     from redline.verbs.flops import flops as flops
     from redline.verbs.load import load as load
@@ -51,8 +47,12 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.profile import ProfileResult as ProfileResult
     from redline.verbs.profile import profile as profile
     from redline.verbs.roofline import roofline as roofline
+    from redline.verbs.run import run as run
+    from redline.verbs.run import run_step as run_step
     from redline.verbs.scale import scale as scale
     from redline.verbs.serve import serve as serve
+    from redline.verbs.study import StudyResult as StudyResult
+    from redline.verbs.study import study as study
     from redline.verbs.workshop import workshop as workshop
 
 __all__ = sorted([*public_names(), "__version__"])

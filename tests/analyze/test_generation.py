@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from functools import partial
 from typing import Any
 
@@ -16,21 +14,18 @@ from redline.analyze.batch import BatchTrial, SloTargets
 from redline.analyze.bound import bound
 from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
-from redline.analyze.grid import TokenTargets, under_targets
 from redline.analyze.pairs import pair_of
 from redline.analyze.profile import Capture, profile_of
 from redline.analyze.removals import TraceFacts
+from redline.analyze.rows import row_of
 from redline.analyze.rules import diagnose
 from redline.analyze.summary import summarize
 from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
 from redline.model.record import Block, Capabilities, RunRecord
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.model.units import THIN_SPACE
 from redline.model.work import GenerationInfo
-from redline.show.cells import generation_cells
-from redline.show.export import export_csv
-from redline.show.grid import grid_report
-from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.trace.decode import read_trace
@@ -195,7 +190,21 @@ def test_a_batch_keeps_its_targets_where_all_are_kept() -> None:
         SloTargets(tpot_s=0.0)
 
 
-def test_a_grid_tells_its_curve_and_its_best_under_targets() -> None:
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (
+            {"slo_tpot": "3ms", "slo_ttft": "10ms"},
+            "Fastest with TTFT ≤ 10.0 ms, TPOT ≤ 3.00 ms: prompt 8, batch 10, 5 000 tok/s (1 keep it).",
+        ),
+        ({"slo_ttft": "7ms"}, "No cell keeps TTFT ≤ 7.00 ms."),
+        (
+            {"slo_tpot": "100ms", "slo_ttft": "100ms"},
+            "Fastest with TTFT ≤ 100 ms, TPOT ≤ 100 ms: prompt 8, batch 30, 7 500 tok/s (4 keep it).",
+        ),
+    ],
+)
+def test_a_grid_names_the_fastest_generation_under_its_targets(targets: dict[str, str], told: str) -> None:
     """1 ms and 0.1 ms for each of the batch per token: by hand, 10 sequences at 2 ms are 5 000 tokens a second."""
 
     def first_s(spec: RunSpec) -> float:
@@ -208,30 +217,12 @@ def test_a_grid_tells_its_curve_and_its_best_under_targets() -> None:
     with Workspace(door=door, history="sqlite://") as workspace:
         result = redline.run(
             "m", task="generate", batch=[10, 30], prompt=[8, 16], new_tokens=16, launch={"door": "fake"},
-            slo_tpot="3ms", slo_ttft="10ms", workspace=workspace,
+            **targets, workspace=workspace,
         )  # fmt: skip
-        table = list(csv.DictReader(io.StringIO(export_csv(result.records))))
-    told = " ".join(str(result).split())
-    line = (
-        "time per token, baseline, prompt 8, 16 new tokens: 2.00 ms at 5 000 tok/s (batch 10), 4.00 ms at 7 500 tok/s"
-    )
-    assert line in told
-    best = "fastest with first token within 10.0 ms and each token within 3.00 ms: baseline at batch 10, prompt 8"
-    assert best in told
-    rows, summary = result.rows, result.summary
-    none = under_targets(rows, TokenTargets(ttft_s=0.007))
-    assert (none.record_id, none.kept) == (None, ())
-    assert "no cell keeps its first token within 7.00 ms" in as_text(grid_report(rows, summary, under=none))
-    whole = under_targets(rows, TokenTargets(ttft_s=0.1, tpot_s=0.1))
-    assert (len(whole.kept), whole.batch, whole.prompt) == (4, 30, 8)
-    assert "(4 cells keep it)" in as_text(grid_report(rows, summary, under=whole))
-    single = [msgspec.structs.replace(row, tpot_s=None, decode_tokens_per_s=None) for row in rows]
-    assert len(under_targets(single, TokenTargets(ttft_s=0.01, tpot_s=1e-9)).kept) == 2  # no token follows the first
-    cell = next(row for row in table if (row["batch"], row["prompt"]) == ("30", "16"))
-    assert float(cell["ttft_s"]) == pytest.approx(0.016)
-    assert float(cell["tpot_s"]) == pytest.approx(0.004)
-    assert float(cell["decode_tokens_per_s"]) == pytest.approx(7500)
-    assert float(cell["prefill_tokens_per_s"]) == pytest.approx(30 * 16 / 0.016)
+    assert str(result.headline).replace(THIN_SPACE, " ") == told
+    largest = next(row for row in result if (row["batch"], row["prompt"]) == (30, 16))
+    expected = {"ttft": 0.016, "tpot": 0.004, "decode_rate": 7500, "prefill_rate": 30 * 16 / 0.016}
+    assert {name: largest.value(name) for name in expected} == pytest.approx(expected)
 
 
 def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared: Any) -> None:
@@ -242,7 +233,7 @@ def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared:
     assert found.bandwidth_share is None
     assert found.reads_from_cache
     (row,) = summarize([record])
-    assert generation_cells(row)["of copy"] == "in cache"
+    assert (row_of(row)["cache"], "bandwidth_share" in row_of(row)) == ("in cache", False)
     near = generation_of(generated(make_prepared, tpot_s=0.00095))  # reading is a little faster than copying
     assert near is not None
     assert near.bandwidth_share == pytest.approx(1.05, rel=0.01)

@@ -9,8 +9,6 @@ from reported import fake_door, race_records, sweep_records
 from redline.analyze.replicates import lines_of, replicate_rows
 from redline.analyze.summary import summarize
 from redline.model.record import Failure, RunRecord
-from redline.show.run import RunReport
-from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 
 
@@ -74,14 +72,13 @@ def test_lines_of_a_group_are_in_the_order_in_which_they_were_asked_for() -> Non
     assert told == ["baseline", "fp16", "fp16+compile", "bf16", "channels-last"]
 
 
-def test_what_was_measured_together_stands_in_one_group_and_one_table() -> None:
+def test_what_was_measured_together_stands_in_one_group() -> None:
     """The middle process of each recipe may be of another replicate."""
     records = processes(4, fake_door(offset_sigma=0.05))
     rows = replicate_rows(records)
     middles = {record.group for record in records if record.id in {row.record_id for row in rows}}
     assert len(middles) == 2, "these processes show what the test is about"
     assert [row.group for row in rows] == [records[0].group] * 2
-    assert "all together" not in as_text(RunReport(rows))
 
 
 def test_an_interval_over_processes_is_not_said_to_be_of_one() -> None:

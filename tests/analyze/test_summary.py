@@ -11,7 +11,6 @@ from redline.model.environment import Memory
 from redline.model.errors import SpecError
 from redline.model.record import Failure
 from redline.model.units import parse_price
-from redline.show.cells import energy_cells
 
 
 def row_of(record: Any) -> RunSummary:
@@ -201,7 +200,6 @@ def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks(make_re
 def test_no_energy_is_told_of_blocks_shorter_than_the_counter_needs(make_record: Any, make_block: Any) -> None:
     short = row_of(make_record(blocks=(make_block(energy_j=20.0, wall_s=0.3),)))
     assert (short.energy_per_item_j, short.power_w, short.energy_too_short) == (None, None, True)
-    assert energy_cells(short)["energy"] == "too short"
     assert not row_of(make_record()).energy_too_short
 
 

@@ -7,39 +7,45 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from reported import ceilings_of, fake_door, step_s, work
 
-from redline.api.run import RunResult
-from redline.api.study import StudyResult, experiments, study
+from redline.analyze.replicates import replicate_rows
 from redline.api.workspace import Workspace
 from redline.model.spec import RunSpec
 from redline.model.units import THIN_SPACE
 from redline.model.work import OperatorWork, WorkCount
-from redline.show.study import why
+from redline.verbs.study import StudyResult, experiments, study, why
 
 RECIPES = ("baseline", "fp16", "fp16+compile")
 
 
-def result(**changes: Any) -> StudyResult:
-    with Workspace(door=fake_door(**changes), keep=False) as workspace:
-        return study("precision", recipes=RECIPES, batch=[1, 8], device="cuda:0", workspace=workspace)
+def result(name: str = "precision", door: dict[str, Any] | None = None, **settings: Any) -> StudyResult:
+    with Workspace(door=fake_door(**(door or {})), keep=False) as workspace:
+        asked = {"recipes": RECIPES, "batch": [1, 8], "device": "cuda:0", **settings}
+        found = study(name, **asked, workspace=workspace)
+    assert isinstance(found, StudyResult)
+    return found
+
+
+def reason(found: StudyResult) -> str:
+    return str(why(found.tables[0], replicate_rows(found.records, ceilings_of))).replace(THIN_SPACE, " ")
 
 
 def test_every_model_batch_and_recipe_has_a_row_against_its_own_baseline(tmp_path: Path) -> None:
     found = result()
-    assert sorted((row.model, row.batch or 0, row.recipe) for row in found) == [
+    assert sorted((row["model"], row["batch"], row["recipe"]) for row in found) == [
         (model, batch, recipe) for model in ("resnet50", "vit_b_16") for batch in (1, 8) for recipe in RECIPES
     ]
-    ratios = [row.vs_first.ratio for row in found if row.recipe == "fp16+compile" and row.vs_first]
-    assert all(3.9 < ratio < 4.1 for ratio in ratios)
-    assert len(ratios) == 4
+    assert [row.value("ratio") for row in found if row["recipe"] == "fp16+compile"] == pytest.approx(
+        [4.0] * 4, rel=0.03
+    )
     written = {path.name for path in found.save(tmp_path)}
     assert written == {"latency.png", "throughput.png", "README.md", "results.csv", "results.json"}
     assert all((tmp_path / name).stat().st_size for name in written)
     text = (tmp_path / "README.md").read_text()
-    assert text.count("| resnet50 |") == 6
-    assert "mean ms" in text
-    assert "<table>" in found._repr_html_()
+    assert text.startswith("# Precision and compilation")
+    assert len([line for line in text.splitlines() if line.startswith("| resnet50 |")]) == 6
 
 
 def test_the_sentence_says_which_gains_more_and_why() -> None:
@@ -58,46 +64,49 @@ def test_the_sentence_says_which_gains_more_and_why() -> None:
         fused = spec.workload.model == "resnet50" and str(spec.recipe) != "baseline"
         return step_s(spec) * (1.5 if fused else 1.0)
 
-    rows = RunResult(result(work=traffic, step_s=seconds).records, ceilings_of).rows
-    told = why(rows)
+    found = result(door={"work": traffic, "step_s": seconds})
+    told = reason(found)
     assert re.match(
         r"At batch 8 vit_b_16 gains (3\.9\d|4\.0\d)× \(.*\) with fp16\+compile, resnet50 gains 2\.6\d× ", told
     )
-    assert "because by their rooflines matrix products are 100 % of the least time of vit_b_16's" in told.replace(
-        THIN_SPACE, " "
-    )
+    assert "because by their rooflines matrix products are 100 % of the least time of vit_b_16's" in told
     assert told.endswith("memory traffic that is the rest.")
     # A gain from compiling alone is not due to a number format: its products take as long as before.
+    rows = replicate_rows(found.records, ceilings_of)
     same = {row.model: row.roofline for row in rows if (row.recipe, row.batch) == ("baseline", 8)}
     compiled = [
         msgspec.structs.replace(row, roofline=same[row.model]) if row.recipe == "fp16+compile" else row for row in rows
     ]
-    assert "smaller formats" not in why(compiled)
+    assert "smaller formats" not in str(why(found.tables[0], compiled))
 
 
-def test_a_study_without_a_proven_gain_says_so() -> None:
-    assert why(result(step_s=lambda spec: 0.01).rows) == "No recipe is proven faster than the baseline here."
-
-
-def test_a_difference_between_gains_that_is_not_decided_is_not_explained() -> None:
-    """Both gain four times, give or take the noise."""
-    told = why(RunResult(result().records, ceilings_of).rows)
-    assert "gains" in told
-    assert told.endswith("; which of them gains most is not decided.")
-
-
-def test_what_all_were_set_against_has_its_name() -> None:
-    with Workspace(door=fake_door(step_s=lambda spec: 0.01), keep=False) as workspace:
-        settings = {"model": "resnet50", "batch": 8, "device": "cuda:0"}
-        rows = study("precision", recipes=("fp16", "fp16+compile"), **settings, workspace=workspace)
-    assert why(rows.rows) == "No recipe is proven faster than fp16 here."
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"door": {"step_s": lambda spec: 0.01}}, "No recipe is proven faster than the baseline here."),
+        (
+            {
+                "door": {"step_s": lambda spec: 0.01},
+                "recipes": ("fp16", "fp16+compile"),
+                "model": "resnet50",
+                "batch": 8,
+            },
+            "No recipe is proven faster than fp16 here.",
+        ),
+        ({}, "; which of them gains most is not decided."),
+    ],
+    ids=["no gain", "another first", "both gain four times"],
+)
+def test_what_is_not_proven_is_not_explained(settings: dict[str, Any], told: str) -> None:
+    found = result(**settings)
+    assert str(found.headline).endswith(told)
+    assert reason(found) == str(found.headline).replace(THIN_SPACE, " ")
 
 
 def test_a_difference_is_explained_only_where_the_file_asks() -> None:
-    assert result().why
-    with Workspace(door=fake_door(), keep=False) as workspace:
-        plain = study("batch", batch="1..4", recipes=["baseline", "fp16"], device="cuda:0", workspace=workspace)
-    assert (plain.why, len(plain)) == ("", 6)
+    plain = result("batch", batch="1..4", recipes=["baseline", "fp16"])
+    assert "gains" not in str(plain.headline)
+    assert len(plain) == 6
     assert "How far does a larger batch raise throughput" in str(plain)
 
 
@@ -106,6 +115,6 @@ def test_every_experiment_that_comes_with_redline_can_be_planned() -> None:
     for name in experiments():
         with Workspace(door=fake_door(), keep=False) as workspace:
             planned = study(name, dry_run=True, workspace=workspace)
-        assert planned.summary is not None
-        assert planned.summary.planned >= 2
-        assert planned.estimate is not None
+        assert planned.about["cells"] >= 2
+        assert {row["trust"] for row in planned} == {"to do"}
+        assert "not measured yet" in str(planned.headline)

@@ -24,3 +24,13 @@ def document(result: Result) -> Any:
     assert list(found)[:2] in (["schema", "kind"], ["schema", "verb"])
     assert found.get("kind", "run") in get_args(DocumentKind)
     return found
+
+
+def results(result: Result) -> list[dict[str, Any]]:
+    """The rows that `redline run --json` printed."""
+    found: list[dict[str, Any]] = document(result)["tables"]["results"]
+    return found
+
+
+def about(result: Result) -> Any:
+    return document(result)["about"]

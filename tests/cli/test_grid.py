@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoking import document
+from invoking import about, document, results
 from typer.testing import Result
 
 from redline.model.record import Failure
@@ -66,38 +66,34 @@ class TestGrid:
         door.landscape = replace(door.landscape, tail_share=0.3)
         result = redline("run", "resnet50", "-b", "1,2")
         assert "sustained" in result.stdout
-        row, _ = document(redline("run", "resnet50", "-b", "1,2", "--resume", "--json"))["results"]
-        assert row["sustained_per_s"] < row["throughput_per_s"]
-        assert f" {significant(row['sustained_per_s'], 3)} " in result.stdout
+        row, _ = results(redline("run", "resnet50", "-b", "1,2", "--resume", "--json"))
+        assert row["sustained"]["value"] < row["throughput"]["value"]
+        assert f" {significant(row['sustained']['value'], 3)} " in result.stdout
 
     def test_a_larger_grid_resumes_with_what_is_new(self, redline: Callable[..., Result], door: FakeDoor) -> None:
-        assert document(redline("run", "resnet50", "-b", "1,8", "--json"))["done"] == 2
-        plan = document(redline("run", "resnet50", "-b", "1,8,64", "--resume", "--dry-run", "--json"))
-        assert (plan["planned"], plan["done"]) == (3, 2)
+        assert about(redline("run", "resnet50", "-b", "1,8", "--json"))["done"] == 2
+        plan = about(redline("run", "resnet50", "-b", "1,8,64", "--resume", "--dry-run", "--json"))
+        assert (plan["cells"], plan["done"]) == (3, 2)
         opened = door.opened
-        told = document(redline("run", "resnet50", "-b", "1,8,64", "--resume", "--json"))
-        assert (told["planned"], told["done"]) == (3, 3)
+        told = redline("run", "resnet50", "-b", "1,8,64", "--resume", "--json")
+        assert (about(told)["cells"], about(told)["done"]) == (3, 3)
         assert door.opened == opened + 2 + 1  # two questions, one cell
-        assert len({cell["record_id"] for cell in told["cells"]}) == 3
+        assert len({row["record_id"] for row in results(told)}) == 3
 
     def test_a_grid_with_a_name_keeps_to_itself(self, redline: Callable[..., Result]) -> None:
         """Before and after a change that no key knows of, the same cells are to be measured twice."""
         command = ("run", "resnet50", "-b", "1,8", "--resume", "--json")
-        before, after = (document(redline(*command, "--name", name)) for name in ("before", "after"))
-        plain = document(redline(*command))
-        ids = [cell["record_id"] for told in (before, after, plain) for cell in told["cells"]]
+        before, after = (results(redline(*command, "--name", name)) for name in ("before", "after"))
+        ids = [row["record_id"] for rows in (before, after, results(redline(*command))) for row in rows]
         assert len(set(ids)) == 6
-        assert document(redline("compare", "before", "after", "--json"))["comparisons"]
+        assert next(iter(document(redline("compare", "before", "after", "--json"))["tables"].values()))
 
     def test_replicates_measure_each_cell_in_several_processes(self, redline: Callable[..., Result]) -> None:
         command = ("run", "resnet50", "-b", "1,8", "--resume")
-        assert document(redline(*command, "--json"))["planned"] == 2
-        told = document(redline(*command, "--replicates", "3", "--json"))
-        assert (told["planned"], told["done"]) == (6, 6)
-        assert sorted((cell["batch"], cell["replicate"]) for cell in told["cells"]) == [
-            (batch, number) for batch in (1, 8) for number in (1, 2, 3)
-        ]
-        assert [len(row["replicate_ids"]) for row in told["results"]] == [3, 3]
+        assert about(redline(*command, "--json"))["cells"] == 2
+        told = redline(*command, "--replicates", "3", "--json")
+        assert (about(told)["cells"], about(told)["done"]) == (6, 6)
+        assert [(row["batch"], row["processes"]) for row in results(told)] == [(1, 3), (8, 3)]
         shown = redline(*command, "--replicates", "3").stdout
         assert "6 cells, 6 done" in shown
         assert len([line for line in shown.splitlines() if line.startswith("baseline")]) == 2
@@ -105,15 +101,12 @@ class TestGrid:
     def test_failed_cells_are_rows_and_no_reason_to_fail(self, redline: Callable[..., Result]) -> None:
         result = redline("run", "resnet50", "broken", "-b", "8,512", "--json")
         assert result.exit_code == 0
-        told = document(result)
-        assert (told["planned"], told["done"], told["failed"]) == (4, 1, 3)
-        by_cell = {(cell["model"], cell["batch"]): cell for cell in told["cells"]}
-        assert by_cell["resnet50", 8]["status"] == "done"
-        assert by_cell["resnet50", 512]["failure"]["kind"] == "oom"
-        assert by_cell["broken", 8]["failure"] == {"stage": "build", "message": "this factory raised", "kind": "user"}
-        rows = {row["record_id"]: row for row in told["results"]}
-        assert rows[by_cell["resnet50", 8]["record_id"]]["throughput_per_s"] > 0
-        assert {"model", "task", "recipe", "batch", "status", "record_id", "failure"} <= told["cells"][0].keys()
+        found = about(result)
+        assert (found["cells"], found["done"], found["failed"]) == (4, 1, 3)
+        rows = {(row["model"], row["batch"]): row for row in results(result)}
+        assert rows["resnet50", 8]["throughput"]["value"] > 0
+        assert rows["resnet50", 512]["failure"].startswith("oom at ")
+        assert rows["broken", 8]["failure"] == "user at build: this factory raised"
 
     def test_a_dry_run_measures_nothing_and_tells_the_time(
         self, redline: Callable[..., Result], door: FakeDoor
@@ -122,17 +115,18 @@ class TestGrid:
         assert result.exit_code == 0
         assert door.opened == 2
         assert "4 cells, 0 done, 4 to do" in result.stdout
-        assert "no estimate for 4 cells: resnet50 not measured yet" in result.stdout
+        assert "No estimate for 4 cells: resnet50 not measured yet" in result.stdout
         told = document(redline("run", "resnet50", "-b", "1..8", "--dry-run", "--json"))
-        assert (told["planned"], told["done"], told["estimate"]["unknown"]) == (4, 0, 4)
+        assert (told["about"]["cells"], told["about"]["done"]) == (4, 0)
+        assert told["headline"]["figures"]["unknown"]["value"] == 4
 
     def test_flags_override_a_file(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         file = tmp_path / "study.toml"
         file.write_text('name = "study"\nmodel = ["resnet50", "other"]\nbatch = [1, 8]\n')
-        told = document(redline("run", "-f", str(file), "--json"))
-        assert (told["name"], told["planned"]) == ("study", 4)
-        told = document(redline("run", "-f", str(file), "-b", "4", "--name", "mine", "--json"))
-        assert (told["name"], told["planned"]) == ("mine", 2)
+        told = about(redline("run", "-f", str(file), "--json"))
+        assert (told["grid"], told["cells"]) == ("study", 4)
+        told = about(redline("run", "-f", str(file), "-b", "4", "--name", "mine", "--json"))
+        assert (told["grid"], told["cells"]) == ("mine", 2)
 
     def test_a_door_leaves_the_rest_of_a_files_launch(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         file = tmp_path / "study.toml"
@@ -215,7 +209,7 @@ class TestGrid:
         assert "4 cells, 2 done, 2 failed" in redline(*command, "--dry-run", "--resume").stdout
         again = redline(*command, "--dry-run", "--retry-failed")
         assert "4 cells, 2 done, 2 to do" in again.stdout
-        assert "2 cells" in again.stdout.partition("time: ")[2]
+        assert "No estimate for 2 cells: broken" in again.stdout
 
     def test_ctrl_c_prints_the_finished_rows_and_a_resume_measures_the_rest(
         self, redline: Callable[..., Result], door: FakeDoor, monkeypatch: pytest.MonkeyPatch
@@ -232,10 +226,11 @@ class TestGrid:
         result = redline(*command)
         assert result.exit_code == 130
         assert "6 cells, 4 done, 2 to do" in result.stdout
-        assert "the same command with --resume continues" in result.stderr
+        assert "next: the same command with --resume continues" in result.stdout
+        assert "interrupted" in result.stderr
         monkeypatch.setattr(FakeDoor, "open", real)
         opened = door.opened
-        assert document(redline(*command, "--resume", "--json"))["done"] == 6
+        assert about(redline(*command, "--resume", "--json"))["done"] == 6
         assert door.opened == opened + 2 + 2
 
 
@@ -254,7 +249,7 @@ class TestStudy:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("columns = ['speed']", "unknown column 'speed'; there are items/s"),
+            ("columns = ['speed']", "unknown column 'speed'; there are throughput"),
             ("columns = 3", "columns must be a list of names"),
             ("explain = 3", "explain must be true or false"),
             ("jobs = 'many'", "jobs must be a number of workers or auto"),
@@ -364,10 +359,8 @@ def test_run_takes_the_same_max_memory(redline: Callable[..., Result]) -> None:
 
 def test_run_measures_in_several_processes_when_asked(redline: Callable[..., Result]) -> None:
     arguments = ("run", "resnet50", "-b", "8", "-r", "baseline", "-r", "fp16", "--replicates", "3")
-    told = document(redline(*arguments, "--json"))
-    assert [row["recipe"] for row in told["results"]] == ["baseline", "fp16"]
-    assert [len(row["replicate_ids"]) for row in told["results"]] == [3, 3]
+    rows = results(redline(*arguments, "--json"))
+    assert [(row["recipe"], row["processes"]) for row in rows] == [("baseline", 3), ("fp16", 3)]
     result = redline(*arguments)
-    assert "3 processes each" in result.stdout
     assert "replicate 3 of 3" in result.stderr
     assert redline("run", "resnet50", "--replicates", "0").exit_code == 2

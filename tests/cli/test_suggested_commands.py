@@ -17,7 +17,6 @@ from invoking import invoke
 import redline
 from redline.analyze.advice import command_line, options_of, tuning_command
 from redline.analyze.summary import summarize
-from redline.api.run import RunResult
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
 from redline.cli.main import RENAMED, filled
@@ -34,6 +33,7 @@ from redline.search.train import train_spec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs import NAMES
+from redline.verbs.run import Measured
 
 EVERYTHING = {
     "task": "train",
@@ -96,11 +96,11 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
     """What the command line makes of it, with nothing measured."""
     seen: list[RunSpec] = []
 
-    def keep(tables: Sequence[dict[str, Any]], *more: Any, **known: Any) -> RunResult:
+    def keep(tables: Sequence[dict[str, Any]], *more: Any, **known: Any) -> Measured:
         seen.extend(grid_from_tables(tables, where=known["where"]).cells)
-        return RunResult([])
+        return Measured()
 
-    monkeypatch.setattr("redline.api.run.measure_tables", keep)
+    monkeypatch.setattr("redline.verbs.run.measure", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 0
     return seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typer.testing import Result
 from worlds.recipes import WRONG, switches_of
 
 from redline.api import tune as tuning
-from redline.api.run import run
 from redline.api.workspace import Workspace
 from redline.model.errors import UsageError
 from redline.model.note import note
@@ -23,6 +23,7 @@ from redline.model.spec import RunSpec
 from redline.search.tune.trials import Trials
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape
+from redline.verbs.run import run
 
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),
@@ -70,22 +71,23 @@ class TestDecide:
         result = redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "channels-last")
         assert result.exit_code == 0
         assert "vs baseline" in result.stdout
-        assert "channels-last is slower than fp16" in result.stdout
-        assert "next: fp16 is the fastest here that has acceptable outputs" in result.stdout
+        assert "channels-last is slower than fp16" in result.stderr
+        assert re.match(r"fp16 is (1\.9|2\.0)\d×", result.stdout)
+        assert "next: redline profile resnet50 -r fp16" in result.stdout
 
     def test_does_not_recommend_what_is_wrong(self, redline: Callable[..., Result]) -> None:
         result = redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "bf16")
         assert "✗" in result.stdout
-        assert "next: baseline is the fastest" in result.stdout
+        assert "but its outputs are wrong" in result.stdout.splitlines()[0]
 
     def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
         told = document(redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "fp16", "--json"))
-        (pair,) = told["pairs"]
-        assert pair.keys() >= {"a", "b", "ratio", "low", "high", "verdict"}
-        assert (pair["a"], pair["b"], pair["verdict"]) == ("baseline", "fp16", "faster")
-        assert pair["low"] <= 2.0 <= pair["high"]
-        assert [len(row["replicate_ids"]) for row in told["results"]] == [pair["replicates"]] * 2
-        assert {"recipe", "throughput_per_s", "latency_s", "numerics", "verdict"} <= told["results"][0].keys()
+        (pair,) = told["tables"]["pairs"]
+        assert (pair["against"], pair["recipe"], pair["verdict"]) == ("baseline", "fp16", "faster")
+        assert pair["ratio"]["low"] <= 2.0 <= pair["ratio"]["high"]
+        rows = told["tables"]["results"]
+        assert [row["processes"] for row in rows] == [pair["replicates"]] * 2
+        assert {"recipe", "throughput", "latency_p50", "numerics", "verdict"} <= rows[1].keys()
 
     def test_a_recipe_that_fails_is_told_and_exits_5(self, redline: Callable[..., Result]) -> None:
         result = redline("run", "--decide", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "compile")
@@ -135,7 +137,7 @@ class TestTune:
         assert "no compiler here" in told
         assert "not tried: graphs: this device has none" in told
         assert "next: redline.recipe('fp16+channels-last').apply(model, *example_inputs)" in told
-        assert "leader: " in result.stderr
+        assert "best so far: " in result.stderr
 
     def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
         told = document(redline("tune", "resnet50", "--batch", "8", "--budget", "30m", "--json"))
@@ -216,9 +218,9 @@ class TestTune:
 class TestFromPython:
     def test_a_decision(self, door: FakeDoor) -> None:
         result = run("resnet50", recipes=["baseline", "fp16"], decide=True, workspace=Workspace(door=door))
-        assert result.pairs[0].verdict == "faster"
+        (pair,) = result.table("pairs").rows
+        assert (pair["recipe"], pair["verdict"]) == ("fp16", "faster")
         assert "fp16" in str(result)
-        assert json.loads(result.to_json())["pairs"][0]["b"] == "fp16"
 
     def test_a_winner_is_applied_with_the_inputs_of_the_search(
         self, door: FakeDoor, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,6 @@ import pytest
 from reported import race_records
 
 from redline.analyze.pairs import pairs_of
-from redline.analyze.replicates import replicate_rows
 from redline.analyze.statistics import PairedLog, student_t
 from redline.model.errors import UsageError
 from redline.model.protocol import FailureReply, OnProgress, Reply
@@ -23,10 +22,11 @@ from redline.search import decide as deciding
 from redline.search.decide import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, UntilTold, decide
 from redline.search.group import Entry
 from redline.search.observer import NoJournal, Observer
-from redline.show.grid import grid_report
+from redline.show.result import terminal
 from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
+from redline.verbs.run import Measured, result_of
 
 
 def specs_of(*recipes: str, door: str = "fork") -> list[RunSpec]:
@@ -48,7 +48,7 @@ def raced(landscape: Landscape, *recipes: str, **settings: Any) -> tuple[list[li
 
 def told_of(replicates: list[list[RunRecord]]) -> str:
     records = [record for replicate in replicates for record in replicate]
-    return as_text(grid_report(replicate_rows(records), decided=[replicates]))
+    return as_text(terminal(result_of(Measured(records=records, decided=[replicates]))))
 
 
 def test_functions_race_each_other_under_their_own_names() -> None:
@@ -295,7 +295,7 @@ class TestARecipeAgainstItself:
 def test_a_race_in_which_nobody_met_says_so() -> None:
     """Stopped before a replicate was finished."""
     records = [msgspec.structs.replace(record, blocks=()) for record in race_records(("baseline", "fp16"))]
-    assert "no replicate finished" in told_of([records])
+    assert "next: run the same command again" in told_of([records])
 
 
 class TestUntilTold:

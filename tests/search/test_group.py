@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from redline.analyze.rows import row_of
 from redline.analyze.statistics import Interval, median_interval, paired_ratio
 from redline.analyze.summary import RunSummary, summarize
 from redline.model.environment import Memory as BlockMemory
@@ -36,8 +37,6 @@ from redline.search import run
 from redline.search.group import SOLO_BLOCKS, Entry, Group
 from redline.search.observer import Observer
 from redline.search.run import UntilPrecise, measure_together
-from redline.show.run import RunReport
-from redline.show.terminal import as_text
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
@@ -644,7 +643,7 @@ class TestCompany:
         assert row.latency_s is not None
         assert row.latency_s.p50 == pytest.approx(0.002, rel=0.005)
         (noted,) = row.verdict.noted("contended")
-        assert f"fp16: {noted}" in as_text(RunReport([row]))
+        assert noted in row_of(row).notes
         assert re.search(
             r"8\.[67]\d? ?% faster" if factor < 1 else r"4\.[78]\d? ?% slower", str(noted).replace("\u2009", " ")
         ), noted

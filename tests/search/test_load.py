@@ -301,7 +301,7 @@ def test_a_load_is_kept_in_the_history_and_told_as_json(tmp_path: Path) -> None:
     assert [row["rate"]["value"] for row in rates] == [100.0, 200.0, 400.0]
     wanted = {"achieved_rate", "latency_p50", "latency_p95", "latency_p99", "mean_batch", "queue", "compute"}
     assert all(wanted <= row.keys() for row in rates)
-    assert str(result.headline) == "resnet18 under baseline sustains ≥ 400 requests/s with p99 within 50.0 ms."
+    assert str(result.headline) == "resnet18 under baseline sustains ≥ 400 req/s with p99 within 50.0 ms."
     result.plot(tmp_path / "load.png")
     assert (tmp_path / "load.png").stat().st_size > 10_000
 

@@ -44,12 +44,12 @@ def test_a_sweep_settles_what_comes_back_in_any_order(monkeypatch: pytest.Monkey
             for number, spec in reversed(list(enumerate(specs))):
                 yield number, measure_together([spec], workspace.door(spec.launch), NoJournal())[0]
 
-    monkeypatch.setattr("redline.api.run.spread", backwards)
+    monkeypatch.setattr("redline.verbs.run.spread", backwards)
     result = redline.run(
         f"{MODELS}:sound", batch=[1, 2], device="cpu", ray=True, address="auto", effort="quick", no_check=True
     )
-    assert [cell.status for cell in result.summary.cells] == ["done"] * 2
-    assert sorted(row.batch or 0 for row in result.rows) == [1, 2]
+    assert (result.about["cells"], result.about["done"]) == (2, 2)
+    assert sorted(row["batch"] for row in result) == [1, 2]
 
 
 class OneMachine:

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from reported import ceilings_of, fake_door, race_records, sweep_records
+from reported import ceilings_of, fake_door, race_records, shown, sweep_records
 
 from redline.analyze.replicates import replicate_rows
+from redline.analyze.rows import row_of
 from redline.analyze.summary import RunSummary
 from redline.analyze.train import training_of
 from redline.api.train import TrainResult
@@ -28,8 +29,6 @@ from redline.show.dashboard import tiles_of
 from redline.show.folder import write_folder
 from redline.show.payload import payload_of
 from redline.show.plots import bars_of
-from redline.show.run import RunReport
-from redline.show.terminal import as_text
 from redline.show.train import epoch_cells
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
@@ -190,20 +189,20 @@ def test_the_dashboard_has_them(contents: Contents, truth: dict[str, RunSummary]
 
 
 def test_the_picture_and_the_markdown_and_the_terminal_have_them(
-    contents: Contents, folder: Path, truth: dict[str, RunSummary]
+    contents: Contents, folder: Path, truth: dict[str, RunSummary], records: list[RunRecord]
 ) -> None:
     _, _, bars = bars_of(contents)
     assert {row.recipe: figures(row) for row in bars} == {recipe: figures(row) for recipe, row in truth.items()}
     markdown = plain((folder / "report.md").read_text())
-    terminal = plain(as_text(RunReport(list(truth.values()))))
+    terminal = plain(shown(records, ceilings_of=ceilings_of))
     for recipe, row in truth.items():
         speed, _, _, half, ratio, ratio_low, ratio_high, bound = figures(row)
         (line,) = [line for line in markdown.splitlines() if line.startswith(f"| {recipe} | 32 |")]
-        shown = next(line for line in terminal.splitlines() if line.startswith(f"{recipe} "))
-        for text in (line, shown):
+        assert re.search(rf"\b{half * 100:.2g}%", line.replace(" %", "%"))
+        assert bound in line
+        printed = next(line for line in terminal.splitlines() if re.match(rf"{re.escape(recipe)} +\d", line))
+        for text in (line, printed):
             assert f"{speed:.0f}" in text
-            assert re.search(rf"\b{half * 100:.2g}%", text.replace(" %", "%"))
-            assert bound in text
             if ratio is not None:
                 assert f"{ratio:.2f}× ({ratio_low:.2f}–{ratio_high:.2f})" in text
 
@@ -266,5 +265,5 @@ def test_a_stalling_machine_is_marked_and_recommended_by_what_it_delivers() -> N
     assert row.throughput_per_s is not None
     assert row.sustained_per_s < 0.4 * row.throughput_per_s
     assert row.delivered_per_s == row.sustained_per_s
-    assert "sustained" in as_text(RunReport([row]))
+    assert "sustained" in [metric.name for metric in row_of(row).metrics]
     assert f"sustained {row.sustained_per_s:.0f}" in plain(contents.headline)

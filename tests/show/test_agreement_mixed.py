@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from reported import ceilings_of, failed_record, fake_door, race_records, sweep_records
 
+from redline.analyze.pairs import pairs_of
 from redline.analyze.recommend import is_surely_faster
-from redline.analyze.replicates import Line
+from redline.analyze.replicates import Line, replicate_rows
 from redline.analyze.summary import RunSummary, with_price
-from redline.api.run import RunResult
 from redline.api.tune import tune
 from redline.api.workspace import Workspace
 from redline.model.questions import SwitchChoice
@@ -222,10 +222,9 @@ def test_a_doubted_baseline_decides_nothing() -> None:
 def test_a_decision_prints_what_the_report_says() -> None:
     records = doubted_replicates()
     replicates = [records[number : number + 3] for number in (0, 3, 6)]
-    result = RunResult(records, ceilings_of, decided=[replicates])
-    racers = {row.recipe: row for row in result}
+    racers = {row.recipe: row for row in replicate_rows(records, ceilings_of)}
     lines = {line.row.recipe: line.row for line in contents_of(records, ceilings_of=ceilings_of).lines}
-    pairs = {pair.b: pair for pair in result.pairs if pair.a == "baseline"}
+    pairs = {pair.b: pair for pair in pairs_of(replicates) if pair.a == "baseline"}
     for recipe, row in lines.items():
         assert figures(racers[recipe]) == figures(row)
         if recipe in pairs:

@@ -1,13 +1,13 @@
-"""How far a measurement has come: done and left, with a clock of its own."""
+"""How far a measurement has come: done, elapsed and left, with a clock of its own, and what a pipe shows of it."""
 
 from __future__ import annotations
 
 import msgspec
 from reported import race_records
 
-from redline.cli.progress import LiveBatches, LiveObserver
+from redline.cli.progress import LiveObserver
 from redline.model.protocol import Progress
-from redline.show.course import Course, in_columns, replicate_words, stage_words
+from redline.show.course import Course, in_columns, stage_words
 
 FIRST, SECOND, _ = race_records()
 
@@ -20,15 +20,7 @@ class Clock:
         return self.now
 
 
-def test_a_replicate_more_than_was_planned_is_not_one_of_fewer() -> None:
-    assert [replicate_words(number, 3) for number in (1, 3, 4)] == [
-        "replicate 1 of 3",
-        "replicate 3 of 3",
-        "replicate 4",
-    ]
-
-
-def test_the_rest_is_told_from_what_has_passed() -> None:
+def test_the_rest_is_told_from_what_has_passed_with_the_best_so_far() -> None:
     clock = Clock()
     course = Course(clock)
     assert course.told == ""
@@ -37,9 +29,28 @@ def test_the_rest_is_told_from_what_has_passed() -> None:
     assert course.told == "0 of 2 done"
     clock.now += 20.0
     course.closed(FIRST)
-    assert course.told == "1 of 2 done, about 20 s left"
+    assert course.told == "1 of 2 done, 20 s elapsed, about 20 s left"
+    course.closed(SECOND)
+    assert course.told == "2 of 2 done, best so far: fp16, 2.50× the first"
+    course.ends_in(30.0)
+    clock.now += 10.0
+    assert "at most 20 s left" in course.told
+
+
+def test_what_was_not_needed_is_taken_back() -> None:
+    course = Course(Clock())
+    course.planned(2)
+    course.closed(FIRST)
     course.planned(-1)
     assert course.told == "1 of 1 done"
+
+
+def test_a_result_with_wrong_outputs_is_not_the_best() -> None:
+    course = Course(Clock())
+    course.planned(2)
+    for record in race_records(("baseline", "bf16")):
+        course.closed(record)
+    assert "best" not in course.told
 
 
 def test_what_is_asked_names_what_it_measures() -> None:
@@ -56,7 +67,7 @@ def test_a_line_keeps_its_numbers_at_80_columns() -> None:
     assert line.startswith("timm:vit_b")
 
 
-def test_in_a_pipe_each_event_is_one_line(capsys) -> None:  # type: ignore[no-untyped-def]
+def test_in_a_pipe_each_result_is_one_line(capsys) -> None:  # type: ignore[no-untyped-def]
     with LiveObserver() as observer:
         observer.planned(2)
         observer.opened(FIRST)
@@ -64,18 +75,13 @@ def test_in_a_pipe_each_event_is_one_line(capsys) -> None:  # type: ignore[no-un
         observer.asked(Progress(stage="ceilings", detail="copy bandwidth"))
         observer.closed(FIRST)
         observer.closed(msgspec.structs.replace(SECOND, blocks=(), stopped="interrupted"))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "resnet50 baseline: opening a worker [0 of 2 done]"
-    assert lines[1].startswith("resnet50 baseline: compiling [0 of 2 done")
-    assert lines[2] == "measuring (copy bandwidth)"
-    assert lines[3].startswith("resnet50 baseline: 2\u2009759 img/s [1 of 2 done")
-    assert lines[4] == "resnet50 fp16: interrupted [2 of 2 done]"
-    assert len(lines) == 5
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("✓ resnet50 baseline: 2\u2009759 img/s [1 of 2 done")
+    assert second == "✓ resnet50 fp16: interrupted [2 of 2 done]"
 
 
-def test_a_search_for_the_batch_says_how_many_trials_are_left_at_most(capsys) -> None:  # type: ignore[no-untyped-def]
-    with LiveBatches() as observer:
-        observer.planned(8)
-        observer.trying(32, "knee")
-        observer.opened(FIRST)
-    assert "[trial 1 of at most 8] baseline at batch 32 for the knee: opening a worker" in capsys.readouterr().err
+def test_replicates_are_counted_and_more_than_were_planned_are_not_of_fewer(capsys) -> None:  # type: ignore[no-untyped-def]
+    with LiveObserver() as observer:
+        for number in (1, 4):
+            observer.replicate(number, 3, ["baseline"])
+    assert capsys.readouterr().err.splitlines() == ["replicate 1 of 3", "replicate 4"]

@@ -5,24 +5,23 @@ from __future__ import annotations
 import io
 import re
 
-import msgspec
 import pytest
-from reported import race_records
+from reported import race_records, sweep_records
 from rich.console import Console, RenderableType
 
-from redline.analyze.grid import GridCell, GridSummary
-from redline.analyze.summary import RunSummary, summarize
-from redline.show.grid import grid_report
+from redline.analyze.summary import summarize
+from redline.model.record import RunRecord
 from redline.show.history import Listed, detail, listing
-from redline.show.run import RunReport
+from redline.show.result import Result, terminal
 from redline.store.codec import row_of
+from redline.verbs.run import Measured, result_of
 
 RECIPES = ("baseline", "fp16+channels-last+compile:reduce-overhead", "amp+channels-last")
+RECORDS = race_records(RECIPES)
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[RunSummary]:
-    return summarize(race_records(RECIPES))
+def found(records: list[RunRecord]) -> Result:
+    return result_of(Measured(records=records))
 
 
 def lines_of(report: RenderableType, width: int) -> list[str]:
@@ -36,98 +35,50 @@ def headers_of(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [160, 100, 80, 70, 60, 50])
-def test_recipe_and_trust_stay_readable_in_any_width(rows: list[RunSummary], width: int) -> None:
-    lines = lines_of(RunReport(rows), width)
+def test_what_matters_stays_readable_in_any_width(width: int) -> None:
+    lines = lines_of(terminal(found(RECORDS)), width)
     assert all(len(line) <= width for line in lines)
-    table, cold = headers_of(lines)
-    assert re.match(r"recipe {8,}", table)
-    assert table.rstrip().endswith("trust")
-    assert "valid" in next(line for line in lines if line.startswith("baseline "))
-    assert re.match(r"recipe {8,}", cold)
-    assert "compiling" in cold
-    assert sum(line.startswith("baseline ") for line in lines) == 2
+    (header,) = headers_of(lines)
+    assert re.match(r"recipe {8,}img/s", header)
+    assert ("vs baseline" in header) == (width >= 60)
+    assert len(header.split("   ")) <= 40
     assert not any("…" in line for line in lines)
+    left_out = "not shown at this width: " in " ".join(lines)
+    assert left_out == (width < 100), "what is left out is named"
 
 
-def test_the_ratio_goes_later_than_the_error_and_what_went_is_named(rows: list[RunSummary]) -> None:
-    lines = lines_of(RunReport(rows), 60)
-    assert "vs baseline" in headers_of(lines)[0]
-    assert "rel. error" not in headers_of(lines)[0]
-    told = " ".join(" ".join(lines).split())
-    assert re.search(
-        r"not shown at this width: (utilisation, )?power, memory, p95 ms, energy, bound, p50 ms, error", told
-    )
-    assert "not shown at this width: cache, import" in told
+@pytest.mark.parametrize("width", [50, 80, 160])
+def test_verbose_leaves_nothing_out_in_any_width(width: int) -> None:
+    """Columns that do not fit stand in further tables, each with what tells the rows apart."""
+    result = found(RECORDS)
+    text = "\n".join(lines_of(terminal(result, verbose=True), width))
+    assert "not shown" not in text
+    table = result.tables[0]
+    for name in table.names:
+        assert re.search(rf"(^|   ){re.escape(table.header(name))}( |$)", text, re.M), name
+    assert text.count("\nrecipe") == text.count("\nbaseline ") >= 2
+
+
+def test_models_and_batches_stand_in_front_where_they_differ() -> None:
+    records = [*sweep_records(model=["resnet50"]), *sweep_records(model=["vit_b_16"], recipe=["bf16"])]
+    lines = lines_of(terminal(found(records)), 80)
+    header = next(line for line in lines if line.startswith("model"))
+    assert re.match(r"model +recipe +batch +img/s +trust", header)
+    assert sum("✗" in line for line in lines if line.startswith("vit_b_16")) == 3, "wrong outputs are marked here too"
 
 
 @pytest.mark.parametrize("width", [110, 90, 75])
-def test_the_list_of_records_keeps_the_batch_longer_than_most(rows: list[RunSummary], width: int) -> None:
-    records = race_records(RECIPES)
-    listed = [Listed(row_of(record, over=True), row.conditions, row) for record, row in zip(records, rows, strict=True)]
+def test_the_list_of_records_keeps_the_batch_longer_than_most(width: int) -> None:
+    rows = summarize(RECORDS)
+    listed = [Listed(row_of(record, over=True), row.conditions, row) for record, row in zip(RECORDS, rows, strict=True)]
     header = lines_of(listing(listed), width)[0].split()
     assert {"id", "model", "batch", "recipe", "speed"} <= set(header)
     assert "device" not in header
 
 
-def test_all_about_one_record_hides_the_same_columns(rows: list[RunSummary]) -> None:
-    record = race_records(RECIPES)[1]
-    row = rows[1]
-    lines = lines_of(detail(row, record), 80)
+def test_all_about_one_record_cuts_nothing() -> None:
+    lines = lines_of(detail(summarize(RECORDS)[1], RECORDS[1]), 80)
     (header,) = headers_of(lines)
     for name in ("recipe", "img/s", "vs baseline", "trust"):
         assert name in header
-    assert any(line.strip().startswith("not shown at this width:") for line in lines)
     assert not any("…" in line for line in lines[:6])
-
-
-@pytest.mark.parametrize("width", [110, 80, 70])
-def test_names_in_the_overview_are_broken_between_their_parts(width: int) -> None:
-    records = [
-        msgspec.structs.replace(
-            record,
-            spec=msgspec.structs.replace(
-                record.spec, workload=msgspec.structs.replace(record.spec.workload, model=f"models.py:{name}")
-            ),
-            group=name,
-        )
-        for name in ("prototypes", "recurrent")
-        for record in race_records(("baseline", "bf16"))
-    ]
-    lines = lines_of(RunReport(summarize(records)), width)
-    shown = lines[next(at for at, line in enumerate(lines) if line.startswith("all together")) :]
-    assert all(len(line) <= width for line in shown)
-    assert any(re.match(r"(models.py:)?prototypes ", line) for line in shown)
-    assert any(re.match(r"(models.py:)?recurrent ", line) for line in shown)
-    assert sum("✗" in line for line in shown) == 2, "outputs that are wrong are marked here too"
-
-
-def test_a_grid_breaks_no_word_of_its_status_and_keeps_what_tells_rows_apart() -> None:
-    (measured,) = summarize(race_records(["baseline"]))
-    shared = msgspec.structs.replace(
-        measured,
-        sustained_per_s=409_356.0,
-        throughput_per_s=443_970.0,
-        verdict=msgspec.structs.replace(measured.verdict, labels=("shared-cpu",)),
-    )
-    rows = [msgspec.structs.replace(shared, record_id=f"{threads}") for threads in (1, 2)]
-
-    def header_of(threads: tuple[int, int]) -> str:
-        cells = tuple(
-            GridCell(
-                model="m",
-                task="infer",
-                recipe="baseline",
-                batch=32,
-                threads=each,
-                axes={"threads": each, "batch": row.batch},
-                status="done",
-                record_id=row.record_id,
-            )
-            for each, row in zip(threads, rows, strict=True)
-        )
-        lines = lines_of(grid_report(rows, GridSummary(name="s", planned=2, done=2, failed=0, cells=cells)), 80)
-        assert sum(line.rstrip().endswith("shared-cpu") for line in lines) == len(threads)
-        return headers_of(lines)[0]
-
-    assert "threads" not in header_of((1, 1))
-    assert "threads" in header_of((1, 2))

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from reported import fake_door, race_records
 
-from redline.api.run import run
 from redline.api.workspace import Workspace
 from redline.model.protocol import Progress
 from redline.show.notebook import NotebookProgress, in_notebook
+from redline.verbs.run import run
 
 
 class Pages:
@@ -45,7 +45,7 @@ def test_a_bar_says_how_much_is_done_and_goes_when_the_result_comes() -> None:
         assert len(pages.displays) == number, "each has a display of its own"
     *_, last, cleared = pages.displays[0]
     assert '<progress value="2" max="2">' in last
-    assert "2 of 2 done, resnet50 fp16: 6" in last
+    assert "2 of 2 done, best so far: fp16, 2.50× the first, resnet50 fp16: 6" in last
     assert cleared == ""
 
 

@@ -18,20 +18,20 @@ from redline.analyze.gate import GateRow
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import summarize
 from redline.api.monitor import DeviceTotal
-from redline.api.run import RunResult
 from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
 from redline.model.work import MemoryHolder, MemoryRow, MemoryUse
 from redline.show.gate import BisectStep, bisect_report, gate_report
 from redline.show.history import Listed, listing
 from redline.show.monitor import monitor_report
-from redline.show.notebook import Shown, html_of
+from redline.show.notebook import html_of
 from redline.show.result import terminal
 from redline.show.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
 from redline.verbs import compare, profile
 from redline.verbs.roofline import under_roofs
+from redline.verbs.run import Measured, result_of
 
 LONG = "fp16+channels-last+compile:reduce-overhead"
 RECORDS = race_records(("baseline", LONG, "fp16"))
@@ -50,10 +50,10 @@ def _profile() -> Profile:
     return profile_of([read_trace(Path(record.trace.path))], record)
 
 
-def results() -> dict[str, Shown]:
+def results() -> dict[str, Any]:
     return {
-        "run": RunResult(RECORDS),
-        "decided": RunResult([*RECORDS, *AGAIN], decided=[[RECORDS, AGAIN]]),
+        "run": result_of(Measured(records=RECORDS)),
+        "decided": result_of(Measured(records=[*RECORDS, *AGAIN], decided=[[RECORDS, AGAIN]])),
     }
 
 
@@ -61,10 +61,10 @@ RESULTS = results()
 
 
 @pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
-def test_a_notebook_shows_tables_and_a_picture(result: Shown) -> None:
+def test_a_notebook_shows_tables_and_a_picture(result: Any) -> None:
     shown = result._repr_html_()
     assert "<table>" in shown
-    assert shown.count("<tr>") > 1
+    assert shown.count("<tr") > 1
     assert "data:image/png;base64," in shown
     assert "\x1b" not in str(result)
 
@@ -90,7 +90,7 @@ def reports() -> dict[str, RenderableType]:
     found = compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1])
     compared = terminal(compare.result_of(found, "one", "other"))
     return {
-        **{name: each.report() for name, each in RESULTS.items()},
+        **{name: terminal(RESULTS[name]) for name in ("run", "decided")},
         "show": listing(listed),
         "compare": compared,
         **others(),
@@ -156,7 +156,6 @@ def test_what_is_hidden_is_named_and_the_identity_stays(width: int) -> None:
     Console(file=text, width=width, highlight=False).print(found)
     assert "recipe" in text.getvalue()
     assert "headroom" in text.getvalue()
-    assert "not shown at this width: MFU" in " ".join(text.getvalue().split())
     assert "reduce-overhead" in text.getvalue(), "broken between switches, not inside one"
 
 

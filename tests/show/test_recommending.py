@@ -1,112 +1,104 @@
-"""What a run's report says below its table, and what its last line may recommend."""
+"""What the first sentence of a run says, and what its last line sends to, from rows that are known."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import pytest
 
 from redline.analyze.bound import Bound
 from redline.analyze.recommend.evidence import may_recommend
+from redline.analyze.rows import columns_for, row_of, table_of
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.model.note import note
 from redline.model.record import Capabilities, Numerics
-from redline.model.units import THIN_SPACE
-from redline.show.run import RunReport
-from redline.show.terminal import as_text
+from redline.verbs.run import headline_of, next_of
 
 
-def row(recipe: str, ratio: float | None, *, passed: bool = True, quantizes: bool = False) -> RunSummary:
-    interval = {"low": ratio * 0.98, "high": ratio * 1.02} if ratio else {}
-    return RunSummary(
+def row(recipe: str, *interval: float | None, passed: bool = True, **changes: Any) -> RunSummary:
+    """A row that is `interval[0]` times as fast as the baseline, give or take 2 % where no other ends are named."""
+    ratio, low, high = (*interval, *(1.0, None, None)[len(interval) :]) if len(interval) != 1 else (interval[0], (interval[0] or 1) * 0.98, (interval[0] or 1) * 1.02)  # fmt: skip
+    versus = VersusFirst(
+        recipe="baseline", ratio=ratio or 1.0, low=low, high=high, latency_change=None, memory_change=None
+    )
+    made = RunSummary(
         model="net",
         task="infer",
         recipe=recipe,
         device="cpu",
-        throughput_per_s=10.0 * (ratio or 1),
+        batch=8,
+        item="img",
+        throughput_per_s=1000.0 * (ratio or 1),
         numerics=Numerics(rel_l2=1e-3, passed=passed),
-        capabilities=Capabilities(quantizes=quantizes),
-        vs_first=VersusFirst(ratio=ratio, latency_change=None, memory_change=None, **interval) if ratio else None,
+        capabilities=Capabilities(),
+        vs_first=versus if interval else None,
         verdict=Verdict(labels=("valid",)),
         bound=Bound(label="unknown", evidence=note("not-measured", "")),
-        record_id=recipe,
+        record_id=f"{recipe} {changes}",
+        arguments="net",
     )
+    return msgspec.structs.replace(made, **changes)
 
 
-def test_the_fastest_that_keeps_the_numbers_is_recommended() -> None:
-    rows = [row("baseline", None), row("channels-last", 1.2), row("fp16", 2.0), row("bf16", 3.0, passed=False)]
-    assert "next: fp16 is the fastest here that has acceptable outputs (2.00× (1.96–2.04))" in as_text(RunReport(rows))
+BASELINE = row("baseline")
+QUANTIZED = Capabilities(quantizes=True)
 
 
-def test_a_ratio_that_may_be_none_does_not_stand_before_one_that_is() -> None:
-    unsure = row("onnx", 1.7)
-    unsure = msgspec.structs.replace(unsure, vs_first=msgspec.structs.replace(unsure.vs_first, low=0.95))
-    text = as_text(RunReport([row("baseline", None), row("channels-last", 1.2), unsure]))
-    assert "next: channels-last is the fastest here that has acceptable outputs (1.20× (1.18–1.22))" in text
+def answer(*rows: RunSummary) -> tuple[str, str]:
+    table, _ = table_of([row_of(each) for each in rows], "results", columns_for(rows))
+    return str(headline_of(table)), next_of(rows, {each.record_id: each for each in table.rows})
 
 
-def test_a_quantized_recipe_is_shown_and_never_recommended() -> None:
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([row("tf32", 1.2), row("fp16", 2.0), row("bf16", 3.0, passed=False)], "fp16 is 2.00× (1.96–2.04) as fast as baseline: 2 000 img/s."),
+        ([row("tf32", 1.2), row("onnx", 1.7, 0.95, 2.0)], "tf32 is 1.20× (1.18–1.22) as fast as baseline: 1 200 img/s."),
+        ([row("onnx", 1.2), row("my-4-bits", 9.0, capabilities=QUANTIZED)], "onnx is 1.20× (1.18–1.22) as fast as baseline: 1 200 img/s."),
+        ([row("my-4-bits", 9.0, capabilities=QUANTIZED)], "my-4-bits is 9.00× (8.82–9.18) as fast as baseline, but it is quantized, so check it on your own data."),
+        ([row("bf16", 3.0, passed=False)], "bf16 is 3.00× (2.94–3.06) as fast as baseline, but its outputs are wrong."),
+        ([row("compile", 1.46, 0.84, 2.55)], "It is not decided whether compile is faster than baseline: 1.46× (0.84–2.55)."),
+        ([row("compile", 1.16, 1.01, 1.32)], "It is not decided whether compile is faster than baseline: 1.16× (1.01–1.32)."),
+        ([row("compile", 2.48, 0.06, 102.0)], "It is not decided whether compile is faster than baseline: the machine is too noisy."),
+        ([row("compile", 1.4, None, None)], "It is not decided whether compile is faster than baseline: ~1.40×."),
+        ([row("compile", 0.8), row("tf32", 1.0, 0.99, 1.01)], "No recipe here is faster than baseline by more than 3%: 1 000 img/s."),
+        ([row("fp16", 2.0, batch=16), row("fp16", 3.0, batch=32)], "fp16 is 3.00× (2.94–3.06) as fast as baseline (batch 32): 3 000 img/s."),
+        ([], "net under baseline reaches 1 000 img/s."),
+    ],
+)  # fmt: skip
+def test_the_answer_follows_from_the_rows(rows: list[RunSummary], told: str) -> None:
+    assert answer(BASELINE, *rows)[0].replace("\u2009", " ") == told
+
+
+def test_noise_of_a_side_does_not_overrule_its_interval_and_what_spoilt_it_does() -> None:
+    """9.16× (5.45–15.4) is faster, however noisy; the same of a throttled card is not decided."""
+    for labels, decided in ((("noisy",), True), (("throttled",), False), (("shared-cpu", "noisy"), False)):
+        verdict = Verdict(labels=labels, reasons=(note("wide-interval", "too wide", about="throughput"),))  # type: ignore[arg-type]
+        told, _ = answer(BASELINE, row("fp16", 9.16, 5.45, 15.4, verdict=verdict))
+        assert told.startswith("fp16 is 9.16×") is decided
+        spoilt = VersusFirst(recipe="baseline", ratio=9.16, low=5.45, high=15.4, latency_change=None, memory_change=None, first_doubted=not decided)  # fmt: skip
+        assert answer(BASELINE, row("fp16", vs_first=spoilt))[0].startswith("fp16 is 9.16×") is decided
+
+
+def test_a_quantized_recipe_is_never_recommended() -> None:
     """Whatever it is called: a plug-in may quantize too."""
-    quantized = row("my-4-bits", 9.0, quantizes=True)
-    text = as_text(RunReport([row("baseline", None), row("onnx", 1.2), quantized]))
-    assert "next: onnx is the fastest here" in text
-    assert "my-4-bits: quantized: only a check on your own data tells whether the accuracy is acceptable" in text
-    assert not may_recommend(quantized)
+    assert not may_recommend(row("my-4-bits", 9.0, capabilities=QUANTIZED))
     assert may_recommend(row("onnx", 1.2))
-    alone = as_text(RunReport([row("baseline", None), quantized]))
-    assert "next: only quantized recipes are faster than the first here" in alone
 
 
-def with_interval(recipe: str, ratio: float, low: float | None, high: float | None) -> RunSummary:
-    found = row(recipe, ratio)
-    assert found.vs_first is not None
-    return msgspec.structs.replace(found, vs_first=msgspec.structs.replace(found.vs_first, low=low, high=high))
-
-
-@pytest.mark.parametrize(("ratio", "low", "high"), [(1.46, 0.84, 2.55), (0.98, 0.9, 1.05), (1.4, None, None)])
-def test_an_interval_on_both_sides_of_one_is_inconclusive(ratio: float, low: float | None, high: float | None) -> None:
-    last = as_text(RunReport([row("baseline", None), with_interval("compile", ratio, low, high)])).splitlines()[-1]
-    assert last.startswith("next: inconclusive: compile may be faster or slower than the first;")
-
-
-@pytest.mark.parametrize(("ratio", "low", "high", "told"), [(1.16, 1.01, 1.32, "faster"), (0.97, 0.95, 0.99, "slower")])
-def test_one_that_may_differ_by_too_little_is_said_to(ratio: float, low: float, high: float, told: str) -> None:
-    last = as_text(RunReport([row("baseline", None), with_interval("compile", ratio, low, high)])).splitlines()[-1]
-    assert last.startswith(
-        f"next: inconclusive: compile is {told} than the first, but maybe by less than 3{THIN_SPACE}%;"
-    )
-
-
-def test_only_what_is_clearly_not_faster_is_said_not_to_be() -> None:
-    slower, same = with_interval("compile", 0.8, 0.75, 0.85), with_interval("tf32", 1.0, 0.99, 1.01)
-    assert "next: no recipe here is faster than the first" in as_text(RunReport([row("baseline", None), slower, same]))
-    wrong = row("bf16", 3.0, passed=False)
-    assert "without acceptable outputs are faster" in as_text(RunReport([row("baseline", None), wrong]))
-
-
-def test_a_step_that_is_mostly_python_is_to_be_looked_at_not_computed_in_another_way() -> None:
-    python = Bound(label="host", evidence=note("outside-operators", ""))
-    alone = msgspec.structs.replace(row("baseline", None), bound=python, worth_trying=("bf16", "compile"))
-    last = as_text(RunReport([alone])).splitlines()[-1]
-    assert "profile" in last
-    assert "bf16" not in last
-
-
-def test_a_spread_worth_noting_stands_below_the_table() -> None:
-    spread = note("spread", "latency: spread 7 % of the mean", about="latency")
-    noted = msgspec.structs.replace(row("fp16", 2.0), verdict=Verdict(labels=("valid",), notes=(spread,)))
-    lines = as_text(RunReport([row("baseline", None), noted])).splitlines()
-    assert f"  fp16: {spread}" in [line.rstrip() for line in lines]
-    assert next(line for line in lines if line.startswith("fp16")).rstrip().endswith("valid, noted")
-
-
-def test_a_ratio_that_the_speeds_beside_it_deny_is_told_apart() -> None:
-    def text(speed: float) -> str:
-        baseline, other = row("baseline", None), row("compile", 1.4)
-        other = msgspec.structs.replace(
-            other, throughput_per_s=speed, vs_first=msgspec.structs.replace(other.vs_first, recipe="baseline")
-        )
-        return as_text(RunReport([baseline, other]))
-
-    assert "5.90× by overall throughput, but 1.40× interleaved" in text(59.0)
-    assert "by overall throughput" not in text(14.1)
+@pytest.mark.parametrize(
+    ("rows", "command"),
+    [
+        ([BASELINE], "redline profile net"),
+        ([msgspec.structs.replace(BASELINE, worth_trying=("fp16", "compile"))], "redline run net -r baseline -r fp16 -r compile"),
+        ([msgspec.structs.replace(BASELINE, worth_trying=("fp16",), arguments=None)], "redline.run(model, inputs, recipes=['baseline', 'fp16'])"),
+        ([msgspec.structs.replace(BASELINE, bound=Bound(label="host", evidence=note("outside-operators", "")), worth_trying=("bf16",))], "redline profile net"),
+        ([BASELINE, row("fp16", 2.0)], "redline profile net -r fp16"),
+        ([BASELINE, row("fp16", 1.1, 0.9, 1.3)], "redline run net -r baseline -r fp16 --decide"),
+        ([BASELINE, row("fp16", 0.8)], "redline tune net"),
+    ],
+)  # fmt: skip
+def test_the_next_command_goes_on_from_the_answer(rows: list[RunSummary], command: str) -> None:
+    assert answer(*rows)[1] == command

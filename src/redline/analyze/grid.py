@@ -8,7 +8,6 @@ from typing import Any, Literal
 import msgspec
 
 from redline.analyze.profile import Profile
-from redline.analyze.summary import RunSummary
 from redline.analyze.train import TrainingSummary, training_of
 from redline.model.fields import Frozen
 from redline.model.note import Note
@@ -120,54 +119,6 @@ def seconds_each(together: Sequence[RunRecord]) -> float | None:
     last = max(block.started_at + block.wall_s for block in blocks)
     seconds = (last - min(record.created_at for record in together)) / len(together)
     return seconds if seconds > 0 else None  # a simulated bench has a clock of its own
-
-
-class TokenTargets(Frozen):
-    ttft_s: float | None = None
-    """For the median time to the first token."""
-    tpot_s: float | None = None
-    """For p95 of the time per token after the first; with too few tokens for p95, for the median."""
-
-
-class UnderTargets(Frozen):
-    """The fastest row that keeps the targets."""
-
-    targets: TokenTargets
-    kept: tuple[str, ...]
-    """Ids of the records that keep them."""
-    record_id: str | None
-    """None: no row does."""
-    recipe: str | None = None
-    batch: int | None = None
-    prompt: int | None = None
-    new_tokens: int | None = None
-    decode_tokens_per_s: float | None = None
-
-
-def under_targets(rows: Sequence[RunSummary], targets: TokenTargets) -> UnderTargets:
-    kept = [row for row in rows if _keeps(row, targets)]
-    best = max(kept, key=lambda row: row.decode_tokens_per_s or row.throughput_per_s or 0.0, default=None)
-    if best is None:
-        return UnderTargets(targets=targets, kept=(), record_id=None)
-    return UnderTargets(
-        targets=targets,
-        kept=tuple(row.record_id for row in kept),
-        record_id=best.record_id,
-        recipe=best.recipe,
-        batch=best.batch,
-        prompt=best.conditions.prompt,
-        new_tokens=best.conditions.new_tokens,
-        decode_tokens_per_s=best.decode_tokens_per_s or best.throughput_per_s,
-    )
-
-
-def _keeps(row: RunSummary, targets: TokenTargets) -> bool:
-    if row.ttft_s is None or (row.numerics is not None and row.numerics.is_wrong):
-        return False
-    first_kept = targets.ttft_s is None or row.ttft_s <= targets.ttft_s
-    if row.tpot_s is None or targets.tpot_s is None:  # a single token, which no other follows
-        return first_kept
-    return first_kept and (row.tpot_s.p50 if row.tpot_s.p95 is None else row.tpot_s.p95) <= targets.tpot_s
 
 
 class Rung(Frozen):

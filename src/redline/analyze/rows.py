@@ -6,142 +6,129 @@ puts several side by side with the conditions in which they differ; what all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from redline.analyze.summary import RunSummary, name_of
 from redline.analyze.trust import DISQUALIFYING, error_text
 from redline.model.conditions import condition_words
-from redline.model.figures import LATENCY_P50, LATENCY_P95, LATENCY_P99, MEMORY, THROUGHPUT, TPOT, TTFT
+from redline.model.figures import (
+    COMPILE,
+    LATENCY_P50,
+    LATENCY_P95,
+    LATENCY_P99,
+    MEMORY,
+    RATIO,
+    REL_ERROR,
+    THROUGHPUT,
+    TPOT,
+    TTFT,
+)
 from redline.model.metrics import Fact, Figure, Metric, Row, Table
 from redline.model.note import Note, note
 
-Value = float | tuple[float | None, float | None, float | None] | None
-"""A number, or one with both ends of its interval."""
-Reader = Callable[[RunSummary], Value]
-
-RATIO = Figure(
-    name="ratio", unit="x", header="vs first", better="higher", doc="Time of the first over time of this one."
-)
-HALF_WIDTH = Figure(name="half_width", unit="share", header="±", better="lower", doc="Of the throughput's interval.")
-COST = Figure(
-    name="cost_per_million", header="per million", better="lower", doc="Of a million items, at the given price."
-)
-
-
-def _latency(name: str) -> Reader:
-    def read(row: RunSummary) -> Value:
-        value = getattr(row.latency_s, name, None)
-        if name != "p50" or row.latency_s is None:
-            return value
-        return value, row.latency_s.low, row.latency_s.high
-
-    return read
-
-
-def _throughput(row: RunSummary) -> Value:
-    interval = row.throughput_interval
-    return row.throughput_per_s, interval.low if interval else None, interval.high if interval else None
-
-
-def _ratio(row: RunSummary) -> Value:
-    return None if row.vs_first is None else (row.vs_first.ratio, row.vs_first.low, row.vs_first.high)
-
-
-def _half_width(row: RunSummary) -> Value:
-    return row.throughput_interval.half_width if row.throughput_interval else None
-
-
-def _memory(row: RunSummary) -> Value:
-    held = row.memory
-    if row.training is not None:
-        return row.training.peak_bytes
-    return None if held is None else held.peak_reserved_bytes or held.peak_rss_bytes
-
-
-def _of(part: str, name: str) -> Reader:
-    """A field of one of the row's parts, where there is such a part."""
-    return lambda row: getattr(getattr(row, part), name, None)
-
-
-def _own(name: str) -> Reader:
-    return lambda row: getattr(row, name)
-
-
-def _phase(name: str) -> Reader:
-    return lambda row: (row.phases_s or {}).get(name)
-
-
-def _trained_or(own: str, trained: str) -> Reader:
-    """A field of the row; of a training that of its whole epochs."""
-    return lambda row: getattr(row.training, trained) if row.training is not None else getattr(row, own)
-
-
-FIGURES: tuple[tuple[Figure, Reader], ...] = (
-    (THROUGHPUT, _throughput),
-    (HALF_WIDTH, _half_width),
-    (RATIO, _ratio),
-    (Figure(name="sustained", unit="{item}/s", header="sustained/s", better="higher", doc="By the wall clock, where the machine stalled."), _own("sustained_per_s")),
-    (LATENCY_P50, _latency("p50")),
-    (Figure(name="latency_p90", unit="s", header="p90", better="lower", doc="Needs 64 samples."), _latency("p90")),
-    (LATENCY_P95, _latency("p95")),
-    (LATENCY_P99, _latency("p99")),
-    (Figure(name="latency_mean", unit="s", header="mean", better="lower"), _latency("mean")),
-    (Figure(name="samples", doc="Timed steps."), _latency("n")),
-    *((Figure(name=phase, unit="s", better="lower", doc="A phase of a training step."), _phase(phase)) for phase in ("forward", "backward", "optimizer")),
-    (TTFT, _own("ttft_s")),
-    (TPOT, _of("tpot_s", "p50")),
-    (Figure(name="tpot_p95", unit="s", header="TPOT p95", better="lower"), _of("tpot_s", "p95")),
-    (Figure(name="prefill_rate", header="prefill tok/s", better="higher", doc="Prompt tokens read per second."), _own("prefill_tokens_per_s")),
-    (Figure(name="decode_rate", header="decode tok/s", better="higher", doc="Tokens written per second."), _own("decode_tokens_per_s")),
-    (Figure(name="bandwidth_share", unit="share", header="of copy", better="higher", doc="What a decode step reads, over what memory could."), _own("bandwidth_share")),
-    (Figure(name="weights", unit="B"), _own("weight_bytes")),
-    (Figure(name="cache_size", unit="B", doc="Of the keys and values."), _own("cache_bytes")),
-    (Figure(name="epoch_time", unit="s", header="epoch", better="lower", doc="Median of the whole epochs."), _of("training", "epoch_s")),
-    (Figure(name="accuracy", unit="share", better="higher", doc="On held-out data, after the last epoch."), _of("training", "accuracy")),
-    (Figure(name="train_loss", better="lower"), _of("training", "train_loss")),
-    (Figure(name="data_wait", unit="share", header="data wait", better="lower"), _of("training", "data_wait_share")),
-    (MEMORY, _memory),
-    (Figure(name="memory_change", unit="share", doc="Over that of the first."), _of("vs_first", "memory_change")),
-    (Figure(name="rel_error", unit="error", header="rel. error", better="lower", doc="‖Δ‖/‖y‖ against strict fp32."), _of("numerics", "rel_error")),
-    (Figure(name="signal_error", unit="error", header="signal error", better="lower", doc="The distance over what depends on the input: the verdict goes by it."), _of("numerics", "rel_l2")),
-    (Figure(name="tolerance", unit="error", doc="What the signal error may be: 4 times what rounding does."), _of("numerics", "tolerance")),
-    (Figure(name="of_peak", unit="share", header="of peak", better="higher", doc="Of the measured ceiling."), _of("roofline", "efficiency")),
-    (Figure(name="headroom", unit="x", header="left", better="lower", doc="Measured time over the roofline's."), _of("roofline", "headroom")),
-    (Figure(name="flops", unit="FLOP", doc="Products of one step."), _own("flops")),
-    (Figure(name="energy_per_item", unit="J", header="energy/item", better="lower"), _trained_or("energy_per_item_j", "energy_per_sample_j")),
-    (Figure(name="power", unit="W", doc="Mean over the metered blocks."), _own("power_w")),
-    (Figure(name="utilisation", unit="share", doc="Of the device."), _trained_or("utilisation", "utilisation")),
-    (COST, _trained_or("cost_per_million", "cost_per_million")),
-    *((Figure(name=f"{name}_time", unit="s", header=header, doc="Before the first step.", better="lower"), _of("cold_start_s", f"{name}_s")) for name, header in (("import", "import"), ("start", "worker"), ("build", "build"), ("first_call", "first call"), ("compile", "compiling"))),
+FIGURES: tuple[tuple[Figure, str], ...] = (
+    (THROUGHPUT, "throughput_per_s throughput_interval.low throughput_interval.high"),
+    (Figure(name="half_width", unit="share", header="±", better="lower", doc="Of the throughput's interval."), "throughput_interval.half_width"),
+    (RATIO, "vs_first.ratio vs_first.low vs_first.high"),
+    (Figure(name="sustained", unit="{item}/s", header="sustained/s", better="higher", doc="By the wall clock, where the machine stalled."), "sustained_per_s"),
+    (LATENCY_P50, "latency_s.p50 latency_s.low latency_s.high"),
+    (Figure(name="latency_p90", unit="s", header="p90", better="lower", doc="Needs 64 samples."), "latency_s.p90"),
+    (LATENCY_P95, "latency_s.p95"),
+    (LATENCY_P99, "latency_s.p99"),
+    (Figure(name="latency_mean", unit="s", header="mean", better="lower"), "latency_s.mean"),
+    (Figure(name="latency_std", unit="s", header="std", better="lower", doc="Standard deviation of the step's time."), "latency_s.std"),
+    (Figure(name="samples", doc="Timed steps."), "latency_s.n"),
+    *((Figure(name=phase, unit="s", better="lower", doc="A phase of the step."), f"phases_s.{phase}") for phase in ("forward", "backward", "optimizer", "prefill", "decode")),
+    (TTFT, "ttft_s"),
+    (TPOT, "tpot_s.p50"),
+    (Figure(name="tpot_p95", unit="s", header="TPOT p95", better="lower"), "tpot_s.p95"),
+    (Figure(name="prefill_rate", unit="tok/s", header="prefill tok/s", better="higher", doc="Prompt tokens read per second."), "prefill_tokens_per_s"),
+    (Figure(name="decode_rate", unit="tok/s", header="decode tok/s", better="higher", doc="Tokens written per second."), "decode_tokens_per_s"),
+    (Figure(name="bandwidth_share", unit="share", header="of copy", better="higher", doc="What a decode step reads, over what memory could."), "bandwidth_share"),
+    (Figure(name="weights", unit="B"), "weight_bytes"),
+    (Figure(name="cache_size", unit="B", doc="Of the keys and values."), "cache_bytes"),
+    (Figure(name="epoch_time", unit="s", header="epoch", better="lower", doc="Median of the whole epochs."), "training.epoch_s"),
+    (Figure(name="accuracy", unit="share", better="higher", doc="On held-out data, after the last epoch."), "training.accuracy"),
+    (Figure(name="steps", doc="Of all epochs together."), "training.steps"),
+    (Figure(name="train_loss", better="lower"), "training.train_loss"),
+    (Figure(name="val_loss", header="held-out loss", better="lower"), "training.val_loss"),
+    (Figure(name="data_wait", unit="share", header="data wait", better="lower"), "training.data_wait_share"),
+    (MEMORY, "training.peak_bytes|memory.peak_reserved_bytes|memory.peak_rss_bytes"),
+    (Figure(name="memory_change", unit="share", doc="Over that of the first."), "vs_first.memory_change"),
+    (Figure(name="memory_allocated", unit="B", header="allocated", better="lower", doc="The peak of what tensors took."), "memory.peak_allocated_bytes"),
+    (REL_ERROR, "numerics.rel_error"),
+    (Figure(name="signal_error", unit="error", header="signal error", better="lower", doc="The distance over what depends on the input: the verdict goes by it."), "numerics.rel_l2"),
+    (Figure(name="tolerance", unit="error", doc="What the signal error may be: 4 times what rounding does."), "numerics.tolerance"),
+    (Figure(name="of_peak", unit="share", header="of peak", better="higher", doc="Of the measured ceiling."), "roofline.efficiency"),
+    (Figure(name="headroom", unit="x", header="left", better="lower", doc="Measured time over the roofline's."), "roofline.headroom"),
+    (Figure(name="flops", unit="FLOP", doc="Products of one step."), "flops"),
+    (Figure(name="energy_per_item", unit="J", header="energy/item", better="lower"), "training.energy_per_sample_j|energy_per_item_j"),
+    (Figure(name="power", unit="W", doc="Mean over the metered blocks."), "power_w"),
+    (Figure(name="utilisation", unit="share", header="busy", doc="Of the device."), "utilisation"),
+    (Figure(name="cost_per_million", header="per million", better="lower", doc="Of a million items, at the given price."), "training.cost_per_million|cost_per_million"),
+    (Figure(name="sustainable_rate", unit="req/s", header="sustains", better="higher", doc="The highest rate that keeps the target."), "load.sustainable_rate"),
+    *((Figure(name=f"{name}_time", unit="s", header=header, doc="Before the first step.", better="lower"), f"cold_start_s.{name}_s") for name, header in (("import", "import"), ("start", "worker"), ("build", "build"), ("first_call", "first call"))),
+    (COMPILE, "cold_start_s.compile_s"),
 )  # fmt: skip
-"""Every figure of a measurement, with what reads it. The first are those that a reader looks for first."""
-COLD = ("import_time", "start_time", "build_time", "first_call_time", "compile_time")
+"""Every figure of a measurement, with where its value (and both ends of its interval) is found; of several places, joined by `|`, the first
+that has it. The first are those that a reader looks for first."""
 
 IDENTITY = ("run", "model", "task", "recipe", "batch", "device")
 """Facts that every row has. `batch` and `recipe` are what was measured, as it was resolved."""
+NAMED = ("run", "model", "task", "prompt", "new_tokens", "batch")
+"""What a row that was not measured can be told by."""
+WORDS = (
+    "trust",
+    "bound",
+    "numerics",
+    "verdict",
+    "compared_with",
+    "processes",
+    "cache",
+    "compile_cache",
+    "keeps_target",
+    "limit",
+    "top_operator",
+)
+"""What is said of a row rather than asked for: it does not identify it."""  # fmt: skip
+
+
+def found_at(row: Any, places: str) -> Any:
+    """The value in the first of these places that has one."""
+    for place in places.split("|"):
+        value = row
+        for name in place.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if value is not None:
+            return value
+    return None
 
 
 def metric_of(row: RunSummary, name: str) -> Metric | None:
     """One figure of a measurement by its name; None where it is not known."""
-    figure, read = next((figure, read) for figure, read in FIGURES if figure.name == name)
-    return _metric(row, figure, read(row))
+    return next((made for figure, places in FIGURES if figure.name == name and (made := _metric(row, figure, places))), None)  # fmt: skip
 
 
-def _metric(row: RunSummary, figure: Figure, value: Value) -> Metric | None:
-    value, low, high = value if isinstance(value, tuple) else (value, None, None)
+def _metric(row: RunSummary, figure: Figure, places: str) -> Metric | None:
+    value, *ends = (found_at(row, part) for part in places.split(" "))
     if value is None:
         return None
+    low, high = ends or (None, None)
     doubt = doubt_of(row) if figure in (THROUGHPUT, LATENCY_P50) else None
     if figure is RATIO and row.vs_first is not None:
-        if low is None or high is None:
-            doubt = note("few-rounds", "too few common rounds for an interval")
-        elif row.vs_first.first_doubted:
-            doubt = note("noisy", f"the times of {row.vs_first.recipe} are doubted", about="first")
-    made = figure(value, low, high, doubt=doubt, item=row.item)
+        figure = msgspec.structs.replace(RATIO, header=f"vs {row.vs_first.recipe or 'first'}"[:24])
+        doubt = None if row.vs_first.low is not None else note("few-rounds", "too few common rounds for an interval")
+    if figure.name == "epoch_time" and row.training is not None and row.training.state == "cut":
+        doubt = note(
+            "interrupted", "the time was over before the epoch was: what a whole one would have taken at that speed"
+        )
     # An interval belongs to its own figure: where that has no number, its width has none either.
-    return None if figure is HALF_WIDTH and (speed := metric_of(row, "throughput")) and speed.is_too_noisy else made
+    if figure.name == "half_width" and (speed := metric_of(row, "throughput")) and speed.is_too_noisy:
+        return None
+    return figure(value, low, high, doubt=doubt, item=row.item)
 
 
 def doubt_of(row: RunSummary) -> Note | None:
@@ -156,19 +143,30 @@ def doubt_of(row: RunSummary) -> Note | None:
 
 
 def trust_words(row: RunSummary) -> str:
-    told = ", ".join(row.verdict.labels)
-    if row.verdict.labels == ("noisy",) and not row.verdict.doubts("throughput"):
-        return "noisy (latency)"  # the throughput beside it is sound
-    return told
+    is_wrong = row.numerics is not None and row.numerics.is_wrong
+    labels: list[str] = [label for label in row.verdict.labels if not (is_wrong and label == "valid")]
+    if labels == ["noisy"] and not row.verdict.doubts("throughput"):
+        labels = ["noisy (latency)"]  # the throughput beside it is sound
+    return ", ".join([*labels, *(["wrong outputs ✗"] if is_wrong else [])])
 
 
 def numerics_words(row: RunSummary) -> str | None:
-    """What the check of the outputs says: an error that passes, or why there is none."""
+    """What the check of the outputs says: that the error passes, and why, or why there is none."""
     if row.numerics is None:
         return None
     if row.numerics.is_wrong:
-        return "too far"
+        return "wrong"
+    if row.capabilities is not None and row.capabilities.quantizes:
+        return "quantized"
     return "passed" if row.numerics.is_compared else error_text(row.numerics)
+
+
+def verdict_words(row: RunSummary) -> str | None:
+    """What the interval of the ratio decides. Noise is part of the interval; what spoilt the times of a side is not."""
+    if row.vs_first is None:
+        return None
+    is_spoilt = row.vs_first.first_doubted or DISQUALIFYING & set(row.verdict.labels)
+    return "undecided" if is_spoilt or row.vs_first.verdict == "inconclusive" else row.vs_first.verdict
 
 
 def facts_of(row: RunSummary) -> dict[str, Fact]:
@@ -181,7 +179,7 @@ def facts_of(row: RunSummary) -> dict[str, Fact]:
         "device": row.device,
     }
     for name, value in msgspec.to_builtins(row.conditions).items():
-        if value not in (None, "", [], 0) and not (name == "ranks" and value == 1):
+        if value not in (None, "", [], (), 0) and not (name == "ranks" and value == 1):
             facts[name] = ", ".join(value) if isinstance(value, list) else value
     if row.device != "cpu":
         facts.pop("threads", None)
@@ -194,13 +192,15 @@ def row_of(row: RunSummary) -> Row:
     if row.failure is not None:
         why = f"{row.failure.kind} at {row.failure.stage}: {row.failure.told}"
         return Row(facts={**facts, "trust": "failed"}, failure=why, record_id=row.record_id)
-    metrics = (_metric(row, figure, read(row)) for figure, read in FIGURES)
+    metrics = (_metric(row, figure, places) for figure, places in FIGURES)
     words = {
+        "verdict": verdict_words(row),
+        "compared_with": row.vs_first.recipe if row.vs_first else None,
         "bound": row.bound.label,
         "numerics": numerics_words(row),
         "trust": trust_words(row),
         "processes": len(row.replicate_ids) or None,
-        "cache": row.cache,
+        "cache": "in cache" if row.reads_from_cache else row.cache,
         "compile_cache": row.cold_start_s.compile_cache if row.cold_start_s else None,
     }
     return Row(
@@ -225,6 +225,8 @@ def _notes(row: RunSummary) -> Iterator[Note]:
         yield note("not-steady", f"{sustained} sustained by the wall clock: the machine stalled between steps")
     if row.roofline is not None and row.roofline.error is not None:
         yield row.roofline.error
+    if row.training is not None:
+        yield from row.training.doubts
     codes = ["measured-separately", "contended", "others-at-work", "masked-positions", "left-out", "also-failed", "straggler", "oversubscribed"]  # fmt: skip
     yield from row.verdict.noted(*codes)  # type: ignore[arg-type]
     if row.verdict.trusted:
@@ -241,38 +243,39 @@ def table_of(
     rows: Sequence[Row], name: str, columns: Sequence[str] = (), title: str = ""
 ) -> tuple[Table, dict[str, Fact]]:
     """A table of measurements, and what all of them share. The columns begin with what tells the rows apart."""
-    known = [row.facts for row in rows if not row.failure] or [row.facts for row in rows]
-    shared = {key: value for key, value in known[0].items() if key not in varying(known)} if known else {}
-    kept = (*IDENTITY, "trust", "bound", "numerics")
+    known = [row.facts for row in rows if row.metrics] or [row.facts for row in rows]
+    # What was not measured says of itself only what was asked for, and nothing where that is the default.
+    asked = [[row.facts[key] for row in rows if row.facts.get(key) not in (None, "")] for key in NAMED]
+    named = {key for key, values in zip(NAMED, asked, strict=True) if len(set(map(str, values))) > 1}
+    apart = [key for key in dict.fromkeys([*NAMED, *varying(known)]) if key in named or key in varying(known)]
+    shared = {key: value for key, value in known[0].items() if key not in apart} if known else {}
     own = tuple(
         msgspec.structs.replace(
-            row, facts={key: value for key, value in row.facts.items() if key in kept or key not in shared}
+            row,
+            facts={key: value for key, value in row.facts.items() if key in (*IDENTITY, *WORDS) or key not in shared},
         )
         for row in rows
     )
-    conditions = [key for key in varying(known) if key not in (*_WORDS, "recipe")] if len(known) > 1 else []
-    keys = [*(key for key in ("run", "model", "task") if key in conditions), "recipe"]
-    keys = ["run"] if "run" in conditions else keys
-    keys += [key for key in conditions if key not in keys and not ("run" in keys and key != "run")]
-    about = {key: value for key, value in shared.items() if key not in _WORDS}
-    return Table(name=name, title=title, rows=own, columns=(*keys, *columns)), about
-
-
-_WORDS = ("trust", "bound", "numerics", "processes", "cache", "compile_cache")
-"""What is said of a row rather than asked for: it does not identify it."""
+    # Shapes of inputs follow from the batch, which says it better.
+    conditions = [key for key in apart if key not in (*WORDS, "recipe") and not (key == "inputs" and "batch" in apart)]
+    names_differ = len({row.facts.get("model") for row in rows}) > 1
+    front = ["run"] if "run" in apart else ["model"] * names_differ + ["task"] * ("task" in apart) + ["recipe"]
+    keys = [*front, *(key for key in conditions if key not in front and front != ["run"])]
+    about = {key: value for key, value in shared.items() if key not in WORDS}
+    return Table(name=name, title=title, rows=own, columns=(*keys, *(each for each in columns if each not in keys))), about  # fmt: skip
 
 
 def title_of(about: Mapping[str, Fact], rows: Iterable[RunSummary]) -> str:
     """What was measured in all of these rows, and where, in one line."""
     row = next((row for row in rows if row.device_name), None) or next(iter(rows))
     words = condition_words(row.conditions, row.device)
+    words = {name: text for name, text in words.items() if name not in ("torch", "driver")}  # they are shown with -v
     parts = [str(about[name]) for name in ("model", "task") if name in about]
     parts += [f"batch {about['batch']}"] if about.get("batch") else []
     parts += [words[name] for name in words if name in about]
     if "device" in about:
         parts.append(f"{row.device_name} ({row.device})" if row.device_name else row.device)
-    processes = about.get("processes")
-    return " · ".join([*parts, *([f"{processes} processes each"] if processes else [])])
+    return " · ".join(parts)
 
 
 def columns_for(rows: Sequence[RunSummary]) -> tuple[str, ...]:

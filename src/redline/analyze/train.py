@@ -138,6 +138,11 @@ class TrainingSummary(Frozen):
     fed_by: str | None = None
     """The command that measures loader and model apart and together."""
 
+    @property
+    def steps(self) -> int:
+        """Of all epochs."""
+        return sum(epoch.steps for epoch in self.epochs)
+
 
 def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> TrainingSummary:
     settings, prepared, info = record.spec.train, record.prepared, record.prepared.data if record.prepared else None

@@ -35,9 +35,8 @@ from redline.api.benchmarks import (
     open_baseline,
 )
 from redline.api.profile import profile_spec
-from redline.api.run import measure_specs
 from redline.api.settings import one_spec
-from redline.api.workspace import Workspace, use
+from redline.api.workspace import Workspace, measure_specs, use
 from redline.launch.checkout import Setup
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.identity import benchmark_of, differences

@@ -27,10 +27,10 @@ from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec, RunSpec
 from redline.model.spec_table import training_table
 from redline.search.batch import search_batch
+from redline.search.observer import Observer
 from redline.search.profile import trace_name
 from redline.search.train import After
 from redline.show.contents import Contents, contents_of
-from redline.show.course import CollectingObserver, LineObserver
 from redline.show.dashboard import dashboard
 from redline.show.export import JsonDocument, json_document
 from redline.show.folder import ReportFiles, write_folder
@@ -159,8 +159,7 @@ def run_quick_profile(
     dataset = ALIASES.get(dataset.lower(), dataset)
     _check(model_name, epochs, batch_size)
     with use(workspace) as opened:
-        collected = LineObserver() if progress else CollectingObserver()
-        working = opened.derived(observer=collected)
+        working = opened if progress else opened.derived(observer=Observer())
         table = training_table(dataset, {**settings, "epochs": epochs})
         asked, _ = one_spec(working, "a quick profile", model_name, None, recipes=recipe, **table, batch=batch_size)
         before = _trained(_sized(asked, batch_size, epochs=1), working)
@@ -168,11 +167,12 @@ def run_quick_profile(
         batch = _best_batch(found, batch_size)
         after = _trained(_sized(asked, batch), working, profile=True)
         assert after.trace is not None
-        known = opened.ceilings_of(collected.records)
+        records = [before, *opened.history.load_many(trial.record_id for trial in found.trials).values(), after]
+        known = opened.ceilings_of(records)
         profile = profile_of([read_trace(Path(after.trace.path))], after, ceilings=known(after))
     training = training_of(after, known(after))
     results = _results(training_of(before), training, found, profile)
-    return QuickProfile(results, collected.records, found, training, profile, known)
+    return QuickProfile(results, records, found, training, profile, known)
 
 
 def _check(model_name: str, epochs: int, batch_size: int) -> None:

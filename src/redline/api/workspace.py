@@ -30,7 +30,9 @@ from redline.model.questions import (
 )
 from redline.model.record import RunRecord
 from redline.model.spec import LaunchSpec, RunSpec
+from redline.search.grid import Grid, make_plan
 from redline.search.observer import Journal, NoJournal, Observer
+from redline.search.run import Account, GridRun
 from redline.show.notebook import NotebookProgress, in_notebook
 from redline.store import History
 from redline.system.locks import device_lock
@@ -284,3 +286,14 @@ class Workspace:
 def use(workspace: Workspace | None) -> AbstractContextManager[Workspace]:
     """The caller's workspace, left open; or a new one for this call, closed at its end."""
     return Workspace() if workspace is None else nullcontext(workspace)
+
+
+def measure_specs(specs: Sequence[RunSpec], workspace: Workspace, replicates: int = 1) -> list[RunRecord]:
+    """Check all specs first, then measure those of one workload together. Any mistake is raised before the first."""
+    checked = workspace.checked(specs)
+    answers = [Checked(spec=spec) for spec in checked]
+    plan = make_plan(Grid(cells=checked), answers, workspace.environment, replicates=replicates, is_kept=False)
+    running = GridRun(plan, workspace, Account(), live=workspace.journal)
+    running.go()
+    cells = sorted(plan.cells, key=lambda cell: int(cell.key.partition("-")[0]))
+    return [running.records[cell.key] for cell in cells]

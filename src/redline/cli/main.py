@@ -111,6 +111,29 @@ CONTEXTS: dict[str, dict[str, Any]] = {
 """How commands read their words that pass them on to a program."""
 
 
+def micro(context: typer.Context) -> int:
+    """Run micro_benchmarking_pytorch.py with its own flags.
+
+    'redline micro --help' lists them.
+
+    \b
+    Examples:
+      redline micro --network resnet50 --batch-size 64 --iterations 20
+      redline micro --network resnet50 --fp16 1 --flops-prof-step 10
+    """
+    from redline.compat.micro import main as script
+
+    return script(context.args)
+
+
+def command_named(name: str) -> Callable[..., int | None]:
+    """The command as typer reads it: of a verb made from its declarations."""
+    if name == "micro":
+        return micro
+    command: Callable[..., int | None] = command_of(name) if is_moved(name) else unmoved(name)
+    return command
+
+
 def _listed(name: str) -> Callable[..., int | None]:
     """What stands for a command where commands are only listed: it has a name and a line of help."""
 
@@ -129,7 +152,7 @@ def filled(*names: str) -> typer.Typer:
         for name in commands:
             if names and name.split()[0] not in names:
                 continue
-            command = _listed(name) if not names else command_of(name) if is_moved(name) else unmoved(name)
+            command = command_named(name) if names else _listed(name)
             register = made.command(
                 name,
                 cls=Command,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -127,7 +128,11 @@ class Metric(Frozen):
     def in_words(self) -> str:
         """What stands in a sentence: with the unit of a rate."""
         has_number = self.value is not None and not self.is_too_noisy
-        return f"{self} {self.unit}" if has_number and "{item}" in self.figure.unit else str(self)
+        return f"{self} {self.unit}" if has_number and self.unit not in WRITTEN else str(self)
+
+
+WRITTEN = ("s", "B", "x", "share", "change", "error", "FLOP", "count", "B/s", "FLOP/s", "J", "W", "Hz", "°C", "")
+"""Units that stand beside the number in a cell, or that need no word. Any other is the header of its column."""
 
 
 def written(value: float, unit: str, half_width: float | None = None) -> str:
@@ -248,6 +253,26 @@ class Table(Frozen):
 
     def is_number(self, name: str) -> bool:
         return any(isinstance(row.get(name), Metric | int | float) for row in self.rows)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that tell a row from its neighbours: the facts with which `columns` begins."""
+        known = tuple(name for name in self.columns if name in self.names)
+        return (
+            tuple(takewhile(lambda name: all(row.metric(name) is None for row in self.rows), known)) or self.names[:1]
+        )
+
+    def called(self, row: Row) -> str:
+        """What a sentence calls a row: the facts in which it differs from its neighbours, such as `fp16, batch 8`."""
+        keys = self.keys
+        apart = [name for name in keys if len({row.cell(name) for row in self.rows}) > 1] or keys[:1]
+        return ", ".join(in_words(name, row.get(name)) for name in apart if row.cell(name))
+
+
+def in_words(name: str, value: Metric | Fact) -> str:
+    """A fact in a sentence: a name stands by itself, and a number or a size has its setting in front, such as batch 8."""
+    is_name = isinstance(value, str) and not value[:1].isdigit()
+    return str(value) if is_name else f"{name.replace('_', ' ')} {value}"
 
 
 class Headline(Frozen):

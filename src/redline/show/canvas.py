@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,15 @@ def log_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def batch_ticks(axes: Any, batches: set[int]) -> None:
+    ordered = sorted(batches)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ordered[:: max(1, len(ordered) // 12)])
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("batch")
+
+
 def save_figure(figure: Any, path: Path, dpi: int = 130) -> Path:
     with warnings.catch_warnings():
         # A name may hold a character that no font here has; the picture then shows a box for it.
@@ -73,3 +84,10 @@ def save_figure(figure: Any, path: Path, dpi: int = 130) -> Path:
         except OSError as error:
             raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
     return path
+
+
+def data_url(figure: Any) -> str:
+    """The picture as the address of an image that a page carries in itself."""
+    held = io.BytesIO()
+    figure.savefig(held, dpi=110, format="png")
+    return f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"

@@ -5,20 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rich.text import Text
-
-from redline.analyze.batch import BatchTrial, Purpose, trial_words
 from redline.analyze.bound import step_s
+from redline.analyze.pairs import TIME_BAND
 from redline.analyze.recommend import rate_text
 from redline.analyze.statistics import Interval
 from redline.analyze.train import training_of
 from redline.model.protocol import Progress
 from redline.model.record import RunRecord
-from redline.model.training import Epoch
-from redline.model.units import format_seconds, format_share
-from redline.search.observer import Observer
-from redline.show.terminal import make_console, one_line
-from redline.show.train import epoch_line
+from redline.model.units import format_ratio, format_seconds, format_share
+from redline.show.terminal import one_line
 
 WORDS = {
     "device": "opening the device",
@@ -52,11 +47,6 @@ def stage_words(progress: Progress) -> str:
     return f"{words} ({progress.detail})" if shows_detail else words
 
 
-def replicate_words(number: int, planned: int) -> str:
-    """Where processes lie apart, there are more of them than were planned."""
-    return f"replicate {number} of {planned}" if number <= planned else f"replicate {number}"
-
-
 def ended_words(record: RunRecord) -> str:
     """How a closed record ended, in words."""
     if record.failure is not None:
@@ -76,14 +66,20 @@ def speed_told(record: RunRecord) -> str:
 
 
 class Course:
-    """Counts the records that are planned and done, and says how long the rest may take."""
+    """Counts the records that are planned and done, says how long the rest may take, and which result is the best so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = clock()
+        self._ends_at: float | None = None
         self._planned = 0
         self._seen: set[str] = set()
         self._done: set[str] = set()
+        self._firsts: dict[str, float] = {}
+        """Seconds per step of the first recipe of each group."""
+        self._gain = 1.0 + TIME_BAND
+        self.best = ""
+        """The result that gains most over the first of its group, in words."""
 
     def planned(self, records: int) -> None:
         """Add to the number of records to be measured."""
@@ -91,11 +87,22 @@ class Course:
             self._began = self._clock()
         self._planned += records
 
+    def ends_in(self, seconds: float) -> None:
+        """Say when it ends at the latest, whatever is still to be measured."""
+        self._ends_at = self._clock() + seconds
+
     def opened(self, record: RunRecord) -> None:
         self._seen.add(record.id)
 
     def closed(self, record: RunRecord) -> None:
         self._done.add(record.id)
+        numerics, seconds = record.prepared.numerics if record.prepared else None, step_s(record)
+        if record.group is None or not seconds or (numerics is not None and numerics.is_wrong):
+            return
+        gain = self._firsts.setdefault(record.group, seconds) / seconds
+        if gain > self._gain:
+            self._gain = gain
+            self.best = f"best so far: {record.spec.recipe}, {format_ratio(gain)} the first"
 
     @property
     def done(self) -> int:
@@ -108,59 +115,21 @@ class Course:
 
     @property
     def told(self) -> str:
-        """Done and left in a few words; empty where no plan is known."""
-        if not self.whole:
-            return ""
-        parts = [f"{self.done} of {self.whole} done"]
-        if 0 < self.done < self.whole:
-            left_s = (self._clock() - self._began) * (self.whole - self.done) / self.done
-            parts.append(f"about {format_seconds(max(left_s, 1.0), 2)} left")
-        return ", ".join(parts)
+        """Done, elapsed and left in a few words, with the best so far; empty where no plan is known."""
+        elapsed_s = self._clock() - self._began
+        parts = [f"{self.done} of {self.whole} done"] if self.whole else []
+        if self._ends_at is not None:
+            parts.append(f"at most {max(0.0, self._ends_at - self._clock()):.0f} s left")
+        elif 0 < self.done < self.whole:
+            left_s = elapsed_s * (self.whole - self.done) / self.done
+            parts.append(f"{format_seconds(elapsed_s, 2)} elapsed, about {format_seconds(max(left_s, 1.0), 2)} left")
+        return ", ".join([*parts, *([self.best] if parts and self.best else [])])
 
 
 def interval_words(rounds: int, interval: Interval | None, target: float) -> str:
     """How narrow the interval of a record is after some rounds."""
     width = f"±{format_share(interval.half_width)}" if interval else "too few samples yet"
     return f"{width} (target {format_share(target)}), block {rounds}"
-
-
-class CollectingObserver(Observer):
-    """Remembers every finished record."""
-
-    def __init__(self) -> None:
-        self.records: list[RunRecord] = []
-
-    def closed(self, record: RunRecord) -> None:
-        self.records.append(record)
-
-
-class LineObserver(CollectingObserver):
-    """A plain line per event on stderr, which a notebook shows at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._console = make_console(stderr=True)
-
-    def waiting(self, holder: str) -> None:
-        self._say(f"waiting for the GPU: {holder} is using it")
-
-    def trying(self, batch: int, purpose: Purpose) -> None:
-        self._say(f"batch search: trying {batch}")
-
-    def tried(self, trial: BatchTrial) -> None:
-        self._say(trial_words(trial))
-
-    def epoch(self, record: RunRecord, epoch: Epoch) -> None:
-        assert record.spec.train is not None
-        item = record.prepared.workload.item if record.prepared else "items"
-        self._say(f"batch {record.spec.workload.batch}, {epoch_line(epoch, record.spec.train.epochs, item)}")
-
-    def progress(self, record: RunRecord, progress: Progress) -> None:
-        if progress.stage == "profile":
-            self._say("profiling a few steps")
-
-    def _say(self, line: str) -> None:
-        self._console.print(Text(one_line(line)))
 
 
 def in_columns(name: str, words: str, width: int) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.history import SMALLEST_CHANGE, Drift
+from redline.analyze.rows import columns_for, row_of, table_of
 from redline.analyze.summary import RunSummary
 from redline.model.conditions import Conditions, condition_words
 from redline.model.fields import Frozen
@@ -23,7 +24,7 @@ from redline.model.record import BatchOrigin
 from redline.model.units import counted, format_bytes, format_seconds, format_share
 from redline.show.cells import generation_cells, limit_lines, ratio_cell, rounded, trust_cell
 from redline.show.export import JsonDocument, json_document
-from redline.show.run import FittingTable
+from redline.show.result import terminal_table
 from redline.show.terminal import Fitted, make_table, one_line
 from redline.store import Row
 
@@ -159,7 +160,8 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
     for name, value in lines:
         grid.add_row(Text(name, style="dim"), Text(value))
     failure = [Text(record.failure.traceback, style="red")] if record.failure and record.failure.traceback else []
-    return Group(FittingTable([row]), grid, *failure)
+    table, _ = table_of([row_of(row)], "record", columns_for([row]))
+    return Group(terminal_table(table), grid, *failure)
 
 
 def _generation_lines(row: RunSummary) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import importlib
 import io
@@ -24,7 +23,7 @@ from redline.model.protocol import Progress
 from redline.model.record import RunRecord
 from redline.model.units import printable
 from redline.search.observer import Observer
-from redline.show.canvas import COLOURS, label_text, new_figure, save_figure
+from redline.show.canvas import COLOURS, data_url, label_text, new_figure, save_figure
 from redline.show.course import Course, ended_words, interval_words, stage_words
 from redline.show.terminal import Fitted, as_text
 
@@ -62,7 +61,7 @@ class Shown:
 
     def _repr_html_(self) -> str:
         picture = self.figure()
-        drawn = "" if picture is None else f'<img alt="" style="max-width:100%" src="{_data_url(picture)}">'
+        drawn = "" if picture is None else f'<img alt="" style="max-width:100%" src="{data_url(picture)}">'
         return f'<div class="redline">{"".join(html_of(self.report()))}{drawn}</div>'
 
     def to_dataframe(self) -> Any:
@@ -157,12 +156,6 @@ def _drawn(found: Bars) -> Any:
     axes.set_xlabel(label_text(found.unit))
     axes.set_title(label_text(found.title, 90), fontsize=10.5, loc="left")
     return figure
-
-
-def _data_url(figure: Any) -> str:
-    held = io.BytesIO()
-    figure.savefig(held, dpi=110, format="png")
-    return f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"
 
 
 PERIOD_S = 0.25

@@ -18,7 +18,7 @@ from redline.analyze.train import TrainingSummary
 from redline.model.identity import Subject
 from redline.model.spec import BASELINE
 from redline.model.units import format_ratio
-from redline.show.canvas import COLOURS, LABEL, label_text, log_ticks, new_figure, save_figure
+from redline.show.canvas import COLOURS, LABEL, batch_ticks, label_text, log_ticks, new_figure, save_figure
 from redline.show.contents import Contents
 from redline.show.profile import step_figure
 from redline.show.terminal import one_line
@@ -267,15 +267,6 @@ def latency_ms_of(row: RunSummary) -> Measured | None:
 
 def _reach(value: float, low: float, high: float) -> tuple[float, float]:
     return max(0.0, value - low), max(0.0, high - value)
-
-
-def batch_ticks(axes: Any, batches: set[int]) -> None:
-    ordered = sorted(batches)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ordered[:: max(1, len(ordered) // 12)])
-    axes.set_xticks([], minor=True)
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("batch")
 
 
 def _in_two_lines(recipe: str) -> str:

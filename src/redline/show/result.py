@@ -18,8 +18,9 @@ from rich.text import Text
 from redline.model.errors import UsageError
 from redline.model.metrics import Block, Fact, Headline, Metric, Row, Table, disturbances, plain
 from redline.model.note import Note
+from redline.model.record import RunRecord
 from redline.model.units import counted, printable
-from redline.show.canvas import save_figure
+from redline.show.canvas import data_url, save_figure
 from redline.show.export import JsonDocument, harmless, safe_document
 from redline.show.terminal import Fitted, as_text, make_table, markdown_line, markdown_table
 
@@ -27,6 +28,8 @@ SCHEMA = 3
 """The version of the JSON document. It is raised when a field changes its meaning or goes away."""
 WHOLE_NAME = 28
 """Characters of a row's name that stand on one line: in a narrow terminal columns are left out before a name is folded."""
+MOST_COLUMNS = 7
+"""Columns that a person reads without -v."""
 MOST_NOTES = 3
 """Notes that a person reads without -v; the others are counted."""
 
@@ -48,6 +51,8 @@ class Result:
     blocks: tuple[Block, ...] = ()
     next: str = ""
     """One command, or a sentence where no command helps."""
+    records: Sequence[RunRecord] = ()
+    """What was measured, where the verb measures."""
     record_ids: tuple[str, ...] = ()
     exit_code: int = 0
     picture: Callable[[], Any] | None = None
@@ -64,6 +69,16 @@ class Result:
         """Those of the first table."""
         return self.tables[0].rows if self.tables else ()
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A row of the first table by its number, or several by a slice."""
+        return self.rows[index]
+
     def __str__(self) -> str:
         return as_text(terminal(self))
 
@@ -71,7 +86,8 @@ class Result:
         return f"<redline.{self.verb}: {self.headline or f'{len(self.rows)} rows'}>"
 
     def _repr_html_(self) -> str:
-        return web(self)
+        drawn = "" if self.picture is None else f'<img alt="" style="max-width:100%" src="{data_url(self.picture())}">'
+        return web(self) + drawn
 
     def to_json(self) -> JsonDocument:
         """What `--json` prints."""
@@ -136,7 +152,9 @@ def _paragraphs(table: Table) -> Iterator[Text]:
 
 
 def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
-    names = table.names if verbose or not table.columns else [name for name in table.columns if name in table.names]
+    """At most seven columns; with `verbose` all, and those that do not fit beside the others stand below them."""
+    shown = [name for name in table.columns if name in table.names][:MOST_COLUMNS] or list(table.names)
+    names = list(table.names) if verbose else shown
     made = make_table(None)
     for name in names:
         is_number = table.is_number(name) and name != names[0]
@@ -150,34 +168,25 @@ def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
     for row in rows:
         cells = [row.cell(name) for name in names]
         cells[0] = "  " * row.depth + cells[0]
-        made.add_row(
-            *(
-                Text(text, style="red" if row.failure and name == names[0] else "")
-                for name, text in zip(names, cells, strict=True)
-            )
-        )
+        style = "red" if row.failure else ""
+        made.add_row(Text(cells[0], style=style), *map(Text, cells[1:]))
     if left := len(table.rows) - len(rows):
         made.caption = f"{counted(left, 'more row')} with -v"
     # What matters least stands last, so columns go from the right where the terminal is narrow.
-    return Fitted(made, expendable=[table.header(name) for name in reversed(names[1:])])
+    keys = len([name for name in table.keys if name in names])
+    return Fitted(made, [table.header(name) for name in reversed(names[1:])], keys=keys if verbose else 0)
 
 
 def _row_remarks(table: Table) -> Iterator[Text]:
     for row in table.rows:
         if row.failure:
-            yield Text(f"  {_called(row)}: {row.failure}", style="red")
-
-
-def _called(row: Row) -> str:
-    """What a line below the table calls a row: its first fact."""
-    return str(next((value for value in row.facts.values() if value not in (None, "")), ""))
+            yield Text(f"  {table.called(row)}: {row.failure}", style="red")
 
 
 def _all_notes(result: Result, shown: Sequence[Table]) -> list[tuple[str, Note]]:
     """What disturbed the figures that are not shown, then the notes of the whole, then those of single rows."""
-    rows = [row for table in shown for row in table.rows]
-    found = [("", each) for each in (*disturbances(rows), *result.notes)]
-    found += [(_called(row), each) for row in rows for each in row.notes]
+    found = [("", each) for each in (*disturbances(row for table in shown for row in table.rows), *result.notes)]
+    found += [(table.called(row), each) for table in shown for row in table.rows for each in row.notes]
     return list(dict.fromkeys(found))
 
 
@@ -203,7 +212,7 @@ def markdown(result: Result) -> str:
         left = next((at for at, name in enumerate(names) if table.is_number(name) and at), len(names))
         lines += [markdown_line("### {}", table.title), ""] if table.title else []
         lines += [*markdown_table(headers, rows, left=left), ""]
-        lines += [markdown_line("- {}: {}", _called(row), row.failure) for row in table.rows if row.failure]
+        lines += [markdown_line("- {}: {}", table.called(row), row.failure) for row in table.rows if row.failure]
     for block in result.blocks:
         lines += [markdown_line("### {}", block.title), ""] if block.title else []
         lines += [*(f"    {printable(line)}" for line in block.text.splitlines()), ""]

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from itertools import chain
+
+import msgspec
 
 from redline.analyze.load import load_rows
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import Curve
+from redline.analyze.replicates import Line
+from redline.analyze.rows import FIGURES, row_of
+from redline.analyze.summary import RunSummary
+from redline.analyze.train import TrainingSummary
 from redline.model import figures
 from redline.model.environment import Environment
+from redline.model.identity import is_capture
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
+from redline.model.record import RunRecord
 from redline.model.units import format_bytes
 from redline.search.tune.gains import GainPath, waterfall
-from redline.show import rows as made
 from redline.show.contents import Contents
 from redline.show.result import Result
 from redline.show.tune import answer
 
 RESULT_COLUMNS = (
-    "recipe", "model", "task", "batch", "throughput", "speedup", "latency_p50", "latency_p95", "ttft", "tpot", "epoch_time",
-    "accuracy", "sustainable_rate", "memory", "numerics", "energy", "cost", "headroom", "bound", "verdict", "setting", "device",
-    "measured_at",
+    "recipe", "model", "task", "batch", "throughput", "ratio", "latency_p50", "latency_p95", "ttft", "tpot", "epoch_time",
+    "accuracy", "sustainable_rate", "memory", "rel_error", "energy_per_item", "cost_per_million", "headroom", "bound", "trust",
+    "setting", "device", "measured_at",
 )  # fmt: skip
 """What a person reads of a row, the most important first; documents, CSV and the chooser of columns have the rest."""
 KERNELS = 40
 """Of each profile, the longest."""
+
+OF_ROWS = {figure.name: figure for figure, _ in FIGURES}
 
 KNEE = Figure(name="knee_batch", header="knee", doc="The batch from which larger ones hardly bring more.")
 OF_LIMIT = Figure(name="of_limit", unit="share", header="of the limit")
@@ -41,7 +51,7 @@ def result_of(contents: Contents) -> Result:
     """Every figure of a report, as rows. Tables without a row are left out."""
     tables = (
         Table(name="results", title="Results", rows=_results(contents), columns=RESULT_COLUMNS),
-        Table(name="epochs", title="Epochs", rows=_all(map(made.epoch_rows, contents.trainings))),
+        Table(name="epochs", title="Epochs", rows=_all(map(epoch_rows, contents.trainings))),
         Table(name="loads", title="Latency under load", rows=_all(map(load_rows, contents.loads))),
         Table(name="knees", title="Where larger batches stop paying", rows=_all(map(_knee_rows, contents.curves))),
         Table(name="searches", title="Searches for the fastest recipe", rows=_all([_search_rows(contents)])),
@@ -70,7 +80,51 @@ def _all(parts: Iterable[Iterable[Row]]) -> tuple[Row, ...]:
 
 
 def _results(contents: Contents) -> tuple[Row, ...]:
-    return tuple(made.line_row(line) for line in contents.lines)
+    return tuple(_of_line(line.row, line.record, line, len(line.rates), line.measured_at) for line in contents.lines)
+
+
+def _of_line(row: RunSummary, record: RunRecord, line: Line, processes: int, at: float) -> Row:
+    """A row with what tells it from those of other reports: the setting, when it was measured, and in how many processes."""
+    made = row_of(row)
+    more: dict[str, Fact] = {
+        "setting": line.subject.setting or None,
+        "device": line.subject.device,
+        "kind": "profile" if is_capture(record) else "run",
+        "processes": processes,
+        "measured_at": datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M"),
+    }
+    return msgspec.structs.replace(made, facts={**made.facts, **more})
+
+
+EPOCH_SECONDS = Figure(name="seconds", unit="s", better="lower", doc="The whole epoch, validation included.")
+
+
+def epoch_rows(training: TrainingSummary) -> Iterator[Row]:
+    """One row for each epoch."""
+    for epoch in training.epochs:
+        metrics = (
+            EPOCH_SECONDS(epoch.seconds),
+            figures.THROUGHPUT(epoch.samples_per_s, item=training.item),
+            OF_ROWS["train_loss"](epoch.train_loss),
+            OF_ROWS["val_loss"](epoch.val_loss),
+            OF_ROWS["accuracy"](epoch.val_accuracy),
+            OF_ROWS["data_wait"](epoch.data_wait_share),
+            figures.MEMORY(epoch.peak_bytes),
+            OF_ROWS["utilisation"](epoch.utilisation),
+        )
+        phases = tuple(Figure(name=f"{name}_time", unit="s")(seconds) for name, seconds in epoch.phases_s.items())
+        yield Row(
+            facts={
+                "recipe": training.recipe,
+                "model": training.model,
+                "batch": training.batch,
+                "data": training.data,
+                "epoch": epoch.epoch,
+                "is_cut": epoch.is_cut,
+            },
+            metrics=tuple(metric for metric in (*metrics, *phases) if metric.value is not None),
+            record_id=training.record_id,
+        )
 
 
 def _knee_rows(curve: Curve) -> Iterator[Row]:
@@ -100,9 +154,9 @@ def _search_rows(contents: Contents) -> Iterator[Row]:
                     "remark": str(ranked.note) if ranked.note is not None else None,
                 },
                 metrics=(
-                    figures.SPEEDUP(ranked.ratio, ranked.low, ranked.high),
+                    figures.RATIO(ranked.ratio, ranked.low, ranked.high),
                     figures.COMPILE(ranked.compile_s),
-                    *([figures.REL_ERROR(numerics.rel_l2)] if numerics is not None else []),
+                    *([OF_ROWS["signal_error"](numerics.rel_l2)] if numerics is not None else []),
                 ),
             )
 
@@ -194,4 +248,4 @@ def processes_of(contents: Contents) -> Iterator[Row]:
     """One row for each record, where several processes measured the same: what `records.csv` has."""
     for line in contents.lines:
         for record, row in line.processes:
-            yield made.row_of(row, line.subject, record)
+            yield _of_line(row, record, line, 1, record.created_at)

@@ -75,14 +75,16 @@ _BREAKS = re.compile(r"(?<=[\s+:/·_,])")
 class Fitted:
     """A table in as many columns as the terminal has room for, which names the columns it hides.
 
-    Those named as `expendable` may go, in this order; by default all but the first two, from the right. Columns of text
-    are wrapped between words and switches; numbers are never cut.
+    Those named as `expendable` may go, in this order; by default all but the first two, from the right. With `keys` none is hidden:
+    those that do not fit follow in further tables, each of which begins with so many first columns. Columns of text are wrapped between
+    words and switches; numbers are never cut.
     """
 
-    def __init__(self, table: Table, expendable: Sequence[str] | None = None) -> None:
+    def __init__(self, table: Table, expendable: Sequence[str] | None = None, *, keys: int = 0) -> None:
         self.table = table
-        names = [str(column.header) for column in table.columns]
-        self._expendable = names[:1:-1] if expendable is None else expendable
+        self._names = [str(column.header) for column in table.columns]
+        self._expendable = self._names[:1:-1] if expendable is None else expendable
+        self._keys = self._names[:keys]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = {str(column.header): column for column in self.table.columns}
@@ -91,14 +93,29 @@ class Fitted:
             name: min(natural[name], column.min_width or LEAST) if _wraps(column) else natural[name]
             for name, column in columns.items()
         }
-        shown = list(columns)
-        hidden = []
-        for name in self._expendable:
-            if _taken(least, shown) > options.max_width and name in shown:
-                shown.remove(name)
-                hidden.append(name)
-        widths = _shared(shown, columns, natural, options.max_width)
-        made = make_table(_title_of(self.table))
+        hidden = self._names
+        while hidden:
+            shown = list(dict.fromkeys([*self._keys, *hidden]))
+            kept = set(shown)
+            for name in self._expendable:
+                if _taken(least, shown) > options.max_width and name in shown and name not in self._keys:
+                    shown.remove(name)
+            hidden = [name for name in self._names if name in kept - set(shown)]
+            if shown == self._keys and hidden:  # not even one more fits
+                shown, hidden = [*shown, hidden[0]], hidden[1:]
+            yield self._made(shown, columns, natural, options.max_width)
+            if not self._keys:
+                break
+        caption = f"not shown at this width: {', '.join(reversed(hidden))}" if hidden else ""
+        for line in (caption, str(self.table.caption or "")):
+            if line:
+                yield Text(f"  {line}", style="dim italic")
+
+    def _made(
+        self, shown: Sequence[str], columns: Mapping[str, Column], natural: Mapping[str, int], width: int
+    ) -> Table:
+        widths = _shared(shown, columns, natural, width)
+        made = make_table(_title_of(self.table) if shown[0] == self._names[0] else None)
         for name in shown:
             column = columns[name]
             # A number wider than the terminal goes on in the next line rather than being cut.
@@ -106,11 +123,7 @@ class Fitted:
             made.add_column(column.header, justify=column.justify, no_wrap=fits, overflow="fold", width=widths[name])
         for row in zip(*(columns[name].cells for name in shown), strict=True):
             made.add_row(*(_wrapped(cell, widths[name]) for name, cell in zip(shown, row, strict=True)))
-        caption = f"not shown at this width: {', '.join(hidden)}" if hidden else ""
-        yield made
-        for line in (caption, str(self.table.caption or "")):
-            if line:
-                yield Text(f"  {line}", style="dim italic")
+        return made
 
 
 def _title_of(table: Table) -> Text | None:

@@ -20,7 +20,6 @@ from redline.search.tune.record import Spent
 from redline.search.tune.result import Ranked, TuneSummary
 from redline.search.tune.winner import Winner
 from redline.show.cells import energy_cells, energy_columns, error_cell
-from redline.show.grid import VERDICT_STYLE
 from redline.show.terminal import Fitted, make_table, markdown_line, markdown_table
 
 SHOWN = 12
@@ -168,7 +167,9 @@ def _ranking(found: TuneSummary) -> Fitted:
         table.add_row(
             Text(row.recipe, style="bold" if is_winner else ""),
             ratio_told(row),
-            Text(row.verdict, style=VERDICT_STYLE[row.verdict]),
+            Text(
+                row.verdict, style={"faster": "green", "slower": "red", "inconclusive": "yellow"}.get(row.verdict, "")
+            ),
             error_cell(row.numerics, with_steps=True),
             compile_told(row),
             *(cells[name] for name in metered),

@@ -65,9 +65,9 @@ PUBLIC: dict[str, str] = {
     "recipe": "redline.api.recipe",
     "QuickProfile": "redline.api.quick",
     "run_quick_profile": "redline.api.quick",
-    "RunResult": "redline.api.run",
-    "run_step": "redline.api.run",
-    "StudyResult": "redline.api.study",
+    "Result": "redline.show.result",
+    "run_step": "redline.verbs.run",
+    "StudyResult": "redline.verbs.study",
     "LoaderResult": "redline.api.train",
     "TrainResult": "redline.api.train",
     "find_workers": "redline.api.train",
@@ -92,9 +92,6 @@ COMMANDS: dict[str, str] = {name: line for group in GROUPS.values() for name, li
 NAMES = tuple(name for name in COMMANDS if " " not in name)
 """The commands of one word."""
 
-_BESIDE = {"demo": "run", "micro": "run"}
-"""Commands that have not moved yet and stand in the file of another one in `cli/` and `api/`."""
-
 
 def is_moved(command: str) -> bool:
     """Whether the command has its file here; those that have not moved yet are in `cli/` and `api/`."""
@@ -112,7 +109,7 @@ def verb_of(command: str) -> Any:
 def unmoved(command: str) -> Any:
     """The command, as typer reads it, of a verb that has not moved yet."""
     first, _, second = command.partition(" ")
-    module = import_module(f"redline.cli.{_BESIDE.get(first, first)}")
+    module = import_module(f"redline.cli.{first}")
     name = second or first
     return getattr(module, name if hasattr(module, name) else f"{name}_")
 
@@ -127,7 +124,7 @@ def home_of(name: str) -> str | None:
         return PUBLIC[name]
     if name not in NAMES or name in NOT_PUBLIC:
         return None
-    return f"redline.verbs.{name}" if is_moved(name) else f"redline.api.{_BESIDE.get(name, name)}"
+    return f"redline.verbs.{name}" if is_moved(name) else f"redline.api.{name}"
 
 
 def public(name: str) -> Any:

@@ -22,13 +22,14 @@ import msgspec
 
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import interval_text
+from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import RunSummary, VersusFirst
-from redline.api.run import RunResult, run
 from redline.api.workspace import Workspace
 from redline.model.errors import BenchError
 from redline.model.fields import Frozen
 from redline.model.metrics import Row
 from redline.model.questions import AskHealth, Health
+from redline.model.record import Prepared, RunRecord
 from redline.model.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.model.work import Ceilings
 from redline.show.export import JsonDocument, json_document
@@ -37,6 +38,7 @@ from redline.trace.operators import OperatorRow
 from redline.verbs.doctor import doctor
 from redline.verbs.flops import flops
 from redline.verbs.profile import profile
+from redline.verbs.run import run
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
 RULE = "-" * 72
@@ -173,6 +175,8 @@ class Lab:
     quick: bool
     shared: dict[str, float] = field(default_factory=dict)
     """Figures of one exercise that a later one needs."""
+    records: list[RunRecord] = field(default_factory=list)
+    """What the last run measured."""
 
     @property
     def on_gpu(self) -> bool:
@@ -183,9 +187,11 @@ class Lab:
         size = {} if self.image_size is None else {"image_size": self.image_size}
         return {"batch": self.batch, "device": self.device, **size}
 
-    def run(self, recipes: list[str], **more: Any) -> RunResult:
+    def run(self, recipes: list[str], **more: Any) -> list[RunSummary]:
         settings = {**self.settings, "effort": "quick" if self.quick else "normal", **more}
-        return run(self.model, recipes=recipes, **settings, workspace=self.workspace)
+        records = run(self.model, recipes=recipes, **settings, workspace=self.workspace).records
+        self.records = list(records)
+        return replicate_rows(records, self.workspace.ceilings_of(records))
 
     def script(self, *options: str, ranks: int = 1) -> dict[str, Any]:
         """What `micro_benchmarking_pytorch.py` measures, in a process of its own."""
@@ -217,8 +223,7 @@ def filled(base: ExerciseResult, **parts: Any) -> ExerciseResult:
 
 
 def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    result = lab.run(["baseline"])
-    (row,) = result
+    (row,) = lab.run(["baseline"])
     _require(row)
     script = lab.script("--mode", "inference", "--iterations", "5")
     losses = script["losses"]
@@ -238,7 +243,10 @@ def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         answers=(
             Answer(question="Why is the first iteration slow?", answer=warm_up_answer(script["warmup_times"])),
             Answer(question="How many batches is that per second?", answer=batches_answer(row)),
-            Answer(question="What takes the memory?", answer=memory_answer(result, peak)),
+            Answer(
+                question="What takes the memory?",
+                answer=memory_answer(lab.records[0].prepared if lab.records else None, peak),
+            ),
             Answer(question="What limits it?", answer=limit_answer(row, lab.on_gpu)),
         ),
     )
@@ -246,7 +254,7 @@ def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
 
 def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     recipes = ["baseline", "amp", "fp16", "amp-bf16"] if lab.on_gpu else ["baseline", "amp-bf16"]
-    rows = list(lab.run(recipes))
+    rows = lab.run(recipes)
     _require(rows[0])
     figures: dict[str, str] = {}
     values: dict[str, float] = {}
@@ -428,7 +436,7 @@ def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     recipes = ["baseline", "compile"]
     if lab.on_gpu and not lab.quick:  # each costs half a minute of compiling
         recipes += ["compile:reduce-overhead", "fp16+compile"]
-    rows = list(lab.run(recipes))
+    rows = lab.run(recipes)
     _require(rows[0])
     figures: dict[str, str] = {}
     values: dict[str, float] = {}
@@ -604,8 +612,7 @@ def batches_answer(row: RunSummary) -> str:
     return f"{significant(row.throughput_per_s / row.batch, 3)} batches of {row.batch}"
 
 
-def memory_answer(result: RunResult, peak: int | None) -> str:
-    prepared = result.records[0].prepared if result.records else None
+def memory_answer(prepared: Prepared | None, peak: int | None) -> str:
     if prepared is None or peak is None:
         return "not measured"
     weights = 4 * prepared.workload.parameters

@@ -331,7 +331,7 @@ def _headline(rows: Sequence[LoadSummary], answers: Sequence[Row]) -> Headline:
     if not best.value("sustainable_rate"):
         return Headline(template="No rate that was offered is sustained by {model} with {within}.", figures=figures)
     figures |= {"rate": best["sustainable_rate"]}
-    text = "{model} under {recipe} sustains {rate} requests/s with {within}"
+    text = "{model} under {recipe} sustains {rate} with {within}"
     if "ratio" in best:
         figures |= {"ratio": best["ratio"], "first": first.recipe}
         text += ", {ratio} as many as under {first}"

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, TypeVar
+
+import msgspec
 
 from redline.model.fields import seconds_of
 from redline.model.settings import HOW, WHAT, Declared, read_setting, setting, settings_of
@@ -21,6 +23,7 @@ from redline.model.spec_table import SHARED
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 SHAPE = ("image_size", "classes", "sequence_length", "batch_axis")
 DEVICE = ("device", "threads", "seed")
@@ -52,25 +55,12 @@ Models = Annotated[
         shape="[MODEL]...",
     ),
 ]
-Recipes = Annotated[
-    str | Iterable[str],
-    setting(
-        "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager. Repeat to compare several.",
-        short="-r",
-        option="--recipe",
-        group=WHAT,
-        kind=list[str],
-    ),
-]
-OneRecipe = Annotated[
-    str,
-    setting(
-        "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager.",
-        short="-r",
-        option="--recipe",
-        group=WHAT,
-    ),
-]
+_SWITCHES = "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager."
+_SEVERAL = setting(f"{_SWITCHES} Repeat to compare several.", short="-r", option="--recipe", group=WHAT, kind=list[str])
+Recipes = Annotated[str | Iterable[str], _SEVERAL]
+AnyRecipes = Annotated[str | Iterable[str] | None, _SEVERAL]
+"""The same where a file may name them, too."""
+OneRecipe = Annotated[str, setting(_SWITCHES, short="-r", option="--recipe", group=WHAT)]
 Ray = Annotated[
     bool,
     setting(
@@ -105,6 +95,8 @@ class Verb:
     """The tasks it is for, where those are not all."""
     also: tuple[str, ...]
     """Which of `plot`, `save` and `report` the command has beside `--json`, `-v` and `-q`."""
+    settings: type | None
+    """A class of settings that several verbs take, besides those of the specs."""
     grid: tuple[str, ...]
     """Settings of which several values may be given: repeated, joined by commas, or as a range."""
     progress: str
@@ -117,11 +109,12 @@ def verb(
     examples: Iterable[str] = (),
     tasks: Iterable[str] = (),
     also: Iterable[str] = (),
+    settings: type | None = None,
     grid: Iterable[str] = (),
     progress: str = "LiveObserver",
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        own = settings_of(function)
+        own = {**settings_of(function), **(settings_of(settings) if settings is not None else {})}
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -132,20 +125,20 @@ def verb(
             return function(*args, **given)
 
         described: Any = called
-        described.verb = Verb(tuple(takes), tuple(examples), tuple(tasks), tuple(also), tuple(grid), progress)
-        described.__signature__ = _signature(function, takes)
+        described.verb = Verb(tuple(takes), tuple(examples), tuple(tasks), tuple(also), settings, tuple(grid), progress)
+        described.__signature__ = _signature(function, {**own, **{name: SHARED[name] for name in takes}})
         return called
 
     return decorate
 
 
-def _signature(function: Callable[..., Any], takes: Iterable[str]) -> inspect.Signature:
+def _signature(function: Callable[..., Any], taken: Mapping[str, Declared]) -> inspect.Signature:
     """With the shared settings and their defaults, for `help()` and completion."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=SHARED[name].default)
-        for name in takes
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared.default)
+        for name, declared in taken.items()
         if name not in signature.parameters
     ]
     tables = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default={}) for name in PYTHON_ONLY]
@@ -154,5 +147,11 @@ def _signature(function: Callable[..., Any], takes: Iterable[str]) -> inspect.Si
 
 def options_of(function: Any) -> dict[str, Declared]:
     """The settings of a verb's command, by name: its own first, then the shared ones."""
-    own = settings_of(inspect.unwrap(function))
-    return {**own, **{name: SHARED[name] for name in function.verb.takes if name not in own}}
+    known = function.verb
+    own = {**settings_of(inspect.unwrap(function)), **(settings_of(known.settings) if known.settings else {})}
+    return {**own, **{name: SHARED[name] for name in known.takes if name not in own}}
+
+
+def split(kind: type[S], settings: dict[str, Any]) -> S:
+    """An instance of the class from those of the settings that are its fields; they are taken out of `settings`."""
+    return kind(**{name: settings.pop(name) for name in kind.__struct_fields__ if name in settings})

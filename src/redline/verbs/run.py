@@ -1,0 +1,638 @@
+"""`redline run`: measure models under recipes, interleaved where recipes are compared, and resumed where a grid stopped.
+
+`measure` plans the cells of tables of settings and measures those that are not settled yet, and `result_of` shows what came of it. The
+study and the demo use both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from redline.analyze.batch import SloTargets
+from redline.analyze.grid import Estimate, GridCell, GridSummary, LeftOut
+from redline.analyze.pairs import TIME_BAND, Pair, is_same_recipe, pairs_of, process_spread
+from redline.analyze.replicates import replicate_rows
+from redline.analyze.rows import columns_for, row_of, table_of, title_of
+from redline.analyze.summary import CeilingsOf, RunSummary, with_price
+from redline.api.settings import described_model
+from redline.api.workspace import Workspace, use
+from redline.model.errors import Exit, Interrupted, UsageError
+from redline.model.fields import MOST_REPLICATES, Frozen
+from redline.model.figures import RATIO
+from redline.model.metrics import Block, Fact, Figure, Headline, Metric, Row, Table, in_words
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
+from redline.model.settings import HOW, OUTPUT, WHAT, check_settings, setting
+from redline.model.spec import BASELINE, RunSpec
+from redline.model.spec_table import layered, read_runs
+from redline.model.units import format_share, parse_price
+from redline.search.decide import REPLICATES, check_racers
+from redline.search.grid import (
+    check_name,
+    estimate,
+    grid_from_tables,
+    listed,
+    make_plan,
+    recipe_probes,
+    refuse_unknown_recipes,
+    standing,
+)
+from redline.search.run import Account, GridRun, measured_elsewhere, unsettled
+from redline.search.spread import require_cluster, spread
+from redline.search.train import After
+from redline.show.charts import bar_figure
+from redline.show.result import Result
+from redline.verbs.verb import MEASURED, RANKS, WORKLOAD, Address, AnyRecipes, Models, Ray, split, target, verb
+
+CONTINUES = "the same command with --resume continues with the rest"
+
+
+class Keeping(Frozen):
+    """How a grid is measured and kept: what is not a setting of a single cell."""
+
+    name: Annotated[str | None, setting("Name of the grid, for --resume and 'redline compare'.")] = None
+    decide: Annotated[bool, setting("Measure in fresh processes until every pair of recipes is decided.")] = False
+    replicates: Annotated[
+        int | None,
+        setting(
+            "Fresh processes to measure in; intervals then cover how they differ. Default: 1.",
+            least=1,
+            most=MOST_REPLICATES,
+        ),
+    ] = None
+    resume: Annotated[bool, setting("Measure only what the same grid still lacks.")] = False
+    retry_failed: Annotated[bool, setting("Resume, and try failed cells again.")] = False
+    dry_run: Annotated[bool, setting("Show the plan and a time estimate; measure nothing.")] = False
+    jobs: Annotated[
+        int | None,
+        setting(
+            "Workers that may prepare at the same time. Default: one group's.",
+            least=1,
+            most=MOST_REPLICATES,
+        ),
+    ] = None
+    price: Annotated[
+        str | None,
+        setting("Price of the machine; adds the cost of a million items.", group=OUTPUT, shape="2.50/h"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        check_name(self.name)
+        if self.price is not None:
+            parse_price(self.price)
+
+    @property
+    def resumes(self) -> bool:
+        return self.resume or self.retry_failed
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What came of a plan: all of it, or as far as it got before Ctrl-C."""
+
+    records: list[RunRecord] = field(default_factory=list)
+    summary: GridSummary | None = None
+    """Every cell, those that failed or are still to be measured too; None for a single group that is all there."""
+    decided: list[list[list[RunRecord]]] = field(default_factory=list)
+    """The replicates of each group whose pairs were to be decided."""
+    estimate: Estimate | None = None
+    """For a dry run: how long what is left may take."""
+    was_interrupted: bool = False
+
+
+@verb(
+    takes=(*WORKLOAD, *RANKS, *MEASURED),
+    settings=Keeping,
+    grid=(*WORKLOAD, *RANKS, *MEASURED),
+    examples=(
+        "redline run resnet50 -b 32 -r baseline -r fp16+channels-last+compile",
+        "redline run resnet50 vit_b_16 -b 1..64 -r baseline -r fp16 --resume",
+        "redline run resnet50 -r fp16 -r fp16+channels-last --decide",
+    ),
+    also=("plot", "save", "report", "log"),
+    progress="LiveGrid",
+)
+def run(
+    model: Models = None,
+    inputs: Any | None = None,
+    *,
+    recipes: AnyRecipes = None,
+    amp: Annotated[bool, setting("Short for the switch amp.", group=WHAT)] = False,
+    channels_last: Annotated[bool, setting("Short for the switch channels-last.", group=WHAT)] = False,
+    compile: Annotated[bool, setting("Short for the switch compile.", group=WHAT)] = False,
+    file: Annotated[Path | None, setting("A TOML file with [[run]] tables.", short="-f", group=HOW)] = None,
+    trust: Annotated[bool, setting("Accept a file that another user owns and that names code to run.")] = False,
+    slo_ttft: Annotated[
+        Any, target("Generation: name the fastest cell whose first token comes within this, such as 200ms.")
+    ] = None,
+    slo_tpot: Annotated[
+        Any, target("Generation: and whose p95 time per further token is within this, such as 20ms.")
+    ] = None,
+    ray: Ray = False,
+    address: Address = None,
+    loss: Any | None = None,
+    targets: Any | None = None,
+    setup: Any | None = None,
+    teardown: Any | None = None,
+    exclude: Sequence[Mapping[str, Any]] = (),
+    workspace: Workspace | None = None,
+    **settings: Any,
+) -> Result:
+    """Measure models under recipes; several values make a grid.
+
+    Recipes are measured interleaved, and each is compared with the first. In Python a model may also be a live module with its inputs,
+    or a function; several functions are compared with decide.
+
+    Every setting takes several values or a range (-b 1,8 or -b 1..64, which doubles). Rows are kept as they come, and --resume
+    continues after Ctrl-C. A cell that fails is a row. --decide measures until every pair is decided.
+
+    Switches: tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value], compile:regional, compile:combine,
+    compile:freeze, fused-linear, patch-products, torchscript, graphs, cudnn-benchmark, fold-bn, sdpa:BACKEND, fused-optimizer,
+    overlap-gradients, checkpointing, keep-memory, int4, int8, fp8, onnx, tensorrt; with --ranks gradient-as-bucket-view, static-graph,
+    bucket-size:mb=N, fsdp; in generation static-cache, decode-kernels. docs/recipes.md says what each does and needs.
+    """
+    how = split(Keeping, settings)
+    require_cluster(ray, address)
+    if ray and how.decide:
+        raise UsageError("pairs are decided on one machine: leave out ray (--launch ray), or decide")
+    short = "+".join(name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile)) if on)
+    if recipes is not None or short:
+        settings["recipe"] = [*listed(recipes), *([short] if short else [])]
+    slo = SloTargets(ttft_s=slo_ttft, tpot_s=slo_tpot)
+    with use(workspace) as opened:
+        tables, working = [], opened
+        models = model if isinstance(model, list | tuple) and any(map(callable, model)) else [model]
+        for one in models:
+            described, working = described_model(
+                opened, one, inputs, loss, targets, setup, teardown, task=settings.get("task")
+            )
+            if len(models) > 1 and working is not opened:
+                raise UsageError("a function that cannot be pickled is measured by itself: give all as file.py:step")
+            tables.append({**settings, **described})
+        about: dict[str, Any] = {}
+        if file is not None:
+            about, tables = read_runs(Path(file), tables[0], trust=trust)
+        if exclude:
+            about["exclude"] = exclude
+        found = measure(
+            tables,
+            working,
+            how,
+            about=about,
+            where="" if file is None else str(file),
+            elsewhere=partial(spread, address=address) if ray else None,
+        )
+        return shown(result_of(found, working.ceilings_of(found.records), price=how.price, slo=slo), found)
+
+
+def run_step(step: Callable[..., Any], *, workspace: Workspace | None = None, **settings: Any) -> Result:
+    """Measure a training step of your own, any callable, as it is; `setup`, `teardown` and `batch` as `run` takes them.
+
+    `redline.profile(step)` says where its time goes, and `redline.run([step, other], decide=True)` sets it against another.
+    """
+    if not callable(step):
+        raise UsageError(f"run_step measures a function, got {type(step).__name__}")
+    return run(step, workspace=workspace, **settings)
+
+
+def shown(result: Result, found: Measured) -> Result:
+    """The result; after Ctrl-C it is raised, so that what was finished is printed."""
+    if found.was_interrupted:
+        raise Interrupted(replace(result, next=CONTINUES))
+    return result
+
+
+# Measuring
+
+
+def measure(
+    tables: Sequence[Mapping[str, Any]],
+    workspace: Workspace,
+    how: Keeping,
+    *,
+    about: Mapping[str, Any] | None = None,
+    where: str = "",
+    elsewhere: Callable[[Sequence[RunSpec]], Iterator[tuple[int, RunRecord]]] | None = None,
+    after: Callable[[RunSpec], After | None] = lambda spec: None,
+) -> Measured:
+    """Plan the cells of tables of settings, then measure those that are not settled yet.
+
+    `about` is what a file says of itself, `elsewhere` measures the cells on other machines, and `after` says what is asked of a
+    training when its last epoch is done. A mistake in any cell is raised before the first is measured.
+    """
+    about = about or {}
+    # With --decide what differs between processes matters more than a narrow interval.
+    effort = {"effort": "quick"} if how.decide else {}
+    name = how.name if how.name is not None else about.get("name")
+    check_name(name)
+    grid = grid_from_tables([layered(effort, table) for table in tables], about.get("exclude", ()), where)
+    if not grid.cells:
+        raise UsageError("nothing to measure: name at least one model and one recipe")
+    plan = make_plan(
+        grid,
+        workspace.answers(grid.cells),
+        workspace.environment,
+        name,
+        replicates=how.replicates or 1,
+        decides=how.decide,
+        is_kept=True if how.resumes or how.dry_run or name is not None else None,
+    )
+    if how.decide:
+        for group in plan.groups:
+            check_racers([cell.spec for cell in group], how.replicates or REPLICATES)
+    if probes := recipe_probes(grid.idle, plan.cells[0].spec):
+        refuse_unknown_recipes(workspace.answers(probes))
+    ledger = workspace.history.sweep(plan.name) if plan.is_kept else Account()
+    settled = {**measured_elsewhere(plan, ledger), **ledger.cells()} if how.resumes else {}
+    waiting = [cell for group in unsettled(plan, settled, retry_failed=how.retry_failed) for cell in group]
+    if how.dry_run:
+        to_do = {cell.key for cell in waiting}
+        kept = {key: cell for key, cell in settled.items() if key not in to_do}
+        return Measured(summary=standing(plan, kept), estimate=estimate(waiting, workspace.history))
+    if plan.is_kept:
+        workspace.observer.grid_planned(plan, len(waiting), estimate(waiting, workspace.history))
+    running = GridRun(
+        plan,
+        workspace,
+        ledger,
+        live=None if plan.is_kept and workspace.keeps else workspace.journal,
+        load=workspace.history.load_many if plan.is_kept else lambda ids: {},
+        replicates=(how.replicates or REPLICATES) if how.decide else 0,
+        jobs=how.jobs or 1,
+        after=after,
+        spread=elsewhere,
+    )
+    found = Measured(decided=running.decided)
+    try:
+        running.go(resume=how.resumes, retry_failed=how.retry_failed)
+    except KeyboardInterrupt:
+        if not (workspace.keeps and (running.records or settled)):
+            raise
+        found.was_interrupted = True
+    summary = standing(plan, ledger.cells())
+    ids = {cell.key: row.record_id for cell, row in zip(plan.cells, summary.cells, strict=True) if row.record_id}
+    absent = [record_id for key, record_id in ids.items() if key not in running.records]
+    loaded = workspace.history.load_many(absent) if absent else {}
+    records = [running.records.get(key) or loaded.get(record_id) for key, record_id in ids.items()]
+    found.records = [record for record in records if record is not None]
+    if how.decide:
+        found.records = [record for replicates in running.decided for replicate in replicates for record in replicate]
+    found.summary = summary if plan.is_kept or plan.left_out or plan.idle_exclusions else None
+    return found
+
+
+# What it shows
+
+
+def result_of(
+    found: Measured,
+    ceilings_of: CeilingsOf | None = None,
+    *,
+    verb: str = "run",
+    price: str | None = None,
+    slo: SloTargets | None = None,
+    columns: Sequence[str] = (),
+    besides: Callable[[Row, str], Row] = lambda row, run: row,
+) -> Result:
+    """The rows of what was measured, the pairs that were to be decided, and one sentence that follows from both.
+
+    `besides` adds to a row what others know of it, by the name of its run.
+    """
+    measured = replicate_rows(found.records, ceilings_of)
+    if price is not None:
+        measured = with_price(measured, parse_price(price))
+    summary, pairs = found.summary, [pair for replicates in found.decided for pair in pairs_of(replicates)]
+    rows = [besides(row, run) for row, run in _rows(measured, summary, slo)]
+    table, about = table_of(rows, "plan" if found.estimate else "results", columns or columns_for(measured))
+    title = title_of(about, measured) if measured else ""
+    if summary is not None:
+        about |= {"grid": summary.name, "cells": summary.planned, "done": summary.done, "failed": summary.failed}
+        title = " · ".join(filter(None, (title, counts_of(summary))))
+    table = msgspec.structs.replace(table, title=title)
+    tables = [table, _pair_table(pairs)] if pairs else [table]
+    return Result(
+        verb=verb,
+        headline=estimated(found.estimate) if found.estimate else headline_of(table, slo),
+        tables=tuple(tables),
+        about=about,
+        notes=tuple(_notes(found, measured, pairs)),
+        blocks=tuple(_hint(measured)),
+        next=_next(found, measured, table, pairs),
+        records=tuple(found.records),
+        record_ids=tuple(record.id for record in found.records),
+        exit_code=Exit.FAILED_ROW if _has_failed(found) else Exit.DONE,
+        picture=partial(bar_figure, table) if any("throughput" in row for row in rows) else None,
+    )
+
+
+def _has_failed(found: Measured) -> bool:
+    """Whether any row could not be measured. Of a grid over more than models and recipes, each cell says so itself."""
+    if found.summary is not None and found.summary.sweeps:
+        return False
+    return any(record.failure is not None or not (record.blocks or record.epochs) for record in found.records)
+
+
+def _rows(
+    measured: Sequence[RunSummary], summary: GridSummary | None, slo: SloTargets | None
+) -> Iterator[tuple[Row, str]]:
+    """A row for everything that was measured, each with the name of its run; of a grid one for each cell, also for those to be measured."""
+    if summary is None:
+        for row in measured:
+            yield _with_targets(row_of(row), row, slo), ""
+        return
+    by_record = {record_id: row for row in measured for record_id in (row.replicate_ids or (row.record_id,))}
+    for cell in combinations(
+        summary.cells if any(cell.run for cell in summary.cells) else in_reading_order(summary.cells)
+    ):
+        named: dict[str, Fact] = {"run": cell.run} if cell.run else {}
+        found = by_record.get(cell.record_id or "")
+        if found is not None:
+            made = _with_targets(row_of(found), found, slo)
+            yield msgspec.structs.replace(made, facts={**named, **made.facts}), cell.run
+            continue
+        facts: dict[str, Fact] = {"model": cell.model, "task": cell.task, "recipe": cell.recipe, "batch": cell.batch}
+        failure = "" if cell.failure is None else f"{cell.failure.kind} at {cell.failure.stage}: {cell.failure.told}"
+        status = {"pending": "to do"}.get(cell.status, cell.status)
+        yield Row(facts={**named, **facts, **cell.axes, "trust": status}, failure=failure), cell.run
+
+
+def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
+    """With whether a generation keeps the targets: the first token by its median, the others by p95 or else their median."""
+    if not slo or row.ttft_s is None:
+        return made
+    limits = [(row.ttft_s, slo.ttft_s)]
+    limits += [(row.tpot_s.p50 if row.tpot_s.p95 is None else row.tpot_s.p95, slo.tpot_s)] if row.tpot_s else []
+    is_wrong = row.numerics is not None and row.numerics.is_wrong
+    keeps = not is_wrong and all(limit is None or seconds <= limit for seconds, limit in limits)
+    return msgspec.structs.replace(made, facts={**made.facts, "keeps_target": keeps})
+
+
+def combinations(cells: Iterable[GridCell]) -> list[GridCell]:
+    """One cell for all replicates of a combination: one that failed, else one that is done."""
+    kept: dict[tuple[Any, ...], GridCell] = {}
+    copies: Counter[tuple[Any, ...]] = Counter()
+    for cell in cells:
+        same = cell.run, cell.model, cell.task, cell.recipe, *map(str, cell.axes.values())
+        copies[*same, cell.replicate] += 1  # a recipe that is compared with itself has a row for each
+        key = (*same, copies[*same, cell.replicate])
+        known = kept.get(key)
+        if known is None or (known.failure is None and (cell.failure is not None or known.status == "pending")):
+            kept[key] = cell
+    return list(kept.values())
+
+
+def in_reading_order(cells: Sequence[GridCell]) -> list[GridCell]:
+    """Sorted by model, task, other settings, recipe and size; they were measured in another order."""
+    models, recipes = (list(dict.fromkeys(names)) for names in ([cell.model for cell in cells], [cell.recipe for cell in cells]))  # fmt: skip
+    sizes = ("prompt", "new_tokens", "batch")
+
+    def place(cell: GridCell) -> tuple[Any, ...]:
+        others = [value for name, value in cell.axes.items() if name not in sizes]
+        alike = [(isinstance(value, str), value if isinstance(value, int | float | str) else 0) for value in others]
+        return models.index(cell.model), cell.task, alike, recipes.index(cell.recipe), *(getattr(cell, name) or 0 for name in sizes)  # fmt: skip
+
+    return sorted(cells, key=place)
+
+
+def counts_of(summary: GridSummary) -> str:
+    counts = [f"{summary.planned} cells", f"{summary.done} done"]
+    counts += [f"{summary.failed} failed"] if summary.failed else []
+    return ", ".join([*counts, f"{summary.pending} to do"] if summary.pending else counts)
+
+
+CELLS = Figure(name="cells", doc="Combinations that are still to be measured.")
+SECONDS = Figure(
+    name="estimate", unit="s", doc="How long they may take, from what was measured of their models before."
+)
+
+
+def estimated(estimate: Estimate) -> Headline:
+    """How long a plan may take."""
+    if not estimate.known and not estimate.unknown:
+        return Headline(template="Nothing is left to measure.")
+    parts, figures = [], {"known": CELLS(estimate.known), "time": SECONDS(estimate.seconds), "unknown": CELLS(estimate.unknown)}  # fmt: skip
+    if estimate.known:
+        parts.append("About {time} for {known} cells whose models were measured before")
+    if estimate.unknown:
+        parts.append("No estimate for {unknown} cells: {models} not measured yet")
+    models = ", ".join(estimate.unknown_models[:5]) + (" …" if len(estimate.unknown_models) > 5 else "")
+    return Headline(template=f"{'; '.join(parts)}.", figures={**figures, "models": models})
+
+
+def headline_of(table: Table, slo: SloTargets | None = None) -> Headline:
+    """The answer in one sentence, with the conditions that make it true where the rows differ in them."""
+    rows = [row for row in table.rows if row.metrics]
+    if not rows:
+        told = "Nothing could be measured" if any(row.failure for row in table.rows) else "Nothing is measured yet"
+        return Headline(template=f"{told}.")
+    if slo:
+        return _under_targets(table, rows, slo)
+    compared = [row for row in rows if row.metric("ratio") is not None]
+    sound = [row for row in compared if row.get("numerics") not in ("wrong", "quantized", "not checked")]
+    faster = [row for row in sound if row.get("verdict") == "faster"]
+    if faster:
+        return _sentence(table, max(faster, key=_ratio), "{recipe} is {ratio} as fast as {first}{where}: {speed}.")
+    if any(row.get("verdict") == "faster" for row in compared):
+        best = max((row for row in compared if row.get("verdict") == "faster"), key=_ratio)
+        why = {"wrong": "its outputs are wrong", "quantized": "it is quantized, so check it on your own data"}
+        reason = why.get(str(best.get("numerics")), "its outputs were not checked")
+        return _sentence(table, best, "{recipe} is {ratio} as fast as {first}{where}, but " + reason + ".")
+    if open_rows := [row for row in sound if row.get("verdict") == "undecided"]:
+        best = max(open_rows, key=_ratio)
+        if (found := best.metric("ratio")) is not None and found.is_too_noisy:
+            return _sentence(table, best, "It is not decided whether {recipe} is faster than {first}{where}: the machine is too noisy.")  # fmt: skip
+        return _sentence(table, best, "It is not decided whether {recipe} is faster than {first}{where}: {ratio}.")
+    if compared:
+        first = next((row for row in rows if row.get("recipe") == compared[0].get("compared_with")), rows[0])
+        named = f"No recipe here is faster than {{first}} by more than {TIME_BAND:.0%}{{where}}"
+        return _sentence(table, compared[0], f"{named}: {{speed}}.", speed=first)
+    return _of_speeds(table, rows)
+
+
+def _ratio(row: Row) -> float:
+    return row.value("ratio")
+
+
+def _of_speeds(table: Table, rows: Sequence[Row]) -> Headline:
+    """Without a comparison: the speed of the one row, or the highest of rows that count the same items."""
+    timed = [row for row in rows if "throughput" in row]
+    if not timed:
+        return Headline(template="Nothing was timed.")
+    best = max(timed, key=lambda row: row.value("throughput"))
+    speed = best.metric("throughput")
+    assert speed is not None
+    if len(timed) == 1:
+        if speed.is_too_noisy:
+            return _sentence(table, best, "The speed of {model} is too noisy to be stated.")
+        extra = "; the first token comes after {ttft}" if "ttft" in best else ""
+        extra += ", and each further one after {tpot}" if "tpot" in best else ""
+        return _sentence(table, best, "{model} under {recipe} reaches {speed}" + extra + ".")
+    if len({metric.unit for row in timed if (metric := row.metric("throughput"))}) > 1:
+        return Headline(template="{count} measurements, which count different items.", figures={"count": len(timed)})
+    if speed.is_too_noisy or any(row.get("numerics") == "wrong" for row in timed):
+        return Headline(template="{count} measurements, which have no common order.", figures={"count": len(timed)})
+    return _sentence(table, best, "The highest throughput is {speed}: {called}.")
+
+
+def _under_targets(table: Table, rows: Sequence[Row], slo: SloTargets) -> Headline:
+    kept = [row for row in rows if row.get("keeps_target")]
+    if not kept:
+        return Headline(template="No cell keeps {target}.", figures={"target": str(slo)})
+    name = "decode_rate" if all("decode_rate" in row for row in kept) else "throughput"
+    best = max(kept, key=lambda row: row.value(name))
+    speed: Fact | Metric = best[name]
+    figures = {"called": table.called(best), "target": str(slo), "speed": speed, "count": len(kept)}
+    return Headline(template="Fastest with {target}: {called}, {speed} ({count} keep it).", figures=figures)
+
+
+def _sentence(table: Table, row: Row, template: str, speed: Row | None = None) -> Headline:
+    """A sentence about one row; `where` names the conditions in which the table's rows differ."""
+    told = [
+        in_words(name, row.get(name))
+        for name in table.keys
+        if name not in ("recipe", "run") and row.cell(name) and len({other.cell(name) for other in table.rows}) > 1
+    ]
+    figures: dict[str, Metric | Fact] = {
+        "recipe": row.get("recipe"),
+        "model": row.get("model"),
+        "first": row.get("compared_with"),
+        "ratio": row.get("ratio"),
+        "speed": (speed or row).get("throughput"),
+        "ttft": row.get("ttft"),
+        "tpot": row.get("tpot"),
+        "called": table.called(row),
+        "where": f" ({', '.join(told)})" if told else "",
+    }
+    named = {name: value for name, value in figures.items() if f"{{{name}}}" in template}
+    return Headline(template=template, figures=named)
+
+
+def _pair_table(pairs: Sequence[Pair]) -> Table:
+    """Every two recipes that were to be decided. The verdict is about the recipe, not about what it was set against."""
+    rows = [
+        Row(
+            facts={
+                "recipe": pair.b,
+                "against": pair.a,
+                "verdict": {"inconclusive": "undecided"}.get(pair.verdict, pair.verdict),
+                "replicates": pair.replicates,
+            },
+            metrics=(AS_FAST(pair.ratio, pair.low, pair.high),),
+        )
+        for pair in pairs
+    ]
+    return Table(
+        name="pairs", title="Pairs", rows=tuple(rows), columns=("recipe", "against", "verdict", "ratio", "replicates")
+    )
+
+
+AS_FAST = msgspec.structs.replace(RATIO, header="ratio")
+
+
+def _notes(found: Measured, measured: Sequence[RunSummary], pairs: Sequence[Pair]) -> Iterator[Note]:
+    summary = found.summary
+    for left, together in groupby(sorted(summary.left_out, key=_reason) if summary else (), key=_reason):
+        cells = list(together)
+        names = dict.fromkeys(one.run or f"{one.model} {one.task} {one.recipe}" for one in cells)
+        yield note(cells[0].reason.code, f"skipped ({left}): {'; '.join(names)}")
+    yield from (note("not-in-grid", str(idle)) for idle in (summary.idle_exclusions if summary else ()))
+    if any(row.batch_from == "unknown" and row.task != "step" for row in measured):
+        yield note(
+            "batch-unknown",
+            "the batch is unknown, so steps are counted: let the factory take batch, or declare batch_axis or items",
+        )
+    for replicates in found.decided:
+        if (apart := process_spread(replicates)) is not None:
+            share = format_share(apart[0] ** 0.5)
+            yield note("spread", f"processes of one recipe differ by ±{share}, which the intervals include")
+    if pairs and all(is_same_recipe(replicates, pair.a, pair.b) for replicates in found.decided for pair in pairs_of(replicates)):  # fmt: skip
+        yield _noise_floor(pairs)
+    busy = [each for row in measured if row.roofline for each in row.roofline.notes if each.code == "busy-ceilings"]
+    yield from busy[:1]
+
+
+def _hint(measured: Sequence[RunSummary]) -> Iterator[Block]:
+    """How to measure the ceilings of this device, where that would say how close each row is to them."""
+    sound = [row for row in measured if row.failure is None]
+    if any(row.flops for row in sound) and not any(row.roofline for row in sound):
+        threads = next((row.conditions.threads for row in sound if row.device == "cpu"), None)
+        command = f"redline roofline{f' --threads {threads}' if threads else ''}"
+        text = f"'{command}' measures this device's limits; tables then show how close each row is to them."
+        yield Block(title="", text=text, is_detail=True)
+
+
+def _reason(left: LeftOut) -> str:
+    return str(left.reason)
+
+
+def _noise_floor(pairs: Sequence[Pair]) -> Note:
+    """What the intervals of a recipe against itself leave open is what two equal recipes may differ by here."""
+    bounds = [bound for pair in pairs for bound in (pair.low, pair.high) if bound is not None]
+    if not bounds:
+        return note("few-rounds", "one replicate says nothing about other processes; --replicates 3 shows the noise floor")  # fmt: skip
+    far = max(max(bound, 1 / bound) - 1 for bound in bounds)
+    told = f"one recipe was compared with itself: differences up to ±{format_share(far)} are noise on this machine"
+    is_false = any(pair.verdict in ("faster", "slower") for pair in pairs)
+    return note("spread", f"{told}; a verdict of faster or slower here is false: the machine is not quiet" if is_false else told)  # fmt: skip
+
+
+# What to do next
+
+
+def _next(found: Measured, measured: Sequence[RunSummary], table: Table, pairs: Sequence[Pair]) -> str:
+    summary = found.summary
+    if found.estimate is not None:
+        return "run it without --dry-run; you can stop it at any time, and --resume continues"
+    if summary is not None and summary.pending:
+        return CONTINUES
+    sound = [row for row in measured if row.failure is None]
+    if not sound or (found.decided and not pairs):
+        broken = next((record for record in found.records if record.failure is not None), None)
+        return f"redline history show {broken.id[:13]}" if broken is not None else "run the same command again"
+    if any(pair.verdict == "inconclusive" for pair in pairs):
+        replicates = max(len(each) for each in found.decided)
+        return f"--replicates {2 * replicates} or --effort strict measures longer"
+    broken = next(
+        (record for record in found.records if record.failure is not None and record.failure.kind != "oom"), None
+    )
+    if broken is not None:
+        return f"redline history show {broken.id[:13]}"
+    rows = {row.record_id: row for row in table.rows}
+    return next_of([row for row in sound if row.model == sound[0].model], rows)
+
+
+def next_of(sound: Sequence[RunSummary], rows: Mapping[str, Row]) -> str:
+    """One command after rows of one model, as it would be typed; for a live model the call."""
+    verdicts = {row.record_id: rows[row.record_id].get("verdict") for row in sound if row.record_id in rows}
+    faster = [row for row in sound if verdicts.get(row.record_id) == "faster" and not (row.numerics and row.numerics.is_wrong)]  # fmt: skip
+    best = max(faster, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
+    if best is None and any(verdict == "undecided" for verdict in verdicts.values()):
+        recipes = [row.recipe for row in sound]
+        line = sound[0].command("run", recipes) if len(recipes) > 1 else None
+        return f"{line} --decide" if line else "decide=True measures in fresh processes until every pair is decided"
+    row = best or sound[0]
+    if row.model.startswith("watch:"):
+        return f"redline watch --profile -- {row.model.removeprefix('watch:')}"
+    compared = any(other.vs_first for other in sound)
+    if (not compared or row.bound.label == "host") and row.worth_trying and row.bound.evidence.code != "outside-operators":  # fmt: skip
+        recipes = [row.recipe, *row.worth_trying]
+        return row.command("run", recipes) or f"redline.run({_live(row)}, recipes={recipes!r})"
+    is_tunable = row.task != "step" and row.conditions.ranks == 1 and row.training is None
+    name = "tune" if compared and is_tunable and best is None else "profile"
+    recipes = [row.recipe] if name == "profile" and row.recipe != BASELINE else []
+    return row.command(name, recipes) or f"redline.{name}({_live(row)})"
+
+
+def _live(row: RunSummary) -> str:
+    if row.task == "step":
+        return row.model.partition(":")[2]
+    return "model, task='generate'" if row.task == "generate" else "model, inputs"
