@@ -57,13 +57,13 @@ def test_a_format_only_some_cards_have_becomes_a_note(monkeypatch: pytest.Monkey
 
 def test_the_best_of_several_shapes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_formats", lambda device: ["fp32"])
-    monkeypatch.setattr(ceilings, "_timed", lambda device, call: ceilings.Timing(1.0, 1.0, 5))
+    monkeypatch.setattr(ceilings, "time_bursts", lambda *_, **__: [1.0] * 12)
     found = measure_ceilings(CpuDevice())
     assert (found.shapes, found.flops_per_s) == ({"fp32": "128×128×128"}, {"fp32": 2.0 * 128**3})
 
 
 def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_timed", lambda device, call: ceilings.Timing(1.0, 1.0, 5))
+    monkeypatch.setattr(ceilings, "time_bursts", lambda *_, **__: [1.0] * 12)
     assert measure_ceilings(CpuDevice()).copy_bytes_per_s == 2 * 4 * (1 << 18)
 
 
@@ -125,18 +125,15 @@ def test_of_two_measurements_each_figure_is_the_better_one() -> None:
 
 
 def test_why_figures_may_be_too_low() -> None:
-    twice, once = (
-        ceilings.Timing(best_s=1.0, usual_s=1.0, repeats=2),
-        ceilings.Timing(best_s=1.0, usual_s=2.0, repeats=1),
-    )
+    repeated, lucky = [1.0, 1.01, 1.02, 2.0], [1.0, 1.01, 2.0, 2.0]
     device = CpuDevice()
 
-    def doubts(cores: float, **timings: Any) -> list[str]:
-        return [each.code for each in ceilings._doubts(device, cores, ("make (pid 3): 1.00 cores",), timings)]
+    def doubts(cores: float, **samples: Any) -> list[str]:
+        return [each.code for each in ceilings._doubts(device, cores, ("make (pid 3): 1.00 cores",), samples)]
 
-    assert doubts(ceilings.BUSY_CORES, fp32=twice, launch=once) == [], "launches vary by nature"
-    assert doubts(1.01 * ceilings.BUSY_CORES, fp32=twice) == ["shared-cpu"]
-    assert doubts(0.0, fp32=once, copy=twice) == ["not-repeated"]
+    assert doubts(ceilings.BUSY_CORES, fp32=repeated, launch=lucky) == [], "launches vary by nature"
+    assert doubts(1.01 * ceilings.BUSY_CORES, fp32=repeated) == ["shared-cpu"]
+    assert doubts(0.0, fp32=lucky, copy=repeated) == ["not-repeated"]
 
 
 def test_who_was_busy_is_named_with_its_share() -> None:

@@ -13,8 +13,8 @@ import torch
 from redline.analyze.summary import summarize
 from redline.bench.device import open_device
 from redline.bench.measure.generation import generation_info
-from redline.bench.recipe.checks import GreedyReference
 from redline.bench.recipe.compose import apply_recipe
+from redline.bench.recipe.numerics import GreedyReference
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model
@@ -98,7 +98,7 @@ def judged(recipe: str, *, spoil: bool = False) -> Numerics:
     if spoil:
         with torch.no_grad():
             next(workload.model.model.model.layers.parameters()).mul_(1.5)
-    return reference.judge(GenerateStep(setup))
+    return reference.judge(GenerateStep(setup), setup)
 
 
 def test_a_recipe_is_judged_by_logits_on_given_tokens_and_by_its_own() -> None:
@@ -304,7 +304,7 @@ def iter_columns(made: torch.Tensor) -> Iterator[torch.Tensor]:
 def test_a_text_that_overflows_is_refused_where_only_its_tokens_are_known() -> None:
     workload, device = build_workload(workload_spec(f"{WRITERS}:whole_of_large_numbers"), 0), open_device("cpu")
     reference = GreedyReference.of(workload, device, "fp16")
-    verdict = reference.judge(GenerateStep(apply_recipe(Recipe.parse("fp16"), workload, device)))
+    verdict = reference.judge(GenerateStep(setup := apply_recipe(Recipe.parse("fp16"), workload, device)), setup)
     assert not verdict.passed
     assert verdict.reason is not None
     assert verdict.reason.code == "not-finite"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redline.bench.count import ask
+from redline.bench.count import count as ask
 from redline.bench.session import BenchSession
 from redline.model.note import note
 from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply

@@ -30,7 +30,7 @@ class Bench:
         self.now_s = 1000.0
         self.steps = 0
         self.compiled = 7
-        self.told: list[tuple[int, float]] = []
+        self.told: list[str] = []
 
     def step(self) -> None:
         self.now_s += next(self._times)
@@ -43,7 +43,7 @@ class Bench:
             spec,
             compilations=lambda: self.compiled,
             is_accelerator=is_accelerator,
-            on_step=lambda steps, seconds: self.told.append((steps, seconds)),
+            tell=self.told.append,
             clock=lambda: self.now_s,
         )
 
@@ -102,7 +102,7 @@ class TestASteadySeries:
     def test_tells_how_far_it_is_at_every_step(self) -> None:
         bench = Bench(itertools.repeat(0.25))
         bench.warm_up()
-        assert bench.told == [(number, 0.25 * number) for number in range(1, 2 * WINDOW + 1)]
+        assert bench.told == [f"{number} steps, {0.25 * number:.0f} s" for number in range(5, 2 * WINDOW + 1, 5)]
 
 
 class TestADriftingSeries:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
-from redline.bench.count.ask import shown_model
+from redline.bench.count.count import shown_model
 from redline.bench.count.counter import watching
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory, one_line

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from redline.bench.count.ask import answer_count
+from redline.bench.count.count import answer_count
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, check_model

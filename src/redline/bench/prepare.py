@@ -15,16 +15,23 @@ from typing import Any
 import msgspec
 import torch
 
-from redline.bench.count.ask import refuse_no_values, shown_model, work_of
+from redline.bench.count.count import counted_work, refuse_no_values, shown_model
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.environment import describe, few_threads, refuse_other_checkout, remember_flags
 from redline.bench.load import LoadRunner
-from redline.bench.measure.blocks import few_steps, operators_share, reach_steady_state, told_each_second
+from redline.bench.measure.blocks import few_steps, operators_share, reach_steady_state
 from redline.bench.measure.generation import generation_info
-from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of, sketched
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, suspect_of
-from redline.bench.recipe.outputs import Answer, answer_of, sketch_of
+from redline.bench.recipe.difference import Answer, answer_of
+from redline.bench.recipe.numerics import (
+    AnyReference,
+    Timed,
+    numerics_of,
+    perhaps_differentiating,
+    reference_of,
+    with_sketch,
+)
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.sharing import compile_together
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
@@ -59,7 +66,7 @@ class Workbench:
         self, enter: Callable[..., None], on_progress: OnProgress, ranks: Ranks, cold: dict[str, Any], *, isolated: bool
     ) -> None:
         self._enter = enter
-        """Says which stage begins, and a detail of it."""
+        """Tells which stage begins, and a detail of it."""
         self._on_progress = on_progress
         self._ranks = ranks
         self._cold = cold
@@ -77,10 +84,10 @@ class Workbench:
         self._restore_flags = remember_flags()
         self._give_back_model: Callable[[], None] = lambda: None
         self._returned = Answer()
-        """By a function, when it was called first."""
+        """What a function returned at its first call."""
 
     def prepare(self, spec: RunSpec, *, modules: bool = False, shares: bool = False) -> Prepared:
-        """`shares`: other processes prepare the same, and compile some of the blocks that are compiled one by one."""
+        """With `shares`, other processes prepare the same, and compile some of the blocks that are compiled one by one."""
         device = self._open_device(spec)
         with few_threads(device):
             workload = self._build(spec, device)
@@ -89,80 +96,78 @@ class Workbench:
         applicable = () if spec.measure.sparing else applicable_recipes(workload.model, device, workload.task)
         setup = self._apply(spec, workload, device)
         step = self._first_call(spec, setup, shares=shares)
-        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
         numerics = self._numerics(spec, reference, step, setup)
         del reference
         setup.let_originals_go()
         self._release(spec, device)
-        work, info = self._count(spec, setup, info, modules)
+        work = self._count(spec, setup, modules=modules)
         setup.settle()
         warmup = self._warm_up(spec, step, device)
         self.step = step
+        self.step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
+        self.eager_model = None if setup.capabilities.dissolves_modules else shown_model(workload)
         if spec.load is not None:
             assert isinstance(step, InferenceStep)
             self.load_runner = LoadRunner(spec, setup, step, lambda size: self._enter("compile", f"batch {size}"))
-        self.eager_model = None if setup.capabilities.dissolves_modules else shown_model(setup.workload)
-        self.step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
         gc.collect()
         gc.freeze()  # later collections, between blocks, then look at little
         self._enter("ready")
         with step.context():
             synchronises = device.synchronises(step)
+        is_rank, watch = self._ranks.is_rank, not spec.measure.sparing
         return self._prepared(
             setup,
-            workload=info,
+            info,
             numerics=numerics,
             warmup=warmup,
             applicable=applicable,
             step_synchronises=synchronises,
-            operators_share=None if self._ranks.is_rank else operators_share(step, setup, spec.measure, warmup),
+            operators_share=None if is_rank else operators_share(step, setup, spec.measure, warmup),
             work=work,
             ranks=self._ranks.info(device, info.items_per_step),
-            gradient_bytes=gradient_bytes(workload.model) if workload.task == "train" and self._ranks.is_rank else None,
-            generation=generation_info(step, device, watch=not spec.measure.sparing)
-            if isinstance(step, GenerateStep)
-            else None,
+            gradient_bytes=gradient_bytes(workload.model) if workload.task == "train" and is_rank else None,
+            generation=generation_info(step, device, watch=watch) if isinstance(step, GenerateStep) else None,
         )
 
     def prepare_bare(self, spec: RunSpec) -> Prepared:
-        """For a profiler from outside: nothing that is not needed to run the step."""
+        """Prepare for a profiler from outside: nothing that is not needed to run the step."""
         device = self._open_device(spec)
         workload = self._build(spec, device, calibrate=False)
         info = workload.info()
         setup = self._apply(spec, workload, device)
         step = self._first_call(spec, setup)
-        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
         setup.let_originals_go()
         self._enter("warm-up")
         with step.context():
             warmup = few_steps(lambda: (step(), device.synchronize()))
-        self.step = step
-        self.step_estimate_s = warmup.samples[-1]
+        self.step, self.step_estimate_s = step, warmup.samples[-1]
         self._enter("ready")
         return self._unchecked(setup, info, warmup, "not checked under an external profiler")
 
     def prepare_blocks(self, spec: RunSpec) -> Prepared:
-        """For other processes: only what is compiled one by one, which they find in the cache."""
+        """Prepare for other processes only what is compiled one by one, which they find in the cache."""
         device = self._open_device(spec)
         workload = self._build(spec, device, calibrate=False)
+        info = workload.info()
         setup = self._apply(spec, workload, device)
         self._enter("compile", str(spec.recipe))
         with self._make_step(spec, setup).context():
             compile_together(setup, setup.compiled_blocks, spec)
         self._enter("ready")
-        return self._unchecked(setup, workload.info(), Warmup(), "only its blocks were compiled")
+        return self._unchecked(setup, info, Warmup(), "only its blocks were compiled")
 
     def prepare_training(self, request: Prepare) -> PreparedReply:
-        """For epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
+        """Prepare for epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
         assert request.spec.train is not None
         device = self._open_device(request.spec)
         self._enter("data", request.spec.train.data.name)
         seed_everything(request.spec.seed, 0)  # the user's loaders may split their data at random, before any epoch
         data = open_data(request.spec.train.data, request.spec.workload)
         spec, size, inputs = fitted(request.spec, data)
-        workload = self._build(spec, device, inputs, calibrate=False, settle=False)
+        workload = self._build(spec, device, inputs)
+        info = workload.info()
         if isinstance(workload.model, TrainsItself):
-            raise BenchError("user", f"{workload.info().class_name} trains itself by its training_step: {ONE_STEP}")
+            raise BenchError("user", f"{info.class_name} trains itself by its training_step: {ONE_STEP}")
 
         def tell(progress: TrainingProgress) -> None:
             self._on_progress(Progress(stage="epoch", detail=str(progress.epoch), training=progress))
@@ -172,38 +177,33 @@ class Workbench:
         setup = self._apply(spec, workload, device)
         self._enter("compile" if setup.capabilities.compiles else "first-call", str(spec.recipe))
         self._note_first_call(setup, training.start(setup))
-        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
-        work, info = self._count(spec, setup, info, modules=False)
+        work = self._count(spec, setup)
         setup.settle()
         self.training, self.step = training, training.step
         if request.checkpoint is not None:
             training.resume(request.checkpoint)
         self._enter("ready")
         judged = note("unchecked", "a training is judged by its losses and its accuracy")
-        prepared = self._prepared(
-            setup,
-            workload=info,
-            numerics=Numerics(method="unchecked", reason=judged),
-            warmup=Warmup(steady=True, reason=note("not-waited-for", "every step of a training counts")),
-            work=work,
-            data=training.info,
-        )
+        warmup = Warmup(steady=True, reason=note("not-waited-for", "every step of a training counts"))
+        numerics = Numerics(method="unchecked", reason=judged)
+        prepared = self._prepared(setup, info, numerics=numerics, warmup=warmup, work=work, data=training.info)
         return PreparedReply(prepared=prepared, epochs=tuple(training.epochs))
 
     def _unchecked(self, setup: Setup, info: WorkloadInfo, warmup: Warmup, why: str) -> Prepared:
         numerics = Numerics(method="skipped", reason=note("unchecked", why))
-        return self._prepared(setup, workload=info, numerics=numerics, warmup=warmup)
+        return self._prepared(setup, info, numerics=numerics, warmup=warmup)
 
-    def _prepared(self, setup: Setup, **told: Any) -> Prepared:
-        """What is said of every prepared step, and what is `told` of this one."""
+    def _prepared(self, setup: Setup, info: WorkloadInfo, **fields: Any) -> Prepared:
+        """What is said of every prepared step, and the `fields` of this one."""
         return Prepared(
+            workload=msgspec.structs.replace(info, notes=tuple(setup.workload.notes)),
             environment=describe(setup.device),
             cold_start=ColdStart(**self._cold),
             memory=setup.device.memory(),
             recipe_notes=tuple(note("switch", text, about=switch) for switch, text in setup.notes.items()),
             switches=setup.switches,
             isolated=self._isolated,
-            **told,
+            **fields,
         )
 
     def _open_device(self, spec: RunSpec) -> Device:
@@ -219,15 +219,9 @@ class Workbench:
         return self.device
 
     def _build(
-        self,
-        spec: RunSpec,
-        device: Device,
-        inputs: Inputs | None = None,
-        *,
-        calibrate: bool = True,
-        settle: bool = True,
+        self, spec: RunSpec, device: Device, inputs: Inputs | None = None, *, calibrate: bool = True
     ) -> Workload:
-        """`settle` False: the inputs are about to be replaced by those of the data, such as `inputs`, and need no batch."""
+        """`inputs` are such as the data give, which take their place later: they need neither a batch nor calibration."""
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
@@ -236,33 +230,33 @@ class Workbench:
         refuse_no_values(workload.model)
         self._own_step, self.notes = workload.step, workload.notes
         self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
-        apart_s = 0.0
-        if settle and spec.measure.sparing:
+        build_s = time.perf_counter() - started
+        settles, sparing = inputs is None, spec.measure.sparing
+        if settles and sparing:
             # Off the device, which then sees what a plain loop would show it, and nothing else.
-            apart_s = self._make_ready(workload, spec, calibrate=calibrate, sparing=True)
+            self._make_ready(workload, spec, calibrate)
+        started = time.perf_counter()
         workload.to(device.torch_device)
         device.synchronize()
-        self._cold["build_s"] = time.perf_counter() - started - apart_s
-        if settle and not spec.measure.sparing:
-            self._make_ready(workload, spec, calibrate=calibrate)
+        self._cold["build_s"] = build_s + time.perf_counter() - started
+        if settles and not sparing:
+            self._make_ready(workload, spec, calibrate)
         self._ranks.level(workload.model)
         return workload
 
-    def _make_ready(self, workload: Workload, spec: RunSpec, *, calibrate: bool, sparing: bool = False) -> float:
-        """Settle the batch and calibrate what needs it; says how many seconds that took."""
-        started = time.perf_counter()
+    def _make_ready(self, workload: Workload, spec: RunSpec, calibrate: bool) -> None:
+        """Settle the batch, and calibrate what needs it."""
         if workload.task == "generate":  # its batch is the prompt's, and language models have no statistics
-            return 0.0
+            return
         self._enter("batch")
         if not self._ranks.has_share:
             settle_batch(workload, spec.workload)
             self._ranks.share(workload, spec.workload.batch, ask=True)
         if calibrate:
             self._enter("calibrate")
-            workload.notes += give_signal(workload, spec.seed, sparing=sparing)
-        return time.perf_counter() - started
+            workload.notes += give_signal(workload, spec.seed, sparing=spec.measure.sparing)
 
-    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> Reference | None:
+    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> AnyReference | None:
         if not spec.measure.check_numerics or workload.step is not None:
             return None
         self._enter("reference", "strict fp32")
@@ -284,33 +278,34 @@ class Workbench:
         self._enter(stage, str(spec.recipe))
         step = self._make_step(spec, setup)
         started = time.perf_counter()
-        starts_again = setup.task == "train" and spec.measure.check_numerics
+        checks, is_function = spec.measure.check_numerics, setup.task == "step"
+        starts_again, shares = setup.task == "train" and checks, shares and bool(setup.compiled_blocks)
         # Where nothing is compared, the copies that putting values back takes are no part of what must fit.
-        held: AbstractContextManager[None] = setup.watching_inputs()
-        if spec.measure.check_numerics:
-            held = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
+        undoing: AbstractContextManager[None] = setup.watching_inputs()
+        if checks:
+            undoing = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
 
         def call() -> None:
             with step.context(), blaming(suspect_of(spec, setup), setup, stage):
-                if setup.task == "step":
+                if is_function:
                     torch.manual_seed(spec.seed)  # what it returns is compared with what it returned at other commits
-                if shares and setup.compiled_blocks:
+                if shares:
                     compile_together(setup, setup.compiled_blocks, spec)
                 result = step()
                 refuse_what_has_not_run(result, name_of(setup.workload.model))
                 for check in setup.after_first_call:
                     check()
-            if setup.task == "step" and spec.measure.check_numerics:
+            if is_function and checks:
                 self._returned = answer_of(result)
 
-        with held:
+        with undoing:
             perhaps_differentiating(setup.workload, setup.device, call)
             setup.device.synchronize()
             seconds = time.perf_counter() - started
-        self._note_first_call(setup, seconds, shared=shares and bool(setup.compiled_blocks))
+        self._note_first_call(setup, seconds, shared=shares)
         if spec.launch.folder:
             refuse_other_checkout(spec.launch.folder)
-        if setup.task == "step" and (unseen := setup.device.unseen_work()) is not None:
+        if is_function and (unseen := setup.device.unseen_work()) is not None:
             raise BenchError("user", f"the function computes on {unseen}, which is not waited for: give --device cuda")
         # Training starts again from the same weights with an optimizer that has seen nothing.
         return self._make_step(spec, setup) if starts_again else step
@@ -319,37 +314,27 @@ class Workbench:
         return GenerateStep(setup) if setup.task == "generate" else make_step(setup, spec.workload.optimizer)
 
     def _note_first_call(self, setup: Setup, seconds: float, *, shared: bool = False) -> None:
-        self._cold["first_call_s"], self._cold["shared"] = seconds, shared
+        self._cold |= {"first_call_s": seconds, "shared": shared}
         if setup.capabilities.compiles:
-            self._cold["compile_s"] = compile_seconds()
-            self._cold["compile_cache"] = cache_state()
-            self._cold["graph_breaks"] = graph_breaks()
+            compiler = {"compile_s": compile_seconds(), "compile_cache": cache_state(), "graph_breaks": graph_breaks()}
+            self._cold |= compiler
 
-    def _numerics(self, spec: RunSpec, reference: Reference | None, step: Timed, setup: Setup) -> Numerics:
-        if reference is None:
-            why = "it was not asked for" if setup.task != "step" else "a function is timed as it is"
-            sketch, signal = sketch_of(self._returned)
-            return Numerics(
-                method="unchecked",
-                reason=note("unchecked", f"not checked: {why}"),
-                finite=self._returned.is_finite,
-                sketch=sketch,
-                sketch_signal=signal,
-            )
-        if not spec.recipe.switches:
-            return sketched(reference.as_numerics(), reference)
-        self._enter("numerics", str(spec.recipe))
-        return sketched(judge(reference, step, setup), reference)
+    def _numerics(self, spec: RunSpec, reference: AnyReference | None, step: Timed, setup: Setup) -> Numerics:
+        if reference is not None:
+            if setup.switches:
+                self._enter("numerics", str(spec.recipe))
+            return numerics_of(reference, step, setup)
+        why = "it was not asked for" if setup.task != "step" else "a function is timed as it is"
+        reason = note("unchecked", f"not checked: {why}")
+        unchecked = Numerics(method="unchecked", reason=reason, finite=self._returned.is_finite)
+        return with_sketch(unchecked, self._returned)
 
-    def _count(
-        self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool
-    ) -> tuple[WorkCount | None, WorkloadInfo]:
-        # What a token has to read says more, see `GenerationInfo`; and of a trial near the edge of memory nothing else is asked.
+    def _count(self, spec: RunSpec, setup: Setup, *, modules: bool = False) -> WorkCount | None:
+        # What a token has to read says more (see `GenerationInfo`), and a trial near the edge of memory is asked nothing else.
         if setup.task == "generate" or spec.measure.sparing:
-            return None, info
+            return None
         self._enter("count")
-        work, why = work_of(setup, spec.workload.optimizer, modules=modules)
-        return work, info if why is None else msgspec.structs.replace(info, notes=(*info.notes, why))
+        return counted_work(setup, spec.workload.optimizer, modules=modules)
 
     def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
         self._enter("warm-up")
@@ -362,7 +347,7 @@ class Workbench:
                 spec.measure,
                 compilations=compilations,
                 is_accelerator=device.is_accelerator,
-                on_step=told_each_second(lambda text: self._enter("warm-up", text)),
+                tell=lambda text: self._enter("warm-up", text),
                 agreed=self._ranks.agreed,
             )
 
@@ -377,22 +362,22 @@ class Workbench:
             device.release_cache()
 
     def put_back(self) -> Closed:
-        """The memory at the end; flags, devices and ranks are as they were before."""
+        """Returns the memory at the end, and leaves flags, devices and ranks as they were before."""
         memory = self.device.memory() if self.device else Memory()
         self.forget()
         self._ranks.leave()
         self._restore_flags()
         if self.device is not None:
             self.device.restore()
-        if self.device is not None and self.memory_limit_bytes is not None:
-            self.device.cap_allocator(None)
+            if self.memory_limit_bytes is not None:
+                self.device.cap_allocator(None)
         return Closed(memory=memory)
 
     def forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
-        for held in (self.training, self._own_step):
-            if held is not None:
-                held.close()
+        for closable in (self.training, self._own_step):
+            if closable is not None:
+                closable.close()
         self.step = self.eager_model = self.load_runner = self.training = self._own_step = None
         self._give_back_model()
         gc.unfreeze()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from redline.bench.count.ask import answer_count
+from redline.bench.count.count import answer_count
 from redline.bench.count.facts import facts_of
 from redline.bench.data.source import check_data
 from redline.bench.device import Device, open_device, resolve_device
@@ -15,8 +15,8 @@ from redline.bench.environment import describe
 from redline.bench.measure.ceilings import answer_ceilings
 from redline.bench.measure.operators import answer_operators
 from redline.bench.memory import answer_memory
-from redline.bench.recipe.checks import metric_of
 from redline.bench.recipe.compose import switch_choices, switches_of
+from redline.bench.recipe.numerics import metric_of
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import (
     build_workload,
@@ -127,7 +127,7 @@ def check(spec: RunSpec) -> Checked:
         fingerprint = fingerprint_of(spec.workload)
     except UsageError as error:
         return Checked(spec=spec, usage=str(error))
-    capabilities = Capabilities.together(switch.capabilities() for switch in switches)
+    capabilities = Capabilities.together(switch.does for switch in switches)
     return Checked(spec=resolved, fingerprint=fingerprint, capabilities=capabilities)
 
 

@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision.models import get_model, get_model_weights
 from torchvision.ops import DeformConv2d
 
-from redline.bench.count.ask import answer_count
-from redline.bench.count.count import Task, count_work
+from redline.bench.count.count import Task, answer_count, count_work
 from redline.bench.count.counter import Tf32
-from redline.bench.count.kinds import tensor_bytes
+from redline.bench.count.operators import tensor_bytes
 from redline.bench.memory import Ledger
 from redline.bench.workload.batch import proven_axes
 from redline.model.errors import BenchError

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redline.bench.count.count import Task, count_work
-from redline.bench.count.formulas import FORMULAS
+from redline.bench.count.operators import FORMULAS
 from redline.model.work import WorkCount
 
 

@@ -13,13 +13,15 @@ from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
-from redline.bench.recipe.numerics import OutputReference
+from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.workload.build import build_workload
+from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import InferenceStep, Setup
 from redline.bench.workload.workload import Workload, assemble
 from redline.model.record import Numerics
-from redline.model.spec import Recipe, Task, WorkloadSpec
+from redline.model.spec import OptimizerName, Recipe, Task, WorkloadSpec
+from redline.model.spec_table import specs_from_table
 
 
 def workload_of(model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Workload:
@@ -55,6 +57,14 @@ def judged(recipe: str, model: nn.Module, *args: Any) -> Numerics:
     reference = OutputReference.of(workload, device, number_format_of(parsed, "infer"), seed=0)
     setup = apply_recipe(parsed, workload, device)
     return reference.judge(InferenceStep(setup), setup)
+
+
+def loss_reference(
+    workload: Workload, number_format: str, steps: int, optimizer: OptimizerName = "sgd", device: Device | None = None
+) -> LossReference:
+    measure = {"loss_path_steps": steps}
+    (spec,) = specs_from_table({"model": "test", "task": "train", "optimizer": optimizer, "measure": measure})
+    return LossReference.of(spec, workload, device or CpuDevice(), number_format, Ranks())
 
 
 def code_of(recipe: str, task: Task = "infer", device: str = "cpu") -> RecipeCode:

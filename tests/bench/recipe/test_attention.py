@@ -180,7 +180,7 @@ def test_cudnn_is_refused_on_amd() -> None:
         clock = "device"
 
     (step,) = Recipe.parse("sdpa:cudnn").switches
-    assert SWITCHES.get("sdpa")(step).refusal(Instinct(), "infer") == "cuDNN is NVIDIA's"
+    assert SWITCHES.get("sdpa")(step, "infer").refusal(Instinct()) == "cuDNN is NVIDIA's"
 
 
 def test_the_fast_path_is_back_when_the_session_is_over() -> None:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from applying import applied, code_of, output_of, output_of_code
+from applying import applied, code_of, loss_reference, output_of, output_of_code
 from torch import Tensor, nn
 
 import redline
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices, switches_of
-from redline.bench.recipe.numerics import LossReference
 from redline.bench.recipe.plain import repeated_blocks, store_inputs
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import TrainingStep
@@ -135,10 +134,10 @@ def test_early_launches_are_for_decoding_and_for_gpus_that_know_them() -> None:
         "combo_kernels": True,
         "triton.enable_pdl": True,
     }  # type: ignore[attr-defined]
-    assert switch.caution("infer") is not None
-    assert switch.caution("generate") is None
+    assert switch.caution is None
+    assert switches_of(Recipe.parse("compile:pdl"), "infer")[0].caution is not None
     cpu = CpuDevice()
-    assert "a CPU runs none" in (switch.refusal(cpu, "generate") or "")
+    assert "a CPU runs none" in (switch.refusal(cpu) or "")
     assert "Hopper" in (cpu.early_launch_refusal() or "")
 
 
@@ -186,7 +185,7 @@ class TestCheckpointing:
         fresh = applied("baseline", network(), torch.randn(4, 8), task="train")
         fresh.workload.model.load_state_dict(setup.workload.model.state_dict())
         fresh.workload.args = setup.args
-        reference = LossReference.of(fresh.workload, CpuDevice(), "fp32", 0, 3, "sgd")
+        reference = loss_reference(fresh.workload, "fp32", 3)
         assert reference.judge(TrainingStep(setup, "sgd"), setup).passed
 
     def test_batch_norm_inside_is_told(self) -> None:

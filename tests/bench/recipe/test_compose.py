@@ -282,7 +282,7 @@ def test_compile_is_neither_advised_nor_tried_for_torchscript() -> None:
     assert "compile" in applicable_recipes(nn.Linear(2, 2), CpuDevice(), "infer")
     assert not any("compile" in text for text in applicable_recipes(scripted, CpuDevice(), "infer"))
     with pytest.raises(BenchError, match=r"compile: torch\.compile does not take TorchScript"):
-        refuse_impossible(switches_of(Recipe.parse("compile"), "infer"), "infer", CpuDevice(), scripted)
+        refuse_impossible(switches_of(Recipe.parse("compile"), "infer"), CpuDevice(), scripted)
 
 
 PLUGIN = """
@@ -319,7 +319,7 @@ def test_a_switch_comes_in_through_an_entry_point(plugin: str) -> None:
     workload = workload_of(nn.Linear(4, 3), torch.randn(2, 4))
     setup = Setup(workload=workload, device=CpuDevice(), model=workload.model, args=workload.args, kwargs={})
     (switch,) = Recipe.parse("doubled").switches
-    switches.get("doubled")(switch).apply(setup)
+    switches.get("doubled")(switch, "infer").apply(setup)
     torch.testing.assert_close(setup.model(*setup.args), 2 * workload.model(*workload.args))
     assert switches.names() == ["doubled"]
 
@@ -372,7 +372,7 @@ CAPABILITIES = {
 @pytest.mark.parametrize("text", CAPABILITIES)
 def test_a_switch_says_what_it_does_to_the_program(text: str) -> None:
     (switch,) = switches_of(Recipe.parse(text), "infer")
-    assert switch.capabilities() == CAPABILITIES[text]
+    assert switch.does == CAPABILITIES[text]
 
 
 def test_whoever_records_graphs_excludes_others_that_do_however_it_is_spelled() -> None:

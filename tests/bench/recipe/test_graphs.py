@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from applying import loss_reference
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import apply_recipe, switch_choices, switches_of
-from redline.bench.recipe.numerics import LossReference, OutputReference
+from redline.bench.recipe.numerics import OutputReference
 from redline.bench.recipe.switches.graphs import GraphedInference, GraphedTraining
 from redline.bench.workload.step import InferenceStep, TrainingStep, make_step
 from redline.bench.workload.workload import Workload, assemble
@@ -130,7 +131,7 @@ def test_recording_leaves_training_where_it_began(recipe: str, optimizer: str, m
 
 def test_the_loss_path_of_a_recorded_step_is_read_step_by_step() -> None:
     setup, device = graphed("graphs", "train")
-    reference = LossReference.of(workload("train"), device, "fp32", 0, 8, "sgd")
+    reference = loss_reference(workload("train"), "fp32", 8, device=device)
     step = make_step(setup, "sgd")
     assert isinstance(step, TrainingStep)
     verdict = reference.judge(step, setup)

@@ -38,8 +38,7 @@ for count, rows, width, has_bias in ((1, 11, 70, True), (3, 8, 32, False)):
     x, weight, bias = torch.randn(count, width), torch.randn(rows, width), torch.randn(rows)
     out = torch.full((count, rows), torch.nan)
     rows_kernel[(count * triton.cdiv(rows, 4),)](
-        x, weight, bias, out, weight, 0, weight, 0, count, rows, 8,
-        K=width, HAS_BIAS=has_bias, EARLY=False, AHEAD=0, BLOCK_N=4, BLOCK_K=32, LANES=32,
+        x, weight, bias, out, count, rows, K=width, HAS_BIAS=has_bias, EARLY=False, BLOCK_N=4, BLOCK_K=32,
     )
     assert torch.allclose(out, torch.nn.functional.linear(x, weight, bias if has_bias else None), atol=1e-5), (out, x)
 for kind, splits, steps in ((1, 2, 1), (2, 1, 2), (0, 1, 2)):
@@ -78,8 +77,7 @@ POINTERS = {"mask": "*u8", "partial": "*fp32", "statistics": "*fp32", "counters"
 @pytest.mark.parametrize(
     ("kernel", "fixed", "numbers"),
     [
-        ("rows_kernel", {"K": 96, "HAS_BIAS": True, "AHEAD": 2, "BLOCK_N": 2, "BLOCK_K": 64, "LANES": 32},
-         {"following_size", "further_size", "count", "rows", "most_sharers"}),
+        ("rows_kernel", {"K": 96, "HAS_BIAS": True, "BLOCK_N": 2, "BLOCK_K": 64}, {"count", "rows"}),
         ("attend_kernel", {"SHARED": 2, "WIDTH": 16, "BLOCK_D": 16, "VALUE_WIDTH": 16, "BLOCK_E": 16, "SPLITS": 3, "BLOCK_S": 4,
                            "STEPS": 2, "BLOCK_L": 16, "MASK": 1},
          {"length", "scale", "heads", "out_head", *(f"{each}_{axis}" for each in ("query", "key", "value", "mask")
@@ -141,15 +139,6 @@ def test_layers_that_read_one_tensor_are_one_product() -> None:
         model.second.weight.fill_(0.0)
         assert not torch.allclose(model(few), wanted, atol=1e-6)
         assert torch.equal(model.second(few), torch.zeros(2, 1, 4))
-
-
-def test_a_product_asks_for_the_weights_that_come_next() -> None:
-    model = Block().eval()
-    used(model, torch.randn(1, 1, 8))
-    products = {name: layer.forward.func.__self__ for name, layer in model.named_children()}
-    assert products["first"] is products["second"]
-    assert [weight.shape[0] for weight in products["first"].following] == [20, 8]
-    assert products["alone"].following[0] is products["first"].weight, "the next token begins anew"
 
 
 def test_bytes_of_joined_weights_count_once() -> None:
@@ -242,9 +231,9 @@ def loaded(path: Path) -> ModuleType:
 
 def test_where_they_are_refused() -> None:
     (switch,) = switches_of(Recipe.parse("decode-kernels"), "generate")
-    told = switch.refusal(CpuDevice(), "generate")
+    told = switch.refusal(CpuDevice())
     assert told is not None
     assert "a CPU runs none" in told
-    many = switch.irrelevance(build_workload(spec("baseline", batch=5).workload, 0).model, "generate", None)
+    many = switch.irrelevance(build_workload(spec("baseline", batch=5).workload, 0).model, None)
     assert many is not None
     assert "up to 4 sequences" in many

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torchvision
-from applying import copied, named, workload_of
+from applying import copied, loss_reference, named, workload_of
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import apply_recipe, number_format_of
-from redline.bench.recipe.judging import SMALLEST_LOSS_TOLERANCE
-from redline.bench.recipe.numerics import LossReference
+from redline.bench.recipe.numerics import SMALLEST_LOSS_TOLERANCE
+from redline.bench.workload.losses import training_loss
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.bench.workload.workload import Workload
 from redline.model.record import Numerics
@@ -27,7 +27,7 @@ Plant = Callable[[Setup, TrainingStep], None]
 
 def judge_training(recipe: str, workload: Workload, plant: Plant | None = None, steps: int = LOSS_STEPS) -> Numerics:
     parsed, device = Recipe.parse(recipe), CpuDevice()
-    reference = LossReference.of(workload, device, number_format_of(parsed, "train"), 0, steps, "sgd")
+    reference = loss_reference(workload, number_format_of(parsed, "train"), steps)
     setup = apply_recipe(parsed, copied(workload), device)
     step = TrainingStep(setup, "sgd")
     if plant:
@@ -58,7 +58,7 @@ def never_steps(setup: Setup, step: TrainingStep) -> None:
 
 def wrong_loss(setup: Setup, step: TrainingStep) -> None:
     right = setup.workload.loss
-    setup.workload.loss = lambda output: 0.5 * right(output)
+    setup.workload.loss = training_loss(lambda output: 0.5 * right(output))
 
 
 def steps_half_as_far(setup: Setup, step: TrainingStep) -> None:
@@ -68,7 +68,7 @@ def steps_half_as_far(setup: Setup, step: TrainingStep) -> None:
 
 def spoils_the_loss(setup: Setup, step: TrainingStep) -> None:
     right = setup.workload.loss
-    setup.workload.loss = lambda output: right(output) * torch.nan
+    setup.workload.loss = training_loss(lambda output: right(output) * torch.nan)
 
 
 def other_random_order(setup: Setup, step: TrainingStep) -> None:
@@ -121,7 +121,7 @@ def test_a_short_path_with_dropout_still_passes_what_draws_the_same_masks() -> N
 def test_a_model_without_dropout_gets_no_leave_from_it() -> None:
     workload = drops(p=0.0)
     assert judge_training("baseline", workload, other_random_order).passed
-    assert LossReference.of(workload, CpuDevice(), "fp32", 0, 2, "sgd").seed_floor is None
+    assert loss_reference(workload, "fp32", 2).seed_floor is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_randomness_is_noticed_whatever_it_is_called(thinned: Callable[[Tensor],
             return super().forward(thinned(input))
 
     workload = workload_of(Thinned(16, 10), torch.randn(16, 16), task="train")
-    reference = LossReference.of(workload, CpuDevice(), "fp32", 0, LOSS_STEPS, "sgd")
+    reference = loss_reference(workload, "fp32", LOSS_STEPS)
     assert reference.seed_floor > reference.floor
     assert judge_training("baseline", workload, other_random_order).passed
 
@@ -149,7 +149,7 @@ def test_a_loss_of_ones_own_is_told_in_the_models_bits_and_that_is_allowed_for(s
     """Over a few steps a loss hardly moves by more than bf16 can tell."""
     torch.manual_seed(seed)
     workload = workload_of(nn.Linear(16, 10), torch.randn(6, 16), task="train")
-    workload.loss = lambda output: output.pow(2).mean()
+    workload.loss = training_loss(lambda output: output.pow(2).mean())
     assert judge_training("bf16", workload, steps=5).passed
     assert judge_training("fp16", workload, steps=5).passed
     assert not judge_training("bf16", workload, never_steps, steps=5).passed
@@ -159,19 +159,19 @@ def test_a_loss_told_in_too_few_bits_is_what_hides_the_signal_and_not_the_model(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 128))
     workload = workload_of(model, torch.randn(32, 256), task="train")
-    workload.loss = lambda output: output.pow(2).mean()
+    workload.loss = training_loss(lambda output: output.pow(2).mean())
     verdict = judge_training("amp-bf16", workload, steps=5)
     assert not verdict.passed
     assert "the loss comes in 16 bits" in str(verdict.reason)
     assert "loss(output.float())" in str(verdict.reason)
-    workload.loss = lambda output: output.float().pow(2).mean()
+    workload.loss = training_loss(lambda output: output.float().pow(2).mean())
     assert judge_training("amp-bf16", workload, steps=5).passed
 
 
 def test_the_reference_leaves_the_model_as_it_was() -> None:
     workload = trains()
     before = {name: value.clone() for name, value in workload.model.state_dict().items()}
-    LossReference.of(workload, CpuDevice(), "bf16", 0, 3, "adamw")
+    loss_reference(workload, "bf16", 3, "adamw")
     after = workload.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(parameter.grad is None for parameter in workload.model.parameters())
@@ -179,8 +179,8 @@ def test_the_reference_leaves_the_model_as_it_was() -> None:
 
 def test_a_baseline_whose_loss_is_not_finite_does_not_pass() -> None:
     workload = trains()
-    workload.loss = lambda output: output.sum() * torch.nan
-    baseline = LossReference.of(workload, CpuDevice(), "fp32", 0, 3, "sgd").as_numerics()
+    workload.loss = training_loss(lambda output: output.sum() * torch.nan)
+    baseline = loss_reference(workload, "fp32", 3).as_numerics()
     assert not baseline.passed
     assert baseline.losses == (None, None, None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.bench.recipe.checks import metric_of
+from redline.bench.recipe.numerics import metric_of
 from redline.bench.workload.sources.user import load_function
 from redline.model.errors import BenchError, SpecError
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec

@@ -22,14 +22,14 @@ from applying import copied, named, workload_of
 from redline.analyze.trust import error_text
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import apply_recipe, number_format_of
-from redline.bench.recipe.judging import (
+from redline.bench.recipe.difference import Difference, path_difference
+from redline.bench.recipe.numerics import (
     LARGEST_TOLERANCE,
     SMALLEST_TOLERANCE,
     TOLERANCE_OVER_FLOOR,
-    judged,
+    OutputReference,
+    Reference,
 )
-from redline.bench.recipe.numerics import OutputReference
-from redline.bench.recipe.outputs import Difference, path_difference
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.step import InferenceStep
@@ -267,6 +267,10 @@ def test_every_part_of_a_structured_output_counts() -> None:
 # Floors, tolerances and distances
 
 
+def judged(found: Difference, floor: float, number_format: str) -> Numerics:
+    return Reference(number_format=number_format, floor=floor).verdict(found)
+
+
 def difference_of(rel_l2: float, *, finite: bool = True, degenerate: bool = False) -> Difference:
     return Difference(rel_l2=rel_l2, cosine=None, top1_agreement=None, finite=finite, degenerate=degenerate)
 
@@ -311,7 +315,9 @@ def test_neither_infinity_nor_silence_passes() -> None:
 
 def test_paths_are_compared_over_how_far_they_came() -> None:
     path = [3.0, 2.0, 1.0]
-    assert path_difference(path, path) == 0.0
-    assert path_difference([3.0, 3.0, 3.0], path) == pytest.approx(1.0), "one that never moves is off by all of it"
-    assert path_difference([3.0, math.nan, 1.0], path) == math.inf
-    assert path_difference([1.0, 1.0], [2.0, 2.0]) == math.inf, "a reference that does not move cannot be met"
+    assert path_difference(path, path).rel_l2 == 0.0
+    assert path_difference([3.0, 3.0, 3.0], path).rel_l2 == pytest.approx(1.0), (
+        "one that never moves is off by all of it"
+    )
+    assert not path_difference([3.0, math.nan, 1.0], path).finite
+    assert path_difference([1.0, 1.0], [2.0, 2.0]).rel_l2 == math.inf, "a reference that does not move cannot be met"

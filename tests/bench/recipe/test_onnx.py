@@ -203,7 +203,7 @@ def test_a_missing_package_or_provider_is_told(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(BenchError, match="onnx: there is no provider of ONNX Runtime for rocm here"):
             applied("onnx", nn.Linear(4, 3), torch.randn(2, 4), device=Instinct())
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else find_spec("torch"))
-    with pytest.raises(BenchError, match=r"onnx: it needs the package onnxscript: pip install 'redline\[onnx\]'"):
+    with pytest.raises(BenchError, match=r"onnx: it needs the package onnxscript: pip install 'torch-redline\[onnx\]'"):
         applied("onnx", nn.Linear(4, 3), torch.randn(2, 4))
 
 

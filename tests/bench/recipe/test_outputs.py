@@ -16,8 +16,8 @@ import planted_faults  # noqa: F401  (registers its switches)
 from applying import judged as judged_recipe
 from torch import Tensor, nn
 
-from redline.bench.recipe.judging import judged
-from redline.bench.recipe.outputs import Difference, answer_of, difference
+from redline.bench.recipe.difference import Difference, answer_of, difference
+from redline.bench.recipe.numerics import Reference
 
 
 def compared(found: list[Any], reference: list[Any]) -> Difference:
@@ -51,7 +51,7 @@ class TestNumbers:
         assert math.isnan(found.rel_l2)
         assert found.cosine is not None
         assert math.isnan(found.cosine)
-        told = judged(found, 1e-3, "fp16")
+        told = Reference(number_format="fp16", floor=1e-3).verdict(found)
         assert (told.rel_l2, told.cosine, told.passed) == (None, None, False)
 
     def test_a_part_that_never_moves_is_compared_by_its_size(self) -> None:
@@ -90,7 +90,7 @@ class TestIntegers:
         assert found.rel_l2 == pytest.approx(0.5), "a quarter is unequal, a half depends on the input"
         ignoring = compared([reference[0], reference[0]], reference)
         assert ignoring.rel_l2 == pytest.approx(1.0)
-        assert not judged(ignoring, 0.0, "fp16").passed
+        assert not Reference(number_format="fp16", floor=0.0).verdict(ignoring).passed
 
     @pytest.mark.parametrize(
         ("one", "other"),

@@ -119,7 +119,7 @@ def compiled(model: nn.Module, fused: FusedActivations) -> Any:
     """Through the pass and then eagerly, as nothing else of a compiler is in question here."""
 
     def backend(program: torch.fx.GraphModule, _: Any) -> Any:
-        fused(program.graph)
+        fused.change(program.graph)
         program.graph.lint()
         program.recompile()
         return program.forward
@@ -169,8 +169,8 @@ class TestFusedLinear:
         with pytest.raises(BenchError, match="a CPU have no such kernel"):
             applied("fused-linear+compile", Activated(), torch.randn(2, 8))
         (switch,) = switches_of(Recipe.parse("fused-linear"), "infer")
-        assert not any(need.is_met({"fused-linear"}) for need in switch.needs["infer"])
-        assert all(need.is_met({"fused-linear", "compile", "compile:freeze"}) for need in switch.needs["infer"])
+        assert not any(need.is_met({"fused-linear"}) for need in switch.needs)
+        assert all(need.is_met({"fused-linear", "compile", "compile:freeze"}) for need in switch.needs)
 
     def test_a_program_in_which_nothing_was_joined_is_not_timed_under_its_name(self) -> None:
         after: list[Any] = []
@@ -205,7 +205,7 @@ def test_relevance_follows_from_what_ran() -> None:
     def told(model: nn.Module, seen: Facts) -> dict[str, str | None]:
         choices = [kind for name in ("fused-linear", "patch-products") for kind in [SWITCHES.get(name)]]
         return {
-            kind.name: kind(Recipe.parse(kind.name).switches[0]).irrelevance(model, "infer", seen) for kind in choices
+            kind.name: kind(Recipe.parse(kind.name).switches[0], "infer").irrelevance(model, seen) for kind in choices
         }
 
     plain = nn.Sequential(nn.Linear(64, 256), nn.Tanh())

@@ -138,7 +138,9 @@ def test_what_other_modules_read_past_the_layer_is_left_alone() -> None:
 def test_a_device_or_package_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     for recipe, device in (("int8", CpuDevice()), ("fp8", Gpu())):
-        with pytest.raises(BenchError, match=r"it needs the package torchao: pip install 'redline\[quant\]'") as caught:
+        with pytest.raises(
+            BenchError, match=r"it needs the package torchao: pip install 'torch-redline\[quant\]'"
+        ) as caught:
             applied(recipe, layers(), torch.randn(2, 32), device=device)
         assert caught.value.kind == "unsupported"
     with pytest.raises(BenchError, match=r"fp8: fp8 products run on GPUs of compute capability 8\.9 and later"):

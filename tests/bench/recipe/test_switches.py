@@ -395,6 +395,6 @@ def test_a_tuner_does_not_put_into_16_bits_what_a_model_counts_in(
     facts = Facts(mutates=(added_to,), accumulates=(added_to,)) if added_to else Facts(mutates=("cache",))
     model = Normed()
     model.register_buffer("seen", torch.zeros(()))
-    told = SWITCHES.get(recipe)(Recipe.parse(recipe).switches[0]).irrelevance(model, "infer", facts)
+    told = SWITCHES.get(recipe)(Recipe.parse(recipe).switches[0], "infer").irrelevance(model, facts)
     assert (told is not None) is is_left_alone
     assert told is None or f"adds to {added_to} call by call" in told

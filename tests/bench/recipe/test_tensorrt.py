@@ -77,7 +77,9 @@ def test_it_is_refused_without_the_gpu_or_the_package(monkeypatch: pytest.Monkey
     with pytest.raises(BenchError, match="tensorrt: TensorRT runs on NVIDIA GPUs, not on cpu"):
         applied("tensorrt", nn.Linear(4, 3), torch.randn(2, 4))
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(BenchError, match=r"it needs the package torch_tensorrt: pip install 'redline\[tensorrt\]'"):
+    with pytest.raises(
+        BenchError, match=r"it needs the package torch_tensorrt: pip install 'torch-redline\[tensorrt\]'"
+    ):
         applied("tensorrt", nn.Linear(4, 3), torch.randn(2, 4), device=Gpu())
 
 

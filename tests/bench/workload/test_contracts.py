@@ -14,7 +14,7 @@ import torch
 from models import steps
 from torch import nn
 
-from redline.bench.count.ask import answer_count
+from redline.bench.count.count import answer_count
 from redline.bench.memory import answer_memory
 from redline.bench.questions import check
 from redline.bench.session import BenchSession

@@ -1,4 +1,4 @@
-"""Counting the work of one step (`count_work`), without memory where the model allows it, and per module."""
+"""Counting the work of one step: without memory if the model allows it, and per module where that is asked for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import copy
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -17,137 +18,42 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from redline.bench.count.counter import NO_TF32, Share, Tf32, WorkCounter
-from redline.bench.count.formulas import SPARSE
-from redline.bench.count.kinds import distinct, tensor_bytes
+from redline.bench.count.counter import Share, Tf32, WorkCounter, watching
+from redline.bench.count.operators import SPARSE, distinct, region_of, tensor_bytes
+from redline.bench.device import open_device, resolve_device
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.base import COMPILER, PRECISION
+from redline.bench.recipe.compose import apply_recipe, plain_setup, switches_of
 from redline.bench.recipe.fastpath import without_fast_path
-from redline.bench.workload.called import name_of, refuse_what_has_not_run
+from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.workload.called import StepModule, name_of, refuse_what_has_not_run
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TrainingLoss
+from redline.bench.workload.signal import give_signal
 from redline.bench.workload.state import model_state, own_objects
+from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import map_tensors, named_tensors, parameter_count, tensors_within
-from redline.model.errors import BenchError
+from redline.bench.workload.workload import Workload
+from redline.model.errors import BenchError, UsageError
 from redline.model.note import note
-from redline.model.spec import OptimizerName
+from redline.model.questions import CountAnswer
+from redline.model.spec import OptimizerName, RunSpec
 from redline.model.units import format_count
 from redline.model.work import ModuleWork, OperatorWork, Uncounted, WorkCount
 
-
-def module_rows(model: nn.Module, counter: WorkCounter) -> list[ModuleWork]:
-    """Parents before children, as `named_modules` tells them; what did nothing and holds nothing is left out."""
-    rows = []
-    whole = {path: Share() for path, _ in model.named_modules()}
-    for path, share in counter.shares.items():
-        for ancestor in ancestors(path):
-            _add(whole[ancestor], share)
-    for path, module in model.named_modules():
-        share, calls = whole[path], counter.module_paths.calls[path]
-        params = parameter_count(module)
-        if not (params or calls or share.bytes):
-            continue
-        rows.append(
-            ModuleWork(
-                path=path,
-                type=name_of(module),
-                params=params,
-                calls=calls,
-                number_format=share.formats.most_common(1)[0][0] if share.formats else "",
-                flops=share.flops["forward"],
-                backward_flops=share.flops["backward"],
-                other_flops=share.other_flops,
-                bytes=share.bytes["forward"],
-                backward_bytes=share.bytes["backward"],
-            )
-        )
-    return rows
-
-
-def ancestors(path: str) -> list[str]:
-    """The path itself, all those around it, and the model: `a.b`, `a` and the empty path."""
-    found = [""]
-    for position, character in enumerate(path):
-        if character == ".":
-            found.append(path[:position])
-    return [*found, path] if path else found
-
-
-def _add(total: Share, share: Share) -> None:
-    total.flops.update(share.flops)
-    total.bytes.update(share.bytes)
-    total.formats.update(share.formats)
-    total.other_flops += share.other_flops
-
-
-def fake_mode(model: nn.Module, inputs: Any) -> FakeTensorMode:
-    """The mode a model was built under, else a new one. Tensors that hide in places unknown may enter as they are."""
-    tensors = [*model.parameters(), *model.buffers(), *(tensor for _, tensor in named_tensors(inputs))]
-    for tensor in tensors:
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _refuse_what_loses_its_size(tensors: Iterable[Tensor]) -> None:
-    for tensor in tensors:
-        if tensor.layout in SPARSE:
-            raise BenchError("unsupported", "how many entries a sparse tensor has is lost in a copy without memory")
-        if tensor.is_nested:
-            raise BenchError("unsupported", "how long the rows of a ragged tensor are is lost in a copy without memory")
-
-
-def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
-    _refuse_what_loses_its_size(tensor for _, tensor in named_tensors(inputs))
-    made: dict[int, Tensor] = {}  # one tensor may be given twice, and is read once
-
-    def fake(_: str, tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = _fake(tensor, mode)
-        return made[id(tensor)]
-
-    return map_tensors(inputs, fake)
-
-
-def fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Whatever the module does to itself while it runs, it does to the copy."""
-    tensors = [*model.parameters(), *model.buffers(), *_attributes(model)]
-    _refuse_what_loses_its_size(tensors)
-    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-        return model  # built without memory, for counting alone
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
-    memo: dict[int, Any] = {id(tensor): _fake(tensor, mode) for tensor in tensors}
-    # What the copy would share with the original, were it not copied, must live as long as the memo does.
-    memo[id(memo)] = tensors
-    return copy.deepcopy(model, memo)
-
-
-def has_no_values(model: nn.Module) -> bool:
-    """Built on torch's meta device or under a fake mode: it can be counted, not run."""
-    return any(isinstance(one, FakeTensor) or one.is_meta for one in (*model.parameters(), *model.buffers()))
-
-
-def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    if isinstance(tensor, FakeTensor):
-        return tensor
-    if not tensor.is_meta:
-        return mode.from_tensor(tensor, static_shapes=True)
-    # As if on the CPU: some operators take another way on the meta device than on any that exists.
-    with mode:
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
-
-
-def _attributes(model: nn.Module) -> list[Tensor]:
-    """Tensors that are neither parameters nor buffers: weights that a norm recomputes, masks, tables."""
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-
-
 STATE_COPIES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
-"""Tensors as large as the weights that an optimizer keeps: momentum; first and second moment."""
+"""The number of tensors as large as the weights that an optimizer keeps: momentum; first and second moment."""
 OPTIMIZER_FLOPS: dict[OptimizerName, int] = {"sgd": 4, "adam": 12, "adamw": 14}
-"""Per weight."""
+"""FLOPs per weight."""
+ONE_DRAW = note(
+    "counted-one-draw",
+    "counted for one draw: the model asks the random generator of Python or NumPy, so another step may do other work",
+)
+NO_TF32 = Tf32()
+CHANGES = (
+    "each call does other work, because the model changes what it keeps, so times depend on how many calls there were; "
+    "let the factory give what it keeps, such as a cache, as an input: inputs are restored before every step"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,72 +74,258 @@ class Task:
     modules: bool = False
 
 
-ONE_DRAW = note(
-    "counted-one-draw",
-    "counted for one draw: the model asks the random generator of Python or NumPy, so another step may do other work",
-)
+# Who asks for a count
+
+
+def answer_count(spec: RunSpec) -> CountAnswer:
+    """Count a workload that is built for it, without memory if its code allows that."""
+    if spec.workload.task == "step":
+        # A function may do anything, so nothing of it is made without memory: it is counted in one real call.
+        device = open_device(resolve_device(spec.device))
+        workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
+        assert workload.step is not None
+        try:
+            setup = apply_recipe(spec.recipe, workload, device)
+            return CountAnswer(work=count_step(setup, spec.workload.optimizer, modules=True), workload=workload.info())
+        finally:
+            workload.step.close()
+    # Most code builds on the meta device, some only under a fake mode, and some reads a value and needs the real thing.
+    for without_memory in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True)):
+        try:
+            return _counted(spec, build_workload(spec.workload, spec.seed, without_memory()))
+        except UsageError:
+            raise
+        except Exception:  # what is really wrong shows in the real build
+            continue
+    workload = build_workload(spec.workload, spec.seed)
+    if not has_no_values(workload.model):
+        give_signal(workload, spec.seed)  # as in a run: where data decides, the work follows from the weights
+    return _counted(spec, workload)
+
+
+def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
+    """Count under the recipe's casts and layout; flags belong to a device that is not here, and compiling changes no count."""
+    settle_batch(workload, spec.workload, ask=False)
+    setup, switches = plain_setup(workload, CpuDevice()), switches_of(spec.recipe, workload.task)
+    for switch in switches:
+        if PRECISION <= switch.stage < COMPILER:
+            switch.apply(setup)
+    is_tf32 = any(switch.number_format == "tf32" for switch in switches)
+    task = _task_of(setup, spec.workload.optimizer, Tf32(is_tf32, is_tf32), modules=True)
+    if task.loss is not None:
+        return CountAnswer(work=count_work(task), workload=workload.info())
+    try:
+        work = count_work(task)
+    except RuntimeError:
+        work = count_work(replace(task, differentiates=True))  # what is really wrong shows again
+    work = _with_backward(work, replace(task, inputs=(setup.args, setup.kwargs), loss=workload.loss))
+    return CountAnswer(work=work, workload=workload.info())
+
+
+def _with_backward(work: WorkCount, task: Task) -> WorkCount:
+    """The forward pass as inference runs it, and beside it the backward pass of the same model."""
+    try:
+        both = count_work(task)
+    except Exception as error:
+        if getattr(error, "func", None) is not None and has_no_values(task.model):
+            raise  # an operator of the loss wants values: the real build has them
+        why = note("backward-not-counted", f"backward not counted: {because(error)}")
+        return msgspec.structs.replace(work, notes=(*work.notes, why))
+    backward = {
+        module.path: {"backward_flops": module.backward_flops, "backward_bytes": module.backward_bytes}
+        for module in both.modules
+    }
+    return msgspec.structs.replace(
+        work,
+        operators=work.operators + tuple(one for one in both.operators if one.phase == "backward"),
+        modules=tuple(msgspec.structs.replace(each, **backward.get(each.path, {})) for each in work.modules),
+        seconds=work.seconds + both.seconds,
+    )
+
+
+def counted_work(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount | None:
+    """The work of a step, or None with a note: nothing that goes wrong here may cost the measurement."""
+    notes = setup.workload.notes
+    if setup.is_sharded:
+        notes.append(note("work-not-counted", "work not counted: the weights are spread over the ranks"))
+        return None
+    try:
+        work = count_step(setup, optimizer, modules=modules)
+    except Exception as error:
+        notes.append(note("work-not-counted", f"work not counted: {because(error)}"))
+        return None
+    if any(each.code == "work-changes" for each in work.notes):
+        notes.append(note("work-changes", f"work not counted: {CHANGES}"))
+        return None
+    return work
+
+
+def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount:
+    def bare(_: str, tensor: Tensor) -> Tensor:
+        # What the last step wrote into its inputs may have a gradient, whose graph is gone.
+        return tensor if tensor.grad_fn is None else tensor.detach()
+
+    inputs = map_tensors(setup.args, bare), map_tensors(setup.kwargs, bare)
+    task = _task_of(setup, optimizer, Tf32.of(setup.device), modules=modules)
+    return count_work(replace(task, inputs=inputs, differentiates=setup.workload.gradients == "on"))
+
+
+def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Tf32, *, modules: bool) -> Task:
+    workload, trains = setup.workload, setup.task == "train"
+    own = workload.info().optimizer.partition(" ")[0].lower()
+    # The optimizer that a module brings is counted if it is one of these.
+    known = optimizer if not own else next((name for name in get_args(OptimizerName) if name == own), None)
+    return Task(
+        model=shown_model(workload),
+        inputs=(setup.args, setup.kwargs),
+        loss=workload.loss if trains else None,
+        autocast=setup.autocast,
+        optimizer=known if trains else None,
+        tf32=tf32,
+        modules=modules,
+        is_whole_step=setup.task == "step",
+    )
+
+
+def shown_model(workload: Workload) -> nn.Module:
+    """The model; for a function of the user's, one with the modules in sight that it reaches."""
+    return workload.model.with_modules() if isinstance(workload.model, StepModule) else workload.model
+
+
+def has_no_values(model: nn.Module) -> bool:
+    """Whether it was built on torch's meta device or under a fake mode: it can be counted, not run."""
+    return any(isinstance(one, FakeTensor) or one.is_meta for one in (*model.parameters(), *model.buffers()))
+
+
+def refuse_no_values(model: nn.Module) -> None:
+    if has_no_values(model):
+        mend = "build it on a real device, or give it memory by to_empty() and initialise it"
+        where = f"{name_of(model)} has weights on the meta device, without values"
+        raise BenchError("user", f"{where}: {mend} ('redline flops' counts it as it is)")
+
+
+# Counting
+
+
+def count_work(task: Task) -> WorkCount:
+    """Raises whatever the model raises in a real step, if a step without memory was not possible."""
+    started, draws = time.perf_counter(), _generators()
+    with plainly():
+        if task.is_whole_step:
+            work = _labelled(_count(task, task.model, task.inputs), "a function is counted as it runs")
+        else:
+            try:
+                work = _without_memory(task)
+            except Exception as error:
+                if has_no_values(task.model):
+                    raise
+                work = _for_real(task, because(error))
+            if task.optimizer is not None:
+                work = _with_optimizer(work, task, task.optimizer)
+            if _generators() != draws:
+                work = msgspec.structs.replace(work, notes=(*work.notes, ONE_DRAW))
+    return msgspec.structs.replace(work, seconds=time.perf_counter() - started)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Run models as they were written: without the encoder's fast path, whose operators cannot be counted one by one, and
+    without a compiled part that a model brings."""
+    eagerly: AbstractContextManager[Any] = nullcontext()
+    if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and loading the compiler takes seconds
+        eagerly = torch.compiler.set_stance("force_eager")
+    with without_fast_path(), eagerly:
+        yield
 
 
 def _generators() -> tuple[Any, ...]:
-    """Where the generators stand whose numbers choose between paths without any tensor showing it."""
+    """The state of the generators whose numbers choose between paths without any tensor showing it."""
     _, keys, position, *_ = np.random.get_state(legacy=True)
     return random.getstate(), np.asarray(keys).tobytes(), position
 
 
-AS_IT_RUNS = "a function is counted as it runs"
-
-
-def count_work(task: Task) -> WorkCount:
-    """Raises whatever the model raises in a real step, where a step without memory was not possible."""
-    started, draws = time.perf_counter(), _generators()
-    if task.is_whole_step:
-        with plainly():
-            work = msgspec.structs.replace(_count(task, task.model, task.inputs), for_these_inputs=AS_IT_RUNS)
-        return msgspec.structs.replace(work, seconds=time.perf_counter() - started)
-    try:
-        with plainly():
-            work = _without_memory(task)
-    except Exception as error:
-        if has_no_values(task.model):
-            raise
-        with plainly():
-            work = _for_real(task, because(error))
-    work = work if task.optimizer is None else _with_optimizer(work, task, task.optimizer)
-    if _generators() != draws:
-        work = msgspec.structs.replace(work, notes=(*work.notes, ONE_DRAW))
-    return msgspec.structs.replace(work, seconds=time.perf_counter() - started)
-
-
 def because(error: Exception) -> str:
-    """Why a step on tensors without values was not possible, naming the operator where it is known."""
+    """Why a step on tensors without values was not possible, with the operator if it is known."""
     operator = getattr(error, "func", None)
     if operator is not None:
         return f"{operator} needs the values of its inputs"
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if isinstance(error, BenchError):
-        return said[:200]  # a sentence of ours
-    return f"{type(error).__name__}: {said}"[:200]
+    return (said if isinstance(error, BenchError) else f"{type(error).__name__}: {said}")[:200]
+
+
+def _labelled(work: WorkCount, why: str) -> WorkCount:
+    return msgspec.structs.replace(work, for_these_inputs=why)
 
 
 def _without_memory(task: Task) -> WorkCount:
-    mode = fake_mode(task.model, task.inputs)
-    model = fake_twin(task.model, mode)
-    inputs = fake_inputs(task.inputs, mode)
-    with mode, _fake_targets(task.loss, mode):
-        return _count_settled(task, model, inputs)
-
-
-@contextmanager
-def _fake_targets(loss: TrainingLoss | None, mode: FakeTensorMode) -> Iterator[None]:
-    """The user's own targets without values, as the inputs are."""
-    if not isinstance(loss, TrainingLoss) or loss.targets is None:
-        yield
-        return
-    held, loss.targets = loss.targets, fake_inputs(loss.targets, mode)
+    held = [*_tensors_of(task.model), *(tensor for _, tensor in named_tensors(task.inputs))]
+    fake = next((tensor for tensor in held if isinstance(tensor, FakeTensor)), None)
+    # The mode that a model was built under, else a new one. Tensors that hide in places unknown may enter as they are.
+    mode = fake.fake_mode if fake is not None else FakeTensorMode(allow_non_fake_inputs=True)
+    model, inputs = _fake_twin(task.model, mode), _fake_inputs(task.inputs, mode)
+    targets = task.loss.targets if isinstance(task.loss, TrainingLoss) else None
+    if task.loss is None or targets is None:
+        with mode:
+            return _count_settled(task, model, inputs)
+    task.loss.targets = _fake_inputs(targets, mode)
     try:
-        yield
+        with mode:
+            return _count_settled(task, model, inputs)
     finally:
-        loss.targets = held
+        task.loss.targets = targets
+
+
+def _tensors_of(model: nn.Module) -> list[Tensor]:
+    """Parameters, buffers, and attributes that are neither: weights that a norm recomputes, masks, tables."""
+    attributes = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return [*model.parameters(), *model.buffers(), *attributes]
+
+
+def _fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
+    _refuse_what_loses_its_size(tensor for _, tensor in named_tensors(inputs))
+    made: dict[int, Tensor] = {}  # one tensor may be given twice, and is read once
+
+    def fake(_: str, tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _fake(tensor, mode)
+        return made[id(tensor)]
+
+    return map_tensors(inputs, fake)
+
+
+def _fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy to which happens whatever the module does to itself while it runs."""
+    tensors = _tensors_of(model)
+    _refuse_what_loses_its_size(tensors)
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        return model  # built without memory, for counting alone
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
+    memo: dict[int, Any] = {id(tensor): _fake(tensor, mode) for tensor in tensors}
+    # What the copy would share with the original, were it not copied, must live as long as the memo does.
+    memo[id(memo)] = tensors
+    return copy.deepcopy(model, memo)
+
+
+def _refuse_what_loses_its_size(tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.layout in SPARSE:
+            raise BenchError("unsupported", "how many entries a sparse tensor has is lost in a copy without memory")
+        if tensor.is_nested:
+            raise BenchError("unsupported", "how long the rows of a ragged tensor are is lost in a copy without memory")
+
+
+def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor, static_shapes=True)
+    # As if on the CPU: some operators take another way on the meta device than on any that exists.
+    with mode:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def _for_real(task: Task, why: str) -> WorkCount:
@@ -241,20 +333,20 @@ def _for_real(task: Task, why: str) -> WorkCount:
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        return msgspec.structs.replace(_count_settled(task, task.model, task.inputs), for_these_inputs=why)
+        return _labelled(_count_settled(task, task.model, task.inputs), why)
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
 
 def _count_settled(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
-    """The first call of a model that keeps nothing; else the second, which is like those that are timed.
+    """The first call of a model that keeps nothing; otherwise the second, which is like those that are timed.
 
-    What a first call alone does (a table that is built and kept) is no part of a step. Where the third call differs from
+    What a first call alone does (a table that is built and kept) is no part of a step. If the third call differs from
     the second, every call may, and the count says so.
     """
-    counts = []
-    for _ in range(3):
+    counts: list[WorkCount] = []
+    while len(counts) < 3:
         before = model_state(model)
         try:
             counts.append(_count(task, model, inputs))
@@ -278,12 +370,12 @@ def _count_settled(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
 
 def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     args, kwargs = own_objects(inputs)
-    given = (tensor for _, tensor in tensors_within((args, kwargs)))
-    leaves = [*model.parameters(), *model.buffers(), *_attributes(model), *given]
-    counter = WorkCounter(leaves, task.tf32)
+    given = [tensor for _, tensor in tensors_within((args, kwargs))]
+    counter = WorkCounter([*_tensors_of(model), *given], task.tf32)
+    paths = counter.module_paths
     phases = counter.finding_phases() if task.is_whole_step else nullcontext()
     has_gradients = task.is_whole_step or task.loss is not None or task.differentiates
-    with phases, counter.module_paths.watch(model), counter, torch.set_grad_enabled(has_gradients):
+    with phases, watching(model, paths.enter, paths.leave), counter, torch.set_grad_enabled(has_gradients):
         with task.autocast():
             output = model(*args, **kwargs)
             if task.loss is None:
@@ -291,65 +383,67 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
             loss = task.loss(output) if task.loss is not None else None
         if loss is not None and not loss.requires_grad:
             if counter.has_opened:
-                raise BenchError(
-                    "unsupported", "what torch.cond, a loop or a scan calls has gradients in a compiled step only"
-                )
+                only = "what torch.cond, a loop or a scan calls has gradients in a compiled step only"
+                raise BenchError("unsupported", only)
             raise BenchError("user", f"no gradient reaches a parameter of {name_of(model)}")
         if loss is not None:
             counter.phase = "backward"
             loss.backward()
-    return _gathered(task, model, counter, output)
-
-
-def _gathered(task: Task, model: nn.Module, counter: WorkCounter, output: Any) -> WorkCount:
     operators = [
         OperatorWork(name=name, kind=kind, number_format=form, phase=phase, calls=calls, flops=flops, bytes=moved)
         for (name, kind, form, phase, flops, moved), calls in counter.rows.items()
     ]
     operators.sort(key=lambda one: (one.phase != "forward", -one.flops * one.calls, -one.bytes * one.calls, one.name))
-    given = [tensor for _, tensor in named_tensors(output) if not counter.touched.owns(tensor)]
+    made = [tensor for _, tensor in named_tensors(output) if not counter.touched.owns(region_of(tensor))]
     return WorkCount(
         params=parameter_count(model),
-        compulsory_bytes=counter.touched.bytes() + sum(tensor_bytes(tensor) for _, tensor in distinct(given)),
+        compulsory_bytes=counter.touched.bytes() + sum(tensor_bytes(tensor) for _, tensor in distinct(made)),
         operators=tuple(operators),
         uncounted=tuple(Uncounted(name=name, calls=calls) for name, calls in sorted(counter.uncounted.items())),
-        modules=tuple(module_rows(model, counter)) if task.modules else (),
+        modules=tuple(_module_rows(model, counter)) if task.modules else (),
     )
+
+
+def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]:
+    """Parents come before children, as `named_modules` tells them. What did nothing and holds nothing is left out."""
+    whole: dict[str, Share] = {path: Counter() for path, _ in model.named_modules()}
+    for path, share in counter.shares.items():
+        names = path.split(".") if path else []
+        for depth in range(len(names) + 1):
+            whole[".".join(names[:depth])].update(share)
+    for path, module in model.named_modules():
+        share, calls, params = whole[path], counter.module_paths.calls[path], parameter_count(module)
+        formats = Counter({name: flops for (what, name), flops in share.items() if what == "format"})
+        if params or calls or share["bytes", "forward"] or share["bytes", "backward"]:
+            yield ModuleWork(
+                path=path,
+                type=name_of(module),
+                params=params,
+                calls=calls,
+                number_format=formats.most_common(1)[0][0] if formats else "",
+                flops=share["flops", "forward"],
+                backward_flops=share["flops", "backward"],
+                other_flops=share["other", ""],
+                bytes=share["bytes", "forward"],
+                backward_bytes=share["bytes", "backward"],
+            )
 
 
 def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCount:
-    """One update, as if fused: weights and state are read and written, gradients read."""
+    """The work with one update, as if fused: weights and state are read and written, gradients read."""
     trained = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
-    weights, size = sum(int(one.numel()) for one in trained), sum(map(tensor_bytes, trained))
-    states = STATE_COPIES[name]
-    form = "fp32" if any(one.dtype == torch.float32 for one in trained) else "fp16"
+    frozen = [parameter for parameter in task.model.parameters() if not parameter.requires_grad]
+    size, states = sum(map(tensor_bytes, trained)), STATE_COPIES[name]
     update = OperatorWork(
         name=f"optimizer {name}",
         kind="elementwise",
-        number_format=form,
+        number_format="fp32" if any(weight.dtype == torch.float32 for weight in trained) else "fp16",
         phase="optimizer",
         calls=1,
-        flops=OPTIMIZER_FLOPS[name] * weights,
+        flops=OPTIMIZER_FLOPS[name] * sum(int(weight.numel()) for weight in trained),
         bytes=(3 + 2 * states) * size,
     )
     # Weights that are not trained are read in the forward pass all the same.
-    frozen = [parameter for parameter in task.model.parameters() if not parameter.requires_grad]
     read = sum(map(tensor_bytes, (*frozen, *(tensor for _, tensor in tensors_within(task.inputs)))))
-    return msgspec.structs.replace(
-        work, operators=(*work.operators, update), compulsory_bytes=read + (2 + 2 * states) * size
-    )
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """Without the encoder's fast path: the same arithmetic in operators that can be counted one by one."""
-    with without_fast_path(), _eagerly():
-        yield
-
-
-def _eagerly() -> AbstractContextManager[Any]:
-    """A model that brings a compiled part of its own is counted as it was written."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and loading the compiler takes seconds
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    compulsory = read + (2 + 2 * states) * size
+    return msgspec.structs.replace(work, operators=(*work.operators, update), compulsory_bytes=compulsory)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,41 +15,23 @@ from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from redline.bench.count.formulas import is_ragged
-from redline.bench.count.kinds import (
-    Known,
-    Touched,
-    distinct,
-    known,
-    placed_bytes,
-    read_bytes,
-    tensor_bytes,
-    tensors_in,
-)
+from redline.bench.count.operators import Known, Placed, Touched, distinct, known, moved_bytes, tensor_bytes, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.workload.structure import WholeDispatchMode, packed
 from redline.model.work import PRODUCTS, OperatorKind, WorkPhase
 
-_FORMATS = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.complex64: "fp32",
-    torch.complex128: "fp64",
-    torch.int8: "int8",
-    torch.uint8: "int8",
-    torch.qint8: "int8",
-    torch.quint8: "int8",
-    **{getattr(torch, name): "fp8" for name in (
-        "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
-    ) if hasattr(torch, name)},
+FORMATS = {
+    torch.float64: "fp64", torch.complex128: "fp64", torch.float32: "fp32", torch.complex64: "fp32", torch.float16: "fp16",
+    torch.bfloat16: "bf16", **dict.fromkeys((torch.int8, torch.uint8, torch.qint8, torch.quint8), "int8"),
+    **dict.fromkeys((
+        torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    ), "fp8"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tf32:
-    """Where fp32 products may use the shorter format."""
+    """The kinds of fp32 products that may use the shorter format."""
 
     matmul: bool = False
     convolution: bool = False
@@ -61,32 +43,17 @@ class Tf32:
         return cls(matmul=torch.backends.cuda.matmul.allow_tf32, convolution=torch.backends.cudnn.allow_tf32)
 
 
-NO_TF32 = Tf32()
-
-
 def number_format(tensors: Iterable[Tensor], kind: OperatorKind | None, tf32: Tf32) -> str:
-    """That of the first tensor that holds numbers to compute with."""
-    found = next((_FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in _FORMATS), "int")
-    if found == "fp32" and kind in ("matmul", "attention"):
-        return "tf32" if tf32.matmul else found
-    if found == "fp32" and kind == "convolution":
-        return "tf32" if tf32.convolution else found
-    return found
+    """The number format of the first tensor that holds numbers to compute with."""
+    found = next((FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in FORMATS), "int")
+    is_short = tf32.convolution if kind == "convolution" else tf32.matmul and kind in PRODUCTS
+    return "tf32" if found == "fp32" and is_short else found
 
 
 Row = tuple[str, OperatorKind, str, WorkPhase, int, int]
 """Name, kind, number format, phase, FLOPs and bytes of one call."""
-
-
-@dataclass
-class Share:
-    """What happened directly in one module."""
-
-    calls: int = 0
-    flops: Counter[WorkPhase] = field(default_factory=Counter)
-    other_flops: int = 0
-    bytes: Counter[WorkPhase] = field(default_factory=Counter)
-    formats: Counter[str] = field(default_factory=Counter)
+Share = Counter[tuple[str, str]]
+"""What happened directly in one module: ("flops" or "bytes", phase), ("other", ""), and the FLOPs by ("format", its name)."""
 
 
 @contextmanager
@@ -97,17 +64,13 @@ def watching(model: nn.Module, enter: Callable[[str], None], leave: Callable[[st
     """
     paths = {id(module): path for path, module in model.named_modules()}
 
-    def before(module: nn.Module, _: Any) -> None:
-        path = paths.get(id(module))
-        if path is not None:
-            enter(path)
+    def tell(whom: Callable[[str], None]) -> Callable[..., None]:
+        return lambda module, *_: whom(paths[id(module)]) if id(module) in paths else None
 
-    def after(module: nn.Module, _: Any, __: Any) -> None:
-        path = paths.get(id(module))
-        if path is not None:
-            leave(path)
-
-    handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
+    handles = [
+        register_module_forward_pre_hook(tell(enter)),
+        register_module_forward_hook(tell(leave), always_call=True),
+    ]
     try:
         yield
     finally:
@@ -116,49 +79,42 @@ def watching(model: nn.Module, enter: Callable[[str], None], leave: Callable[[st
 
 
 class ModulePaths:
-    """Which module is at work. A backward operator belongs to the module whose forward made its node.
+    """Knows which module is at work. A backward operator belongs to the module whose forward made its node.
 
     Autograd numbers its nodes as they are made; with the number at which each module was entered and left, the module
     of any node is found again without a hook on any tensor.
     """
 
     def __init__(self) -> None:
-        self._stack: list[str] = []
+        self.stack: list[str] = []
+        self.calls: Counter[str] = Counter()
         self._numbers: list[int] = []
         self._paths: list[str] = []
-        self.calls: Counter[str] = Counter()
 
     def enter(self, path: str) -> None:
-        self._stack.append(path)
+        self.stack.append(path)
         self.calls[path] += 1
-        self._turn()
+        self._note_number()
 
     def leave(self, path: str) -> None:
-        while self._stack and self._stack.pop() != path:
+        while self.stack and self.stack.pop() != path:
             pass  # a module that raised, and whose caller went on without it
-        self._turn()
+        self._note_number()
 
     def here(self) -> str:
         node = torch._C._current_autograd_node()
         # A step of the user's own calls backward from inside: then the whole is at work, and the node says more.
-        if self._stack and (node is None or self._stack != [""]):
-            return self._stack[-1]
-        if node is None or not self._numbers:
-            return ""
-        position = bisect_right(self._numbers, node._sequence_nr()) - 1
+        if self.stack and (node is None or self.stack != [""]):
+            return self.stack[-1]
+        position = bisect_right(self._numbers, node._sequence_nr()) - 1 if node is not None else -1
         return self._paths[position] if position >= 0 else ""
 
-    def _turn(self) -> None:
+    def _note_number(self) -> None:
         number = torch._C._autograd._get_sequence_nr()
-        path = self._stack[-1] if self._stack else ""
-        if self._numbers and self._numbers[-1] == number:
-            self._paths[-1] = path  # no node was made in between
-        else:
+        if not self._numbers or self._numbers[-1] != number:
             self._numbers.append(number)
-            self._paths.append(path)
-
-    def watch(self, model: nn.Module) -> AbstractContextManager[None]:
-        return watching(model, self.enter, self.leave)
+            self._paths.append("")
+        self._paths[-1] = self.stack[-1] if self.stack else ""  # where no node was made in between, the last one counts
 
 
 class WorkCounter(WholeDispatchMode):
@@ -170,32 +126,27 @@ class WorkCounter(WholeDispatchMode):
         self.shares: dict[str, Share] = {}
         self.module_paths = ModulePaths()
         self.touched = Touched(leaves)
-        self._tf32 = tf32
-        self._finds_phases = False
         self.has_opened = False
         """An operator that calls functions was seen."""
+        self._tf32 = tf32
+        self._finds_phases = False
         self._packed: dict[torch.ScriptObject, list[Tensor]] = {}
 
     @contextmanager
     def finding_phases(self) -> Iterator[None]:
-        """Inside, the phase is read off what autograd and the optimizers are doing."""
+        """Within the context the phase follows what autograd and the optimizers are doing."""
+
+        def enter(phase: WorkPhase) -> Callable[..., None]:
+            return lambda *_: setattr(self, "phase", phase)
+
         self._finds_phases = True
-        hooks = [
-            register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
-            register_optimizer_step_post_hook(lambda *_: self._enter("forward")),
-        ]
+        before, after = enter("optimizer"), enter("forward")
+        hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def _enter(self, phase: WorkPhase) -> None:
-        self.phase = phase
-
-    def _phase_now(self) -> WorkPhase:
-        is_backward = self._finds_phases and torch._C._current_graph_task_id() >= 0
-        return "backward" if is_backward else self.phase
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -223,15 +174,11 @@ class WorkCounter(WholeDispatchMode):
 
     def _note(self, func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if about.takes_packed:
-            args = tuple(self._weights_in(one) for one in args)
-        inputs = distinct(tensors_in((*args, *kwargs.values())))
-        outputs = distinct(tensors_in(out))
-        written = sum(tensor_bytes(tensor) for _, tensor in outputs)
-        read = read_bytes(inputs, about.reads, written)
-        placed = placed_bytes(about.name, inputs)
-        if placed is not None:
-            read[0], written = placed
-        phase = self._phase_now()
+            args = tuple(map(self._unpacked, args))
+        inputs, outputs = distinct(tensors_in((*args, *kwargs.values()))), distinct(tensors_in(out))
+        read, written = self.moved(about, args, kwargs, inputs, sum(tensor_bytes(tensor) for _, tensor in outputs))
+        is_backward = self._finds_phases and torch._C._current_graph_task_id() >= 0
+        phase: WorkPhase = "backward" if is_backward else self.phase
         if phase == "forward":
             for (region, _), size in zip(inputs, read, strict=True):
                 self.touched.look(region, size)
@@ -241,14 +188,25 @@ class WorkCounter(WholeDispatchMode):
         computed = [tensor for _, tensor in inputs or outputs]
         if about.takes_packed:  # the weight's format is that of the product: the data is converted on the way
             computed.sort(key=lambda tensor: not tensor.is_quantized)
-        form = number_format(computed, about.kind, self._tf32)
+        form, moved = number_format(computed, about.kind, self._tf32), sum(read) + written
         assert about.kind is not None
-        row: Row = (about.name, about.kind, form, phase, flops or 0, sum(read) + written)
-        self.rows[row] += 1
-        self._share(row)
+        self.rows[about.name, about.kind, form, phase, flops or 0, moved] += 1
+        share = self.shares.setdefault(self.module_paths.here(), Counter())
+        share["bytes", phase] += moved
+        if about.kind in PRODUCTS:
+            share["flops", phase] += flops or 0
+            share["format", form] += flops or 0
+        else:
+            share["other", ""] += flops or 0
 
-    def _weights_in(self, argument: Any) -> Any:
-        """What a quantized layer packed away, unpacked once, so that every call sees the same tensors."""
+    def moved(
+        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Placed], written: int
+    ) -> tuple[list[int], int]:
+        """The bytes that are read of each distinct input, and those that are written."""
+        return moved_bytes(about, inputs, written)
+
+    def _unpacked(self, argument: Any) -> Any:
+        """The weights that a quantized layer packed away, unpacked once, so that every call sees the same tensors."""
         if not isinstance(argument, torch.ScriptObject):
             return argument
         if argument not in self._packed:
@@ -256,44 +214,24 @@ class WorkCounter(WholeDispatchMode):
             self.touched.hold(self._packed[argument])
         return self._packed[argument]
 
-    def _share(self, row: Row) -> None:
-        _, kind, form, phase, flops, moved = row
-        share = self.shares.setdefault(self.module_paths.here(), Share())
-        share.bytes[phase] += moved
-        if kind in PRODUCTS:
-            share.flops[phase] += flops
-            share.formats[form] += flops
-        else:
-            share.other_flops += flops
-
 
 def _flops(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
     if not about.counted:
         return None
     if about.formula is not None:
-        arguments = _by_name(func, args, kwargs)
-        if is_ragged(arguments):
-            return None
-        first = _first(out)
+        names = [argument.name for argument in func._schema.arguments]
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        if any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):
+            return None  # sequences of different lengths in one flat tensor: how long each is stands in data
+        first = next(tensors_in(out), None)
         # A product of complex numbers takes four real ones, and so do the additions.
-        reals = 4 if about.kind in PRODUCTS and first is not None and first.is_complex() else 1
-        return reals * int(about.formula(arguments, first))
-    if not about.per_element:
-        return 0
+        is_complex = about.kind in PRODUCTS and first is not None and first.is_complex()
+        return (4 if is_complex else 1) * int(about.formula(arguments, first))
     sized = (*args, *kwargs.values()) if about.of_input else out
-    return about.per_element * max((int(tensor.numel()) for tensor in tensors_in(sized)), default=0)
-
-
-def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _first(out: Any) -> Any:
-    return next(tensors_in(out), None)
+    sizes = (int(tensor.numel()) for tensor in tensors_in(sized)) if about.per_element else ()
+    return about.per_element * max(sizes, default=0)
 
 
 def is_composite(func: Any) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
     has: Callable[..., bool] | None = getattr(func, "has_kernel_for_dispatch_key", None)
-    return has is not None and has(key)
+    return has is not None and has(torch._C.DispatchKey.CompositeImplicitAutograd)

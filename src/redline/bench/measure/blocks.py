@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
+import numpy as np
 from torch._ops import HigherOrderOperator
 
 from redline.bench.device.base import Device
@@ -26,26 +26,42 @@ from redline.model.protocol import Measure
 from redline.model.record import Block, Warmup
 from redline.model.spec import MeasureSpec
 
-PERIOD_S = 0.1
+TELEMETRY_PERIOD_S = 0.1
 LOOKS = 3
 LONG_STEP_S = 1.0
-"""A step that takes longer is looked at once."""
+"""The operators of a longer step are timed once only."""
 BARE_WARMUP_STEPS = 2
+LONG_STEP_FACTOR = 10
+"""A step longer than this many settling times is not disturbed by what settles."""
+OVERRUN = 4.0
+"""A block that takes this many times as long as asked (its estimate was stale) ends early, if the host can tell."""
+MARK_EVERY_S = 0.5e-3
+"""A GPU takes one or two microseconds for a mark, and so does the host: one mark in this time stays below half a percent."""
+STEPS_PER_PHASED = 10
+"""Timed steps for each further one whose phases are marked."""
+SQUEEZE_PRECISION = 0.005
+"""Share of the memory needed. The allocator's own rounding hides anything finer."""
+SQUEEZE_STEPS = 2
+"""The first fills the empty cache, the second must live with what the first left behind."""
+SQUEEZE_SECONDS = 10.0
+MEDIAN_AGREEMENT, QUARTILE_AGREEMENT = 0.01, 0.05
+CPU_MEDIAN_AGREEMENT, CPU_QUARTILE_AGREEMENT = 0.05, 0.15
+"""A shared CPU never agrees to 1 %."""
+LOOK_PERIOD_S = 0.02
+"""Windows of short steps are long lists: no need to sort them again after every step."""
+TELL_PERIOD_S = 1.0
+GO_ON, SETTLED, LATE = 0, 1, 2
 
 
 class Sampling:
-    """Context manager: `samples` and `energy_j` are there once it has been left."""
+    """Context manager: `samples` and `energy_j` are complete once it has been left."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="redline-telemetry", daemon=True)
-        self._samples: list[TelemetrySample] = []
+        self.samples: list[TelemetrySample] = []
         self.energy_j: float | None = None
-
-    @property
-    def samples(self) -> tuple[TelemetrySample, ...]:
-        return tuple(self._samples)
 
     def __enter__(self) -> Sampling:
         self._started = time.perf_counter()
@@ -53,30 +69,47 @@ class Sampling:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._samples.append(self._device.look(time.perf_counter() - self._started, neighbours=True))
+        self.samples.append(self._device.look(time.perf_counter() - self._started, neighbours=True))
         after = self._device.energy_j()
         if after is not None and self._energy_before is not None and after >= self._energy_before:
             # A window shorter than the counter's period reads 0, and the next one what both used: together they are right.
             self.energy_j = after - self._energy_before
 
     def _watch(self) -> None:
-        while not self._stop.wait(PERIOD_S):
-            self._samples.append(self._device.look(time.perf_counter() - self._started))
+        while not self._stop.wait(TELEMETRY_PERIOD_S):
+            self.samples.append(self._device.look(time.perf_counter() - self._started))
 
 
-LONG_STEP_FACTOR = 10
-"""A step longer than so many settling times is not disturbed by what settles."""
-OVERRUN = 4.0
-"""A block that takes this many times as long as asked (its estimate was stale) ends early, where the host can tell."""
-MARK_EVERY_S = 0.5e-3
-"""A GPU takes one or two microseconds for a mark, and so does the host: one mark in this time stays below half a percent."""
-STEPS_PER_PHASED = 10
-"""Timed steps for each further one whose phases are marked."""
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """No garbage collection inside a block. What lives by then was frozen when the session was prepared."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def watched(device: Device, turn: int | None = None) -> Iterator[dict[str, Any]]:
+    """What every block is timed in. Yields a dict that holds, once the context has been left, what was seen beside the steps,
+    as fields of a `Block`."""
+    device.synchronize()
+    device.reset_peaks()
+    before, seen = ProcessorUse.now(), dict[str, Any]()
+    # Sampling begins before the thread is bound: the sampling thread would otherwise have the same processor.
+    with quiet_collector(), Sampling(device) as sampling, on_one_processor(turn):
+        started_at, started = time.time(), time.perf_counter()
+        yield seen
+        wall_s = time.perf_counter() - started
+        seen |= ProcessorUse.now().since(before, wall_s)
+    seen |= {"started_at": started_at, "wall_s": wall_s, "memory": device.memory(), "energy_j": sampling.energy_j}
+    seen["telemetry"] = tuple(sampling.samples)
 
 
 def measure_block(
@@ -89,63 +122,41 @@ def measure_block(
     ranks = ranks or Ranks()
     settling, timed = ranks.agreed(*plan_steps(request, step_estimate_s))
     ranks.meet()
-    device.synchronize()
-    device.reset_peaks()
-    before = ProcessorUse.now()
-    turn = None if ranks.several else request.turn
     runs_ahead = device.is_accelerator and request.kind == "throughput"
-    stride = 1
-    if runs_ahead and not ranks.several:
-        stride = min(timed, max(1, math.ceil(MARK_EVERY_S / max(step_estimate_s, 1e-7))))
-    # Begun before: the sampling thread would otherwise have the same processor.
-    with step.context(), quiet_collector(), Sampling(device) as sampling, on_one_processor(turn):
+    stride = min(timed, math.ceil(MARK_EVERY_S / max(step_estimate_s, 1e-7))) if not ranks.several else 1
+    # A rank that ended earlier than the others would leave them waiting.
+    longest_s = math.inf if ranks.several else OVERRUN * (request.settle_seconds + request.seconds)
+    with step.context():
         run = step.plain()
-        started_at, started = time.time(), time.perf_counter()
-        # A rank that ended earlier than the others would leave them waiting.
-        deadline = started + (math.inf if ranks.several else OVERRUN * (request.settle_seconds + request.seconds))
-        if runs_ahead:
-            block = _in_a_row(run, device, settling, timed, stride)
-        else:
-            block = _one_by_one(run, device, settling, timed, deadline)
-        wall_s = time.perf_counter() - started
-        block |= ProcessorUse.now().since(before, wall_s)
-    memory = device.memory()
+        with watched(device, None if ranks.several else request.turn) as seen:
+            if runs_ahead:
+                block = _in_a_row(run, device, settling, timed, stride)
+            else:
+                block = _one_by_one(run, device, settling, timed, longest_s)
     phased = block["steps_per_sample"] * len(block["samples"]) // STEPS_PER_PHASED or int(request.round == 0)
-    phases: dict[str, tuple[float, ...]] = {}
-    alone: dict[str, tuple[float, ...]] = {}
+    parts: dict[str, Any] = {}
     if request.kind == "throughput":
-        phases = _phases(step, step.plain, step.phases, device, phased)
+        parts["phases"] = _phases(step, step.plain, step.phases, device, phased)
         if ranks.several and isinstance(step, TrainingStep):
             ranks.meet()  # all of them compute at the same time, as in any other step
-            alone = _phases(step, step.alone, step.phases[:2], device, max(phased, 1))
-    return Block(
-        **block,
-        kind=request.kind,
-        phases=phases,
-        alone=alone,
-        wall_s=wall_s,
-        started_at=started_at,
-        round=request.round,
-        memory=memory,
-        energy_j=sampling.energy_j,
-        telemetry=sampling.samples,
-    )
+            parts["alone"] = _phases(step, step.alone, step.phases[:2], device, max(phased, 1))
+    return Block(**block, **seen, **parts, kind=request.kind, round=request.round)
 
 
 def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
     """How many steps to let pass and how many to time, fixed beforehand: a host running ahead has no sense of time."""
     estimate = max(step_estimate_s, 1e-7)
-    settling = 0
-    if request.settle_seconds > 0 and estimate < LONG_STEP_FACTOR * request.settle_seconds:
-        settling = math.ceil(request.settle_seconds / estimate)
+    settles = estimate < LONG_STEP_FACTOR * request.settle_seconds
+    settling = math.ceil(request.settle_seconds / estimate) if settles else 0
     timed = max(1, round(request.seconds / estimate))
     return settling, min(timed, request.max_steps) if request.max_steps else timed
 
 
-def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: int, deadline: float) -> dict[str, Any]:
+def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: int, longest_s: float) -> dict[str, Any]:
     """Steps by the host's clock, each to its end."""
     clock, synchronize = time.perf_counter, device.synchronize
     ends = [clock()]
+    deadline = ends[0] + longest_s
     for _ in range(settling + timed):
         run()
         synchronize()
@@ -154,7 +165,7 @@ def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: in
             if len(ends) > settling + 1:
                 break
             settling = len(ends) - 1  # time enough to settle has passed: the next step counts, and is the last
-    samples = tuple(_between(ends))
+    samples = _between(ends)
     return {"clock": "host", "samples": samples[settling:], "settling": samples[:settling], "steps_per_sample": 1}
 
 
@@ -175,12 +186,12 @@ def _in_a_row(run: Callable[[], Any], device: Device, settling: int, timed: int,
         "samples": samples[settling:],
         "settling": samples[:settling],
         "steps_per_sample": stride,
-        "issue_s": tuple(_between(issued)),
+        "issue_s": _between(issued),
     }
 
 
-def _between(moments: Sequence[float]) -> Iterator[float]:
-    return (later - earlier for earlier, later in pairwise(moments))
+def _between(moments: Sequence[float]) -> tuple[float, ...]:
+    return tuple(later - earlier for earlier, later in pairwise(moments))
 
 
 def _phases(
@@ -190,120 +201,22 @@ def _phases(
     device: Device,
     steps: int,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of each phase in so many further steps, where a step has several. `body` makes the step that calls a mark after each."""
-    count = len(names)
-    if count == 1 or not steps:
+    """Seconds of each phase in this many further steps. `body` makes a step that calls a mark after each phase."""
+    if len(names) == 1 or not steps:
         return {}
     marks: list[Any] = []
     with step.context(), quiet_collector():
         run = body(lambda: marks.append(device.mark()))
         if run is None:
             return {}
-        if device.is_accelerator:
-            run()  # the first one waits for the host, as no step in a row does
-            device.synchronize()
-            marks.clear()
-        for _ in range(steps):
+        skipped = int(device.is_accelerator)  # the first one waits for the host, as no step in a row does
+        for _ in range(skipped + steps):
             marks.append(device.mark())
             run()
         device.synchronize()
-        between = device.seconds_between(marks)
-    return {name: tuple(between[position :: count + 1]) for position, name in enumerate(names)}
-
-
-@contextmanager
-def quiet_collector() -> Iterator[None]:
-    """No garbage collection inside a block. What lives by then was frozen when the session was prepared."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-SQUEEZE_PRECISION = 0.005
-"""Of the memory needed: finer than that the allocator's own rounding shows."""
-SQUEEZE_STEPS = 2
-"""The first fills the empty cache, the second must live with what the first left behind."""
-SQUEEZE_SECONDS = 10.0
-
-
-def least_memory(step: TimedStep, device: Device, limit_bytes: int | None) -> int | None:
-    """Bytes reserved at the tightest cap under which the step still runs; None where no cap can be set.
-
-    torch's allocator keeps what it has freed as long as there is room: a training step may reserve a fifth more than it
-    needs, an inference step may need all of it. That decides how large a batch fits, and only trying tells.
-
-    Running out of memory here is on purpose and inside a cap, so it disturbs nobody. Afterwards `limit_bytes`, the cap
-    of the session, holds again.
-    """
-    memory = device.memory()
-    low, high = memory.peak_allocated_bytes, memory.peak_reserved_bytes
-    if low is None or high is None:
-        return None
-    deadline = time.perf_counter() + SQUEEZE_SECONDS
-    try:
-        while high - low > SQUEEZE_PRECISION * high and time.perf_counter() < deadline:
-            middle = (low + high) // 2
-            reserved = _reserved_under(step, device, middle)
-            if reserved is None:
-                low = middle
-            else:
-                high = min(high, reserved)
-                if reserved > middle:
-                    break  # a graph's private pool stays reserved whatever the cap: less cannot be had
-    finally:
-        device.cap_allocator(limit_bytes)
-    return high
-
-
-def _reserved_under(step: TimedStep, device: Device, cap_bytes: int) -> int | None:
-    """The most that was reserved while some steps ran under the cap; None where they ran out of memory."""
-    device.release_cache()
-    device.reset_peaks()
-    device.cap_allocator(cap_bytes)
-    try:
-        with step.context():
-            for _ in range(SQUEEZE_STEPS):
-                step()
-            device.synchronize()
-        return device.memory().peak_reserved_bytes
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    # Outside the handler, whose traceback would keep the failed step's tensors alive.
-    step.recover()
-    device.release_cache()
-    return None
-
-
-MEDIAN_AGREEMENT = 0.01
-QUARTILE_AGREEMENT = 0.05
-CPU_MEDIAN_AGREEMENT = 0.05
-CPU_QUARTILE_AGREEMENT = 0.15
-"""A shared CPU never agrees to 1 %."""
-
-LOOK_PERIOD_S = 0.02
-"""Windows of short steps are long lists: no need to sort them again after every step."""
-
-
-GO_ON, SETTLED, LATE = 0, 1, 2
-AGREED = note("steady", "two windows of steps agree")
-
-
-def told_each_second(tell: Callable[[str], None]) -> Callable[[int, float], None]:
-    """For steps of warm-up: `tell` is called with how many there were, once a second."""
-    told = time.perf_counter()
-
-    def on_step(steps: int, seconds: float) -> None:
-        nonlocal told
-        if time.perf_counter() - told > 1.0:
-            told = time.perf_counter()
-            tell(f"{steps} steps, {seconds:.0f} s")
-
-    return on_step
+        per_step = len(names) + 1
+        between = device.seconds_between(marks)[skipped * per_step :]
+    return {name: tuple(between[position::per_step]) for position, name in enumerate(names)}
 
 
 def reach_steady_state(
@@ -312,58 +225,58 @@ def reach_steady_state(
     *,
     compilations: Callable[[], int],
     is_accelerator: bool,
-    on_step: Callable[[int, float], None] = lambda steps, seconds: None,
+    tell: Callable[[str], None] = lambda text: None,
     agreed: Callable[[int], list[int]] = lambda verdict: [verdict],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Warmup:
     """Run `step` (which returns when its work is done) until it settles or the cap is reached.
 
-    Of several ranks, `agreed` gives the verdict of the one that decides.
+    `tell` hears once a second how far it is. Of several ranks, `agreed` returns the verdict of the one that decides.
     """
-    median_agreement = MEDIAN_AGREEMENT if is_accelerator else CPU_MEDIAN_AGREEMENT
-    quartile_agreement = QUARTILE_AGREEMENT if is_accelerator else CPU_QUARTILE_AGREEMENT
+    median, quartile = MEDIAN_AGREEMENT, QUARTILE_AGREEMENT
+    if not is_accelerator:
+        median, quartile = CPU_MEDIAN_AGREEMENT, CPU_QUARTILE_AGREEMENT
     samples: list[float] = []
-    settled_from = 0
-    compiled = compilations()
-    agree = False
-    started = look_again_at = clock()
+    settled_from, compiled, agree = 0, compilations(), False
+    started = look_again_at = told_at = clock()
     while True:
         before = clock()
         step()
         now = clock()
         samples.append(now - before)
-        on_step(len(samples), now - started)
+        if now - told_at > TELL_PERIOD_S:
+            told_at = now
+            tell(f"{len(samples)} steps, {now - started:.0f} s")
         if compilations() != compiled:
-            compiled = compilations()
-            settled_from = len(samples)
+            compiled, settled_from = compilations(), len(samples)
         long_enough = now - started >= spec.warmup_min_seconds and len(samples) >= spec.warmup_min_steps
         if long_enough and now >= look_again_at:
             look_again_at = now + LOOK_PERIOD_S
             settled = samples[settled_from:]
-            window = window_length(settled, spec.warmup_window, spec.warmup_window_seconds)
-            agree = windows_agree(settled, window, median_agreement, quartile_agreement)
+            window = _window_length(settled, spec.warmup_window, spec.warmup_window_seconds)
+            agree = windows_agree(settled, window, median, quartile)
         is_late = now - started >= spec.warmup_max_seconds
         [verdict] = agreed(SETTLED if agree else LATE if is_late else GO_ON)
-        if verdict == SETTLED:
-            return Warmup(samples=tuple(samples), seconds=now - started, steady=True, reason=AGREED)
+        if verdict == GO_ON:
+            continue
+        reason = note("steady", "two windows of steps agree")
         if verdict == LATE:
-            text = f"no two windows of steps agreed within {spec.warmup_max_seconds:g} s of warm-up"
-            reason = note("not-steady", text)
-            return Warmup(samples=tuple(samples), seconds=now - started, steady=False, reason=reason)
+            late = f"no two windows of steps agreed within {spec.warmup_max_seconds:g} s of warm-up"
+            reason = note("not-steady", late)
+        return Warmup(samples=tuple(samples), seconds=now - started, steady=verdict == SETTLED, reason=reason)
 
 
 def few_steps(step: Callable[[], object]) -> Warmup:
-    """A warm-up that waits for nothing, where a profiler from outside makes every step slow."""
-    samples = []
+    """A warm-up that waits for nothing, because a profiler from outside makes every step slow."""
+    ends = [time.perf_counter()]
     for _ in range(BARE_WARMUP_STEPS):
-        started = time.perf_counter()
         step()
-        samples.append(time.perf_counter() - started)
+        ends.append(time.perf_counter())
     why = note("not-waited-for", "a steady state was not waited for")
-    return Warmup(samples=tuple(samples), seconds=sum(samples), steady=False, reason=why)
+    return Warmup(samples=_between(ends), seconds=ends[-1] - ends[0], steady=False, reason=why)
 
 
-def window_length(samples: Sequence[float], fewest: int, seconds: float) -> int:
+def _window_length(samples: Sequence[float], fewest: int, seconds: float) -> int:
     """How many of the last steps make a window: ten steps of a microsecond would never see a clock that drifts."""
     elapsed, count = 0.0, 0
     for sample in reversed(samples):
@@ -378,23 +291,8 @@ def windows_agree(samples: Sequence[float], window: int, median: float, quartile
     """Whether the last two windows have the same median and quartiles, each within its share."""
     if len(samples) < 2 * window:
         return False
-    earlier = _quartiles(samples[-2 * window : -window])
-    later = _quartiles(samples[-window:])
-    allowed = (quartile, median, quartile)
-    return all(abs(b - a) <= share * a for a, b, share in zip(earlier, later, allowed, strict=True))
-
-
-def _quartiles(window: Sequence[float]) -> tuple[float, float, float]:
-    ordered = sorted(window)
-    return _at(ordered, 0.25), _at(ordered, 0.5), _at(ordered, 0.75)
-
-
-def _at(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    earlier, later = np.quantile(np.reshape(samples[-2 * window :], (2, window)), (0.25, 0.5, 0.75), axis=1).T
+    return bool((np.abs(later - earlier) <= np.array((quartile, median, quartile)) * earlier).all())
 
 
 class _TimesOperators(WholeDispatchMode):
@@ -416,7 +314,7 @@ def operators_share(step: TimedStep, setup: Setup, spec: MeasureSpec, warmup: Wa
     """The share of a step on a CPU that is spent in operators; the rest is Python and what it waits for.
 
     The shortest of several looks and the shortest undisturbed step count, because other processes make either longer. None
-    where operators do not run one by one, where no step may be added, and for tensors that cannot be looked at in this way.
+    if operators do not run one by one, if no step may be added, and for tensors that cannot be looked at in this way.
     """
     shortest = min(warmup.samples[-spec.warmup_window :], default=0.0)
     if spec.sparing or not shortest or not setup.runs_one_by_one or setup.device.is_accelerator:
@@ -431,3 +329,52 @@ def operators_share(step: TimedStep, setup: Setup, spec: MeasureSpec, warmup: Wa
         step.recover()
         return None
     return min(1.0, min(looks) / shortest)
+
+
+def least_memory(step: TimedStep, device: Device, limit_bytes: int | None) -> int | None:
+    """Bytes reserved at the tightest cap under which the step still runs; None if no cap can be set.
+
+    torch's allocator keeps what it has freed as long as there is room: a training step may reserve a fifth more than it
+    needs, an inference step may need all of it. That decides how large a batch fits, and only trying tells.
+
+    Running out of memory here is on purpose and inside a cap, so it disturbs nobody. Afterwards `limit_bytes`, the cap
+    of the session, holds again.
+    """
+    memory = device.memory()
+    low, high = memory.peak_allocated_bytes, memory.peak_reserved_bytes
+    if low is None or high is None:
+        return None
+    deadline = time.perf_counter() + SQUEEZE_SECONDS
+    try:
+        while high - low > SQUEEZE_PRECISION * high and time.perf_counter() < deadline:
+            middle = (low + high) // 2
+            reserved = _reserved_under(step, device, middle)
+            if reserved is None:
+                low = middle
+                continue
+            high = min(high, reserved)
+            if reserved > middle:
+                break  # a graph's private pool stays reserved whatever the cap: less is impossible
+    finally:
+        device.cap_allocator(limit_bytes)
+    return high
+
+
+def _reserved_under(step: TimedStep, device: Device, cap_bytes: int) -> int | None:
+    """The most that was reserved while some steps ran under the cap; None if they ran out of memory."""
+    device.release_cache()
+    device.reset_peaks()
+    device.cap_allocator(cap_bytes)
+    try:
+        with step.context():
+            for _ in range(SQUEEZE_STEPS):
+                step()
+            device.synchronize()
+        return device.memory().peak_reserved_bytes
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    # Outside the handler, whose traceback would keep the failed step's tensors alive.
+    step.recover()
+    device.release_cache()
+    return None

@@ -3,79 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from redline.bench.count.counter import Tf32, WorkCounter
+from redline.bench.count.operators import Known, Placed
 from redline.bench.device.base import Device
-from redline.bench.device.process import ProcessorUse
-from redline.bench.measure.blocks import OVERRUN, Sampling, quiet_collector
+from redline.bench.measure.blocks import OVERRUN, plan_steps, watched
+from redline.bench.measure.ceilings import COPY_BYTES, copy_of, time_bursts
 from redline.bench.workload.decoder import WholeGenerator
-from redline.bench.workload.generation import GenerateStep
+from redline.bench.workload.generation import GenerateStep, Timing
+from redline.bench.workload.structure import stored
 from redline.model.protocol import Measure
 from redline.model.record import Block
 from redline.model.work import GenerationInfo
 
-COPY_BYTES = {True: 2**30, False: 2**27}
-"""Copied to see how fast memory is, on an accelerator and on a CPU: more than any cache holds."""
 COPIES = 8
 WATCHED_TOKENS = 4
-"""Decode steps whose reads of weights are watched: which experts they need differs from token to token."""
+"""The reads of weights are watched in this many decode steps: which experts they need differs from token to token."""
 
 
 def measure_generations(step: GenerateStep, device: Device, request: Measure, estimate_s: float) -> Block:
     """Time whole generations, each started on an idle device."""
-    planned = max(1, round(request.seconds / max(estimate_s, 1e-7)))
-    timed = min(planned, request.max_steps) if request.max_steps else planned
-    device.synchronize()
-    device.reset_peaks()
-    before = ProcessorUse.now()
-    whole: list[float] = []
-    first: list[float] = []
-    issued: list[float] = []
-    token_issued: list[float] = []
-    tokens: list[float] = []
-    with step.context(), quiet_collector(), Sampling(device) as sampling:
-        started_at, started = time.time(), time.perf_counter()
-        deadline = started + OVERRUN * request.seconds
-        for _ in range(timed):
-            timing = step.timed()
-            first.append(timing.first_s)
-            whole.append(timing.whole_s)
-            issued.append(timing.issue_s)
-            token_issued.append(timing.token_issue_s)
-            tokens += timing.token_s
-            if time.perf_counter() > deadline:
-                break
-        wall_s = time.perf_counter() - started
-        used = ProcessorUse.now().since(before, wall_s)
+    _, timed = plan_steps(request, estimate_s)
+    timings: list[Timing] = []
+    with step.context(), watched(device) as seen:
+        deadline = time.perf_counter() + OVERRUN * request.seconds
+        while len(timings) < timed and (not timings or time.perf_counter() < deadline):
+            timings.append(step.timed())
+    is_ahead = device.is_accelerator
     return Block(
-        **used,
+        **seen,
         kind=request.kind,
-        clock="host",
-        samples=tuple(whole),
-        issue_s=tuple(issued) if device.is_accelerator else (),
-        phases={
-            "prefill": tuple(first),
-            "decode": tuple(max(each - one, 0.0) for each, one in zip(whole, first, strict=True)),
-        },
-        token_s=tuple(max(each, 0.0) for each in tokens),
-        token_issue_s=tuple(token_issued) if device.is_accelerator else (),
-        wall_s=wall_s,
-        started_at=started_at,
         round=request.round,
-        memory=device.memory(),
-        energy_j=sampling.energy_j,
-        telemetry=sampling.samples,
+        clock="host",
+        samples=tuple(each.whole_s for each in timings),
+        issue_s=tuple(each.issue_s for each in timings) if is_ahead else (),
+        phases={
+            "prefill": tuple(each.first_s for each in timings),
+            "decode": tuple(max(each.whole_s - each.first_s, 0.0) for each in timings),
+        },
+        token_s=tuple(max(seconds, 0.0) for each in timings for seconds in each.token_s),
+        token_issue_s=tuple(each.token_issue_s for each in timings) if is_ahead else (),
     )
 
 
 def generation_info(step: GenerateStep, device: Device, *, watch: bool = True) -> GenerationInfo:
-    """`watch` False: near the edge of memory, where nothing more may run, all weights count that a token may read."""
+    """Without `watch`, near the edge of memory where nothing more may run, all weights count that a token may read."""
     decoder = step.decoder
     cache_bytes = _bytes(decoder.cache_tensors())  # as the last text has left it
     cache_read_bytes = round(sum(share * _bytes([tensor]) for tensor, share in decoder.cache_reads()))
@@ -92,53 +69,40 @@ def generation_info(step: GenerateStep, device: Device, *, watch: bool = True) -
     )
 
 
-class WeightReads(TorchDispatchMode):
-    """Which parts of a model's weights its operators read: of many experts only those that a token is sent to.
+class WeightReads(WorkCounter):
+    """Counts the parts of a model's weights that its operators read: of many experts only those that a token is sent to.
 
     Tables of which rows are taken do not count.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._sizes: dict[int, int] = {}
-        """Bytes of weights by the storage they are in, which several layers may share."""
-        for weight in {id(weight): weight for weight in weights}.values():
-            key = weight.untyped_storage().data_ptr()
-            self._sizes[key] = self._sizes.get(key, 0) + weight.numel() * weight.element_size()
-        self._parts: dict[int, dict[tuple[int, int], int]] = {}
+        super().__init__(weights, Tf32())
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
-        if not is_view and func is not torch.ops.aten.embedding.default:
-            for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                    self._note(func, tensor, found, kwargs, args)
-        return found
-
-    def _note(self, func: Any, tensor: Tensor, found: Any, kwargs: Any, args: Any) -> None:
-        key = tensor.untyped_storage().data_ptr()
-        if key not in self._sizes:
-            return
-        read = tensor.numel() * tensor.element_size()
-        if "grouped_mm" in func.__name__:
-            ends = kwargs.get("offs") if kwargs.get("offs") is not None else args[2] if len(args) > 2 else None
-            if isinstance(ends, Tensor) and tensor.ndim == 3:
-                begins = torch.cat([ends.new_zeros(1), ends[:-1]])
-                read = read * int((ends > begins).sum()) // tensor.shape[0]
-        elif func.__name__.startswith("index") and isinstance(found, Tensor):
-            read = found.numel() * tensor.element_size()
-        self._parts.setdefault(key, {})[int(tensor.storage_offset()), tensor.numel()] = read
+    def moved(
+        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Placed], written: int
+    ) -> tuple[list[int], int]:
+        read, written = super().moved(about, args, kwargs, inputs, written)
+        ends = args[2] if len(args) > 2 else kwargs.get("offs")
+        if about.name == "embedding":
+            read = [0] * len(read)
+        elif "grouped_mm" in about.name and isinstance(ends, Tensor):
+            begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+            used = int((ends > begins).sum())
+            read = [
+                size * used // tensor.shape[0] if tensor.ndim == 3 else size
+                for size, (_, tensor) in zip(read, inputs, strict=True)
+            ]
+        return read, written
 
     def bytes(self) -> int:
-        return sum(min(sum(parts.values()), self._sizes[key]) for key, parts in self._parts.items())
+        return self.touched.bytes()
 
 
 def _read_bytes(step: GenerateStep) -> float:
-    """Bytes of weights per decode step, on average over a few; those of a quantized model by what it holds."""
+    """Bytes of weights per decode step, on average over a few; a quantized model counts with what it holds."""
     decoder = step.decoder
-    if isinstance(decoder, WholeGenerator) or any(len(_parts(each)) > 1 for each in decoder.parameters()):
+    is_quantized = any(len(stored(weight)) > 1 for weight in decoder.parameters())
+    if isinstance(decoder, WholeGenerator) or is_quantized or decoder.new_tokens == 1:
         return _bytes(decoder.decoding_parameters())
     taken = []
     with step.context(), torch.compiler.set_stance("force_eager"):
@@ -147,41 +111,19 @@ def _read_bytes(step: GenerateStep) -> float:
             with WeightReads(decoder.parameters()) as reads:
                 step.decode_eagerly()
             taken.append(reads.bytes())
-    return sum(taken) / len(taken) if taken else _bytes(decoder.decoding_parameters())
+    return sum(taken) / len(taken)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """What the tensors hold, those of a quantized one in place of itself; each once."""
-    plain: dict[int, int] = {}
-    for tensor in tensors:
-        for part in _parts(tensor):
-            plain[part.data_ptr()] = part.numel() * part.element_size()
-    return sum(plain.values())
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    flatten = getattr(tensor, "__tensor_flatten__", None) if type(tensor) is not torch.nn.Parameter else None
-    held = tensor.data if type(tensor) is torch.nn.Parameter else tensor
-    flatten = flatten or getattr(held, "__tensor_flatten__", None)
-    if flatten is None or type(held) is Tensor:
-        return [tensor]
-    names, _ = flatten()
-    return [part for name in names for part in _parts(getattr(held, name))]
+    """What the tensors hold, each once; a quantized one counts with the tensors that it is made of."""
+    parts = {part.data_ptr(): part for tensor in tensors for part in stored(tensor)}
+    return sum(part.numel() * part.element_size() for part in parts.values())
 
 
 def _copy_bytes_per_s(device: Device) -> float | None:
-    size = COPY_BYTES[device.is_accelerator]
-    available = device.info().memory_bytes
+    size, available = COPY_BYTES[device.is_accelerator], device.info().memory_bytes
     if available is not None and 8 * size > available:
         return None
-    source = torch.ones(size, dtype=torch.uint8, device=device.torch_device)
-    target = torch.empty_like(source)
-    best = 0.0
-    for _ in range(COPIES):
-        marks = [device.mark()]
-        target.copy_(source)
-        marks.append(device.mark())
-        best = max(best, 2 * size / max(device.seconds_between(marks)[0], 1e-9))
-    del source, target
+    best_s = min(time_bursts(device, copy_of(device, size), COPIES, 0.0))
     device.release_cache()
-    return best
+    return 2 * size / max(best_s, 1e-9)

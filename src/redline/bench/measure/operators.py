@@ -6,22 +6,23 @@ tensors of the same shapes, number formats and layout.
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from redline.bench.count.counter import Tf32, WorkCounter
-from redline.bench.count.kinds import described, known
+from redline.bench.count.counter import Row, Tf32, WorkCounter
+from redline.bench.count.operators import described
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from
+from redline.bench.measure.ceilings import HALVES, Call, time_bursts
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.structure import WholeDispatchMode, named_tensors
@@ -31,15 +32,11 @@ from redline.model.questions import AskOperators, OperatorCase, OperatorTimes
 from redline.model.spec import RunSpec
 from redline.model.work import OperatorTime
 
-Call = Callable[[], Any]
-
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {"matmul": 3, "conv": 6, "attention": 4, "norm": 2, "elementwise": 1}
 """How many numbers a shape has: M×N×K; N×C×H×W×K×R (output channels, kernel); batch×heads×length×width; rows×width; n."""
-BURSTS = 7
-BURST_S = 0.02
+BURSTS, BURST_S = 7, 0.02
 MOST_FROM_A_MODEL = 40
-"""Distinct calls, those with most work first."""
+"""The number of distinct calls that are timed, those with most work first."""
 
 
 def answer_operators(asked: AskOperators) -> OperatorTimes:
@@ -53,49 +50,40 @@ def answer_operators(asked: AskOperators) -> OperatorTimes:
 
 
 def _timed_case(case: OperatorCase, device: Device) -> OperatorTime:
-    told = OperatorTime(operator=case.operator, shape="×".join(map(str, case.shape)), number_format=case.number_format)
-    refusal = device.tf32_refusal() if case.number_format == "tf32" else device.refusal_of(DTYPES[case.number_format])
+    row = OperatorTime(operator=case.operator, shape="×".join(map(str, case.shape)), number_format=case.number_format)
+    is_tf32, dtype = case.number_format == "tf32", HALVES.get(case.number_format, torch.float32)
+    refusal = device.tf32_refusal() if is_tf32 else device.refusal_of(dtype)
     if refusal is not None:
-        return _refused(told, refusal)
-    device.allow_tf32(case.number_format == "tf32")
+        return msgspec.structs.replace(row, refusal=refusal)
+    device.allow_tf32(is_tf32)
     try:
-        return _timed(told, _call_of(case, device), device)
-    except Exception as error:  # too large for this device, or a format it does not take
-        return _refused(told, failure_from(error, "ops").message)
+        return _timed(row, lambda: _call_of(case, dtype, device), device)
     finally:
         device.allow_tf32(False)
-        device.release_cache()
 
 
-def _refused(told: OperatorTime, why: str) -> OperatorTime:
-    return OperatorTime(operator=told.operator, shape=told.shape, number_format=told.number_format, refusal=why)
-
-
-def _call_of(case: OperatorCase, device: Device) -> Call:
-    """Random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
+def _call_of(case: OperatorCase, dtype: torch.dtype, device: Device) -> Call:
+    """A call with random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
     if len(case.shape) != SIZES[case.operator]:
         raise SpecError(f"{case.operator} takes {SIZES[case.operator]} sizes, got {len(case.shape)}")
+    shape = case.shape
 
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device.torch_device, dtype=DTYPES[case.number_format])
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(sizes, device=device.torch_device, dtype=dtype)
 
     if case.operator == "matmul":
-        m, n, k = case.shape
-        left, right = random(m, k), random(k, n)
-        return lambda: torch.mm(left, right)
+        m, n, k = shape
+        return partial(torch.mm, random(m, k), random(k, n))
     if case.operator == "conv":
-        batch, channels, height, width, out, kernel = case.shape
-        image, weight = random(batch, channels, height, width), random(out, channels, kernel, kernel)
-        return lambda: functional.conv2d(image, weight, padding=kernel // 2)
+        batch, channels, height, width, out, kernel = shape
+        images, weight = random(batch, channels, height, width), random(out, channels, kernel, kernel)
+        return partial(functional.conv2d, images, weight, padding=kernel // 2)
     if case.operator == "attention":
-        query, key, value = random(*case.shape), random(*case.shape), random(*case.shape)
-        return lambda: functional.scaled_dot_product_attention(query, key, value)
+        return partial(functional.scaled_dot_product_attention, random(*shape), random(*shape), random(*shape))
     if case.operator == "norm":
-        rows, width = case.shape
-        data, weight, bias = random(rows, width), random(width), random(width)
-        return lambda: functional.layer_norm(data, (width,), weight, bias)
-    first, second = random(*case.shape), random(*case.shape)
-    return lambda: torch.add(first, second)
+        width = shape[-1]
+        return partial(functional.layer_norm, random(*shape), (width,), random(width), random(width))
+    return partial(torch.add, random(*shape), random(*shape))
 
 
 def _of_model(spec: RunSpec, device: Device) -> OperatorTimes:
@@ -105,33 +93,9 @@ def _of_model(spec: RunSpec, device: Device) -> OperatorTimes:
     setup = apply_recipe(spec.recipe, workload, device)
     with _Caught(Tf32.of(device)) as caught, setup.autocast(cache=False):
         workload.model(*setup.args, **setup.kwargs)
-    rows = []
-    for call in caught.heaviest(MOST_FROM_A_MODEL):
-        told = OperatorTime(operator=call.name, shape=call.shape, number_format=call.number_format, calls=call.calls)
-        try:
-            rows.append(_timed(told, call.again(device), device))
-        except Exception as error:
-            rows.append(_refused(told, failure_from(error, "ops").message))
-        device.release_cache()
-    return OperatorTimes(rows=tuple(rows), notes=tuple(caught.left_out(MOST_FROM_A_MODEL)))
-
-
-class _Same:
-    """One distinct call of an operator."""
-
-    def __init__(self, func: Any, args: Any, kwargs: Any, number_format: str, work: int) -> None:
-        self.name = known(func).name
-        self._func = func
-        self._like = pytree.tree_map_only(Tensor, _Like, (args, kwargs))
-        self.number_format = number_format
-        self.work = work
-        self.calls = 0
-        shapes = [list(tensor.shape) for _, tensor in named_tensors((args, kwargs))]
-        self.shape = " ".join("×".join(map(str, shape)) or "1" for shape in shapes)
-
-    def again(self, device: Device) -> Call:
-        args, kwargs = pytree.tree_map_only(_Like, lambda like: like.made(device), self._like)
-        return lambda: self._func(*args, **kwargs)
+    heaviest = sorted(caught.seen.values(), key=lambda same: -same.work * same.calls)[:MOST_FROM_A_MODEL]
+    rows = [_timed(same.row, partial(same.again, device), device) for same in heaviest]
+    return OperatorTimes(rows=tuple(rows), notes=tuple(caught.left_out()))
 
 
 class _Like:
@@ -142,20 +106,38 @@ class _Like:
         self._values = tensor.detach().clone() if not tensor.is_floating_point() else None
 
     def made(self, device: Device) -> Tensor:
-        """Random where it holds real numbers; indices and masks as they were, because only some are valid."""
+        """Random if it holds real numbers; indices and masks as they were, because only some are valid."""
         if self._values is not None:
             return self._values
         made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device.torch_device)
         return made.uniform_(0.1, 1.0) if self.dtype.itemsize >= 2 else made.fill_(1.0)
 
 
+class _Same:
+    """Calls of one operator with the same shapes."""
+
+    def __init__(self, name: str, number_format: str, work: int, func: Any, inputs: Any) -> None:
+        self._name, self._number_format, self._func, self.work, self.calls = name, number_format, func, work, 0
+        self._like = pytree.tree_map_only(Tensor, _Like, inputs)
+        self._shape = " ".join("×".join(map(str, tensor.shape)) or "1" for _, tensor in named_tensors(inputs))
+
+    @property
+    def row(self) -> OperatorTime:
+        return OperatorTime(operator=self._name, shape=self._shape, number_format=self._number_format, calls=self.calls)
+
+    def again(self, device: Device) -> Call:
+        args, kwargs = pytree.tree_map_only(_Like, lambda like: like.made(device), self._like)
+        return partial(self._func, *args, **kwargs)
+
+
 class _Caught(WholeDispatchMode):
+    """Catches the operators that a model calls, with how often it calls each with the same shapes."""
+
     def __init__(self, tf32: Tf32) -> None:
         super().__init__()
         self._tf32 = tf32
-        self._seen: dict[Any, _Same] = {}
-        self._times: Counter[Any] = Counter()
         self._writes: Counter[str] = Counter()
+        self.seen: dict[Any, _Same] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
@@ -164,67 +146,51 @@ class _Caught(WholeDispatchMode):
         counter = WorkCounter([], self._tf32)
         with counter:
             out = func(*args, **kwargs)
-        # One call may be several operators inside, as that of a recurrent layer is.
         name, layer, _ = described(func)
-        # Views and moves are not what a model is made of; lookups are.
+        # One call may be several operators inside, as that of a recurrent layer is. Views and moves are not what a model is
+        # made of; lookups are.
         parts = [row for row in counter.rows.elements() if row[1] != "copy" or layer == "embedding"]
-        if not parts:
-            return out
-        if func._schema.is_mutable:
+        if parts and func._schema.is_mutable:
             self._writes[name] += 1
-            return out
-        key = (name, str([(list(t.shape), t.stride(), str(t.dtype)) for _, t in named_tensors((args, kwargs))]))
-        if key not in self._seen:
-            flops, moved = sum(row[4] for row in parts), sum(row[5] for row in parts)
-            main = max(parts, key=lambda row: (row[4], row[5]))
-            self._seen[key] = _Same(func, args, kwargs, main[2], max(flops, moved))
-        self._times[key] += 1
+        elif parts:
+            tensors = [tensor for _, tensor in named_tensors((args, kwargs))]
+            key = name, str([(list(tensor.shape), tensor.stride(), str(tensor.dtype)) for tensor in tensors])
+            if key not in self.seen:
+                work = max(sum(row[4] for row in parts), sum(row[5] for row in parts))
+                self.seen[key] = _Same(name, max(parts, key=_weight)[2], work, func, (args, kwargs))
+            self.seen[key].calls += 1
         return out
 
-    def heaviest(self, most: int) -> list[_Same]:
-        for key, same in self._seen.items():
-            same.calls = self._times[key]
-        return sorted(self._seen.values(), key=lambda same: -same.work * same.calls)[:most]
-
-    def left_out(self, most: int) -> Iterator[Note]:
+    def left_out(self) -> Iterator[Note]:
         if self._writes:
             named = ", ".join(f"{name} ({calls}×)" for name, calls in sorted(self._writes.items()))
             yield note("left-out", f"not timed, because it writes into its inputs: {named}")
-        if len(self._seen) > most:
-            yield note(
-                "left-out", f"not timed: {len(self._seen) - most} distinct calls with less work than these {most}"
-            )
+        if (fewer := len(self.seen) - MOST_FROM_A_MODEL) > 0:
+            less = f"not timed: {fewer} distinct calls with less work than these {MOST_FROM_A_MODEL}"
+            yield note("left-out", less)
 
 
-def _timed(told: OperatorTime, call: Call, device: Device) -> OperatorTime:
-    counter = WorkCounter([], Tf32.of(device))
-    with counter:
-        call()
-    device.synchronize()
-    before = time.perf_counter()
-    call()
-    device.synchronize()
-    calls = max(1, math.ceil(BURST_S / max(time.perf_counter() - before, 1e-6)))
-    samples = []
-    for _ in range(BURSTS):
-        call()  # not timed: it wakes the device up
-        marks = [device.mark()]
-        for _ in range(calls):
+def _weight(row: Row) -> tuple[int, int]:
+    """By this, the main operator among those that a call consists of is the largest."""
+    return row[4], row[5]
+
+
+def _timed(row: OperatorTime, make: Callable[[], Call], device: Device) -> OperatorTime:
+    """The row with its times, or with the reason: too large for this device, or a format that it does not take."""
+    try:
+        call, counter = make(), WorkCounter([], Tf32.of(device))
+        with counter:
             call()
-        marks.append(device.mark())
-        samples.append(device.seconds_between(marks)[0] / calls)
+        samples = time_bursts(device, call, BURSTS, BURST_S)
+    except Exception as error:
+        return msgspec.structs.replace(row, refusal=failure_from(error, "ops").message)
+    finally:
+        device.release_cache()
     rows = list(counter.rows.elements())
-    return OperatorTime(
-        operator=told.operator,
-        shape=told.shape,
-        number_format=told.number_format,
-        calls=told.calls,
-        kind=_main_kind(rows),
+    return msgspec.structs.replace(
+        row,
+        kind=max(rows, key=_weight)[1] if rows else "other",
         samples=tuple(samples),
-        flops=sum(row[4] for row in rows),
-        bytes=sum(row[5] for row in rows),
+        flops=sum(part[4] for part in rows),
+        bytes=sum(part[5] for part in rows),
     )
-
-
-def _main_kind(rows: Sequence[Any]) -> Any:
-    return max(rows, key=lambda row: (row[4], row[5]))[1] if rows else "other"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,157 +21,145 @@ from redline.model.registry import Registry
 from redline.model.spec import OptionValue, Switch, Task
 from redline.model.work import Facts
 
+FLAGS, WEIGHTS, REWRITE, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE = 0, 5, 7, 10, 20, 30, 40, 45
+DISTRIBUTE, COMPILER, GRAPHS = 48, 50, 60
+"""Stages: a recipe is applied in this order, however it is written.
+
+Weights are rewritten before they are cast, while they have all their digits, and casting comes before compiling.
+"""
+INFER: tuple[Task, ...] = ("infer",)
+TRAIN: tuple[Task, ...] = ("train",)
+ALL_MODELS: tuple[Task, ...] = ("infer", "train", "generate")
 NEEDS_STATIC_CACHE = SwitchNeed(
     wants=("static-cache",), reason="with a cache that grows, every token has another shape; add static-cache"
 )
 
-FLAGS, WEIGHTS, REWRITE, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE = 0, 5, 7, 10, 20, 30, 40, 45
-DISTRIBUTE, COMPILER, GRAPHS = 48, 50, 60
-"""Stages: a recipe is applied in this order, however it was written. Casting comes before compiling.
-
-Weights are rewritten before they are cast, in all the digits there are; what is quantized stays as it is from then on.
-"""
-
-
-@dataclass
-class CacheCode:
-    """Generation: how a snippet keeps keys and values."""
-
-    is_static: bool = False
-    length: int | None = None
-    """Positions; None: as many as the text has."""
-
 
 @dataclass
 class RecipeCode:
-    """The parts a snippet is put together from. Lines speak of `model`, and of `tensor` for one input."""
+    """The parts that a snippet is put together from. Lines speak of `model`, and of `tensor` for one input."""
 
     task: Task
     device: str
-    """As torch spells it: `cuda`, `cpu`."""
+    """As torch spells it: `cuda` or `cpu`."""
     imports: list[str] = field(default_factory=list)
-    """Whole lines, beyond `import torch`."""
+    """Whole lines, besides `import torch`."""
     flags: list[str] = field(default_factory=list)
-    """Switches of the process, set first."""
+    """Lines that set switches of the process, before anything else."""
     helpers: list[str] = field(default_factory=list)
-    """Functions or classes the lines below call; each a whole block of code."""
+    """Source code of the functions and classes that the lines call."""
     model_lines: list[str] = field(default_factory=list)
-    """Statements that turn `model` into a faster one, in order. `args` and `kwargs` hold prepared example inputs."""
+    """Statements that make `model` faster, in order. `args` and `kwargs` hold prepared example inputs."""
     input_changes: list[str] = field(default_factory=list)
-    """Expressions of `tensor` that give the tensor the model wants, in order."""
+    """Expressions that turn `tensor` into what the model wants, in order."""
     contexts: list[str] = field(default_factory=list)
     """Context managers held around every call of the model."""
     autocast: str | None = None
-    """The dtype as text (`torch.bfloat16`), where autocast is held around the forward and the loss."""
+    """The dtype, such as `torch.bfloat16`, if autocast is held around the forward and the loss."""
     scales_gradients: bool = False
     optimizer_options: dict[str, str] = field(default_factory=dict)
-    """Keyword arguments of the optimizer, as text."""
     is_graphed: bool = False
     """The whole step goes into one CUDA graph."""
     shortens_launches: bool = False
-    """It is compiled or recorded: when it has run, all its kernels are loaded, and how soon they start may be what counts."""
-    cache: CacheCode = field(default_factory=CacheCode)
+    """True for what is compiled or recorded: launches become shorter once all kernels are loaded."""
+    is_static: bool = False
+    """Generation: keys and values have one place that is written to."""
+    cache_length: int | None = None
+    """Positions of a static cache; None: as many as the text has."""
     decode_lines: list[str] = field(default_factory=list)
-    """Generation: statements that turn `step`, the forward of one token, into a faster one."""
+    """Generation: statements that make `step`, the forward of one token, faster."""
     notes: list[str] = field(default_factory=list)
-    """Remarks for the reader, each printed as a comment."""
+    """Remarks for the reader, printed as comments."""
 
     def carry(self, *things: Callable[..., Any]) -> None:
-        """Functions or classes of `plain.py` and its kin, as they stand there, each once: the snippet does what was measured."""
-        sources = [inspect.getsource(thing).rstrip() for thing in things]
-        self.helpers += [source for source in sources if source not in self.helpers]
+        """Include these functions or classes as they stand in their files: the snippet runs the code that was measured."""
+        self.helpers += [
+            source for thing in things if (source := inspect.getsource(thing).rstrip()) not in self.helpers
+        ]
 
     def bring_in(self, *lines: str) -> None:
-        """Imports, each once."""
         self.imports += [line for line in lines if line not in self.imports]
 
 
 def literal(value: Any) -> str:
-    """As a formatter would leave it: texts in double quotes."""
-    if isinstance(value, str):
-        return json.dumps(value)
+    """The value as a formatter would write it: texts stand in double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
-    return repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 class RecipeSwitch(ABC):
-    """One optimisation: what it needs, what it excludes, how it is applied. One family, one file."""
+    """One optimisation for one task: what it needs, what it excludes, how it is applied. Attributes of a class hold for all its
+    uses; where the task or an argument decides, `__init__` sets them on the instance."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     stage: ClassVar[int]
-    family: ClassVar[str] = ""
-    """Switches of one family do the same job in different ways; the tuner takes at most one. Empty: a family of its own."""
-    relieves: ClassVar[Relief] = "device"
-    does: ClassVar[Capabilities] = Capabilities()
-    """What it does to the program. What quantizes is never tried or recommended unless asked for."""
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
-    excludes: ClassVar[frozenset[str]] = frozenset()
-    """Switches that cannot stand in the same recipe, as `name` or `name:argument`; saying it on one side is enough."""
-    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {}
-    """By task: switches that must stand beside it once some other does. A recipe without them is refused, and never tried."""
-    number_format: ClassVar[str | None] = None
-    """The number format it computes in, where it changes that: what the numerics are judged against."""
     arguments: ClassVar[tuple[str, ...]] = ()
     """What may stand behind the colon."""
-    offered: ClassVar[tuple[str | None, ...]] = (None,)
-    """The arguments a tuner tries; None is the switch without one."""
+    offered: ClassVar[Sequence[str | None]] = (None,)
+    """The arguments that a tuner tries; None is the switch without one."""
+    option: ClassVar[str] = ""
+    """The name of the one number that the switch takes as an option, such as `length`."""
+    family: ClassVar[str] = ""
+    """Switches of one family do the same job in different ways; a tuner takes at most one. Empty: a family of its own."""
     leaves_program: ClassVar[bool] = False
     """A compiler sees the same program with and without it, and finds in its cache what it made for the other."""
-    slow_to_prepare: ClassVar[frozenset[str | None]] = frozenset()
-    """Those of the arguments that take minutes to compile; None is the switch without one."""
+    relieves: Relief = "device"
+    does: Capabilities = Capabilities()
+    """What it does to the program. What quantizes is never tried or recommended unless asked for."""
+    excludes: frozenset[str] = frozenset()
+    """Switches that cannot stand in the same recipe, as `name` or `name:argument`. It is enough if one side says it."""
+    needs: tuple[SwitchNeed, ...] = ()
+    """What must stand beside it. A recipe without it is refused, and never tried."""
+    number_format: str | None = None
+    """The number format that it computes in, if it changes that: what the numerics are judged against."""
+    is_slow_to_prepare: bool = False
+    """It takes minutes to compile."""
+    prepare_s: float | None = None
+    """About how long preparing takes, where that is known beforehand."""
+    caution: str | None = None
+    """Why a tuner leaves it alone although it can be used."""
 
-    def prepare_s(self, task: Task) -> float | None:
-        """About how long preparing it takes, for a switch that is worth its time in this task; None: as usual."""
-        return None
-
-    def __init__(self, switch: Switch) -> None:
-        self.switch = switch
-        if switch.argument is not None and switch.argument not in self.arguments:
-            several = f"one of {', '.join(self.arguments)}" if len(self.arguments) > 1 else "".join(self.arguments)
-            allowed = several or "no argument"
-            raise SpecError(f"switch {self.name} takes {allowed}, got {switch.argument!r}")
+    def __init__(self, switch: Switch, task: Task) -> None:
+        self.switch, self.task, self.argument = switch, task, switch.argument
+        if task not in self.tasks:
+            *others, last = self.tasks
+            tasks = f"{', '.join(others)} and {last}" if others else last
+            raise SpecError(f"switch {self.name} is for {tasks}, not for {task}")
+        if self.argument is not None and self.argument not in self.arguments:
+            choice = "one of " if len(self.arguments) > 1 else ""
+            allowed = f"{choice}{', '.join(self.arguments) or 'no argument'}"
+            raise SpecError(f"switch {self.name} takes {allowed}, got {self.argument!r}")
         self.accept_options(switch.options)
 
     def accept_options(self, options: dict[str, OptionValue]) -> None:
-        """Refuse what the switch does not know."""
-        if options:
-            raise SpecError(f"switch {self.name} takes no options, got {', '.join(sorted(options))}")
+        if unknown := sorted(options.keys() - {self.option}):
+            raise SpecError(f"switch {self.name} takes {self.option or 'no options'}, got {', '.join(unknown)}")
+        number = options.get(self.option, 1)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= 1e6:
+            raise SpecError(
+                f"switch {self.name}: {self.option} must be a number above 0 and at most 1000000, got {number!r}"
+            )
 
-    def exclusions(self, task: Task) -> frozenset[str]:
-        """What it excludes, for a switch where the task decides."""
-        return self.excludes
-
-    def capabilities(self) -> Capabilities:
-        """What it does to the program, for a switch whose argument or options decide."""
-        return self.does
-
-    def computes_in(self) -> str | None:
-        """The same, for a switch whose argument decides."""
-        return self.number_format
-
-    def refusal(self, device: Device, task: Task) -> str | None:
+    def refusal(self, device: Device) -> str | None:
         """Why this device cannot do it, or None."""
         return None
 
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
-        """Why it would change nothing about this model, or cannot be applied to it; None where neither is known.
+    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+        """Why it would change nothing about this model, or cannot be applied to it; None if no reason is known.
 
-        `facts` is what a real step did, where one has been watched: for a tuner always, for a single run never.
+        `facts` tells what a real step did. A tuner always has it, a single run never.
         """
         return None
 
     def is_doubtful(self, facts: Facts) -> bool:
-        """Whether it often cannot run a model of which these facts are true."""
+        """Whether it often cannot run a model with these facts."""
         return False
 
     def formats(self, facts: Facts) -> frozenset[str] | None:
         """The number formats of the rest of the recipe in which it can do this model; None: in any."""
-        return None
-
-    def caution(self, task: Task) -> str | None:
-        """Why a tuner leaves it alone although it can be done, or None."""
         return None
 
     @abstractmethod
@@ -185,33 +173,26 @@ class RecipeSwitch(ABC):
 SWITCHES: Registry[type[RecipeSwitch]] = Registry(
     "switch", package="redline.bench.recipe.switches", group="redline.switches"
 )
-"""Switches of the house are files in `switches/`; others register a class under the entry-point group."""
+"""Redline's own switches are files in `switches/`; others register a class under the entry-point group."""
 
 
 def data_dependence(facts: Facts) -> str | None:
-    """How the program follows its inputs, which a program made from one example cannot; None where it does not."""
+    """How the program follows its inputs, which a program made from one example cannot; None if it does not."""
     if facts.branches:
         return "runs other operators on other inputs"
     return "gives its operators other shapes on other inputs" if facts.varies_shapes else None
 
 
-class CountsChanges(Protocol):
-    """A pass over programs of torch.compile."""
-
-    graphs: int
-    changed: int
-
-
-def must_change(setup: Setup, name: str, done: CountsChanges, missing: str) -> None:
-    """Else a program in which a switch found nothing to change would be timed under its name."""
+def must_change(setup: Setup, name: str, changes: Any, missing: str) -> None:
+    """Refuse the switch after the first call if its pass over the compiler's programs found nothing to change."""
 
     def look() -> None:
-        if done.graphs and not done.changed:
+        if changes.graphs and not changes.changed:
             raise BenchError("unsupported", f"{name}: torch.compile saw {missing}", switches=(name,), scope="switch")
 
     setup.after_first_call.append(look)
 
 
-def missing_extra(package: str, extra: str) -> str | None:
-    """Why a switch cannot be had without `package`, or None where it is installed. Nothing is imported."""
-    return None if find_spec(package) else str(MissingExtra("it", package, extra))
+def missing_extra(extra: str, *packages: str) -> str | None:
+    """Why a switch cannot be used without these packages, or None if all are installed. Nothing is imported."""
+    return next((str(MissingExtra("it", package, extra)) for package in packages if not find_spec(package)), None)

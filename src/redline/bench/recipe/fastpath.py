@@ -1,8 +1,8 @@
 """The shortcut that torch's own encoder layers take in inference, and what it does to positions that a mask hides.
 
-A layer becomes one operator, into which no compiler sees, and which autocast on a CPU breaks. With a mask of padding, the
-encoder also leaves out what the mask hides, reading its lengths on the host, and sets those positions to zero afterwards.
-Compiled, recorded and under autocast none of that happens, and those positions hold numbers that nobody is meant to read.
+A layer becomes one operator, into which no compiler sees, and which autocast on a CPU breaks. With a padding mask, the
+encoder also skips the positions that the mask hides, reads its lengths on the host, and sets those positions to zero afterwards.
+None of that happens when it is compiled, recorded or under autocast, so those positions hold numbers that nobody is meant to read.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.recipe.base import RecipeCode
-from redline.bench.recipe.outputs import Answer
+from redline.bench.recipe.difference import Answer
 from redline.bench.workload.step import Setup
+from redline.bench.workload.workload import Workload
 from redline.model.note import note
 
 OFF = "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by"
 SAME = 1e-3
-"""Of the size of an output: what two ways to compute it may differ by."""
+"""Two ways to compute an output may differ by this share of its size."""
 NOT_COMPARED = note(
     "masked-positions",
     "outputs at positions that the padding mask hides are not compared: nn.TransformerEncoder sets them to zero where it "
@@ -30,64 +31,38 @@ NOT_COMPARED = note(
 
 
 def leave_fast_path(setup: Setup, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
-    """Have torch's own layers run operator by operator where the model has any of this kind; they all hold a MultiheadAttention."""
-    model = setup.workload.model
-    if setup.task != "train" and any(isinstance(module, kind) for module in model.modules()):
+    """Let torch's own layers run operator by operator if the model has any of this kind; they all hold a MultiheadAttention."""
+    if setup.task != "train" and any(isinstance(module, kind) for module in setup.workload.model.modules()):
         torch.backends.mha.set_fastpath_enabled(False)
-        setup.notes["fast path"] = (
-            "that of MultiheadAttention and TransformerEncoder is off: it would pass this recipe by"
-        )
+        off = "that of MultiheadAttention and TransformerEncoder is off: it would pass this recipe by"
+        setup.notes["fast path"] = off
 
 
 def write_without_fast_path(code: RecipeCode, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
-    asked = [
-        f"if any(isinstance(module, torch.nn.{each.__name__}) for module in model.modules()):"
-        for each in (nn.MultiheadAttention, kind)
-    ]
-    if code.task != "train" and not set(asked) & set(code.flags):
-        code.flags += [asked[-1], OFF]
+    if code.task != "train" and OFF not in code.flags:
+        code.flags += [f"if any(isinstance(module, torch.nn.{kind.__name__}) for module in model.modules()):", OFF]
 
 
 @contextmanager
 def without_fast_path() -> Iterator[None]:
-    held = torch.backends.mha.get_fastpath_enabled()
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(held)
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
-def hidden_positions(model: nn.Module, answer: Answer, again: Callable[[], Answer]) -> list[Tensor | None]:
-    """For each floating output the positions at which only the fast path makes it what it is; None: it makes no difference.
+def hidden_positions(workload: Workload, answer: Answer, again: Callable[[], Answer]) -> list[Tensor | None]:
+    """For each floating-point output, the positions at which only the fast path makes it what it is; None if there are none.
 
-    `again` computes the answer anew. Where the two ways differ at other positions too, such as in a mean over all of them,
+    `again` computes the answer anew. If the two ways differ at other positions too, such as in a mean over all of them,
     the difference is one of the model's answer, and nothing is left out.
     """
-    encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
+    encoders = [module for module in workload.model.modules() if isinstance(module, nn.TransformerEncoder)]
+    hidden: list[Tensor | None] = [None] * len(answer.numbers)
     if not encoders or not torch.backends.mha.get_fastpath_enabled():
-        return [None] * len(answer.numbers)
-    with without_fast_path(), _masks_given(encoders) as masks:
-        plain = again()
-    if plain.form != answer.form:
-        return [None] * len(answer.numbers)
-    return [_hidden(*both, masks) for both in zip(answer.numbers, plain.numbers, strict=True)]
-
-
-def _hidden(fast: Tensor, plain: Tensor, masks: list[Tensor]) -> Tensor | None:
-    if fast.shape != plain.shape:
-        return None
-    differs = (fast - plain).abs() > SAME * plain.abs().max()
-    fitting = [mask for mask in masks if fast.shape[: mask.dim()] == mask.shape]
-    if not fitting or not bool(differs.any()):
-        return None
-    mask = torch.stack([each for each in fitting if each.shape == fitting[0].shape]).any(0)
-    return mask if not bool(differs[~mask].any()) else None
-
-
-@contextmanager
-def _masks_given(encoders: list[nn.TransformerEncoder]) -> Iterator[list[Tensor]]:
-    """The masks of padding that encoders are given meanwhile, True where they hide something."""
+        return hidden
     masks: list[Tensor] = []
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -96,8 +71,15 @@ def _masks_given(encoders: list[nn.TransformerEncoder]) -> Iterator[list[Tensor]
             masks.append(mask if mask.dtype == torch.bool else mask.isinf())
 
     hooks = [encoder.register_forward_pre_hook(look, with_kwargs=True) for encoder in encoders]
-    try:
-        yield masks
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with without_fast_path():
+        plain = again()
+    for hook in hooks:
+        hook.remove()
+    for number, (fast, slow) in enumerate(zip(answer.numbers, plain.numbers, strict=False)):
+        fitting = [mask for mask in masks if fast.shape[: mask.dim()] == mask.shape and mask.shape == masks[0].shape]
+        if fitting and fast.shape == slow.shape:
+            differs, mask = (fast - slow).abs() > SAME * slow.abs().max(), torch.stack(fitting).any(0)
+            hidden[number] = mask if bool(differs.any()) and not bool(differs[~mask].any()) else None
+    if any(mask is not None for mask in hidden) and NOT_COMPARED not in workload.notes:
+        workload.notes.append(NOT_COMPARED)
+    return hidden

@@ -1,8 +1,9 @@
 """Triton kernels for the step that decodes one token: products of a few rows, and attention of one query.
 
 Both only read: weights, or keys and values. What keeps them from the bandwidth of memory are the gaps between kernels, so
-a product begins to read its weights before the kernel in front of it has ended; it can also ask for the first weights of the
-products after it before it ends, which did not pay on an H200. Nothing here knows of Redline; snippets contain it unchanged.
+a product begins to read its weights before the kernel in front of it has ended. Asking for the first weights of the products
+behind it did not pay: on an H200 four layers of a llama took 278 µs a token, and 297 µs with 8 MiB asked for. Nothing here knows
+of Redline; snippets contain it unchanged.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -22,44 +23,22 @@ from torch.overrides import TorchFunctionMode
 
 MOST_ROWS = 4
 """Sequences at most: with more of them, products on tensor cores read weights as fast."""
-AHEAD_BYTES = 0
-"""Of the weights that come next, asked for at the end of a product. On an H200 four layers of a llama took 278 µs a token with
-nothing, 297 with 8 MiB, 308 with 16, 323 with 32 and 355 with 64."""
-SHARERS = 4
-"""Programs per multiprocessor that ask for what comes next: about those that run last."""
 MOST_COUNTERS = 2**16
 SPLIT = 64
 """Positions that one program of the attention reads."""
 
 
 @triton.jit
-def fetch_ahead(weight, size, sharer, sharers, LANES: tl.constexpr):
-    """Ask for this program's share of the first `size` bytes of `weight` to be brought into the second-level cache.
-
-    Each warp asks once: threads with other addresses would ask one after the other.
-    """
-    WARPS: tl.constexpr = LANES // 32
-    chunk = ((size + sharers * WARPS - 1) // (sharers * WARPS) + 15) // 16 * 16
-    offset = (sharer * WARPS + tl.arange(0, LANES) // 32) * chunk
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r", [weight.to(tl.int64) + tl.minimum(offset, size - chunk), chunk], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def rows_kernel(
-    x, weight, bias, out, following, following_size, further, further_size, count, rows, most_sharers,
-    K: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, LANES: tl.constexpr,
+    x, weight, bias, out, count, rows, K: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] = sum over k of x[m, k] * weight[n, k], for one m and BLOCK_N rows of the weight.
 
     Programs beside each other read the same rows for all m, so that memory delivers them once. The first part of the
-    weight is read before the kernel in front has ended, for no kernel writes weights; the beginning of AHEAD other weights
-    is asked for once the last part has been.
+    weight is read before the kernel in front has ended, for no kernel writes weights.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    program = tl.program_id(0)
     row, column = program // count * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)[None, :]
     inside = (row < rows)[:, None]
     at = weight + row.to(tl.int64)[:, None] * K + column
@@ -77,12 +56,6 @@ def rows_kernel(
         part = next_part
     LAST: tl.constexpr = (K - 1) // BLOCK_K * BLOCK_K
     given = tl.load(x + LAST + column, mask=column + LAST < K, other=0.0)
-    if AHEAD > 0:
-        sharers = tl.minimum(programs, most_sharers)
-        if program >= programs - sharers:
-            fetch_ahead(following, following_size, program - (programs - sharers), sharers, LANES)
-            if AHEAD > 1:
-                fetch_ahead(further, further_size, program - (programs - sharers), sharers, LANES)
     sums += part.to(tl.float32) * given.to(tl.float32)
     total = tl.sum(sums, axis=1)
     if HAS_BIAS:
@@ -95,10 +68,7 @@ BLOCKS = [(1, 2), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4), (8, 4), (2, 8), (4, 8)
 side in a row, 16 bytes each, so that every thread reads the same part of x for all its rows."""
 
 tuned_rows_kernel = triton.autotune(
-    configs=[
-        triton.Config({"BLOCK_N": rows, "BLOCK_K": 256 * warps, "LANES": 32 * warps}, num_warps=warps)
-        for rows, warps in BLOCKS
-    ],
+    configs=[triton.Config({"BLOCK_N": rows, "BLOCK_K": 256 * warps}, num_warps=warps) for rows, warps in BLOCKS],
     key=["rows", "K", "count"],
     do_bench=lambda call, quantiles: triton.testing.do_bench(call, warmup=5, rep=25, quantiles=quantiles),
 )(rows_kernel)
@@ -187,38 +157,31 @@ def arrival_counters(device: torch.device) -> torch.Tensor:
 
 
 def starts_early(device: torch.device) -> bool:
-    """Whether a kernel may begin while the one in front of it ends, and fetch ahead: NVIDIA Hopper and later."""
+    """Whether a kernel may begin while the one in front of it ends: NVIDIA Hopper and later."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @torch.library.custom_op(
     "decode_step::rows",
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor[] following, int ahead) -> Tensor",
+    schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
 )
-def rows_product(x, weight, bias, following, ahead):
-    """x @ weight.T + bias for a few rows; of the `following` weights the first `ahead` bytes are asked for."""
+def rows_product(x, weight, bias):
+    """x @ weight.T + bias for a few rows."""
     if x.device.type != "cuda":
         return linear(x, weight, bias)
     (rows, width), given, early = weight.shape, x.reshape(-1, weight.shape[1]).contiguous(), starts_early(x.device)
     out = torch.empty((len(given), rows), dtype=x.dtype, device=x.device)
-    sizes: list[int] = []
-    for other in following if early else []:
-        sizes.append(min(other.numel() * other.element_size(), ahead - sum(sizes)) // 16 * 16)
-    sizes = [size for size in sizes if size > 0][:2]
-    others = [*following[: len(sizes)], weight, weight]
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     settings = {"launch_pdl": True} if early else {}
     tuned_rows_kernel[lambda chosen: (len(given) * triton.cdiv(rows, chosen["BLOCK_N"]),)](
-        given, weight, weight if bias is None else bias, out, others[0], [*sizes, 0][0], others[1], [*sizes, 0, 0][1],
-        len(given), rows, SHARERS * processors, K=width, HAS_BIAS=bias is not None, EARLY=early, AHEAD=len(sizes),
+        given, weight, weight if bias is None else bias, out, len(given), rows, K=width, HAS_BIAS=bias is not None, EARLY=early,
         **settings,
     )  # fmt: skip
     return out.view(*x.shape[:-1], rows)
 
 
 @rows_product.register_fake
-def _rows_product_shape(x, weight, bias, following, ahead):
+def _rows_product_shape(x, weight, bias):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -279,8 +242,6 @@ class JoinedLayers:
             for layer, bias in zip(layers, self.bias.split(self.sizes), strict=True):
                 layer.bias.data = bias
         torch._dynamo.mark_static_address(self.weight)
-        self.following: list[torch.Tensor] = []
-        self.ahead = 0
         self.given: torch.Tensor | None = None
         self.parts: list[torch.Tensor] = []
         for index, layer in enumerate(layers):
@@ -290,7 +251,7 @@ class JoinedLayers:
         if x.numel() // x.shape[-1] > MOST_ROWS or (torch.is_grad_enabled() and x.requires_grad):
             return linear(x, layer.weight, layer.bias)
         if self.given is not x or not self.parts:
-            found = rows_product(x, self.weight, self.bias, self.following, self.ahead)
+            found = rows_product(x, self.weight, self.bias)
             if len(self.sizes) == 1:
                 return found
             self.given, self.parts = x, list(found.split(self.sizes, dim=-1))
@@ -300,11 +261,10 @@ class JoinedLayers:
         return part
 
 
-def use_row_products(model: torch.nn.Module, step: Callable[[], Any], ahead: int = AHEAD_BYTES) -> list[int]:
+def use_row_products(model: torch.nn.Module, step: Callable[[], Any]) -> list[int]:
     """Have the kernel above do the linear layers that `step` calls with few rows, in place.
 
-    The running model tells which layers read the same tensor, and which weights come next. Returns how many layers each
-    product does.
+    The running model tells which layers read the same tensor. Returns how many layers each product computes.
     """
     calls: list[tuple[torch.nn.Linear, torch.Tensor]] = []
     layers = [each for each in model.modules() if type(each) is torch.nn.Linear and "forward" not in vars(each)]
@@ -320,27 +280,18 @@ def use_row_products(model: torch.nn.Module, step: Callable[[], Any], ahead: int
     groups: list[tuple[torch.Tensor | None, list[torch.nn.Linear]]] = []
     for layer, x in calls:
         plain = type(layer.weight.data) is torch.Tensor and layer.weight.is_contiguous()
-        if not plain or x.dtype != layer.weight.dtype or x.numel() // x.shape[-1] > MOST_ROWS:
+        is_few = x.dtype == layer.weight.dtype and x.numel() // x.shape[-1] <= MOST_ROWS
+        if not (plain and is_few) or any(layer is known for _, group in groups for known in group):
             continue
         alone = counts[id(layer)] > 1 or weights.count(id(layer.weight)) > 1
-        if any(layer is known for _, group in groups for known in group):
-            continue
-        kin = next(
-            (
-                group
-                for given, group in groups
-                if given is x and not alone and (group[0].bias is None) == (layer.bias is None)
-            ),
-            None,
-        )
-        if kin is not None:
-            kin.append(layer)
+        has_bias = layer.bias is not None
+        kin = [group for given, group in groups if given is x and not alone and (group[0].bias is not None) == has_bias]
+        if kin:
+            kin[0].append(layer)
         else:
             groups.append((None if alone else x, [layer]))
-    joined = [JoinedLayers(group) for _, group in groups]
-    for index, product in enumerate(joined):
-        product.following = [joined[(index + step) % len(joined)].weight for step in (1, 2)][: len(joined) - 1]
-        product.ahead = ahead
+    for _, group in groups:
+        JoinedLayers(group)
     return [len(group) for _, group in groups]
 
 

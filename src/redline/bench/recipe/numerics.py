@@ -1,46 +1,43 @@
 """Are the numbers still right? Every recipe is compared with strict fp32 on fixed inputs before it is timed.
 
-Inference compares outputs on two sets of inputs (one where the model takes no second), over the part of the output
-that depends on the input: a recipe that ignores its input must not pass because the model's output hardly moves.
-Training compares the loss over some steps, over the distance the loss travelled. Both are judged against a floor: fp32
-arithmetic on weights and inputs rounded to the recipe's number format. Sound recipes sit at 1 to 2 times the floor; 4 times is the tolerance.
+Inference compares outputs on two sets of inputs (one where the model takes no second), over the part of the output that
+depends on the input: a recipe that ignores its input must not pass because the output hardly moves. Training compares the
+loss over some steps, over the distance that the loss travelled. Generation compares the logits of given tokens, and the
+tokens that are chosen. All are judged against a floor: what strict fp32 does to weights and inputs that are rounded to the
+recipe's number format. Sound recipes sit at one to two times the floor, and four times the floor is the tolerance.
+
+Random inputs cannot judge everything, int8 and fp8 above all. For these the user's own check computes a number from the model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from redline.bench.device import open_device, resolve_device
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.recipe.fastpath import NOT_COMPARED, hidden_positions
-from redline.bench.recipe.judging import (
-    ANOTHER_SEED,
-    ASKING_TWICE,
-    FEW_BITS,
-    SMALLEST_LOSS_TOLERANCE,
-    as_reference,
-    judged,
-    not_finite,
-)
-from redline.bench.recipe.outputs import (
+from redline.bench.recipe.compose import apply_recipe, number_format_of, plain_setup
+from redline.bench.recipe.difference import (
     Answer,
     Difference,
     answer_of,
     difference,
     finite_or_none,
     path_difference,
-    relative_path_error,
+    sketch_of,
     stands_still,
 )
+from redline.bench.recipe.fastpath import hidden_positions
 from redline.bench.recipe.rounding import (
     own_format,
     own_unit,
@@ -49,47 +46,138 @@ from redline.bench.recipe.rounding import (
     unchanged_afterwards,
     unchanged_buffers,
 )
+from redline.bench.workload.build import build_workload
+from redline.bench.workload.decoder import Decoder, WholeGenerator
+from redline.bench.workload.generation import GenerateStep
+from redline.bench.workload.hf_decoder import HfDecoder
 from redline.bench.workload.inputs import Inputs, copied, input_tensors
+from redline.bench.workload.ranks import Ranks
+from redline.bench.workload.sources.user import load_function
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Second, Workload
+from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
-from redline.model.record import Numerics, SecondInputs
-from redline.model.spec import OptimizerName
+from redline.model.questions import MetricAnswer
+from redline.model.record import Numerics
+from redline.model.spec import Recipe, RunSpec
 
+T = TypeVar("T")
+Method = Literal["outputs", "loss-path", "tokens"]
+Cause = Literal["rounding", "asking twice", "another seed", "the format of the loss"]
+"""What a floor is made by."""
+
+TOLERANCE_OVER_FLOOR = 4.0
+SMALLEST_TOLERANCE, SMALLEST_UNEQUAL, SMALLEST_LOSS_TOLERANCE = 1e-5, 1e-3, 0.02
+"""Tolerances where the floor is lower: for outputs, for integers (some of thousands of classes hang on the last bit of a
+score) and for losses."""
+LARGEST_TOLERANCE = 0.8
+"""With a larger tolerance, a recipe that ignores its input (an error of 1 or more) would come close to passing."""
+UNRESOLVED_FLOOR = 0.5
+"""Above this floor the number format cannot resolve the signal of this model, and nothing can be judged."""
 DRAWS_FOR_EQUALITY = 3
-ANSWER_SEED = 0
+"""Few integers either flip or do not, and one rounding says little about how often: more roundings are drawn."""
 LONGER_PATH = 4
-"""Times the steps that were asked for: where the loss stands still over those."""
+"""A loss that stands still over the steps that were asked for is followed this many times as long."""
+CHECKED_TOKENS = 32
+REREAD_TOKENS = 2
+"""After this many tokens, the logits are compared with those of the same text read at once."""
+REREAD_TOLERANCE = 1e-3
+"""In fp32 they differ by the order of sums only. A step that sees nothing of the text is off by far more."""
+ANSWER_SEED = 0
+UNRESOLVED: dict[Cause, str] = {
+    "rounding": "{form} cannot resolve this model's signal: rounding alone moves it by {floor:.2g}",
+    "asking twice": "the same inputs twice give outputs {floor:.2g} apart, so nothing can be compared: the model keeps state "
+    "between calls, or draws random numbers that torch.manual_seed does not reach",
+    "another seed": "the model draws random numbers, and this recipe draws others than strict fp32: another seed alone moves it "
+    "by {floor:.2g}, so nothing can be compared",
+    "the format of the loss": "the loss comes in 16 bits, which alone moves it by {floor:.2g}, so nothing can be compared: "
+    "compute it in fp32, as in loss(output.float())",
+}
 NOTHING_TO_COMPARE = Numerics(
     method="unchecked",
     reason=note("unchecked", "not checked: the model returns neither tensors nor numbers that could be compared"),
 )
 
 
-@dataclass
-class OutputReference:
-    """Strict fp32's answers on two sets of inputs, and how far mere rounding of numbers moves them."""
+@dataclass(kw_only=True)
+class Reference:
+    """What strict fp32 computes, and how far rounding to the recipe's number format alone moves it."""
+
+    number_format: str
+    floor: float
+    cause: Cause = "rounding"
+    seed_floor: float | None = None
+    """How far another seed moves it; None where the model draws no random numbers."""
+    own_format: str = "fp32"
+    """The number format of the model itself, which the reference computes in."""
+    method: Method = "outputs"
+
+    def verdict(self, found: Difference) -> Numerics:
+        verdict = self._judged(found, self.floor, self.cause)
+        if not verdict.passed and found.finite and self.seed_floor is not None and self.seed_floor > self.floor:
+            # A compiler or another number format draws other numbers from the same seed, and that is sound.
+            return self._judged(found, self.seed_floor, "another seed")
+        return verdict
+
+    def _judged(self, found: Difference, floor: float, cause: Cause) -> Numerics:
+        smallest = SMALLEST_UNEQUAL if found.by_equality else SMALLEST_TOLERANCE
+        smallest = SMALLEST_LOSS_TOLERANCE if self.method == "loss-path" else smallest
+        is_resolved = floor <= UNRESOLVED_FLOOR
+        tolerance = (
+            min(max(TOLERANCE_OVER_FLOOR * floor, smallest), LARGEST_TOLERANCE) if is_resolved else LARGEST_TOLERANCE
+        )
+        within = found.rel_l2 <= tolerance
+        if not found.finite:
+            reason = note("not-finite", "the output is not finite")
+        elif found.degenerate:
+            still = "its loss stands still" if self.method == "loss-path" else "its output does not depend on the input"
+            reason = note("no-signal", f"the reference carries no signal: {still}")
+        elif not is_resolved:
+            code: Any = "not-repeatable" if cause == "asking twice" else "unresolved"
+            reason = note(code, UNRESOLVED[cause].format(form=self.number_format, floor=floor))
+        else:
+            error, side = f"signal error {found.rel_l2:.2g}", "within" if within else "above"
+            text = f"{error}, {side} the tolerance {tolerance:.2g}"
+            if floor > 0:
+                moving = f"rounding to {self.number_format}" if cause == "rounding" else cause
+                text = f"{side} {tolerance / floor:.2g}× of what {moving} does ({error} against {floor:.2g})"
+            plain = f"rel. error {found.rel_error:.2g}; " if found.rel_error is not None else ""
+            equal = f"; {found.equal_share:.2%} of the integers are equal" if found.equal_share is not None else ""
+            reason = note("within-tolerance" if within else "above-tolerance", f"{plain}{text}{equal}")
+        return Numerics(
+            **{**found.as_fields(), "degenerate": found.degenerate or not is_resolved},
+            method=self.method,
+            number_format=self.number_format,
+            floor=finite_or_none(floor),
+            tolerance=tolerance,
+            passed=found.finite and not found.degenerate and is_resolved and within,
+            reason=reason,
+        )
+
+    def of_itself(self, own: Difference, what: str) -> Numerics:
+        """The numerics of the baseline, which is the reference."""
+        reason = note("not-finite", f"the {self.own_format} {what} is not finite")
+        if own.finite:
+            is_fp32, text = (
+                self.own_format == "fp32",
+                f"the reference itself: the model as it came, in {self.own_format}",
+            )
+            reason = note("reference", "the strict fp32 reference itself" if is_fp32 else text)
+        return Numerics(
+            **own.as_fields(), method="reference", number_format=self.own_format, passed=own.finite, reason=reason
+        )
+
+
+@dataclass(kw_only=True)
+class OutputReference(Reference):
+    """Strict fp32's outputs on two sets of inputs."""
 
     inputs: list[Inputs]
     outputs: list[Answer]
-    """One for each set of inputs."""
-    floor: float
-    number_format: str
-    second: SecondInputs | None
-    """Where the second set came from; None where there is one set alone."""
-    mover: str = "rounding"
-    """What sets the floor: rounding, or asking twice where a model keeps state."""
-    seed_floor: float | None = None
-    """How far another seed moves the outputs of a model that draws random numbers; None where it draws none."""
-    own_format: str = "fp32"
-    """What the reference itself computes in."""
-    hidden: list[list[Tensor | None]] = field(default_factory=list)
-    """For each set of inputs and each floating output: positions that are not compared, as a mask hides them."""
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether no chance is in these outputs."""
-        return self.seed_floor is None and self.mover == "rounding"
+    second: Second | None
+    """The second set of inputs; None where there is only one."""
+    hidden: list[list[Tensor | None]]
+    """By set of inputs and floating-point output: positions that a mask hides, which are not compared."""
 
     @classmethod
     def of(cls, workload: Workload, device: Device, number_format: str, seed: int) -> OutputReference:
@@ -98,76 +186,65 @@ class OutputReference:
         inputs: list[Inputs] = [workload.originals or (workload.args, workload.kwargs)]
         torch.manual_seed(ANSWER_SEED)
         fresh = device.random_state()
-        outputs = [_answers(step, inputs[0])]
+        outputs = [_answer(step, inputs[0])]
         draws_random_numbers = not torch.equal(fresh, device.random_state())
         second = workload.second_inputs(seed + 1)
-        answers = None if second is None else _second_answers(step, second, outputs[0], workload)
-        if second is not None and answers is not None:
-            inputs, outputs = [*inputs, second.inputs], [*outputs, answers]
-        how = second.how if second is not None and answers is not None else None
-        floor = max(_floor(step, inputs, outputs, number_format), own_unit(workload.model))
-        repeated = difference([_answers(step, each) for each in inputs], outputs).rel_l2
-        # Where the same question twice moves them as much, that is the cause, and rounding only asks once more.
-        mover = ASKING_TWICE if repeated > floor / 2 else "rounding"
+        if second is not None and (answer := _second_answer(step, second, outputs[0], workload)) is not None:
+            inputs, outputs = [*inputs, second.inputs], [*outputs, answer]
+        else:
+            second = None
+        floor = max(_rounding_floor(step, inputs, outputs, number_format), own_unit(workload.model))
+        repeated = difference([_answer(step, given) for given in inputs], outputs).rel_l2
         seed_floor = None
         if draws_random_numbers:
-            seed_floor = difference([_answers(step, each, ANSWER_SEED + 1) for each in inputs], outputs).rel_l2
-        floor, own = max(floor, repeated), own_format(workload.model)
+            seed_floor = difference([_answer(step, given, ANSWER_SEED + 1) for given in inputs], outputs).rel_l2
         hidden = [
-            hidden_positions(workload.model, answer, partial(_answers, step, each))
-            for each, answer in zip(inputs, outputs, strict=True)
+            hidden_positions(workload, answer, partial(_answer, step, given))
+            for given, answer in zip(inputs, outputs, strict=True)
         ]
-        if any(each is not None for positions in hidden for each in positions):
-            workload.notes.append(NOT_COMPARED)
-        return cls(inputs, outputs, floor, number_format, how, mover, seed_floor, own, hidden)
-
-    def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
-        found = [_answers(step, setup.prepared_inputs(*given)) for given in self.inputs]
-        if [answer.form for answer in found] != [answer.form for answer in self.outputs]:
-            why = note("other-structure", "the outputs have another structure than the reference's")
-            return Numerics(number_format=self.number_format, reason=why, second_inputs=self.second)
-        if self.outputs[0].is_empty:
-            return NOTHING_TO_COMPARE
-        self._leave_out_hidden(found)
-        apart = difference(found, self.outputs)
-        verdict = judged(apart, self.floor, self.number_format, mover=self.mover)
-        if not verdict.passed and apart.finite and self.seed_floor is not None and self.seed_floor > self.floor:
-            # A compiler or another number format draws other numbers from the same seed.
-            verdict = judged(apart, self.seed_floor, self.number_format, mover=ANOTHER_SEED)
-        return msgspec.structs.replace(verdict, second_inputs=self.second)
-
-    def _leave_out_hidden(self, found: list[Answer]) -> None:
-        """Where nobody is meant to look, the reference's own numbers stand for what was found."""
-        for own, answer, positions in zip(found, self.outputs, self.hidden, strict=True):
-            for number, mask in enumerate(positions):
-                if mask is not None and own.numbers[number].shape == answer.numbers[number].shape:
-                    own.numbers[number][mask] = answer.numbers[number][mask]
-
-    def as_numerics(self) -> Numerics:
-        """For the baseline, which is the reference."""
-        if self.outputs[0].is_empty:
-            return NOTHING_TO_COMPARE
-        own = difference(self.outputs, self.outputs)
-        return Numerics(
-            **own.told(),
-            method="reference",
-            number_format=self.own_format,
-            passed=own.finite,
-            reason=as_reference(self.own_format) if own.finite else not_finite(self.own_format, "output"),
-            second_inputs=self.second,
+        return cls(
+            number_format=number_format,
+            floor=max(floor, repeated),
+            # Where asking the same question twice moves them as much, that is the cause: rounding also asks once more.
+            cause="asking twice" if repeated > floor / 2 else "rounding",
+            seed_floor=seed_floor,
+            own_format=own_format(workload.model),
+            inputs=inputs,
+            outputs=outputs,
+            second=second,
+            hidden=hidden,
         )
 
+    def judge(self, step: Any, setup: Setup) -> Numerics:
+        found = [_answer(step, setup.prepared_inputs(*given)) for given in self.inputs]
+        if [answer.form for answer in found] != [answer.form for answer in self.outputs]:
+            why = note("other-structure", "the outputs have another structure than the reference's")
+            return self._with_second(Numerics(number_format=self.number_format, reason=why))
+        if self.outputs[0].is_empty:
+            return NOTHING_TO_COMPARE
+        for answer, reference, masks in zip(found, self.outputs, self.hidden, strict=True):
+            for got, want, mask in zip(answer.numbers, reference.numbers, masks, strict=True):
+                if mask is not None and got.shape == want.shape:
+                    got[mask] = want[mask]
+        return self._with_second(self.verdict(difference(found, self.outputs)))
 
-def _floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], number_format: str) -> float:
-    """How far rounding alone moves the outputs.
+    def as_numerics(self) -> Numerics:
+        if self.outputs[0].is_empty:
+            return NOTHING_TO_COMPARE
+        return self._with_second(self.of_itself(difference(self.outputs, self.outputs), "output"))
 
-    Few integers either flip or do not, and one draw says little about how often: they are asked several times, the
-    weights slightly moved before each rounding.
-    """
+    def _with_second(self, numerics: Numerics) -> Numerics:
+        return msgspec.structs.replace(numerics, second_inputs=self.second and self.second.how)
+
+    def sketched(self) -> Answer | None:
+        return self.outputs[0] if self.seed_floor is None and self.cause == "rounding" else None
+
+
+def _rounding_floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], number_format: str) -> float:
     floors = []
     for draw in range(1 + DRAWS_FOR_EQUALITY):
         with rounded_weights(step.workload.model, number_format, draw=draw):
-            rounded = [_rounded_answers(step, each, number_format) for each in inputs]
+            rounded = [_rounded_answer(step, given, number_format) for given in inputs]
         if [answer.form for answer in rounded] != [answer.form for answer in outputs]:
             return math.inf
         found = difference(rounded, outputs)
@@ -177,142 +254,104 @@ def _floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], num
     return max(floors)
 
 
-def _answers(step: InferenceStep, inputs: Inputs, seed: int = ANSWER_SEED) -> Answer:
-    """On copies, because a model may write into its inputs and buffers, and with the same random numbers each time."""
+def _answer(step: InferenceStep, inputs: Inputs, seed: int = ANSWER_SEED) -> Answer:
+    """The answer to copies of the inputs, because a model may write into them, with the same random numbers each time."""
     torch.manual_seed(seed)
     with unchanged_buffers(step.workload.model):
         return answer_of(step.on(*copied(inputs)))
 
 
-def _rounded_answers(step: InferenceStep, inputs: Inputs, number_format: str) -> Answer:
-    """On rounded inputs, or on exact ones where rounded the model refuses them: shares that no longer sum to one."""
+def _rounded_answer(step: InferenceStep, inputs: Inputs, number_format: str) -> Answer:
+    """The answer to rounded inputs, or to exact ones if the model refuses them: shares that no longer sum to one."""
     try:
-        return _answers(step, rounded_inputs(inputs, number_format))
+        return _answer(step, rounded_inputs(inputs, number_format))
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        return _answers(step, inputs)
+        return _answer(step, inputs)
 
 
-def _second_answers(step: InferenceStep, second: Second, first: Answer, workload: Workload) -> Answer | None:
-    """The answers to the second set; None, with a note, where the model does not take it or answers in another form."""
-    why, answers = "", None
+def _second_answer(step: InferenceStep, second: Second, first: Answer, workload: Workload) -> Answer | None:
+    """Returns None, with a note, if the model does not take the second inputs or answers them in another form."""
     try:
-        answers = _answers(step, second.inputs)
+        answer = _answer(step, second.inputs)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         why = f"the model fails on a second one: {one_line(error)}"
-    if answers is not None and answers.form != first.form:
-        why = "the outputs of a second one have another structure"
-    elif answers is not None and first.is_finite and not answers.is_finite:
-        why = "the outputs of a second one are not finite"
-    if why:
-        workload.notes.append(note("one-input-set", f"outputs are compared on one set of inputs: {why}"))
-    return None if why else answers
+    else:
+        if answer.form == first.form and (answer.is_finite or not first.is_finite):
+            return answer
+        why = (
+            f"the outputs of a second one {'are not finite' if answer.form == first.form else 'have another structure'}"
+        )
+    workload.notes.append(note("one-input-set", f"outputs are compared on one set of inputs: {why}"))
+    return None
 
 
-@dataclass
-class LossReference:
+@dataclass(kw_only=True)
+class LossReference(Reference):
     """Strict fp32's loss over some steps from the same start, and how far rounding the start moves it."""
 
     losses: list[float]
-    floor: float
-    seed_floor: float | None
-    """How far another seed moves it, where the model draws random numbers."""
-    number_format: str
-    own_format: str
-    seed: int
-    run: Callable[[TrainingStep], torch.Tensor] = field(repr=False)
+    run: Callable[[TrainingStep], Tensor] = field(repr=False)
+    method: Method = "loss-path"
 
     @classmethod
-    def of(
-        cls,
-        workload: Workload,
-        device: Device,
-        number_format: str,
-        seed: int,
-        steps: int,
-        optimizer: OptimizerName,
-        distribute: Callable[[Setup], None] = lambda setup: None,
-        any_of: Callable[[bool], bool] = bool,
-    ) -> LossReference:
-        """`distribute`: as in `apply_recipe`; ranks are compared with ranks. `any_of`: whether it is so on any of them."""
+    def of(cls, spec: RunSpec, workload: Workload, device: Device, number_format: str, ranks: Ranks) -> LossReference:
+        """Ranks are compared with ranks, and agree on how many steps they take."""
+        count, model = spec.measure.loss_path_steps, workload.model
 
-        count = steps
-
-        def path(step: TrainingStep, seed: int = seed) -> torch.Tensor:
+        def run(step: TrainingStep, seed: int = spec.seed) -> Tensor:
             torch.manual_seed(seed)
             with step.context():
-                # Cloned: a graph's next replay overwrites its loss.
+                # Cloned, because a graph's next replay overwrites its loss.
                 return torch.stack([step().clone() for _ in range(count)]).detach()
 
-        def strict() -> TrainingStep:
+        def strict(seed: int = spec.seed) -> list[float]:
             setup = _strict(workload, device)
-            distribute(setup)
-            return TrainingStep(setup, optimizer)
+            ranks.distribute(setup)
+            with unchanged_afterwards(model):
+                return _values(run(TrainingStep(setup, spec.workload.optimizer), seed))
 
         keep_if_written(workload, torch.enable_grad)
-        torch.manual_seed(seed)
+        torch.manual_seed(spec.seed)
         fresh = device.random_state()
-        with unchanged_afterwards(workload.model):
-            losses = _values(path(strict()))
-        if any_of(stands_still(losses)):  # a model that learns slowly at first: a longer way may show it moving
-            count = LONGER_PATH * steps
-            torch.manual_seed(seed)
-            with unchanged_afterwards(workload.model):
-                losses = _values(path(strict()))
+        losses = strict()
         draws_random_numbers = not torch.equal(fresh, device.random_state())
-        with rounded_weights(workload.model, number_format):
-            floor = path_difference(_values(path(strict())), losses)
+        if ranks.any_of(stands_still(losses)):  # a model that learns slowly at first may move on a longer way
+            count *= LONGER_PATH
+            losses = strict()
+        with rounded_weights(model, number_format):
+            floor = path_difference(strict(), losses).rel_l2
         seed_floor = None
-        if any_of(draws_random_numbers):
-            with unchanged_afterwards(workload.model):
-                seed_floor = path_difference(_values(path(strict(), seed + 1)), losses)
-        return cls(losses, floor, seed_floor, number_format, own_format(workload.model), seed, path)
-
-    def judge(self, step: TrainingStep, setup: Setup) -> Numerics:
-        path = self.run(step)
-        losses, told_in = _values(path), self._told_in(path.dtype)
-        floor, mover = (told_in, FEW_BITS) if told_in > self.floor else (self.floor, "rounding")
-        finite = all(map(math.isfinite, losses))
-        found = Difference(
-            rel_l2=path_difference(losses, self.losses),
-            cosine=None,
-            top1_agreement=None,
-            finite=finite,
-            degenerate=stands_still(self.losses),
-            rel_error=relative_path_error(losses, self.losses),
+        if ranks.any_of(draws_random_numbers):
+            seed_floor = path_difference(strict(spec.seed + 1), losses).rel_l2
+        return cls(
+            number_format=number_format,
+            floor=floor,
+            seed_floor=seed_floor,
+            own_format=own_format(model),
+            losses=losses,
+            run=run,
         )
-        verdict = judged(found, floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path", mover)
-        if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > floor:
-            # A compiler draws dropout masks in another order: as far apart as two seeds is still sound.
-            verdict = judged(
-                found, self.seed_floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path", ANOTHER_SEED
-            )
-        return self._with_paths(verdict, losses)
 
-    def _told_in(self, dtype: torch.dtype) -> float:
-        """How far losses move at most by being told in fewer bits: a loss of the person's own stays in the model's format."""
-        half_unit = torch.finfo(dtype).eps / 2
-        return path_difference([loss * (1 + half_unit) for loss in self.losses], self.losses)
+    def judge(self, step: Any, setup: Setup) -> Numerics:
+        path = self.run(step)
+        # A loss of the user's own stays in the model's format, which alone moves it by up to half a unit.
+        half_unit = torch.finfo(path.dtype).eps / 2
+        bits = path_difference([loss * (1 + half_unit) for loss in self.losses], self.losses).rel_l2
+        reference = self
+        if bits > self.floor:
+            reference = LossReference(**{**vars(self), "floor": bits, "cause": "the format of the loss"})
+        losses = _values(path)
+        return self._with_losses(reference.verdict(path_difference(losses, self.losses)), losses)
 
     def as_numerics(self) -> Numerics:
-        finite = all(map(math.isfinite, self.losses))
-        reason = as_reference(self.own_format) if finite else not_finite(self.own_format, "loss")
-        reference = Numerics(
-            method="reference",
-            number_format=self.own_format,
-            rel_l2=0.0 if finite else None,
-            rel_error=0.0 if finite else None,
-            finite=finite,
-            degenerate=stands_still(self.losses),
-            passed=finite,
-            reason=reason,
-        )
-        return self._with_paths(reference, self.losses)
+        own = path_difference(self.losses, self.losses)
+        return self._with_losses(self.of_itself(own, "loss"), self.losses)
 
-    def _with_paths(self, numerics: Numerics, losses: list[float]) -> Numerics:
+    def _with_losses(self, numerics: Numerics, losses: list[float]) -> Numerics:
         return msgspec.structs.replace(
             numerics,
             steps=len(losses),
@@ -320,27 +359,186 @@ class LossReference:
             reference_losses=tuple(map(finite_or_none, self.losses)),
         )
 
+    def sketched(self) -> Answer | None:
+        return None  # the losses themselves are kept
 
-def _values(path: torch.Tensor) -> list[float]:
+
+def _values(path: Tensor) -> list[float]:
     values: list[float] = path.float().tolist()
     return values
 
 
-def forward(workload: Workload, device: Device) -> Answer:
-    """One forward pass of strict fp32, on copies of the inputs."""
-    return _answers(InferenceStep(_strict(workload, device)), (workload.args, workload.kwargs))
+@dataclass(kw_only=True)
+class GreedyReference(Reference):
+    """What strict fp32 with a growing cache writes, and its logits on the way."""
+
+    tokens: Tensor
+    logits: list[Tensor]
+    """One for each token; none for a model that only generates as a whole."""
+    method: Method = "tokens"
+
+    @classmethod
+    def of(cls, workload: Workload, device: Device, number_format: str) -> GreedyReference:
+        step = GenerateStep(_strict(workload, device))
+        floor, logits = 0.0, list[Tensor]()
+        with step.context():
+            if isinstance(step.decoder, WholeGenerator):
+                tokens = step.decoder.generate(step.decoder.new_tokens)[:, :CHECKED_TOKENS].clone()
+            else:
+                tokens = step.write(min(step.decoder.new_tokens, CHECKED_TOKENS))
+                logits = step.forced(tokens)
+                _refuse_a_useless_cache(workload, step.decoder, tokens, logits)
+                with rounded_weights(workload.model, number_format):
+                    floor = _logit_difference(step.forced(tokens), logits).rel_l2
+        step.decoder.forget()  # no switch may find the cache in fp32
+        return cls(number_format=number_format, floor=floor, tokens=tokens, logits=logits)
+
+    def as_numerics(self) -> Numerics:
+        is_finite = all(bool(each.isfinite().all()) for each in self.logits)
+        length = self.tokens.shape[1]
+        why = note("reference", "the strict fp32 reference itself")
+        return Numerics(
+            method="reference",
+            passed=is_finite,
+            finite=is_finite,
+            reason=why if is_finite else note("not-finite", "the fp32 logits are not finite"),
+            greedy_tokens=length,
+            greedy_agreed=length,
+        )
+
+    def judge(self, step: Any, setup: Setup) -> Numerics:
+        length = self.tokens.shape[1]
+        with step.context():
+            if isinstance(step.decoder, WholeGenerator):
+                with watching_for_nan(step.decoder) as broken:
+                    tokens = step.decoder.generate(step.decoder.new_tokens)[:, :length]
+                agreed, why = self._agreed(tokens), note("unchecked", "only its tokens can be compared")
+                passed = agreed == length or (self.number_format != "fp32" and not broken)
+                if broken and agreed < length:
+                    why = note("not-finite", f"what {broken[0]} returns is not a number")
+                numerics = Numerics(method="tokens", number_format=self.number_format, passed=passed, reason=why)
+            else:
+                found, tokens = step.forced(self.tokens), step.write(length)
+                numerics, agreed = self.verdict(_logit_difference(found, self.logits)), self._agreed(tokens)
+                assert numerics.reason is not None
+                why = note(numerics.reason.code, f"{numerics.reason}; {agreed} of {length} greedy tokens agree")
+                if numerics.passed and not self._explains(tokens, found):
+                    text = f"token {agreed + 1} differs from fp32's, and its logits were not close"
+                    numerics, why = msgspec.structs.replace(numerics, passed=False), note("above-tolerance", text)
+        return msgspec.structs.replace(numerics, reason=why, greedy_tokens=length, greedy_agreed=agreed)
+
+    def _agreed(self, tokens: Tensor) -> int:
+        """The number of tokens from the first on that are the same in all sequences."""
+        return int((tokens == self.tokens).all(dim=0).int().cumprod(0).sum())
+
+    def _explains(self, tokens: Tensor, found: list[Tensor]) -> bool:
+        """Whether each sequence first leaves the reference's at a token that the error of the logits left undecided."""
+        for row, differs in enumerate((tokens != self.tokens).int()):
+            if not differs.any():
+                continue
+            step = int(differs.argmax())
+            expected = self.logits[step][row]
+            margin = expected[self.tokens[row, step]] - expected[tokens[row, step]]
+            if float(margin) > 4 * float((found[step][row] - expected).abs().max()):
+                return False
+        return True
+
+    def sketched(self) -> Answer | None:
+        return Answer(numbers=self.logits, exact=[self.tokens])
+
+
+def _refuse_a_useless_cache(workload: Workload, decoder: Decoder, tokens: Tensor, logits: list[Tensor]) -> None:
+    """Refuse a model that decodes as if there had been no text. One of the user's own may do so on purpose."""
+    if isinstance(decoder, HfDecoder) and decoder.sees_ahead():
+        why = "its tokens see later ones, so that a text cannot be written token by token: ?is_decoder=true"
+        raise BenchError("unsupported", why)
+    after = min(REREAD_TOKENS, len(logits) - 1)
+    error = _logit_difference([logits[after]], [decoder.read_at_once(tokens[:, :after]).float()]).rel_l2
+    if after == 0 or error <= REREAD_TOLERANCE:
+        return
+    text = f"after the prompt and {after} tokens its logits are {error:.1g} off those of the same text read at once"
+    if isinstance(decoder, HfDecoder):
+        raise BenchError("unsupported", f"{text}: it keeps its state where Redline does not see it")
+    workload.notes.append(note("model", f"the cache changes what the model writes: {text}"))
+
+
+def _logit_difference(found: list[Tensor], expected: list[Tensor]) -> Difference:
+    """The difference over what changes from position to position; where a text repeats itself, from token to token."""
+    got, want = torch.cat(found), torch.cat(expected)
+    by_position = difference([answer_of(got)], [answer_of(want)])
+    if not by_position.degenerate:
+        return by_position
+    return difference([answer_of(got.view(1, -1))], [answer_of(want.view(1, -1))])
+
+
+@contextmanager
+def watching_for_nan(model: nn.Module) -> Iterator[list[str]]:
+    """Yields a list that gathers the names of modules that returned NaN within the context."""
+    broken: list[str] = []
+
+    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if any(bool(tensor.isnan().any()) for tensor in tensors):
+            broken.append(name or type(module).__name__)
+
+    hooks = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
+    try:
+        yield broken
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+AnyReference = OutputReference | LossReference | GreedyReference
+Timed = InferenceStep | TrainingStep | GenerateStep
+
+
+def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks) -> AnyReference:
+    """The text of a generation, the outputs of an inference, or the losses of a training, in strict fp32."""
+    number_format = number_format_of(spec.recipe, workload.task, workload.model)
+    if workload.task == "generate":
+        return GreedyReference.of(workload, device, number_format)
+    if workload.task == "train":
+        return LossReference.of(spec, workload, device, number_format, ranks)
+    return perhaps_differentiating(
+        workload, device, lambda: OutputReference.of(workload, device, number_format, spec.seed)
+    )
+
+
+def numerics_of(reference: AnyReference, step: Timed, setup: Setup) -> Numerics:
+    """How far the step under its recipe is from the reference, with a sketch of the reference to compare with other commits."""
+    numerics = reference.judge(step, setup) if setup.switches else reference.as_numerics()
+    answer = reference.sketched()
+    return numerics if answer is None else with_sketch(numerics, answer)
+
+
+def with_sketch(numerics: Numerics, answer: Answer) -> Numerics:
+    sketch, signal = sketch_of(answer)
+    return msgspec.structs.replace(numerics, sketch=sketch, sketch_signal=signal)
+
+
+def perhaps_differentiating(workload: Workload, device: Device, call: Callable[[], T]) -> T:
+    """What `call` returns, with gradients enabled if the model turns out to need them for its forward pass."""
+    try:
+        return call()
+    except Exception as error:
+        inputs = workload.args, workload.kwargs
+        if is_out_of_memory(error) or not workload.differentiates(
+            lambda: _answer(InferenceStep(_strict(workload, device)), inputs)
+        ):
+            raise
+    return call()
 
 
 def _strict(workload: Workload, device: Device) -> Setup:
     """The workload as it is: fp32, eager."""
-    device.allow_tf32(False)
-    setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
+    setup = plain_setup(workload, device)
     setup.begin_with_originals()
     return setup
 
 
 def keep_if_written(workload: Workload, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Look whether the model writes into its inputs; a second step would then see others than the first."""
+    """Keep the inputs of a model that writes into them: a second step would otherwise see others than the first."""
     args, kwargs = copied((workload.args, workload.kwargs))
     tensors = [tensor for _, tensor in input_tensors((args, kwargs)) if not tensor.is_leaf or not tensor.requires_grad]
     before = [tensor._version for tensor in tensors]
@@ -348,3 +546,39 @@ def keep_if_written(workload: Workload, context: Callable[[], AbstractContextMan
         workload.model(*args, **kwargs)
     if [tensor._version for tensor in tensors] != before:
         workload.keep_originals()
+
+
+# The user's own check
+
+
+def metric_of(spec: RunSpec, check: str, baseline: float | None = None) -> MetricAnswer:
+    if spec.workload.task != "infer":
+        raise SpecError("check needs the outputs of a model: it works with inference only")
+    function = load_function(check, "check")
+
+    def checked(recipe: Recipe) -> float:
+        """What the check returns for the model under a recipe, as the person made it: calibration would undo training."""
+        device = open_device(resolve_device(spec.device))
+        torch.manual_seed(spec.seed)
+        workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
+        setup = apply_recipe(recipe, workload, device)
+        step = InferenceStep(setup)
+
+        def model(*args: Any, **kwargs: Any) -> Any:
+            """Takes inputs as the model itself takes them, wherever they lie."""
+            given = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device.torch_device), (args, kwargs))
+            return step.on(*setup.prepared_inputs(*given))
+
+        try:
+            value = float(function(model))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise BenchError("user", f"check {check} raised {one_line(error)}") from error
+        if not math.isfinite(value):
+            raise BenchError("user", f"check {check} gave {value}")
+        return value
+
+    if baseline is None:
+        baseline = checked(Recipe())
+    return MetricAnswer(value=checked(spec.recipe) if spec.recipe.switches else baseline, baseline=baseline)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from redline.bench.recipe.plain import add_pass
+from redline.bench.recipe.plain import run_on_graphs
 
 
 class SideStreams:
@@ -80,9 +80,9 @@ class OverlappedGradients:
     HELD = 2**30
     """Bytes that the weight gradients of one group read. They stay in memory until the next group has begun."""
     NAMESPACE = "overlapped_gradients"
-
+    VERSION = f"weight gradients on {SideStreams.STREAMS} streams that hold {HELD} bytes, 1"
     changed = graphs = 0
-    """So far; no graph is looked at where the compiled program is found in a cache."""
+    """Counts so far; no graph is looked at when the compiled program is found in a cache."""
 
     @property
     def operators(self) -> Any:
@@ -91,8 +91,7 @@ class OverlappedGradients:
             found.side_streams = SideStreams(self.NAMESPACE)
         return found
 
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        self.graphs += 1
+    def change(self, graph: torch.fx.Graph) -> None:
         backward = torch.ops.aten.convolution_backward.default
         every = [node for node in graph.nodes if node.target is backward]
         nodes = [node for node in every if self._is_suited(node) and not self._is_awaited(node, every)]
@@ -157,17 +156,12 @@ class OverlappedGradients:
                     user.replace_all_uses_with(made)
                     graph.erase_node(user)
 
-    def uuid(self) -> str:
-        """By which caches tell programs with this pass from those without."""
-        return f"weight gradients on {SideStreams.STREAMS} streams that hold {self.HELD} bytes, 1"
 
-
-def overlap_gradients() -> OverlappedGradients:
-    """Have torch.compile do so in all that it compiles from now on."""
+def overlap_gradients() -> Any:
+    """Let torch.compile do so in everything that it compiles from now on."""
     import torch._inductor.config as settings
 
     overlapped = OverlappedGradients()
-    _ = overlapped.operators  # also for programs that are found in a cache
-    add_pass(overlapped)
-    settings.reorder_for_peak_memory = False  # else it may move the waiting to where it has just begun
-    return overlapped
+    _ = overlapped.operators  # needed for programs that are found in a cache, too
+    settings.reorder_for_peak_memory = False  # otherwise it may move the waiting to where it has just begun
+    return run_on_graphs("post_grad_custom_post_pass", overlapped)

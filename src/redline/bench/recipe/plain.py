@@ -307,23 +307,19 @@ class OnnxModel:
         return self.device.type, self.device.index or 0, kind, tuple(tensor.shape), tensor.data_ptr()
 
 
-def add_pass(added: Any) -> None:
-    """Have torch.compile call it on every graph from now on, after others, and in place of an earlier one of its class."""
+def run_on_graphs(hook: str, work: Any) -> Any:
+    """Let torch.compile call `work` on every graph from now on, at this hook of inductor's settings. Returns `work`."""
     import torch._inductor.config as settings
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    before: Any = settings.post_grad_custom_post_pass
-    known = getattr(before, "passes", [before] if before is not None else [])
-
-    class Passes(CustomGraphPass):
-        passes = (*(each for each in known if type(each) is not type(added)), added)
-
+    class Pass(CustomGraphPass):
         def __call__(self, graph: Any) -> None:
-            for each in self.passes:
-                each(graph)
+            work.graphs += 1
+            work.change(graph)
 
         def uuid(self) -> Any:
-            """By which caches tell programs with these passes from those without."""
-            return [each.uuid() for each in self.passes]
+            """By this, caches tell programs with the pass from those without."""
+            return work.VERSION
 
-    settings.post_grad_custom_post_pass = Passes()
+    setattr(settings, hook, Pass())
+    return work

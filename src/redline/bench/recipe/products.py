@@ -1,7 +1,7 @@
 """Matrix products in better forms, as plain PyTorch that switches apply and snippets contain, unchanged: convolutions over
 patches that are products, and linear layers whose product does the activation behind them.
 
-As in `plain.py`, nothing here knows of Redline.
+As in `plain.py`, nothing here knows of Redline, except where other such code is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.fx
+
+from redline.bench.recipe.plain import run_on_graphs
 
 
 class PatchProduct(torch.nn.Module):
@@ -81,11 +83,11 @@ class FusedActivations:
     largest tensor of a transformer once more. GELU becomes its tanh form, which is what libraries have.
     """
 
+    VERSION = "linear layers with their activations, 1"
     changed = graphs = 0
-    """So far; no graph is looked at where the compiled program is found in a cache."""
+    """Counts so far; no graph is looked at when the compiled program is found in a cache."""
 
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        self.graphs += 1
+    def change(self, graph: torch.fx.Graph) -> None:
         functional = torch.nn.functional
         uses_gelu = {functional.gelu: True, functional.relu: False, torch.relu: False, torch.relu_: False}
         for node in list(graph.nodes):
@@ -124,18 +126,7 @@ class FusedActivations:
         graph.erase_node(node)
         graph.erase_node(linear)
 
-    def uuid(self) -> str:
-        """By which caches tell programs with this pass from those without."""
-        return "linear layers with their activations, 1"
 
-
-def fuse_activations() -> FusedActivations:
-    """Have torch.compile do so in all that it compiles from now on."""
-    import torch._inductor.config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    class Pass(FusedActivations, CustomGraphPass):
-        pass
-
-    torch._inductor.config.pre_grad_custom_pass = fused = Pass()
-    return fused
+def fuse_activations() -> Any:
+    """Let torch.compile fuse them in everything that it compiles from now on."""
+    return run_on_graphs("pre_grad_custom_pass", FusedActivations())

@@ -1,204 +1,170 @@
-"""Numbers as another format would hold them, still stored as fp32: what the floor of the numerics is made of."""
+"""Numbers as another format would hold them, still stored as fp32, and models that are put back as they were.
+
+The error of strict fp32 on rounded weights and inputs is the floor by which numerics are judged.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.bench.recipe.plain import plain_linears
 
 FP32_PERTURBATION = 2.0**-20
-"""fp32 itself: another sound algorithm (Winograd, another order of sums) differs by some 16 units in the last place."""
-
-_TF32_DROPPED_BITS = 13
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_HALF_UNITS = {
-    "fp32": FP32_PERTURBATION,
-    "tf32": 2.0**-11,
-    "fp16": 2.0**-11,
-    "bf16": 2.0**-8,
-    "int8": 2.0**-8,
-    "int8-weights": 2.0**-8,
-    "fp8": 2.0**-4,
-    "fp8-weights": 2.0**-4,
-    "int4-weights": 2.0**-4,
-}
-"""Half a unit in the last place, relative to the number."""
-_QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False, "int4-weights": False}
+"""Another sound fp32 algorithm (Winograd, another order of sums) differs by about 16 units in the last place."""
+TF32_DROPPED_BITS = 13
+INT4_GROUP = 128
+"""torchao lets this many weights of a row share a scale and a zero."""
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False, "int4-weights": False}
 """Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
+HALF_UNITS = {
+    "fp32": FP32_PERTURBATION, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2.0**-8, "fp8": 2.0**-4, "int4": 2.0**-4,
+}  # fmt: skip
+"""Half a unit in the last place, relative to the number."""
+OWN_FORMATS = {torch.float64: "fp64", torch.complex128: "fp64", **{dtype: name for name, dtype in DTYPES.items()}}
 
-_OWN_FORMATS = {torch.float64: "fp64", torch.complex128: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
-
-def own_format(model: torch.nn.Module) -> str:
-    """What the model's own weights are in: fp32 for most, and where it has none."""
-    found = {_OWN_FORMATS.get(weight.dtype, "fp32") for weight in model.parameters()}
+def own_format(model: nn.Module) -> str:
+    """The number format of the model's own weights: fp32 for most models, and for those without weights."""
+    formats = {OWN_FORMATS.get(weight.dtype, "fp32") for weight in model.parameters()}
     if any(type(module).__module__.startswith("torch.ao.nn.quantized") for module in model.modules()):
-        found.add("int8")
-    return "/".join(sorted(found)) or "fp32"
+        formats.add("int8")
+    return "/".join(sorted(formats)) or "fp32"
 
 
-def own_unit(model: torch.nn.Module) -> float:
-    """For a model in half precision: rounding its weights again moves nothing, but every sum in another order does."""
-    halves = {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}
+def own_unit(model: nn.Module) -> float:
+    """The least floor of a model in half precision: rounding its weights again moves nothing, but another order of sums does."""
+    halves = {weight.dtype for weight in model.parameters()} & set(DTYPES.values())
     return max((torch.finfo(dtype).eps for dtype in halves), default=0.0)
 
 
-def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
-    """`tensor` rounded to `number_format` and back; what is not floating stays as it is."""
-    if not tensor.is_floating_point() or (tensor.layout != torch.strided and number_format not in _DTYPES):
+def rounded_tensor(tensor: Tensor, number_format: str) -> Tensor:
+    """`tensor` rounded to `number_format` and back. Tensors that are not floating-point stay as they are."""
+    if not tensor.is_floating_point() or (tensor.layout != torch.strided and number_format not in DTYPES):
         return tensor  # a sparse or ragged tensor can be cast, and little else
+    tiny = torch.finfo(tensor.dtype).tiny
+    if number_format in DTYPES:
+        return tensor.to(DTYPES[number_format]).to(tensor.dtype)
     if number_format == "fp32":
-        noise = torch.empty_like(tensor).uniform_(-FP32_PERTURBATION, FP32_PERTURBATION)
-        return tensor * (1 + noise)
+        return _moved(tensor, FP32_PERTURBATION)
     if number_format == "tf32":
-        half = 1 << (_TF32_DROPPED_BITS - 1)
-        bits = (tensor.float().view(torch.int32) + half) & ~((1 << _TF32_DROPPED_BITS) - 1)
+        half = 1 << (TF32_DROPPED_BITS - 1)
+        bits = (tensor.float().view(torch.int32) + half) & -(1 << TF32_DROPPED_BITS)
         # Adding to the bits of a NaN may carry into its sign and make a zero of it.
         return torch.where(torch.isfinite(tensor), bits.view(torch.float32).to(tensor.dtype), tensor)
-    if number_format in ("int8", "int8-weights"):
-        # A scale for each row: an output channel of a weight, a token of an activation.
-        scale = (tensor.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=torch.finfo(tensor.dtype).tiny)
-        return (tensor / scale).round() * scale
-    if number_format == "int4-weights":
-        return _rounded_in_groups(tensor)
-    if number_format in ("fp8", "fp8-weights"):
-        largest = torch.finfo(torch.float8_e4m3fn).max
-        scale = (tensor.abs().amax() / largest).clamp(min=torch.finfo(tensor.dtype).tiny)
+    if number_format.startswith("fp8"):
+        scale = (tensor.abs().amax() / torch.finfo(torch.float8_e4m3fn).max).clamp(min=tiny)
         return (tensor / scale).to(torch.float8_e4m3fn).to(tensor.dtype) * scale
-    return tensor.to(_DTYPES[number_format]).to(tensor.dtype)
+    if number_format == "int4-weights":
+        if tensor.shape[-1] % INT4_GROUP:
+            return tensor
+        groups = tensor.reshape(*tensor.shape[:-1], -1, INT4_GROUP)
+        low = groups.amin(dim=-1, keepdim=True)
+        scale = ((groups.amax(dim=-1, keepdim=True) - low) / 15).clamp(min=tiny)
+        return (((groups - low) / scale).round() * scale + low).reshape(tensor.shape)
+    # int8 has a scale for each row: an output channel of a weight, a token of an activation.
+    scale = (tensor.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=tiny)
+    return (tensor / scale).round() * scale
 
 
-INT4_GROUP = 128
-"""Weights of a row that share a scale and a zero, as torchao groups them."""
-
-
-def _rounded_in_groups(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.shape[-1] % INT4_GROUP:
-        return tensor
-    groups = tensor.reshape(*tensor.shape[:-1], -1, INT4_GROUP)
-    low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
-    scale = ((high - low) / 15).clamp(min=torch.finfo(tensor.dtype).tiny)
-    return (((groups - low) / scale).round() * scale + low).reshape(tensor.shape)
+def _moved(tensor: Tensor, share: float, generator: torch.Generator | None = None) -> Tensor:
+    return tensor * (1 + torch.empty_like(tensor).uniform_(-share, share, generator=generator))
 
 
 def rounded_inputs(inputs: Any, number_format: str) -> Any:
-    if number_format in _QUANTIZED:
+    if number_format in QUANTIZED:
         return inputs  # rounded where a quantized layer takes them, and nowhere else
-    return pytree.tree_map_only(torch.Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
+    return pytree.tree_map_only(Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
 
 
 @contextmanager
-def rounded_weights(model: torch.nn.Module, number_format: str, *, draw: int = 0) -> Iterator[None]:
-    """The model's weights and statistics rounded, as long as the context lasts.
+def rounded_weights(model: nn.Module, number_format: str, *, draw: int = 0) -> Iterator[None]:
+    """Within the context the model's weights and statistics are rounded.
 
-    In a quantized format those of linear layers alone are, and what goes into these with them where products are in it.
-    `draw`: above 0 they are moved by up to half a unit of the format before they are rounded, otherwise for each number, and
-    what layers hand on is rounded too: of two scores that are nearly the same, either may then be the largest.
+    In a quantized format only those of linear layers are, and where products are in that format too, so are the inputs of
+    these layers. With a `draw` above 0, weights are first moved by up to half a unit, differently for each draw, and the outputs
+    of layers are rounded: of two scores that are nearly the same, either may then be the largest.
     """
 
-    def rounded(leaf: torch.Tensor) -> torch.Tensor:
-        # Rounding has no slope of its own: in training, gradients pass it as if it were not there.
-        return leaf + (rounded_tensor(leaf.detach(), number_format) - leaf.detach())
+    def round_values(*given: Any) -> Any:
+        """A hook that rounds what goes into a layer, or what comes out of it, with the slope of the unrounded values."""
+        return pytree.tree_map_only(
+            Tensor, lambda leaf: leaf + (rounded_tensor(leaf.detach(), number_format) - leaf.detach()), given[-1]
+        )
 
-    def round_handed(*told: Any) -> Any:
-        """A hook that rounds what goes into a layer, or what comes out of it."""
-        return pytree.tree_map_only(torch.Tensor, rounded, told[-1])
-
-    if number_format in _QUANTIZED:
-        layers = plain_linears(model, number_format)
-        tensors: Iterable[torch.Tensor] = [layer.weight for layer in layers]
-        takers = layers if _QUANTIZED[number_format] else []
-    else:
-        tensors, takers = chain(model.parameters(), model.buffers()), []
-    handles = [layer.register_forward_pre_hook(round_handed) for layer in takers]
-    if draw and number_format not in _QUANTIZED:
-        leaves = [module for module in model.modules() if not any(module.children())]
-        handles += [leaf.register_forward_hook(round_handed) for leaf in leaves]
-    try:
-        with unchanged_afterwards(model):
-            with torch.no_grad():
-                for seed, tensor in enumerate(tensors, draw << 32):
-                    tensor.copy_(rounded_tensor(_moved(tensor, number_format, seed) if draw else tensor, number_format))
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _moved(tensor: torch.Tensor, number_format: str, seed: int) -> torch.Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    half_unit = _HALF_UNITS[number_format]
-    generator = torch.Generator(tensor.device).manual_seed(seed)
-    return tensor * (1 + torch.empty_like(tensor).uniform_(-half_unit, half_unit, generator=generator))
-
-
-@contextmanager
-def unchanged_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """What the model writes into its buffers inside is undone: it answers as if it had not been asked before.
-
-    So is what it draws from random generators of its own.
-    """
-    with _restored(model, model.buffers()):
+    tensors: Iterable[Tensor] = chain(model.parameters(), model.buffers())
+    with ExitStack() as stack:
+        if number_format in QUANTIZED:
+            layers = plain_linears(model, number_format)
+            tensors = [layer.weight for layer in layers]
+            hooks = [each.register_forward_pre_hook(round_values) for each in layers if QUANTIZED[number_format]]
+        else:
+            leaves = [module for module in model.modules() if draw and not any(module.children())]
+            hooks = [leaf.register_forward_hook(round_values) for leaf in leaves]
+        for hook in hooks:
+            stack.callback(hook.remove)
+        stack.enter_context(unchanged_afterwards(model))
+        with torch.no_grad():
+            for number, tensor in enumerate(tensors, draw << 32):
+                moved = tensor
+                if draw and tensor.is_floating_point():
+                    half_unit = HALF_UNITS[number_format.removesuffix("-weights")]
+                    moved = _moved(tensor, half_unit, torch.Generator(tensor.device).manual_seed(number))
+                tensor.copy_(rounded_tensor(moved, number_format))
         yield
 
 
 @contextmanager
-def _restored(model: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """What happens inside to these tensors, and to random generators of the model's own, is undone.
+def unchanged_buffers(model: nn.Module, *besides: Tensor) -> Iterator[None]:
+    """Undoes afterwards what the model writes into its buffers, and `besides` into these tensors, and what it draws from
+    random generators of its own: it then answers as if it had not been asked before.
 
-    A buffer that a call replaced is the one it was: another one, made in inference mode, could not be written to again.
+    A buffer that a call replaced is the one it was, because one made in inference mode could not be written to again.
     """
-    held = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *besides)]
     buffers = [(module._buffers, dict(module._buffers.items())) for module in model.modules()]
-    rewind = _rewinding(model)
+    rewinds = list(_rewinds(model))
     try:
         yield
     finally:
-        rewind()
-        for now, then in buffers:  # TorchScript's are no dict, and have no update
+        for rewind in rewinds:
+            rewind()
+        for now, then in buffers:  # those of TorchScript are no dict, and have no update
             for name, buffer in then.items():
                 if name not in now or now[name] is not buffer:
                     now[name] = buffer
         with torch.no_grad():
-            for tensor, value in held:
+            for tensor, value in values:
                 tensor.copy_(value)
 
 
-def _rewinding(model: torch.nn.Module) -> Callable[[], None]:
-    """Puts the generators that modules hold as attributes back to where they are now."""
-    held: list[Callable[[], Any]] = []
+def _rewinds(model: nn.Module) -> Iterator[Callable[[], Any]]:
+    """Yields functions that put the generators among the modules' attributes back to where they are now."""
     for value in (value for module in model.modules() for value in vars(module).values()):
-        if isinstance(value, torch.Generator):
-            held.append(partial(value.set_state, value.get_state()))
+        if isinstance(value, torch.Generator | np.random.RandomState):
+            put: Callable[[Any], object] = value.set_state
+            yield partial(put, value.get_state())
         elif isinstance(value, np.random.Generator):
-            held.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
-        elif isinstance(value, np.random.RandomState):
-            held.append(partial(value.set_state, value.get_state()))
+            yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
         elif isinstance(value, random.Random):
-            held.append(partial(value.setstate, value.getstate()))
-
-    def rewind() -> None:
-        for each in held:
-            each()
-
-    return rewind
+            yield partial(value.setstate, value.getstate())
 
 
 @contextmanager
-def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
-    """Whatever happens to weights and statistics inside is undone."""
+def unchanged_afterwards(model: nn.Module) -> Iterator[None]:
+    """Undoes afterwards whatever happens to weights, gradients and buffers."""
     try:
-        with _restored(model, chain(model.parameters(), model.buffers())):
+        with unchanged_buffers(model, *model.parameters()):
             yield
     finally:
         model.zero_grad(set_to_none=True)

@@ -36,14 +36,14 @@ def snippet_of(spec: RunSpec) -> str:
     """
     device = open_device(resolve_device(spec.device))
     with _handed_over(spec.workload) as model:
-        refuse_impossible(switches_of(spec.recipe, spec.workload.task), spec.workload.task, device, model)
+        refuse_impossible(switches_of(spec.recipe, spec.workload.task), device, model)
     code = code_of(spec)
     writer = source_of(spec.workload).writer_code(spec.workload) if spec.workload.task == "generate" else None
     if writer is not None and writer.is_hf:
-        kinds = ["StaticCache" if code.cache.is_static else "DynamicCache"]
+        kinds = ["StaticCache" if code.is_static else "DynamicCache"]
         kinds += ["EncoderDecoderCache"] if writer.kind == "encoder-decoder" else []
         code.bring_in("import inspect", f"from transformers import {', '.join(sorted(kinds))}")
-        if code.cache.is_static:
+        if code.is_static:
             code.bring_in("from typing import Any")
             code.bring_in("from collections.abc import Callable")
             code.carry(written_in_place, asks_the_host)

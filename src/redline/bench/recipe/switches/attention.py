@@ -1,4 +1,4 @@
-"""Which kernel does scaled_dot_product_attention, instead of the one torch would pick."""
+"""Which kernel computes scaled_dot_product_attention, instead of the one that torch would pick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, is_without_attention_backend, one_line, refused_attention
-from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.base import ALL_MODELS, ATTENTION, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import BACKENDS, WithAttention
 from redline.bench.recipe.rounding import unchanged_afterwards
@@ -20,7 +20,8 @@ from redline.model.errors import BenchError, SpecError
 from redline.model.spec import Switch, Task
 from redline.model.work import Facts
 
-_ON_CPU = ("flash", "math")
+ON_CPU = ("flash", "math")
+NEVER_CALLED = "the model never calls scaled_dot_product_attention"
 
 
 @SWITCHES.register("sdpa")
@@ -31,47 +32,39 @@ class Attention(RecipeSwitch):
     family = "attention"
     excludes = frozenset({"torchscript", "onnx", "tensorrt"})  # these bring their own attention
     arguments = tuple(BACKENDS)
-    offered = tuple(BACKENDS)
-    tasks = ("infer", "train", "generate")
+    offered = arguments
+    tasks = ALL_MODELS
 
-    def __init__(self, switch: Switch) -> None:
-        super().__init__(switch)
+    def __init__(self, switch: Switch, task: Task) -> None:
+        super().__init__(switch, task)
         if switch.argument is None:
             raise SpecError(f"switch sdpa needs a backend: {', '.join(f'sdpa:{name}' for name in BACKENDS)}")
         self.backend = BACKENDS[switch.argument]
 
-    def refusal(self, device: Device, task: Task) -> str | None:
-        if not device.is_accelerator and self.switch.argument not in _ON_CPU:
-            return f"torch has no {self.switch.argument} attention for the CPU, only {' and '.join(_ON_CPU)}"
-        if self.switch.argument == "cudnn" and device.kind == "rocm":
-            return "cuDNN is NVIDIA's"
-        return None
+    def refusal(self, device: Device) -> str | None:
+        if not device.is_accelerator and self.argument not in ON_CPU:
+            return f"torch has no {self.argument} attention for the CPU, only {' and '.join(ON_CPU)}"
+        return "cuDNN is NVIDIA's" if self.argument == "cudnn" and device.kind == "rocm" else None
 
-    def irrelevance(self, model: nn.Module, task: Task, facts: Facts | None) -> str | None:
+    def irrelevance(self, model: nn.Module, facts: Facts | None) -> str | None:
         if facts is None:
             return None  # applying it finds out
         if "attention" not in facts.layers:
-            return _NEVER_CALLED
-        if not self.formats(facts):
-            return f"{self.switch.argument} cannot do this model's attention here in any number format"
-        return None
+            return NEVER_CALLED
+        cannot = f"{self.argument} cannot do this model's attention here in any number format"
+        return None if self.formats(facts) else cannot
 
     def formats(self, facts: Facts) -> frozenset[str]:
-        return frozenset(
-            form for form, backends in facts.attention_backends.items() if self.switch.argument in backends
-        )
+        return frozenset(form for form, backends in facts.attention_backends.items() if self.argument in backends)
 
     def apply(self, setup: Setup) -> None:
         model = setup.model
         assert isinstance(model, nn.Module)
         leave_fast_path(setup)
         if _refused_with(setup, model, []) is None:
-            raise BenchError("unsupported", f"sdpa: {_NEVER_CALLED}")
-        reason = _refused_with(setup, model, [self.backend])
-        if reason is not None:
-            raise BenchError(
-                "unsupported", f"sdpa:{self.switch.argument} cannot do this model's attention here: {reason}"
-            )
+            raise BenchError("unsupported", f"sdpa: {NEVER_CALLED}")
+        if (reason := _refused_with(setup, model, [self.backend])) is not None:
+            raise BenchError("unsupported", f"{self.switch} cannot do this model's attention here: {reason}")
         setup.model = WithAttention(model, self.backend)
 
     def write(self, code: RecipeCode) -> None:
@@ -81,15 +74,12 @@ class Attention(RecipeSwitch):
         code.model_lines.append(f"model = WithAttention(model, {self.backend})")
 
 
-_NEVER_CALLED = "the model never calls scaled_dot_product_attention"
-
-
 def _refused_with(setup: Setup, model: nn.Module, backends: list[SDPBackend]) -> str | None:
-    """Torch's reason when one forward with these backends finds none that fits; None when it went through.
+    """Torch's reason if one forward with these backends finds none that fits, or None if it went through.
 
-    With no backend at all, a forward goes through only where attention is never called.
+    With no backend at all, a forward goes through only if attention is never called.
     """
-    # A forward in training mode moves BatchNorm's statistics.
+    # A forward in training mode moves the statistics of BatchNorm.
     untouched = unchanged_afterwards(model) if setup.task == "train" else nullcontext()
     with warnings.catch_warnings(record=True) as said, untouched:
         warnings.simplefilter("always")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.base import ALL_MODELS, FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
+from redline.bench.recipe.rounding import DTYPES
 from redline.bench.workload.decoder import cast_weights, rotary_frequencies
 from redline.bench.workload.step import Setup
 from redline.model.record import Capabilities
-from redline.model.spec import Task
+from redline.model.spec import Switch, Task
 from redline.model.work import PRODUCTS, Facts
-
-_OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16"})
 
 
 @SWITCHES.register("tf32")
@@ -28,10 +25,10 @@ class Tf32(RecipeSwitch):
     tasks = ("infer", "train", "step", "generate")
     excludes = frozenset({"fp16", "bf16"})  # nothing is left in fp32 for it to speed up
 
-    def refusal(self, device: Device, task: Task) -> str | None:
+    def refusal(self, device: Device) -> str | None:
         return device.tf32_refusal()
 
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         has_products = facts is None or any(facts.kinds.get(kind) for kind in PRODUCTS)
         return None if has_products else "no matrix product or convolution runs in this model"
 
@@ -44,67 +41,69 @@ class Tf32(RecipeSwitch):
 
 class _Precision(RecipeSwitch):
     stage = PRECISION
-    tasks: ClassVar[tuple[Task, ...]] = ("infer", "train", "generate")
+    tasks = ALL_MODELS
     family = "precision"
-    excludes = _OTHER_FORMATS
-    dtype: ClassVar[torch.dtype]
+    excludes = frozenset({"amp", "amp-bf16", "fp16", "bf16"})
+    number_format = "bf16"
 
-    def refusal(self, device: Device, task: Task) -> str | None:
+    def __init__(self, switch: Switch, task: Task) -> None:
+        super().__init__(switch, task)
+        assert self.number_format is not None
+        self.dtype = DTYPES[self.number_format]
+
+    def refusal(self, device: Device) -> str | None:
         return device.refusal_of(self.dtype)
 
 
-class _Autocast(_Precision):
+@SWITCHES.register("amp-bf16")
+class AmpBf16(_Precision):
+    name = "amp-bf16"
+    summary = "automatic mixed precision in bf16"
+
     def apply(self, setup: Setup) -> None:
         leave_fast_path(setup)
         setup.autocast_dtype = self.dtype
-        # fp16 gradients underflow without scaling; bf16 has fp32's range.
-        setup.scales_gradients = self.dtype == torch.float16
+        setup.scales_gradients = self.does.scales_loss
 
     def write(self, code: RecipeCode) -> None:
         write_without_fast_path(code)
         code.autocast = str(self.dtype)
-        code.scales_gradients = code.task == "train" and self.dtype == torch.float16
+        code.scales_gradients = self.task == "train" and self.does.scales_loss
 
 
 @SWITCHES.register("amp")
-class AmpFp16(_Autocast):
+class AmpFp16(AmpBf16):
     name = "amp"
     summary = "automatic mixed precision in fp16, with GradScaler when training"
-    does = Capabilities(scales_loss=True)
+    does = Capabilities(scales_loss=True)  # fp16 gradients underflow without it; bf16 has fp32's range
     number_format = "fp16"
-    dtype = torch.float16
 
 
-@SWITCHES.register("amp-bf16")
-class AmpBf16(_Autocast):
-    name = "amp-bf16"
-    summary = "automatic mixed precision in bf16"
-    number_format = "bf16"
-    dtype = torch.bfloat16
+@SWITCHES.register("bf16")
+class Bf16(_Precision):
+    name = "bf16"
+    summary = "weights, inputs and arithmetic in bf16"
 
-
-class _CastWhole(_Precision):
-    def caution(self, task: Task) -> str | None:
+    def __init__(self, switch: Switch, task: Task) -> None:
+        super().__init__(switch, task)
         if task == "train":
-            return "weights kept in 16 bits drop small updates, which shows later than a short comparison of losses"
-        return None
+            self.caution = (
+                "weights kept in 16 bits drop small updates, which shows later than a short comparison of losses"
+            )
 
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         """A short comparison cannot see it: in bf16 a count stops at 256, in fp16 at 2048."""
-        added_to = facts.accumulates if facts is not None else ()
-        if not added_to:
+        if facts is None or not facts.accumulates:
             return None
-        return (
-            f"the forward adds to {added_to[0]} call by call, and in 16 bits that stops moving; amp keeps it as it is"
-        )
+        name = facts.accumulates[0]
+        return f"the forward adds to {name} call by call, and in 16 bits that stops moving; amp keeps it as it is"
 
     def apply(self, setup: Setup) -> None:
-        model = setup.workload.model.to(self.dtype)
-        setup.workload.model = setup.model = model
+        setup.workload.model = setup.model = setup.workload.model.to(self.dtype)
         setup.change_inputs(lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf)
 
     def write(self, code: RecipeCode) -> None:
-        if code.task == "generate":
+        if self.task == "generate":
             code.carry(rotary_frequencies, cast_weights)
             code.model_lines.append(f"model = cast_weights(model, {self.dtype})")
             return
@@ -113,16 +112,7 @@ class _CastWhole(_Precision):
 
 
 @SWITCHES.register("fp16")
-class Fp16(_CastWhole):
+class Fp16(Bf16):
     name = "fp16"
     summary = "weights, inputs and arithmetic in fp16"
     number_format = "fp16"
-    dtype = torch.float16
-
-
-@SWITCHES.register("bf16")
-class Bf16(_CastWhole):
-    name = "bf16"
-    summary = "weights, inputs and arithmetic in bf16"
-    number_format = "bf16"
-    dtype = torch.bfloat16

@@ -1,13 +1,23 @@
-"""Matrix products in better forms: a convolution over patches as one, and a linear layer with the activation behind it."""
+"""Programs of products in better forms: convolutions over patches as matrix products, linear layers that compute the
+activation behind them, and weight gradients of convolutions beside the rest of the backward."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import FLAGS, REWRITE, SWITCHES, RecipeCode, RecipeSwitch, must_change
+from redline.bench.recipe.base import (
+    FLAGS,
+    INFER,
+    REWRITE,
+    SWITCHES,
+    TRAIN,
+    RecipeCode,
+    RecipeSwitch,
+    must_change,
+)
+from redline.bench.recipe.overlap import OverlappedGradients, SideStreams, overlap_gradients
+from redline.bench.recipe.plain import run_on_graphs
 from redline.bench.recipe.products import (
     FusedActivations,
     PatchConv1d,
@@ -20,13 +30,14 @@ from redline.bench.recipe.products import (
 )
 from redline.bench.workload.step import Setup
 from redline.model.questions import SwitchNeed
-from redline.model.spec import Task
 from redline.model.units import counted
 from redline.model.work import Facts
 
 SMALLEST_SHARE = 0.002
-"""Of the forward's time in strict fp32, for activations behind linear layers. In half precision their share is some times as
-large: 2 % of ViT-B/16's forward on an H200 became 10 %."""
+"""The smallest share of the forward's time in strict fp32 that activations behind linear layers must take. In half precision their
+share is several times as large: 2 % of ViT-B/16's forward on an H200 became 10 %."""
+FEWEST_CONVOLUTIONS = 3
+"""The first of a model is not moved, and with one more there is little that could run at the same time."""
 
 
 @SWITCHES.register("patch-products")
@@ -36,7 +47,7 @@ class PatchProducts(RecipeSwitch):
     stage = REWRITE
     family = "patches"
 
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         if facts is not None and "convolution" not in facts.layers:
             return "no convolution runs in this model"
         if isinstance(model, torch.jit.ScriptModule) or not patch_convolutions(model):
@@ -58,24 +69,20 @@ class FusedLinear(RecipeSwitch):
     name = "fused-linear"
     summary = "ReLU and GELU in the kernel of the linear layer before them (inference, with compile)"
     stage = FLAGS
-    tasks = ("infer",)
+    tasks = INFER
     # Autocast does not know the joint kernel; torchao's layers have products of their own.
     excludes = frozenset({"amp", "amp-bf16", "int8", "int4", "fp8"})
-    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {
-        "infer": (SwitchNeed(wants=("compile",), reason="torch.compile puts the two together; add compile"),)
-    }
+    needs = (SwitchNeed(wants=("compile",), reason="torch.compile puts the two together; add compile"),)
 
-    def refusal(self, device: Device, task: Task) -> str | None:
+    def refusal(self, device: Device) -> str | None:
         return None if device.is_accelerator else "the libraries of a CPU have no such kernel in torch"
 
-    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
-        if facts is None:
+    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+        if facts is None or (facts.activated is not None and facts.activated.share >= SMALLEST_SHARE):
             return None
         if facts.activated is None:
             return "no ReLU or GELU stands right behind a linear layer with a bias"
-        if facts.activated.share < SMALLEST_SHARE:
-            return f"activations behind linear layers take {facts.activated.share:.2%} of the forward's time"
-        return None
+        return f"activations behind linear layers take {facts.activated.share:.2%} of the forward's time"
 
     def apply(self, setup: Setup) -> None:
         fused = fuse_activations()
@@ -90,5 +97,34 @@ class FusedLinear(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.bring_in("from typing import Any", "import torch.fx")
-        code.carry(FusedActivations, fuse_activations)
+        code.carry(run_on_graphs, FusedActivations, fuse_activations)
         code.model_lines.append("fuse_activations()")
+
+
+@SWITCHES.register("overlap-gradients")
+class OverlapGradients(RecipeSwitch):
+    name = "overlap-gradients"
+    summary = (
+        "weight gradients of convolutions on other streams, beside the rest of the backward (training, with compile)"
+    )
+    stage = FLAGS
+    tasks = TRAIN
+    needs = (SwitchNeed(wants=("compile",), reason="it changes the program of torch.compile; add compile"),)
+
+    def refusal(self, device: Device) -> str | None:
+        return None if device.is_accelerator else "a CPU runs one operator after the other"
+
+    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+        convolutions = facts.layers.get("convolution") if facts is not None else None
+        if facts is None or (convolutions is not None and convolutions.calls >= FEWEST_CONVOLUTIONS):
+            return None
+        return "no convolution runs in this model" if convolutions is None else "it has too few convolutions"
+
+    def apply(self, setup: Setup) -> None:
+        missing = "no convolution with a weight gradient that can be computed apart"
+        must_change(setup, self.name, overlap_gradients(), missing)
+
+    def write(self, code: RecipeCode) -> None:
+        code.bring_in("from typing import Any", "import itertools", "import operator", "import torch.fx")
+        code.carry(run_on_graphs, SideStreams, OverlappedGradients, overlap_gradients)
+        code.model_lines.append("overlap_gradients()")
