@@ -138,8 +138,13 @@ def doubt_of(row: RunSummary) -> Note | None:
     named = DISQUALIFYING & set(row.verdict.labels)
     reasons = [reason for reason in row.verdict.reasons if named or reason.about == "throughput"]
     # A process that took the processors explains more than the scatter it caused.
-    reasons.sort(key=lambda reason: reason.code in ("wide-interval", "few-samples"))
+    reasons.sort(key=_explains_little)
     return reasons[0] if reasons else note("noisy", ", ".join(row.verdict.labels), about="throughput")
+
+
+def _explains_little(reason: Note) -> bool:
+    """Whether a reason says only that times scatter, and not what scattered them."""
+    return reason.code in ("wide-interval", "few-samples", "steady", "not-steady")
 
 
 def trust_words(row: RunSummary) -> str:
@@ -218,7 +223,7 @@ def _notes(row: RunSummary) -> Iterator[Note]:
     if row.capabilities is not None and row.capabilities.quantizes:
         yield note("quantizes", "quantized: only a check on your own data tells whether the accuracy is acceptable")
     if not row.verdict.trusted:
-        yield from row.verdict.reasons
+        yield from sorted(row.verdict.reasons, key=_explains_little)
     speed = metric_of(row, "throughput")
     if row.sustained_per_s is not None and speed is not None and not speed.is_too_noisy:
         sustained = THROUGHPUT(row.sustained_per_s, item=row.item).in_words

@@ -187,7 +187,12 @@ def _all_notes(result: Result, shown: Sequence[Table]) -> list[tuple[str, Note]]
     """What disturbed the figures that are not shown, then the notes of the whole, then those of single rows."""
     found = [("", each) for each in (*disturbances(row for table in shown for row in table.rows), *result.notes)]
     found += [(table.called(row), each) for table in shown for row in table.rows for each in row.notes]
-    return list(dict.fromkeys(found))
+    seen, again = dict[str, tuple[str, Note]](), []
+    for about, each in dict.fromkeys(found):
+        # What several rows say of themselves is said of the first, and of the others once all else was said.
+        if seen.setdefault(each.code, (about, each)) != (about, each):
+            again.append((about, each))
+    return [*seen.values(), *again]
 
 
 def _note_lines(notes: Sequence[tuple[str, Note]], *, verbose: bool) -> Iterator[Text]:

@@ -14,6 +14,9 @@ from redline.verbs.verb import verb
 
 TRY = "redline tune {model}\nredline profile {model}\nredline run MODEL -r baseline -r {recipe}"
 
+SHORT = {"max_seconds": 3.0, "warmup_max_seconds": 2.0}
+"""On two processors with cold caches compiling takes about 20 s: with this much for each recipe the answer comes within 45 s."""
+
 
 @verb(takes=("device",), examples=("redline demo", "redline demo --device cpu"), progress="LiveGrid")
 def demo(*, device: str = "auto", workspace: Workspace | None = None) -> Result:
@@ -25,7 +28,7 @@ def demo(*, device: str = "auto", workspace: Workspace | None = None) -> Result:
         resolved = opened.checked(specs_of(opened, "resnet18", device=device)[0])[0].device
         if resolved == "cpu":
             model, recipes = "resnet18", ["baseline", "channels-last", "channels-last+compile"]
-            found = run(model, batch=4, recipes=recipes, effort="quick", device="cpu", workspace=opened)
+            found = run(model, batch=4, recipes=recipes, effort="quick", device="cpu", measure=SHORT, workspace=opened)
         else:
             model, recipes = (
                 "resnet50",
