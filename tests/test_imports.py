@@ -23,7 +23,7 @@ DESK = (
     "verbs.profile",
     "verbs.run",
     "api.report",
-    "api.quick",
+    "verbs.quick",
     "verbs.study",
     "api.tune",
     "verbs.doctor",

@@ -211,20 +211,17 @@ def test_row_03_real_training_reads_cifar10_from_disk_and_overlaps_loading(
         content = {"batch_label": name, "labels": random.integers(0, 10, 16).tolist(), "data": pictures}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     words = ("--data", "cifar10", "--folder", tmp_path, "--epochs", 2, "--batch", 16, "--workers", 1, *CPU)
-    found = told("train", "simple_cnn", *words)
-    assert (found["data"], found["workers"], [epoch["samples"] for epoch in found["epochs"]]) == (
-        "cifar10",
-        1,
-        [80, 80],
-    )
-    for epoch in found["epochs"]:
-        assert epoch["seconds"] > 0 < epoch["samples_per_s"]
-        assert 0 <= epoch["val_accuracy"] <= 1
-        assert 0 <= epoch["data_wait_share"] <= 1
-        assert epoch["peak_bytes"] > 0
+    found = told("train", "simple_cnn", *words)["tables"]
+    (training,), epochs = found["trainings"], found["epochs"]
+    assert (training["data"], training["workers"], [epoch["samples"] for epoch in epochs]) == ("cifar10", 1, [80, 80])
+    for epoch in epochs:
+        assert epoch["seconds"]["value"] > 0 < epoch["throughput"]["value"]
+        assert 0 <= epoch["accuracy"]["value"] <= 1
+        assert 0 <= epoch["data_wait"]["value"] <= 1
+        assert epoch["memory"]["value"] > 0
     on_gpu(load_s=0.012)
-    found = told("find workers", "resnet18")
-    assert found["without_prefetch_per_s"] < found["together_per_s"], "loaded while the step computes"
+    (found,) = told("find workers", "resnet18")["tables"]["loader"]
+    assert found["without_prefetch"]["value"] < found["together"]["value"], "loaded while the step computes"
 
 
 def test_row_04_threads_and_devices_are_climbed_step_by_step_in_one_table(on_gpu: Callable[..., FakeDoor]) -> None:
@@ -239,7 +236,7 @@ def test_row_04_threads_and_devices_are_climbed_step_by_step_in_one_table(on_gpu
     shown = ask("ladder", *words).stdout
     assert all(f"{name}: " in shown for name in names), "each with what limits it"
     on_gpu(load_s=0.01)
-    found = told("find workers", "resnet18")
+    (found,) = told("find workers", "resnet18")["tables"]["loader"]
     assert (found["verdict"], found["best_workers"] > 0) == ("data-bound", True)
 
 
@@ -435,8 +432,10 @@ def test_row_15_phases_and_which_of_them_is_the_bottleneck(on_gpu: Callable[...,
     assert found["about"]["bottleneck"] == max(needs, key=lambda name: needs[name])
     on_gpu(load_s=0.1)
     found = told("train", "resnet18", "--epochs", 1)
-    assert set(found["phase_shares"]) == {"data", "forward", "backward", "optimizer"}
-    assert (found["bound"]["label"], found["phase_shares"]["data"] > 0.5) == ("data", True)
+    (training,) = found["tables"]["trainings"]
+    shares = {name: training[f"{name}_share"]["value"] for name in ("data", "forward", "backward", "optimizer")}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert (training["bound"], shares["data"] > 0.5) == ("data", True)
 
 
 def test_row_16_flops_are_counted_per_module_and_set_against_the_clock() -> None:

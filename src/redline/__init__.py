@@ -18,15 +18,9 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.history import history as history
     from redline.api.monitor import MonitorResult as MonitorResult
     from redline.api.monitor import monitor as monitor
-    from redline.api.quick import QuickProfile as QuickProfile
-    from redline.api.quick import run_quick_profile as run_quick_profile
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
     from redline.api.report import write_report as write_report
-    from redline.api.train import LoaderResult as LoaderResult
-    from redline.api.train import TrainResult as TrainResult
-    from redline.api.train import find_workers as find_workers
-    from redline.api.train import train as train
     from redline.api.tune import TuneResult as TuneResult
     from redline.api.tune import kept_tune as kept_tune
     from redline.api.tune import tune as tune
@@ -46,6 +40,8 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.models import models as models
     from redline.verbs.profile import ProfileResult as ProfileResult
     from redline.verbs.profile import profile as profile
+    from redline.verbs.quick import QuickProfile as QuickProfile
+    from redline.verbs.quick import run_quick_profile as run_quick_profile
     from redline.verbs.roofline import roofline as roofline
     from redline.verbs.run import run as run
     from redline.verbs.run import run_step as run_step
@@ -53,6 +49,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.serve import serve as serve
     from redline.verbs.study import StudyResult as StudyResult
     from redline.verbs.study import study as study
+    from redline.verbs.train import train as train
     from redline.verbs.workshop import workshop as workshop
 
 __all__ = sorted([*public_names(), "__version__"])

@@ -8,19 +8,11 @@ import pytest
 
 from redline.analyze.bound import Bound
 from redline.analyze.grid import limit_of
-from redline.analyze.train import EpochSummary, TrainingSummary
+from redline.analyze.train import TrainingSummary
 from redline.model.note import note
+from redline.model.training import Epoch
 
-EPOCH = EpochSummary(
-    epoch=1,
-    seconds=1.0,
-    samples_per_s=1.0,
-    train_loss=1.0,
-    val_loss=1.0,
-    val_accuracy=0.5,
-    data_wait_share=0.0,
-    peak_bytes=1,
-)
+EPOCH = Epoch(number=1, seconds=1.0, train_s=1.0, steps=1, samples=1, train_loss=1.0)
 
 
 def row(label: str = "unknown", **more: Any) -> TrainingSummary:

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from trained import spec_of
 
-from redline.analyze.train import TrainingSummary, loader_summary, training_of
+from redline.analyze.summary import summarize
+from redline.analyze.train import TrainingSummary, loader_summary, training_of, where_time_goes
 from redline.model.record import RunRecord
 from redline.model.training import Epoch, Fed
 from redline.show.course import ended_words
-from redline.show.terminal import as_text
-from redline.show.train import accuracy_remarks, loader_sentence, train_report, where_time_goes
+from redline.verbs.train import accuracy_remarks, loader_result, result_of
 
 
 def notes(**last: Any) -> dict[str, str]:
@@ -45,7 +45,8 @@ def test_a_training_beside_busy_neighbours_is_doubted_in_every_output(make_prepa
         # The line that ends its progress has the speed of its tables: over the epoch, not of a step alone.
         assert ended_words(record).startswith("128 ")
     assert found == {0.01: [], 1.0: ["shared-cpu"]}
-    assert "its speed is not to be relied on: other processes" in as_text(train_report([training_of(record)]))
+    shown = result_of([record], summarize([record]))
+    assert any("other processes" in str(each) for each in shown.table("trainings").rows[0].notes)
 
 
 def test_a_sound_training_has_none() -> None:
@@ -103,10 +104,13 @@ def test_waiting_that_loading_cannot_explain_is_not_for_data(loader_per_s: int, 
         Fed(part="loader", samples=loader_per_s, seconds=1.0),
         Fed(part="together", samples=1000, seconds=1.0, wait_s=wait_s),
     )
-    found = loader_summary(RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds))
+    record = RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds)
+    found = loader_summary(record)
     assert found is not None
     assert found.verdict == verdict
-    assert ("share the processor" in loader_sentence(found)) is (verdict == "not data-bound" and wait_s > 0.1)
+    assert ("share the processor" in str(loader_result(found, record).headline)) is (
+        verdict == "not data-bound" and wait_s > 0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,10 +128,11 @@ def test_workers_that_end_the_waiting_must_not_slow_the_training(faster: int, be
         Fed(part="together", samples=1000, seconds=1.0, wait_s=0.4),
         Fed(part="together", samples=faster, seconds=1.0, wait_s=0.01, workers=2),
     )
-    found = loader_summary(RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds))
+    record = RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds)
+    found = loader_summary(record)
     assert found is not None
     assert (found.best_workers, found.ends_it) == (best, best == 2)
-    assert told in loader_sentence(found)
+    assert told in str(loader_result(found, record).headline)
     assert to_do in found.next
 
 
@@ -162,11 +167,11 @@ def test_accuracies_are_compared_as_far_as_their_samples_reach(accuracy: float, 
         return training_of(record)
 
     first, other = trained("baseline", 0.90), trained("amp", accuracy)
-    (remark,) = accuracy_remarks([first, other])
+    (remark,) = map(str, accuracy_remarks([first, other]))
     assert told in remark
-    (remark,) = accuracy_remarks([first, trained("baseline", 0.9, seed=1)])
+    (remark,) = map(str, accuracy_remarks([first, trained("baseline", 0.9, seed=1)]))
     assert "baseline with seed 1 and baseline with seed 0" in remark
-    assert accuracy_remarks([first]) == []
+    assert not list(accuracy_remarks([first]))
 
 
 def test_what_passes_between_epochs_is_told() -> None:

@@ -17,14 +17,13 @@ from invoking import invoke
 import redline
 from redline.analyze.advice import command_line, options_of, tuning_command
 from redline.analyze.summary import summarize
-from redline.api.train import training_table
 from redline.api.workspace import Workspace
 from redline.cli.main import RENAMED, filled
 from redline.model.arrivals import LoadSpec
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
-from redline.model.spec_table import specs_from_table
+from redline.model.spec_table import specs_from_table, training_table
 from redline.model.training import DataSpec
 from redline.search.batch import trial_measure
 from redline.search.grid import grid_from_tables
@@ -200,7 +199,7 @@ def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
         seen.extend(specs)
         raise UsageError("enough")
 
-    monkeypatch.setattr("redline.api.train.train_specs", keep)
+    monkeypatch.setattr("redline.verbs.train.train_specs", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 2
     assert seen == [spec]
     fed = command_line("train --find-workers", spec, batch=64)

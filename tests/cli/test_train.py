@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoking import document, invoke
+from invoking import invoke, results
 from trained import TINY
 from typer.testing import Result
 
@@ -37,44 +38,59 @@ def door() -> FakeDoor:
     )
 
 
+def printed(result: Result) -> str:
+    return " ".join(result.stdout.split())
+
+
+def epochs_of(told: Any) -> list[Any]:
+    return told["tables"]["epochs"]
+
+
 class TestTrain:
     def test_the_document_has_epochs_accuracy_and_the_stem(self, redline: Callable[..., Result]) -> None:
         result = redline("train", "resnet18", "--epochs", "3", "--target-accuracy", "0.99", "--json")
         assert result.exit_code == 0
-        told = document(result)
-        assert {"epochs", "best_accuracy", "time_to_target_s", "stem", "record_id"} <= set(told)
-        assert told["stem"] == "cifar"
-        assert [epoch["epoch"] for epoch in told["epochs"]] == [1, 2, 3]
-        wanted = "epoch seconds samples_per_s train_loss val_loss val_accuracy data_wait_share peak_bytes"
-        assert set(wanted.split()) <= set(told["epochs"][0])
-        assert told["time_to_target_s"] is None
+        told = json.loads(result.stdout)
+        (training,) = told["tables"]["trainings"]
+        assert {"best_accuracy", "epoch_time", "throughput", "data_wait", "memory"} <= set(training)
+        assert training["stem"] == "cifar"
+        assert any(each["about"] == "target_accuracy" for each in training["notes"])
+        assert [epoch["epoch"] for epoch in epochs_of(told)] == [1, 2, 3]
+        wanted = "seconds throughput train_loss val_loss accuracy data_wait memory"
+        assert set(wanted.split()) <= set(epochs_of(told)[0])
         with History.open() as history:
-            assert len(history.load(told["record_id"]).epochs) == 3
+            assert len(history.load(told["record_ids"][0]).epochs) == 3
 
-    def test_the_table_tells_where_the_time_goes(self, redline: Callable[..., Result]) -> None:
+    def test_the_answer_says_what_was_learned_and_where_the_time_goes(self, redline: Callable[..., Result]) -> None:
         shown = redline("train", "resnet18", "--epochs", "2")
         assert shown.exit_code == 0
-        for word in ("accuracy", "data wait", "where the time goes: data 17", "resnet18 · cifar stem"):
-            assert word in shown.stdout
+        told = printed(shown)
+        for words in ("resnet18 trains at", "after 2 epochs", "where the time of resnet18 goes: data 17", "cifar"):
+            assert words in told
         assert "epoch 2/2" in shown.stderr
 
     def test_several_models_stand_side_by_side_and_a_failed_one_is_a_row(self, redline: Callable[..., Result]) -> None:
         result = redline("train", "simple_cnn", "resnet50", "transformer", "--epochs", "2")
         assert result.exit_code == 5
-        for word in ("simple_cnn", "resnet50", "transformer", "bottleneck", "a worker of the loader died"):
-            assert word in result.stdout
-        told = document(redline("train", "simple_cnn", "transformer", "--epochs", "2", "--json"))
-        assert [row["model"] for row in told["trainings"]] == ["simple_cnn", "transformer"]
+        for word in ("simple_cnn", "resnet50", "transformer", "accuracy", "a worker of the loader died"):
+            assert word in printed(result)
+        told = json.loads(redline("train", "simple_cnn", "transformer", "--epochs", "2", "--json").stdout)
+        assert [row["model"] for row in told["tables"]["trainings"]] == ["simple_cnn", "transformer"]
 
     def test_a_failed_training_goes_on_with_resume(self, redline: Callable[..., Result], door: FakeDoor) -> None:
         first = redline("train", "resnet50", "--epochs", "3")
         assert first.exit_code == 5
-        assert "1 of 3 epochs are kept; the same command with --resume continues" in first.stdout
+        assert "1 of 3 epochs are kept; the same command with --resume continues" in printed(first)
         door.landscape = Landscape(step_s=0.01)
-        told = document(redline("train", "resnet50", "--epochs", "3", "--resume", "--json"))
-        assert [epoch["epoch"] for epoch in told["epochs"]] == [1, 2, 3]
-        again = document(redline("train", "resnet50", "--epochs", "3", "--resume", "--json"))
-        assert again["record_id"] == told["record_id"]  # done already
+        told = json.loads(redline("train", "resnet50", "--epochs", "3", "--resume", "--json").stdout)
+        assert [epoch["epoch"] for epoch in epochs_of(told)] == [1, 2, 3]
+        again = json.loads(redline("train", "resnet50", "--epochs", "3", "--resume", "--json").stdout)
+        assert again["record_ids"] == told["record_ids"]  # done already
+
+    def test_a_price_becomes_the_cost_of_a_million_samples(self, redline: Callable[..., Result]) -> None:
+        told = json.loads(redline("train", "resnet18", "--epochs", "2", "--price", "3.60/h", "--json").stdout)
+        (training,) = told["tables"]["trainings"]
+        assert training["cost_per_million"]["value"] == pytest.approx(1e3 / training["throughput"]["value"])
 
     def test_a_resume_with_other_settings_says_which(self, redline: Callable[..., Result]) -> None:
         redline("train", "resnet18", "--epochs", "2")
@@ -88,6 +104,7 @@ class TestTrain:
             ([], "name at least one model"),
             (["nosuch"], "unknown model 'nosuch'"),
             (["resnet18", "--find-workers", "--resume"], "trains nothing: leave out --resume"),
+            (["resnet18", "--find-workers", "--schedule", "cosine"], "trains nothing: leave out --schedule"),
             (["resnet18", "resnet50", "--find-workers"], "one model under one recipe"),
             (["resnet18", "--resume"], "no training of this command was begun before"),
             (["resnet18", "--epochs", "0"], "epochs must be 1 or more"),
@@ -114,13 +131,14 @@ class TestReported:
     def test_each_epoch_is_a_row_of_the_report_and_of_a_csv(
         self, redline: Callable[..., Result], tmp_path: Path
     ) -> None:
-        told = document(redline("train", "resnet18", "--epochs", "2", "--report", str(tmp_path / "r"), "--json"))
+        told = redline("train", "resnet18", "--epochs", "2", "--report", str(tmp_path / "r"), "--json")
+        (record_id,) = json.loads(told.stdout)["record_ids"]
         text = (tmp_path / "r" / "report.md").read_text()
         assert "## Training on data" in text
-        assert "resnet18 · cifar stem · synthetic-learnable · baseline" in text
+        assert "resnet18 · cifar stem · synthetic-learnable · baseline" in text.replace("\\", "")
         assert "- where the time goes: data 17" in text
         lines = (tmp_path / "r" / "epochs.csv").read_text().splitlines()
-        assert [line.split(",")[0] for line in lines] == ["record_id", told["record_id"], told["record_id"]]
+        assert [line.split(",")[0] for line in lines] == ["record_id", record_id, record_id]
         page = (tmp_path / "r" / "dashboard.html").read_text()
         assert "chart-learning" in page
         assert "chart-epochs" in page
@@ -142,13 +160,14 @@ class TestLoader:
     def test_the_document_tells_rates_verdict_and_workers(self, redline: Callable[..., Result]) -> None:
         result = redline("train", "resnet18", "--find-workers", "--json")
         assert result.exit_code == 0
-        told = document(result)
-        wanted = {"loader_per_s", "model_per_s", "together_per_s", "data_wait_share", "verdict", "best_workers"}
-        assert wanted <= set(told)
-        assert (told["verdict"], told["best_workers"]) == ("data-bound", 2)
+        told = json.loads(result.stdout)
+        (loader,) = told["tables"]["loader"]
+        assert {"loader", "model_alone", "together", "without_prefetch", "data_wait"} <= set(loader)
+        assert (loader["verdict"], loader["best_workers"]) == ("data-bound", 2)
+        assert told["record_ids"] == [], "nothing goes into the history"
 
-    def test_the_table_ends_with_what_to_do(self, redline: Callable[..., Result]) -> None:
-        shown = redline("train", "resnet18", "--find-workers").stdout
+    def test_the_answer_ends_with_what_to_do(self, redline: Callable[..., Result]) -> None:
+        shown = printed(redline("train", "resnet18", "--find-workers"))
         assert "model alone" in shown
         assert "2 workers end it" in shown
         assert "next: train with --workers 2" in shown
@@ -172,21 +191,17 @@ class TestLadder:
     def test_each_rung_tells_its_gain_over_the_last_and_over_the_first(
         self, redline: Callable[..., Result], tmp_path: Path
     ) -> None:
-        told = document(redline("study", "ladder", "--effort", "quick", "--out", str(tmp_path), "--json"))
-        rungs, rows = told["rungs"], {row["record_id"]: row["training"] for row in told["results"]}
+        rungs = results(redline("study", "ladder", "--effort", "quick", "--out", str(tmp_path), "--json"))
         names = [rung["run"] for rung in rungs]
         assert names[:3] == ["CPU, 1 thread", "CPU, 8 threads and 4 loader workers", "GPU, fp32"]
-        assert [rows[rung["record_id"]]["batch"] for rung in rungs if "AMP, batch" in rung["run"]] == [
-            16, 32, 64, 128, 256, 512,
-        ]  # fmt: skip
+        assert [rung["batch"] for rung in rungs if "AMP, batch" in rung["run"]] == [16, 32, 64, 128, 256, 512]
         assert names[-2:] == ["GPU, AMP at the best batch (512)", "GPU, best recipe, data on the GPU"]
-        wanted = "device threads workers recipe batch epoch_s samples_per_s accuracy peak_bytes"
-        assert {*wanted.split()} <= set(rows[rungs[0]["record_id"]])
-        assert rungs[1]["gain_over_last"] == rungs[1]["gain_over_first"] == pytest.approx(8, rel=0.01)
-        speeds = [rows[rung["record_id"]]["samples_per_s"] for rung in rungs]
+        assert {"device", "recipe", "batch", "epoch_time", "throughput", "accuracy", "memory"} <= set(rungs[0])
+        assert rungs[1]["gain"]["value"] == rungs[1]["gain_over_first"]["value"] == pytest.approx(8, rel=0.01)
+        speeds = [rung["throughput"]["value"] for rung in rungs]
         for number, rung in enumerate(rungs[1:], start=1):
-            assert rung["gain_over_last"] == pytest.approx(speeds[number] / speeds[number - 1])
-            assert rung["gain_over_first"] == pytest.approx(speeds[number] / speeds[0])
+            assert rung["gain"]["value"] == pytest.approx(speeds[number] / speeds[number - 1])
+            assert rung["gain_over_first"]["value"] == pytest.approx(speeds[number] / speeds[0])
         assert all(rung["limit"] for rung in rungs)
         assert (tmp_path / "speed.png").stat().st_size > 1000
         page = (tmp_path / "README.md").read_text()
@@ -194,19 +209,18 @@ class TestLadder:
         assert "accuracy" in page
 
     def test_a_ladder_resumes_without_training_twice(self, redline: Callable[..., Result]) -> None:
-        first = document(redline("study", "ladder", "--effort", "quick", "--json"))
-        again = document(redline("study", "ladder", "--effort", "quick", "--resume", "--json"))
-        assert [cell["record_id"] for cell in again["cells"]] == [cell["record_id"] for cell in first["cells"]]
+        words = ("study", "ladder", "--effort", "quick", "--json")
+        first, again = (results(redline(*words, *more)) for more in ([], ["--resume"]))
+        assert [rung["record_id"] for rung in again] == [rung["record_id"] for rung in first]
 
     @pytest.mark.parametrize("door", ["cpu"], indirect=True)
     def test_rungs_without_their_device_are_skipped_and_said_so(self, redline: Callable[..., Result]) -> None:
-        shown = redline("study", "ladder", "--effort", "quick")
-        assert shown.exit_code == 0
-        assert "skipped (there is no GPU here): GPU, fp32" in shown.stdout
-        asked = redline("study", "ladder", "--effort", "quick", "--device", "cpu")
-        assert "skipped (only the CPU was asked for): GPU, fp32" in asked.stdout
-        told = document(redline("study", "ladder", "--effort", "quick", "--json"))
-        assert (len(told["cells"]), len(told["left_out"])) == (2, 4)
+        for more, why in ([], "there is no GPU here"), (["--device", "cpu"], "only the CPU was asked for"):
+            shown = redline("study", "ladder", "--effort", "quick", *more)
+            assert shown.exit_code == 0
+            assert why in printed(shown)
+        told = results(redline("study", "ladder", "--effort", "quick", "--json"))
+        assert [rung["run"] for rung in told if "throughput" in rung] == [rung["run"] for rung in told][:2]
 
 
 @pytest.mark.slow
@@ -223,12 +237,12 @@ def test_a_training_killed_in_an_epoch_ends_with_the_same_epochs_recorded_once(o
     os.kill(began.pid, signal.SIGKILL)
     began.wait()
     assert _epochs(own_history)
-    told, whole = document(invoke(*words, "--resume")), document(invoke(*words))
-    assert told["record_id"] != whole["record_id"]
-    assert [epoch["epoch"] for epoch in told["epochs"]] == [1, 2, 3, 4, 5]
+    told, whole = (json.loads(invoke(*words, *more).stdout) for more in (["--resume"], []))
+    assert told["record_ids"] != whole["record_ids"]
+    assert [epoch["epoch"] for epoch in epochs_of(told)] == [1, 2, 3, 4, 5]
     assert _losses(told) == _losses(whole)
     with History.open(own_history) as history:
-        record = history.load(told["record_id"])
+        record = history.load(told["record_ids"][0])
     assert [epoch.number for epoch in record.epochs] == [1, 2, 3, 4, 5]
     rounds = [block.round for block in record.blocks]
     assert len(rounds) == len(set(rounds)) >= 4
@@ -241,5 +255,6 @@ def _epochs(place: Path) -> int:
         return max((len(history.load(row.id).epochs) for row in history.rows()), default=0)
 
 
-def _losses(told: Any) -> list[tuple[float, float, float]]:
-    return [(epoch["train_loss"], epoch["val_loss"], epoch["val_accuracy"]) for epoch in told["epochs"]]
+def _losses(told: Any) -> list[tuple[float, ...]]:
+    names = ("train_loss", "val_loss", "accuracy")
+    return [tuple(epoch[name]["value"] for name in names) for epoch in epochs_of(told)]

@@ -15,9 +15,7 @@ from reported import ceilings_of, fake_door, race_records, shown, sweep_records
 
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.rows import row_of
-from redline.analyze.summary import RunSummary
-from redline.analyze.train import training_of
-from redline.api.train import TrainResult
+from redline.analyze.summary import RunSummary, summarize
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.training import DataSpec, TrainSpec
@@ -29,9 +27,12 @@ from redline.show.dashboard import tiles_of
 from redline.show.folder import write_folder
 from redline.show.payload import payload_of
 from redline.show.plots import bars_of
-from redline.show.train import epoch_cells
+from redline.show.result import terminal
+from redline.show.terminal import as_text
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.train import EPOCH_COLUMNS
+from redline.verbs.train import result_of as train_result
 
 RECIPES = ("baseline", "fp16", "fp16+compile", "channels-last")
 
@@ -75,31 +76,38 @@ def test_a_training_has_one_set_of_figures(tmp_path: Path, monkeypatch: pytest.M
     record = uneven_training()
     contents = contents_of([record])
     write_folder(contents, tmp_path)
-    told = json.loads(str(TrainResult([record]).to_json()))
+    result = train_result([record], summarize([record]))
+    told = json.loads(str(result.to_json()))["tables"]
     epochs = list(csv.DictReader(io.StringIO((tmp_path / "epochs.csv").read_text())))
     (panel,) = payload_of(contents)["trainings"]
-    shown, markdown = plain(str(TrainResult([record]))), plain((tmp_path / "report.md").read_text())
+    shown, markdown = plain(as_text(terminal(result))), plain((tmp_path / "report.md").read_text())
     assert [int(each["epoch"]) for each in epochs] == panel["epoch"] == [1, 2, 3, 4]
+    in_rows = {"seconds": "seconds", "samples_per_s": "throughput", "train_loss": "train_loss", "val_loss": "val_loss",
+               "val_accuracy": "accuracy", "data_wait_share": "data_wait", "peak_bytes": "memory"}  # fmt: skip
     for number, epoch in enumerate(record.epochs):
         document, row = told["epochs"][number], epochs[number]
         truth = {name: getattr(epoch, name) for name in (
             "seconds", "train_s", "samples", "samples_per_s", "train_loss", "val_loss", "val_accuracy", "data_wait_share",
             "peak_bytes", "utilisation", "energy_j")}  # fmt: skip
-        assert {name: document[name] for name in truth} == truth
+        assert {name: document[key]["value"] for name, key in in_rows.items() if key in document} == {
+            name: truth[name] for name in in_rows if truth[name] is not None
+        }
         assert {name: float(row[name]) if row[name] else None for name in truth} == truth
         for name, values in panel["series"].items():
             assert values[number] == (pytest.approx(truth[name], rel=1e-5) if truth[name] is not None else None)
-    for text in (shown, markdown):
-        lines = [re.sub(r"[\s|]", "", line) for line in text.splitlines()]
-        for cells in epoch_cells(training_of(record)):
-            assert re.sub(r"\s", "", "".join(cells)) in lines
+    for row in result.table("epochs").rows:
+        for name in EPOCH_COLUMNS:
+            assert plain(row.cell(name)) in shown
+            assert plain(row.cell(name)) in markdown
     (whole,) = csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text()))
     (document,) = json.loads((tmp_path / "results.json").read_text())["results"]
-    for column, name in (("throughput_per_s", "samples_per_s"), ("epoch_s", "epoch_s"), ("val_accuracy", "accuracy"),
-                         ("train_loss", "train_loss"), ("data_wait_share", "data_wait_share"),
-                         ("utilisation", "utilisation"), ("energy_per_item_j", "energy_per_sample_j")):  # fmt: skip
-        assert float(whole[column]) == told[name] == document["training"][name]
-    assert document["throughput_per_s"] == told["samples_per_s"]
+    (training,) = told["trainings"]
+    for column, name, key in (("throughput_per_s", "samples_per_s", "throughput"), ("epoch_s", "epoch_s", "epoch_time"),
+                              ("val_accuracy", "accuracy", "accuracy"), ("train_loss", "train_loss", "train_loss"),
+                              ("data_wait_share", "data_wait_share", "data_wait"),
+                              ("energy_per_item_j", "energy_per_sample_j", "energy_per_item")):  # fmt: skip
+        assert float(whole[column]) == training[key]["value"] == document["training"][name]
+    assert document["throughput_per_s"] == training["throughput"]["value"]
 
 
 @pytest.fixture(scope="module")

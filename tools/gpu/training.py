@@ -41,13 +41,14 @@ def train(ask: Ask, row: str, check: Any) -> Outcome:
     return outcome
 
 
-def trained(ask: Ask, recipes: str | list[str], **settings: Any) -> list[Any]:
+def trained(ask: Ask, recipes: str | list[str], **settings: Any) -> Any:
     model = ask.sized("resnet18", "simple_cnn")
     with ask.workspace() as workspace:
-        rows = list(redline.train(model, recipes=recipes, device=ask.device, workspace=workspace, **settings))
-    if failed := [f"{each.recipe}: {each.failure}" for each in rows if each.failure]:
+        result = redline.train(model, recipes=recipes, device=ask.device, workspace=workspace, **settings)
+    rows = result.table("trainings").rows
+    if failed := [f"{row['recipe']}: {row.failure}" for row in rows if row.failure]:
         raise RuntimeError("; ".join(failed))
-    return rows
+    return result
 
 
 def accuracy(ask: Ask) -> Outcome:
@@ -55,8 +56,8 @@ def accuracy(ask: Ask) -> Outcome:
     sizes = ask.sized({}, {"train_samples": 128, "val_samples": 32, "batch": 16})
     reached: dict[str, list[float]] = {}
     for seed in range(3):
-        for each in trained(ask, recipes, seed=seed, on_device=True, epochs=3, **sizes):
-            reached.setdefault(each.recipe, []).append(each.accuracy or 0.0)
+        for row in trained(ask, recipes, seed=seed, on_device=True, epochs=3, **sizes).table("trainings").rows:
+            reached.setdefault(row["recipe"], []).append(row.value("accuracy"))
     spread = max(max(values) - min(values) for values in reached.values())
     middles = {recipe: fmean(values) for recipe, values in reached.items()}
     apart, least = max(middles.values()) - min(middles.values()), min(map(min, reached.values()))
@@ -79,14 +80,14 @@ def epochs(ask: Ask, load_s: float, *, prefetch: bool) -> list[dict[str, float]]
     file = ask.out / f"slow_loaders_{round(load_s * 1e6)}.py"
     file.write_text(SLOW_LOADERS.format(batch=batch, steps=steps, load_s=load_s))
     shape = {"image_size": 32, "classes": 10, "epochs": 2, "deterministic": True}
-    (row,) = trained(ask, "baseline", data=f"{file}:loaders", prefetch=prefetch, **shape)
+    result = trained(ask, "baseline", data=f"{file}:loaders", prefetch=prefetch, **shape)
     return [
         {
-            "loss": epoch.train_loss,
-            "train_s": epoch.train_s,
-            "step_s": sum(seconds for name, seconds in epoch.phases_s.items() if name != "data") / epoch.steps,
+            "loss": epoch.value("train_loss"),
+            "train_s": batch * steps / epoch.value("throughput"),
+            "step_s": sum(epoch.value(f"{name}_time") for name in ("forward", "backward", "optimizer", "step")) / steps,
         }
-        for epoch in row.epochs
+        for epoch in result.table("epochs").rows
     ]
 
 
@@ -94,10 +95,11 @@ def speed(ask: Ask, recipe: str) -> Outcome:
     model, batch, stem = ask.sized(("resnet18", 256, "cifar"), ("simple_cnn", 16, None))
     bare = ask.run(model, task="train", batch=batch, image_size=32, classes=10, stem=stem, recipes=recipe)
     sizes = {"batch": batch, "train_samples": 100 * batch, "val_samples": 4 * batch}
-    (row,) = trained(ask, recipe, epochs=3, on_device=True, augment="device", **sizes)
-    share = row.samples_per_s / bare.throughput_per_s
-    figures = {"bare_per_s": bare.throughput_per_s, "train_per_s": row.samples_per_s, "share": share}
-    return share >= LEAST_OF_STEP, {**figures, "phases": row.phase_shares}
+    (row,) = trained(ask, recipe, epochs=3, on_device=True, augment="device", **sizes).table("trainings").rows
+    share = row.value("throughput") / bare.throughput_per_s
+    phases = {name: row.value(f"{name}_share") for name in ("data", "forward", "backward", "optimizer", "step")}
+    figures = {"bare_per_s": bare.throughput_per_s, "train_per_s": row.value("throughput"), "share": share}
+    return share >= LEAST_OF_STEP, {**figures, "phases": phases}
 
 
 ROWS = {

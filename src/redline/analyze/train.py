@@ -23,39 +23,6 @@ DATA_BOUND_SHARE = DATA_WAIT_SHARE
 LoaderVerdict = Literal["data-bound", "not data-bound"]
 
 
-class EpochSummary(Frozen):
-    """An epoch as `--json` tells it."""
-
-    epoch: int
-    seconds: float
-    """Training and validation."""
-    samples_per_s: float | None
-    """Of training alone."""
-    train_loss: float | None
-    val_loss: float | None
-    val_accuracy: float | None
-    data_wait_share: float | None
-    peak_bytes: int | None
-    samples_per_s_with_validation: float | None = None
-    train_s: float = 0.0
-    validation_s: float = 0.0
-    steps: int = 0
-    samples: int = 0
-    learning_rate: float = 0.0
-    phases_s: dict[str, float] = {}
-    utilisation: float | None = None
-    energy_j: float | None = None
-    is_cut: bool = False
-
-
-class LoaderTrial(Frozen):
-    part: FedPart
-    workers: int
-    prefetch: bool
-    per_s: float
-    data_wait_share: float | None
-
-
 class LoaderSummary(Frozen):
     """Who waits for whom. All rates in samples per second."""
 
@@ -74,7 +41,6 @@ class LoaderSummary(Frozen):
     loading_share: float
     """The most that loading can take of the time together: what it takes alone, with nothing beside it."""
     without_prefetch_per_s: float | None
-    trials: tuple[LoaderTrial, ...] = ()
     next: str = ""
     """What to do about it."""
 
@@ -100,7 +66,7 @@ class TrainingSummary(Frozen):
     loss: str = ""
     """What is trained on: the user's loss, the model's own, or the one chosen for the targets."""
     seed: int = 0
-    epochs: tuple[EpochSummary, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
     planned_epochs: int = 1
     epoch_s: float | None = None
     """Median of the whole epochs, the first left out where there are others."""
@@ -125,8 +91,6 @@ class TrainingSummary(Frozen):
     peak_bytes: int | None = None
     utilisation: float | None = None
     energy_per_sample_j: float | None = None
-    cost_per_million: float | None = None
-    """Of a million samples, at the price per hour that was given."""
     doubts: tuple[Note, ...] = ()
     """Why its speed is not to be relied on; empty where nothing speaks against it."""
     notes: tuple[Note, ...] = ()
@@ -166,11 +130,11 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         stem=info.stem if info else record.spec.workload.stem,
         loss=prepared.workload.loss if prepared else "",
         seed=record.spec.seed,
-        epochs=tuple(_epoch(each) for each in epochs),
+        epochs=epochs,
         planned_epochs=settings.epochs,
         epoch_s=_epoch_s(record, steady),
         samples_per_s=_median([each.samples_per_s for each in steady]),
-        samples_per_s_with_validation=_median([each.samples_per_s_whole for each in steady]),
+        samples_per_s_with_validation=_median([each.samples_per_s_with_validation for each in steady]),
         train_loss=last.train_loss if last else None,
         val_loss=last.val_loss if last else None,
         accuracy=last.val_accuracy if last else None,
@@ -256,16 +220,6 @@ def loader_summary(record: RunRecord) -> LoaderSummary | None:
         ends_it=bool(enough),
         workers=info.workers if info else own,
         without_prefetch_per_s=plain.per_s if plain else None,
-        trials=tuple(
-            LoaderTrial(
-                part=fed.part,
-                workers=info.workers if info else fed.workers,
-                prefetch=fed.prefetch,
-                per_s=fed.per_s,
-                data_wait_share=fed.wait_share if fed.part == "together" else None,
-            )
-            for fed in record.feeds
-        ),
         next=_about_the_loader(record, best),
     )
 
@@ -297,9 +251,17 @@ def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
     return f"make loading cheaper: {', '.join([*ways, 'or ' * bool(ways) + 'keep the whole set on the device with --on-device'])}"
 
 
-def _epoch(epoch: Epoch) -> EpochSummary:
-    same = {name: getattr(epoch, name) for name in EpochSummary.__struct_fields__ if hasattr(epoch, name)}
-    return EpochSummary(epoch=epoch.number, samples_per_s_with_validation=epoch.samples_per_s_whole, **same)
+BETWEEN = 0.01
+"""Less of the training time between epochs is not worth a word."""
+
+
+def where_time_goes(training: TrainingSummary) -> str:
+    """The share of each phase in words; empty if no step was timed."""
+    shares = ", ".join(f"{name} {format_share(share)}" for name, share in training.phase_shares.items())
+    between = training.between_share or 0.0
+    return (
+        f"{shares}; starting and ending epochs adds {format_share(between)}" if shares and between > BETWEEN else shares
+    )
 
 
 def _epoch_s(record: RunRecord, steady: Sequence[Epoch]) -> float | None:

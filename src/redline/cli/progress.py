@@ -27,9 +27,8 @@ from redline.model.training import Epoch, TrainingProgress
 from redline.model.units import format_ratio, format_seconds, format_share
 from redline.search.grid import Plan, value_of
 from redline.search.observer import Observer
-from redline.show.course import Course, ended_words, in_columns, interval_words, shortened, stage_words
+from redline.show.course import Course, ended_words, epoch_line, in_columns, interval_words, shortened, stage_words
 from redline.show.terminal import make_console, one_line
-from redline.show.train import epoch_line
 
 ROOM = 14
 """Columns of the spinner and the clock."""

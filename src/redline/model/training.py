@@ -192,7 +192,7 @@ class Epoch(Frozen):
         return self.samples / self.train_s if self.train_s > 0 else None
 
     @property
-    def samples_per_s_whole(self) -> float | None:
+    def samples_per_s_with_validation(self) -> float | None:
         """Samples per second, with the time of validation."""
         return self.samples / self.seconds if self.seconds > 0 else None
 

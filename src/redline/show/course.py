@@ -12,7 +12,8 @@ from redline.analyze.statistics import Interval
 from redline.analyze.train import training_of
 from redline.model.protocol import Progress
 from redline.model.record import RunRecord
-from redline.model.units import format_ratio, format_seconds, format_share
+from redline.model.training import Epoch
+from redline.model.units import format_rate, format_ratio, format_seconds, format_share
 from redline.show.terminal import one_line
 
 WORDS = {
@@ -63,6 +64,19 @@ def speed_told(record: RunRecord) -> str:
     if not seconds or prepared is None or not prepared.workload.items_per_step:
         return ""
     return rate_text(prepared.workload.items_per_step / seconds, prepared.workload.item)
+
+
+def epoch_line(epoch: Epoch, of: int, item: str) -> str:
+    """One epoch on one line, as it is done."""
+    parts = [
+        f"epoch {epoch.number}/{of}: {format_seconds(epoch.seconds)}",
+        f"{format_rate(epoch.samples_per_s)} {item}/s",
+        f"loss {epoch.train_loss:.4g}" if epoch.train_loss is not None else "",
+        f"val. loss {epoch.val_loss:.4g}" if epoch.val_loss is not None else "",
+        f"accuracy {format_share(epoch.val_accuracy)}" if epoch.val_accuracy is not None else "",
+        f"data wait {format_share(epoch.data_wait_share)}" if epoch.data_wait_share is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 class Course:

@@ -25,7 +25,7 @@ In 2, reasons and notes became objects of code, about and text, and every docume
 
 DocumentKind = Literal[
     "run", "batch", "tune", "profile", "profile-diff", "flops", "roofline", "report",
-    "compare", "models", "show", "export", "checklist", "workshop", "micro", "train", "loader", "quick",
+    "compare", "models", "show", "export", "checklist", "workshop", "micro", "quick",
     "gate", "history", "tag", "import", "delete", "prune", "recover", "bisect", "monitor", "memory", "watch",
 ]  # fmt: skip
 """The command that made it, or the option that asked another question; see docs/report.md."""
@@ -101,7 +101,9 @@ def export_epochs_csv(trainings: Sequence[TrainingSummary]) -> str:
     for training in trainings:
         shared = {name: getattr(training, name) for name in EPOCH_COLUMNS[:6]}
         for epoch in training.epochs:
-            plain = {**shared, **msgspec.to_builtins(epoch)}
+            derived = ("samples_per_s", "samples_per_s_with_validation", "data_wait_share")
+            plain = {**shared, **msgspec.to_builtins(epoch), "epoch": epoch.number}
+            plain |= {name: getattr(epoch, name) for name in derived}
             plain |= {f"{name}_s": seconds for name, seconds in epoch.phases_s.items()}
             writer.writerow(_cell(plain.get(name)) for name in EPOCH_COLUMNS)
     return text.getvalue()

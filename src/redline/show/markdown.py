@@ -11,15 +11,19 @@ from redline import __version__
 from redline.analyze.recommend import held_bytes, rate_figure, ratio_text
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
+from redline.analyze.train import where_time_goes
 from redline.analyze.trust import error_text
 from redline.model.identity import Benchmark, Subject, across_devices, benchmark_of
+from redline.model.metrics import Table
 from redline.model.record import RunRecord
 from redline.model.units import counted, format_bytes, format_ratio, format_seconds, format_share, significant
 from redline.search.tune.gains import waterfall
 from redline.show.cells import energy_cells, energy_columns, generation_cells
 from redline.show.contents import METHOD, Contents, machines_of
+from redline.show.result import Result
+from redline.show.result import markdown as printed
+from redline.show.tables import epoch_rows
 from redline.show.terminal import markdown_line, markdown_table
-from redline.show.train import epoch_cells, epoch_headers, title_of, where_time_goes
 from redline.show.tune import tune_markdown
 
 MOST_ROWS = 400
@@ -72,9 +76,9 @@ def _trainings(contents: Contents) -> Iterator[str]:
     yield "## Training on data"
     for row in contents.trainings[:MOST_ROWS]:
         yield ""
-        yield markdown_line("**{}**", title_of(row))
-        yield ""
-        yield from markdown_table(epoch_headers(row), epoch_cells(row))
+        facts = (row.model, f"{row.stem} stem" if row.stem else "", row.data, row.recipe, f"batch {row.batch}")
+        title = " · ".join([*filter(None, facts), row.device_name or row.device])
+        yield printed(Result(verb="train", tables=(Table(name="epochs", title=title, rows=tuple(epoch_rows(row))),)))
         yield ""
         if row.failure is not None:
             yield markdown_line("- failed: {}", row.failure)

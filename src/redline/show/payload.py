@@ -306,7 +306,7 @@ def _trainings(contents: Contents) -> Iterator[dict[str, Any]]:
         known = {name: values for name, values in series.items() if any(value is not None for value in values)}
         yield {
             "row": numbers[contents.records[number].id],
-            "epoch": [epoch.epoch for epoch in training.epochs],
+            "epoch": [epoch.number for epoch in training.epochs],
             "series": known,
         }
 

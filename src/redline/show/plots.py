@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,11 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.train import TrainingSummary
 from redline.model.identity import Subject
 from redline.model.spec import BASELINE
-from redline.model.units import format_ratio
+from redline.model.units import format_bytes, format_rate, format_ratio
 from redline.show.canvas import COLOURS, LABEL, batch_ticks, label_text, log_ticks, new_figure, save_figure
 from redline.show.contents import Contents
 from redline.show.profile import step_figure
 from redline.show.terminal import one_line
-from redline.show.train import draw_trainings
 
 MARKERS = "osD^Pvhp"
 MOST_LINES = 12
@@ -39,7 +38,9 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
         "Median latency against batch": _against_batch(
             contents.curves, folder / "latency.png", latency_ms_of, "ms per step", "median latency"
         ),
-        "Trainings": draw_trainings(contents.trainings, folder / "training.png") if contents.trainings else None,
+        "Trainings": save_figure(training_figure(contents.trainings), folder / "training.png")
+        if contents.trainings
+        else None,
         "Latency under load": _saved(load_figure, contents.loads, folder / "load.png"),
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
         **_steps(contents, folder),
@@ -76,6 +77,35 @@ def load_figure(rows: Sequence[LoadSummary]) -> Any:
     latency.legend(fontsize="small")
     batches.set_ylabel("requests per batch")
     batches.set_title("mean batch that formed", fontsize="small")
+    return figure
+
+
+def training_figure(trainings: Sequence[TrainingSummary]) -> Any:
+    """Accuracy over the time of training, and the speed of each, side by side."""
+    figure, (left, right) = new_figure(10.5, 4.4, columns=2)
+    several = len({training.recipe for training in trainings}) > 1
+    names = [label_text(f"{each.model} · {each.recipe}" if several else each.model, 40) for each in trainings]
+    for number, (training, name) in enumerate(zip(trainings, names, strict=True)):
+        colour, speed = COLOURS[number % len(COLOURS)], training.samples_per_s or 0.0
+        ends = accumulate(epoch.seconds for epoch in training.epochs)
+        known = [
+            (at, 100 * epoch.val_accuracy)
+            for at, epoch in zip(ends, training.epochs, strict=True)
+            if epoch.val_accuracy is not None
+        ]
+        if known:
+            left.plot(*zip(*known, strict=True), marker="o", color=colour, label=name, markersize=4)
+        right.barh(number, speed, color=colour, height=0.6)
+        label = f"  {format_rate(speed)}  {format_bytes(training.peak_bytes)}  {'failed' if training.failure else ''}"
+        right.annotate(label, (speed, number), va="center", fontsize=8)
+    left.set_xlabel("seconds of training and validation")
+    left.set_ylabel("held-out accuracy, %")
+    left.set_ylim(0, 100)
+    right.set_yticks(range(len(names)), names, fontsize=8.5)
+    right.invert_yaxis()
+    right.margins(x=0.5)
+    right.set_xlabel("samples per second, memory")
+    figure.legend(loc="outside lower center", ncols=min(4, len(names)), fontsize=8, frameon=False)
     return figure
 
 
@@ -301,7 +331,7 @@ def epoch_figure(training: TrainingSummary) -> Any:
     if not training.epochs:
         return None
     figure = _blank_figure(f"{training.model}: losses and accuracy", "epoch", "loss")
-    numbers = [epoch.epoch for epoch in training.epochs]
+    numbers = [epoch.number for epoch in training.epochs]
     for number, (name, field) in enumerate((("training loss", "train_loss"), ("held-out loss", "val_loss"))):
         values = [getattr(epoch, field) for epoch in training.epochs]
         figure.add_scatter(x=numbers, y=values, mode="lines+markers", name=name, line_color=COLOURS[number])

@@ -10,9 +10,8 @@ from rich.text import Text
 
 from redline.analyze.finding import Finding
 from redline.model.fields import Frozen
-from redline.model.units import format_bytes, format_seconds, format_share
+from redline.model.units import format_bytes, format_rate, format_seconds, format_share
 from redline.show.terminal import Fitted, make_table, one_line
-from redline.show.train import figure, rate
 
 
 class QuickSide(Frozen):
@@ -68,7 +67,9 @@ class QuickResults(Frozen):
 
 
 def quick_headline(results: QuickResults) -> str:
-    speed = "" if results.samples_per_s is None else f" at {rate(results.samples_per_s)} {results.item or 'items'}/s"
+    speed = (
+        "" if results.samples_per_s is None else f" at {format_rate(results.samples_per_s)} {results.item or 'items'}/s"
+    )
     reached = "" if results.accuracy is None else f" to {results.accuracy:.0%} accuracy in {len(results.epochs)} epochs"
     longest = max(results.phases, key=lambda name: results.phases[name], default=None)
     phase = f"; {results.phases[longest]:.0%} of the time is the {longest}" if longest else ""
@@ -91,7 +92,7 @@ def quick_report(results: QuickResults, findings: Sequence[Finding]) -> Renderab
 def _facts(results: QuickResults) -> list[tuple[str, str]]:
     told = (
         ("what changed", results.changed),
-        ("losses", f"training {figure(results.train_loss)}, held-out {figure(results.val_loss)}"),
+        ("losses", f"training {_loss(results.train_loss)}, held-out {_loss(results.val_loss)}"),
         ("accuracy", format_share(results.accuracy) if results.accuracy is not None else ""),
         ("phases", _shares(results.phases)),
         ("kernel classes", _shares(results.kernel_classes)),
@@ -99,6 +100,10 @@ def _facts(results: QuickResults) -> list[tuple[str, str]]:
         ("bound", results.bound),
     )
     return [(name, value) for name, value in told if value]
+
+
+def _loss(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4g}"
 
 
 def _shares(shares: dict[str, float], most: int = 5) -> str:
@@ -109,7 +114,7 @@ def _shares(shares: dict[str, float], most: int = 5) -> str:
 def _side_cells(side: QuickSide) -> list[str]:
     return [
         str(side.batch or "n/a"),
-        rate(side.samples_per_s),
+        format_rate(side.samples_per_s),
         format_bytes(side.peak_bytes),
         format_seconds(side.epoch_s),
         format_share(side.accuracy) if side.accuracy is not None else "n/a",

@@ -7,7 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import msgspec
 from rich.console import RenderableType
@@ -17,8 +17,7 @@ from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
 from redline.analyze.train import TrainingSummary, training_of
-from redline.api.settings import one_spec, takes_settings
-from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_specs
+from redline.api.settings import one_spec
 from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, require_range
@@ -39,6 +38,8 @@ from redline.show.plots import batch_figure, class_figure, epoch_figure, kernel_
 from redline.show.quick import QuickResults, QuickSide, quick_headline, quick_report
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
+from redline.verbs.train import DEFAULT_DATA, OF_DATA, OF_MODEL, train_specs
+from redline.verbs.verb import verb
 
 ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
 CAPTURED_STEPS = 5
@@ -49,10 +50,6 @@ LONGEST_STEP_S = 2.0
 """And at none whose step would take longer: a CPU gains nothing from it."""
 WORTH_IT = 1.03
 """A larger batch must be faster by this factor to be taken."""
-
-
-class QuickSettings(DataSettings, ModelSettings, total=False):
-    """Which data and how they are loaded; which model and where it runs."""
 
 
 class QuickProfile(Shown):
@@ -139,7 +136,7 @@ class QuickProfile(Shown):
         )
 
 
-@takes_settings
+@verb(takes=(*OF_DATA, *OF_MODEL))
 def run_quick_profile(
     model_name: str = "resnet18",
     dataset: str = DEFAULT_DATA,
@@ -149,7 +146,7 @@ def run_quick_profile(
     recipe: str = "baseline",
     progress: bool = True,
     workspace: Workspace | None = None,
-    **settings: Unpack[QuickSettings],
+    **settings: Any,
 ) -> QuickProfile:
     """Train one epoch with `batch_size`, search for a faster batch beyond it, train `epochs` with that, and explain it.
 

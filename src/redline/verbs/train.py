@@ -1,0 +1,423 @@
+"""`redline train`: epochs on data, with losses, accuracy and where the time goes; with `--find-workers` who waits for whom, loader or model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from redline.analyze.rows import metric_of
+from redline.analyze.summary import RunSummary, summarize, with_price
+from redline.analyze.train import (
+    DATA_BOUND_SHARE,
+    LoaderSummary,
+    TrainingSummary,
+    loader_summary,
+    where_time_goes,
+)
+from redline.api.settings import specs_of
+from redline.api.workspace import Workspace, use
+from redline.model.errors import BenchError, Exit, UsageError
+from redline.model.fields import MOST_ITEMS, MOST_ROWS
+from redline.model.figures import THROUGHPUT
+from redline.model.metrics import Block, Fact, Figure, Headline, Metric, Row, Table
+from redline.model.note import Note, note
+from redline.model.record import RunRecord
+from redline.model.settings import DATA, OUTPUT, WHAT, setting, settings_of
+from redline.model.spec import RunSpec
+from redline.model.spec_table import training_table
+from redline.model.training import DataSpec, TrainSpec
+from redline.model.units import counted, format_seconds, format_share, parse_price, significant
+from redline.search.observer import NoJournal
+from redline.search.train import After, train_spec
+from redline.show.plots import training_figure
+from redline.show.result import Result
+from redline.show.tables import epoch_rows
+from redline.verbs.verb import ISOLATED, Models, Recipes, verb
+
+DEFAULT_DATA = "synthetic-learnable"
+OF_DATA = tuple(settings_of(DataSpec))
+OF_TRAINING = tuple(name for name in settings_of(TrainSpec) if name != "epochs")
+OF_MODEL = ("image_size", "classes", "stem", "optimizer", "device", "threads", "seed", *ISOLATED)
+DataName = Annotated[
+    str,
+    setting(
+        "cifar10, imagefolder, synthetic, synthetic-learnable, or your own as file.py:loaders.", short="-d", group=DATA
+    ),
+]
+DIFFERENCES = 3
+"""Settings that are named if a training is not the one to resume."""
+LOOKED_BACK = 50
+"""Records among which a training that was cut off is looked for."""
+
+FIGURES = (
+    "throughput", "epoch_time", "accuracy", "data_wait", "memory", "train_loss", "val_loss", "steps", "flops", "utilisation",
+    "energy_per_item", "cost_per_million",
+)  # fmt: skip
+"""Those that a training shares with other measurements."""
+OWN = {
+    "best_accuracy": Figure(name="best_accuracy", unit="share", better="higher", doc="Of all epochs."),
+    "time_to_target_s": Figure(name="time_to_target", unit="s", better="lower", doc="Up to the epoch that reached it."),
+    "samples_per_s_with_validation": Figure(
+        name="with_validation", unit="{item}/s", header="with validation/s", better="higher"
+    ),
+    "parameters": Figure(name="parameters", unit="count"),
+}
+SHARE = "Share of the training time."
+COLUMNS = ("throughput", "epoch_time", "accuracy", "memory", "bound", "data_wait")
+EPOCH_COLUMNS = ("epoch", "seconds", "throughput", "train_loss", "accuracy", "data_wait", "memory")
+
+
+@verb(
+    takes=(*OF_DATA, *OF_MODEL, *OF_TRAINING),
+    examples=(
+        "redline train resnet18 --data cifar10 --folder ~/data -r amp-bf16",
+        "redline train simple_cnn resnet18 transformer",
+        "redline train resnet18 --data cifar10 --folder ~/data --find-workers",
+    ),
+    also=("plot", "save", "report", "log"),
+    progress="LiveTrain",
+)
+def train(
+    model: Models = None,
+    inputs: Any | None = None,
+    *,
+    data: DataName = DEFAULT_DATA,
+    epochs: Annotated[int | None, setting("Number of epochs. Default: 3.", short="-e", least=1, most=MOST_ROWS)] = None,
+    recipes: Recipes = "baseline",
+    batch: Annotated[
+        int | None, setting("Samples per step. Default: 128.", short="-b", group=WHAT, least=1, most=MOST_ITEMS)
+    ] = None,
+    find_workers: Annotated[
+        bool,
+        setting("Train nothing: measure loader and model separately and together, and how many loader workers are enough."),
+    ] = False,
+    resume: Annotated[bool, setting("Resume this training where it stopped.")] = False,
+    price: Annotated[
+        str | None, setting("Price of the machine; adds the cost of a million samples.", shape="2.50/h", group=OUTPUT)
+    ] = None,
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    **settings: Any,
+) -> Result:  # fmt: skip
+    """Train on data for epochs: time, accuracy, data wait, memory.
+
+    Every epoch is kept as soon as it is done; after Ctrl-C or a crash the same command with --resume continues. With
+    --find-workers nothing is trained and nothing goes into the history.
+    """
+    per_hour = None if price is None else parse_price(price)  # before anything is trained
+    if find_workers:
+        of_training = {"epochs": epochs, "resume": resume, "price": price, **settings}
+        needless = [name for name in ("epochs", "resume", "price", *OF_TRAINING) if of_training.get(name)]
+        if needless:
+            raise UsageError(f"--find-workers trains nothing: leave out --{needless[0].replace('_', '-')}")
+    with use(workspace) as opened:
+        table = training_table(data, {"epochs": epochs or 3, "batch": batch, **settings})
+        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
+        if find_workers:
+            return _found_workers(specs, working)
+        try:
+            records = train_specs(specs, working, resume=resume)
+        except KeyboardInterrupt:
+            working.observer.noted("finished epochs are kept, and the same command with --resume continues")
+            raise
+        summaries = summarize(records, opened.ceilings_of(records))
+        return result_of(records, summaries if per_hour is None else with_price(summaries, per_hour))
+
+
+def train_specs(
+    specs: Sequence[RunSpec],
+    workspace: Workspace,
+    *,
+    resume: bool = False,
+    after: After | None = None,
+    keep: bool = True,
+) -> list[RunRecord]:
+    """Check all specs first, then train one after the other. Without `keep` nothing goes into the history."""
+    specs = workspace.checked(specs)
+    known = [_to_resume(spec, workspace) if resume else None for spec in specs]
+    if resume and not any(known):
+        raise UsageError(
+            f"no training of this command was begun before{_nearest(specs[0], workspace)}: leave out --resume"
+        )
+    records = []
+    for spec, before in zip(specs, known, strict=True):
+        if before is not None and before.stopped in ("target", "ceiling"):
+            records.append(before)  # of several trainings some may be done
+            continue
+        with workspace.lock(spec.device):
+            records.append(
+                train_spec(
+                    spec,
+                    workspace.door(spec.launch),
+                    workspace.journal if keep else NoJournal(),
+                    workspace.observer,
+                    checkpoints=workspace.history.folder / "checkpoints" if keep and workspace.keeps else None,
+                    going_on=before,
+                    after=after,
+                )
+            )
+    return records
+
+
+def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
+    """The newest training of this spec, done or not; None if there is none."""
+    if not workspace.keeps:
+        raise UsageError("a training is resumed from the history, and this workspace keeps none")
+    history = workspace.history
+    for row in history.rows(model=spec.workload.model, task="train", recipe=str(spec.recipe), limit=LOOKED_BACK):
+        record = history.load(row.id)
+        if record.spec != spec:
+            continue
+        if row.status == "running":
+            raise UsageError(f"training {row.id[:13]} is still running: wait for it, or stop it first")
+        return record
+    return None
+
+
+def _nearest(spec: RunSpec, workspace: Workspace) -> str:
+    """In what the newest training of the same model differs, as the end of a sentence; empty if there is none."""
+    for row in workspace.history.rows(model=spec.workload.model, task="train", limit=LOOKED_BACK):
+        other = workspace.history.load(row.id).spec
+        if other.train is None:
+            continue
+        asked, had = (dict(_flat(msgspec.to_builtins(each))) for each in (spec, other))
+        changed = [name for name in asked | had if asked.get(name) != had.get(name)]
+        told = ", ".join(f"{name} {had.get(name)} and not {asked.get(name)}" for name in changed[:DIFFERENCES])
+        more = f" and {len(changed) - DIFFERENCES} more" if len(changed) > DIFFERENCES else ""
+        return f" (the newest of this model has {told}{more})" if told else ""
+    return ""
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a spec by their own names, without the tables they stand in."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _flat(part, key)
+    else:
+        yield name, value
+
+
+# What a training shows
+
+
+def result_of(records: Sequence[RunRecord], summaries: Sequence[RunSummary]) -> Result:
+    """Each training with its epochs, and several trainings side by side."""
+    rows = [training_row(summary) for summary in summaries]
+    trainings = [summary.training for summary in summaries if summary.training is not None]
+    epochs = [row for training in trainings for row in epoch_rows(training)]
+    is_one = len(rows) == 1
+    apart = [name for name in ("model", "recipe", "batch", "data", "seed") if len({row[name] for row in rows}) > 1]
+    side_by_side = Table(name="trainings", rows=tuple(rows), columns=(*(apart or ["model"]), *COLUMNS))
+    title = " · ".join(str(rows[0][name]) for name in ("model", "stem", "data", "recipe", "device") if rows[0][name])
+    by_epoch = Table(name="epochs", title=title if is_one else "", rows=tuple(epochs), columns=("model", "recipe", *EPOCH_COLUMNS)[2 * is_one:])  # fmt: skip
+    return Result(
+        verb="train",
+        headline=_headline(rows),
+        tables=(side_by_side.as_detail(), by_epoch) if is_one else (side_by_side, by_epoch.as_detail()),
+        notes=tuple(accuracy_remarks(trainings)),
+        blocks=tuple(
+            Block(title="", text=f"where the time of {training.model} goes: {told}", is_detail=not is_one)
+            for training in trainings
+            if (told := where_time_goes(training))
+        ),
+        next=_next(trainings),
+        records=records,
+        record_ids=tuple(record.id for record in records),
+        exit_code=Exit.FAILED_ROW if any(training.failure for training in trainings) else Exit.DONE,
+        picture=lambda: training_figure(trainings),
+    )
+
+
+def training_row(summary: RunSummary) -> Row:
+    training = summary.training
+    assert training is not None
+    facts: dict[str, Fact] = {name: getattr(training, name) for name in ("model", "recipe", "batch", "data", "stem", "loss", "seed", "workers", "threads", "state")}  # fmt: skip
+    facts |= {
+        "device": f"{training.device_name} ({training.device})" if training.device_name else training.device,
+        "epochs": len(training.epochs),
+        "target_accuracy": training.target_accuracy,
+        "bound": bottleneck(training),
+    }
+    known = [metric_of(summary, name) for name in FIGURES]
+    own = [
+        figure(getattr(training, name), item=training.item)
+        for name, figure in OWN.items()
+        if getattr(training, name) is not None
+    ]
+    shares = [
+        Figure(name=f"{name}_share", unit="share", better="neither", doc=SHARE)(share)
+        for name, share in training.phase_shares.items()
+    ]
+    return Row(
+        facts=facts,
+        metrics=tuple(metric for metric in (*known, *own, *shares) if metric is not None),
+        notes=(*training.doubts, *training.notes, *_target(training)),
+        failure=training.failure or "",
+        record_id=training.record_id,
+    )
+
+
+def _target(training: TrainingSummary) -> Iterator[Note]:
+    if training.target_accuracy is None:
+        return
+    is_measured = training.best_accuracy is not None or not training.epochs
+    missed = "was not reached" if is_measured else "was not reached: no accuracy is measured here"
+    seconds = training.time_to_target_s
+    reached = f"was reached after {format_seconds(seconds)}" if seconds else missed
+    yield note("counted", f"accuracy {format_share(training.target_accuracy)} {reached}", about="target_accuracy")
+
+
+def bottleneck(training: TrainingSummary) -> str:
+    """What limits it if that is known, else the longest phase."""
+    if training.bound.label not in ("unknown", "device"):
+        return training.bound.label
+    shares = training.phase_shares
+    longest = max(shares, key=lambda name: shares[name], default=None)
+    return f"{longest} {format_share(shares[longest])}" if longest else "unknown"
+
+
+def _headline(rows: Sequence[Row]) -> Headline:
+    """The fastest training, with what it learned."""
+    timed = [row for row in rows if row.value("throughput")]
+    if not timed:
+        return Headline(template="{model} was not trained.", figures={"model": rows[0]["model"]})
+    best = max(timed, key=lambda row: row.value("throughput"))
+    figures: dict[str, Metric | Fact] = {name: best[name] for name in ("model", "throughput", "epoch_time", "recipe") if name in best}  # fmt: skip
+    several = len({row["recipe"] for row in rows}) > 1
+    text = "{model} with {recipe}" if several else "{model}"
+    text += " is the fastest: it trains at {throughput}" if len(rows) > 1 else " trains at {throughput}"
+    text += "; an epoch takes {epoch_time}" if "epoch_time" in best else ""
+    if "accuracy" in best:
+        figures |= {"accuracy": best["accuracy"], "epochs": counted(int(best.facts["epochs"] or 0), "epoch")}
+        text += "; accuracy is {accuracy} after {epochs}"
+    if best["bound"] == "data":
+        figures["wait"] = best["data_wait"]
+        text += "; {wait} of the time it waits for data"
+    return Headline(template=f"{text}.", figures=figures)
+
+
+def accuracy_remarks(trainings: Sequence[TrainingSummary]) -> Iterator[Note]:
+    """Whether the accuracy of each recipe and seed differs from that of the first training of the same model on the same data
+    by more than so few held-out samples can show."""
+    firsts: dict[tuple[object, ...], TrainingSummary] = {}
+    for training in trainings:
+        judged = training.judged
+        if training.accuracy is None or not judged or training.state != "done":
+            continue
+        alike = (training.model, training.data, training.batch, len(training.epochs), judged)
+        first = firsts.setdefault(alike, training)
+        if first is training or first.accuracy is None:
+            continue
+        with_seed = training.seed != first.seed
+        mine, its = (f"{one.recipe} with seed {one.seed}" if with_seed else one.recipe for one in (training, first))
+        apart = 100 * (training.accuracy - first.accuracy)
+        variances = [max(share * (1 - share), 1 / judged) for share in (training.accuracy, first.accuracy)]
+        chance = 200 * math.sqrt(sum(variances) / judged)
+        of = f"{counted(judged, 'held-out sample')} (±{significant(chance, 2)} points)"
+        if abs(apart) <= chance:
+            yield note("compared", f"accuracy of {mine} and {its}: no difference that {of} can show")
+            continue
+        where = f"{significant(abs(apart), 2)} points {'above' if apart > 0 else 'below'} that of {its}"
+        yield note(
+            "compared",
+            f"accuracy of {mine}: {where}, more than chance among {of}; one training each: other seeds (--seed) tell "
+            "whether the recipe is the reason",
+        )
+
+
+def _next(trainings: Sequence[TrainingSummary]) -> str:
+    unfinished = next((each for each in trainings if each.state in ("interrupted", "failed") and each.epochs), None)
+    if unfinished is not None:
+        done = f"{len(unfinished.epochs)} of {unfinished.planned_epochs} epochs are kept"
+        return f"{done}; the same command with --resume continues after them"
+    if any(training.failure for training in trainings):
+        return "fix what failed and run the same command again"
+    waiting = next((training for training in trainings if training.bound.label == "data"), None)
+    if waiting is not None:
+        return waiting.fed_by or "redline.train(..., find_workers=True) finds the workers that the data need"
+    return next((training.tuned_by for training in trainings if training.tuned_by), None) or "redline report"
+
+
+# Who waits for whom
+
+RATES = {
+    "loader_per_s": Figure(name="loader", unit="{item}/s", header="loader alone/s", better="higher"),
+    "model_per_s": Figure(name="model_alone", unit="{item}/s", header="model alone/s", better="higher"),
+    "together_per_s": Figure(name="together", unit="{item}/s", header="together/s", better="higher"),
+    "without_prefetch_per_s": Figure(
+        name="without_prefetch", unit="{item}/s", header="without prefetching/s", better="higher"
+    ),
+    "data_wait_share": Figure(name="data_wait", unit="share", header="data wait", better="lower"),
+}
+PARTS = {"loader": "loader alone", "model": "model alone", "together": "together"}
+
+
+def _found_workers(specs: Sequence[RunSpec], workspace: Workspace) -> Result:
+    if len(specs) != 1:
+        raise UsageError(f"--find-workers takes one model under one recipe, got {len(specs)}")
+    (record,) = train_specs(specs, workspace, after=After(feeds=True, epochs=False), keep=False)
+    if record.failure is not None:
+        raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
+    summary = loader_summary(record)
+    assert summary is not None
+    return loader_result(summary, record)
+
+
+def loader_result(summary: LoaderSummary, record: RunRecord) -> Result:
+    item = record.prepared.workload.item if record.prepared else None
+    is_users = record.spec.train is not None and ":" in record.spec.train.data.name
+    answer = Row(
+        facts={name: getattr(summary, name) for name in ("verdict", "workers", "best_workers", "ends_it")},
+        metrics=tuple(figure(getattr(summary, name), item=item) for name, figure in RATES.items()),
+    )
+    trials = [
+        Row(
+            facts={
+                "part": PARTS[fed.part],
+                "workers": None if fed.part == "model" else summary.workers if is_users else fed.workers,
+                "prefetch": fed.prefetch if fed.part == "together" else None,
+            },
+            metrics=(
+                THROUGHPUT(fed.per_s, item=item),
+                *([RATES["data_wait_share"](fed.wait_share)] if fed.part == "together" else []),
+            ),
+        )
+        for fed in record.feeds
+    ]
+    return Result(
+        verb="train",
+        headline=loader_headline(summary, answer),
+        tables=(
+            Table(name="loader", rows=(answer,), is_detail=True),
+            Table(name="trials", title="loader and model", rows=tuple(trials)),
+        ),
+        next=summary.next,
+    )
+
+
+def loader_headline(summary: LoaderSummary, row: Row) -> Headline:
+    figures: dict[str, Metric | Fact] = {
+        "verdict": summary.verdict,
+        "wait": row["data_wait"],
+        "workers": counted(summary.workers, "loader worker"),
+    }
+    text = "{verdict}: {wait} of the time is spent waiting for batches with {workers}"
+    if summary.without_prefetch_per_s and summary.together_per_s:
+        figures["prefetch"] = f"{summary.together_per_s / summary.without_prefetch_per_s:.2f}×"
+        text += "; prefetching brings {prefetch}"
+    best = summary.best_workers
+    if summary.verdict == "not data-bound" and summary.data_wait_share > DATA_BOUND_SHARE:
+        figures["most"] = format_share(summary.loading_share)
+        text += "; loading takes {most} at most, so it is the hand-over: loader and model share the processor"
+    elif summary.verdict == "data-bound" and best is not None:
+        figures |= {"best": counted(best, "worker"), "many": best}
+        if summary.ends_it:
+            text += "; {best} ends it" if best == 1 else "; {best} end it"
+        elif best == summary.workers:
+            text += "; no number of workers up to the number of cores makes the training faster"
+        else:
+            text += "; no number of workers up to the number of cores ends it, {many} are the fastest"
+    return Headline(template=f"{text}.", figures=figures)
