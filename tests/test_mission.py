@@ -672,7 +672,7 @@ def test_row_24_history_shows_changes_compares_any_two_and_gates(
         subprocess.run([*git, *words], check=True)
     for slowdown, code in ((1.0, 0), (1.1, 1)):
         on_gpu(step_s=lambda spec, slowdown=slowdown: 0.01 if spec.launch.folder else 0.01 * slowdown)
-        assert told("gate", "bench.toml", "--baseline", "main", code=code)["failed"] == bool(code)
+        assert told("gate", "bench.toml", "--baseline", "main", code=code)["about"]["failed"] == bool(code)
 
 
 def test_row_24_a_watched_training_that_gets_slower_raises_an_alert(

@@ -9,10 +9,6 @@ from redline.verbs import public, public_names
 __version__ = "1.0.0rc1"
 
 if TYPE_CHECKING:  # the same names for programs that check types, which cannot read the table in `redline.verbs`
-    from redline.api.bisect import BisectResult as BisectResult
-    from redline.api.bisect import bisect as bisect
-    from redline.api.gate import GateResult as GateResult
-    from redline.api.gate import gate as gate
     from redline.api.history import HistoryFilters as HistoryFilters
     from redline.api.history import HistoryResult as HistoryResult
     from redline.api.history import history as history
@@ -36,6 +32,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.demo import demo as demo
     from redline.verbs.doctor import doctor as doctor
     from redline.verbs.flops import flops as flops
+    from redline.verbs.gate import gate as gate
     from redline.verbs.load import load as load
     from redline.verbs.models import models as models
     from redline.verbs.profile import ProfileResult as ProfileResult

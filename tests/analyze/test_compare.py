@@ -12,11 +12,11 @@ from reported import fake_door, race_records, sweep_records
 from redline.analyze.compare import (
     Comparison,
     Comparisons,
-    between_processes,
     compare_records,
     valid_step_s,
 )
 from redline.analyze.pairs import pairs_of
+from redline.analyze.statistics import between_processes
 from redline.model.errors import UsageError
 from redline.model.record import Failure, Numerics, RunRecord
 from redline.model.spec import RunSpec

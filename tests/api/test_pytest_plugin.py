@@ -7,8 +7,6 @@ from importlib.metadata import entry_points
 import pytest
 
 # Loaded here: pytester forgets what a run has imported, and numpy and SQLAlchemy cannot be loaded twice.
-import redline.api.gate
-import redline.testing.fake  # noqa: F401
 
 PLUGIN = "redline.api.pytest_plugin"
 pytest_plugins = ["pytester"]

@@ -59,8 +59,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 def test_the_commit_that_made_it_slower_is_found(redline: Redline, project: list[str]) -> None:
     result = redline("gate", "bench.toml", "--bisect", f"{project[0]}..main", "--json")
     found = document(result)
-    assert (result.exit_code, found["culprit"], found["about"]) == (0, project[4], "change 4")
-    assert len(found["steps"]) <= 4
+    assert (result.exit_code, found["about"]["culprit"], found["about"]["subject"]) == (0, project[4], "change 4")
+    assert len(found["tables"]["steps"]) <= 4
 
 
 def test_nothing_slower_is_said(redline: Redline, project: list[str]) -> None:
@@ -74,8 +74,12 @@ def test_a_commit_that_does_not_build_is_passed_over(redline: Redline, project: 
     """The fourth, which is half way: the third is still fast, so that it is the fourth or the fifth."""
     result = redline("gate", "bench.toml", "--bisect", f"{project[0]}..main", "--json")
     found = document(result)
-    assert (result.exit_code, found["culprit"], found["suspects"]) == (3, None, project[3:5])
-    assert [step["verdict"] for step in found["steps"] if step["name"] == project[3]] == ["failed"]
+    assert (result.exit_code, found["about"]["culprit"], found["about"]["suspects"]) == (
+        3,
+        None,
+        ", ".join(project[3:5]),
+    )
+    assert [step["verdict"] for step in found["tables"]["steps"] if step["commit"] == project[3]] == ["failed"]
     told = redline("gate", "bench.toml", "--bisect", f"{project[0]}..main").stdout
     assert "no such name" in told
     assert "one of these 2 made it slower" in told
@@ -84,12 +88,12 @@ def test_a_commit_that_does_not_build_is_passed_over(redline: Redline, project: 
 @pytest.mark.parametrize("project", [{1: ["touch"], 2: ["unlink"]}], indirect=True)
 def test_one_that_does_not_build_elsewhere_does_not_matter(redline: Redline, project: list[str]) -> None:
     found = document(redline("gate", "bench.toml", "--bisect", f"{project[0]}..{project[4]}", "--json"))
-    assert found["culprit"] == project[4]
+    assert found["about"]["culprit"] == project[4]
 
 
 def test_so_is_the_recipe(redline: Redline, project: list[str]) -> None:
     words = [word for recipe in SPEEDS for word in ("--bisect", recipe)]
-    assert document(redline("gate", "bench.toml", *words, "--json"))["culprit"] == "fp16+channels-last"
+    assert document(redline("gate", "bench.toml", *words, "--json"))["about"]["culprit"] == "fp16+channels-last"
 
 
 @pytest.mark.parametrize(
@@ -125,11 +129,11 @@ def test_of_a_slowdown_in_two_parts_the_smaller_is_told_too(redline: Redline, pr
         commits.append(subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip())
     asked = ("gate", "bench.toml", "--bisect", f"{commits[0]}..main")
     found = document(redline(*asked, "--json"))
-    assert (found["culprit"], found["earlier"]["name"]) == (commits[4], commits[3])
-    assert {step["verdict"] for step in found["steps"]} == {"slower"}
+    assert (found["about"]["culprit"], [each["about"] for each in found["notes"]]) == (commits[4], [commits[3]])
+    assert {step["verdict"] for step in found["tables"]["steps"]} == {"slower"}
     assert f"commit {commits[3]} before it was already +" in " ".join(redline(*asked).stdout.split())
 
 
 def test_of_a_slowdown_in_one_part_nothing_is_told_of_another(redline: Redline, project: list[str]) -> None:
     found = document(redline("gate", "bench.toml", "--bisect", f"{project[0]}..main", "--json"))
-    assert found["earlier"] is None
+    assert found["notes"] == []

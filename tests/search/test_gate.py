@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from gate_trials import BASELINE, CANDIDATE, interleaved, landscape, stored
 
-from redline.analyze.gate import FEWEST_PROCESSES, Judged, judge
+from redline.analyze.gate import FEWEST_PROCESSES, MOST_PROCESSES, Judged, judge
 from redline.analyze.pairs import logs_of, racer_names
 from redline.analyze.statistics import PairedLog
 from redline.model.record import Failure
-from redline.search.gate import MOST_PROCESSES, GateRun
+from redline.search.gate import GateRun
 from redline.search.observer import NoJournal, Observer
 from redline.testing.fake import FakeDoor
 
@@ -108,10 +108,11 @@ def test_few_processes_that_scatter_widely_say_nothing_yet() -> None:
     assert judged(lucky * 3).verdict == "slower"
 
 
-def test_more_is_asked_before_widely_scattered_processes_are_called_the_same() -> None:
-    unsure = (0.02, -0.02) * 7
-    assert (judged(unsure).verdict, judged(unsure).is_firm) == ("same", False)
-    assert judged(unsure * 3).is_firm
+def test_processes_are_not_called_the_same_where_the_estimate_is_nearer_to_the_threshold() -> None:
+    """An interval inside the threshold that does not exclude "no change"."""
+    unsure = (*(-0.028,) * 9, *(0.002,) * 3)
+    assert judged(unsure).verdict == "inconclusive"
+    assert judged((-0.002, 0.002) * 5).verdict == "same"
 
 
 def judged(means: Sequence[float]) -> Judged:

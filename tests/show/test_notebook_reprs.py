@@ -21,7 +21,6 @@ from redline.api.monitor import DeviceTotal
 from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
 from redline.model.work import MemoryHolder, MemoryRow, MemoryUse
-from redline.show.gate import BisectStep, bisect_report, gate_report
 from redline.show.history import Listed, listing
 from redline.show.monitor import monitor_report
 from redline.show.notebook import html_of
@@ -29,7 +28,7 @@ from redline.show.result import terminal
 from redline.show.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
-from redline.verbs import compare, profile
+from redline.verbs import compare, gate, profile
 from redline.verbs.roofline import under_roofs
 from redline.verbs.run import Measured, result_of
 
@@ -112,9 +111,6 @@ def others() -> dict[str, RenderableType]:
         baseline_processes=5,
         candidate_processes=5,
     )
-    step = BisectStep(
-        name="a3f9c2d41b7e", about="Use one lock for all queues", verdict="slower", ratio=0.93, low=0.91, high=0.95
-    )
     use = MemoryUse(
         peak_bytes=3 * 2**30,
         peak_phase="backward",
@@ -131,8 +127,7 @@ def others() -> dict[str, RenderableType]:
         energy_j=31232.0, throttled_s=0.2,
     )  # fmt: skip
     return {
-        "gate": gate_report([row], "main"),
-        "bisect": bisect_report("resnet50", "commit", [step], "a3f9c2d41b7e", "Use one lock for all queues"),
+        "gate": terminal(gate.result_of([row], "main")),
         "memory": terminal(profile.memory_result([held])),
         "profile": terminal(profile.result_of(_profile())),
         "monitor": monitor_report([total]),

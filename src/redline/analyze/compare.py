@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import mean, median, variance
+from statistics import median
 from typing import Literal
 
 import msgspec
 
 from redline.analyze.blocks import device_kind, latency_blocks, median_step_s, ratio_in_turns, timed_blocks
 from redline.analyze.pairs import TIME_BAND, RaceVerdict, log_ratio, ratio_over, verdict_of
-from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
+from redline.analyze.statistics import Ratio, between_processes, median_interval, percentile
 from redline.analyze.trust import verdict
 from redline.model.errors import UsageError
 from redline.model.fields import Frozen
@@ -237,25 +237,6 @@ def _half_width(record: RunRecord, kind: TimeKind) -> float:
     """Returns half the interval of the median within the process. It is as wide as the time itself where too little was timed to say."""
     interval = median_interval([block.samples for block in timed_blocks(record, kind)])
     return interval.half_width if interval else 1.0
-
-
-def between_processes(first_s: Sequence[float], other_s: Sequence[float], confidence: float = 0.95) -> Ratio:
-    """The ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
-    ours, theirs = [math.log(each) for each in first_s], [math.log(each) for each in other_s]
-    errors = [variance(side) / len(side) for side in (ours, theirs)]
-    whole = sum(errors)
-    # Rounded down: fewer degrees of freedom make a wider interval.
-    degrees = min(len(ours), len(theirs)) - 1
-    if whole > 0:
-        shares = sum(each**2 / (len(side) - 1) for each, side in zip(errors, (ours, theirs), strict=True))
-        degrees = max(degrees, math.floor(whole**2 / shares))
-    middle, half = mean(ours) - mean(theirs), student_t(degrees, confidence) * math.sqrt(whole)
-    return Ratio(
-        ratio=math.exp(middle),
-        low=math.exp(middle - half),
-        high=math.exp(middle + half),
-        rounds=min(len(ours), len(theirs)),
-    )
 
 
 def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Note]:

@@ -17,11 +17,12 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.analyze.compare import between_processes
-from redline.analyze.gate import FAR_OUT, NEW_SESSION_S, without_outliers
-from redline.analyze.statistics import student_t
+from redline.analyze.compare import OTHER_ALLOWANCE
+from redline.analyze.statistics import shift_between, student_t
 from redline.model.fields import Frozen
 
+NEW_SESSION_S = 1800.0
+"""A pause after which records belong to another session: longer than any command waits between two of its processes."""
 FEWEST_A_SIDE = 5
 """Records before and after a change: with fewer, one session may be the cause."""
 SMALLEST_CHANGE = 0.01
@@ -41,7 +42,8 @@ PER_STEP, PER_SLOPE = 3.5, 2.0
 60 records these keep false alarms at 1 to 3 %, also beside drift and waves."""
 SURE = 0.999
 """That both sides of a change differ: the best of many places always shows some difference."""
-DRIFT_CONFIDENCE = 0.99
+CONFIDENCE = 0.99
+"""That there is drift."""
 
 Floats = NDArray[np.float64]
 
@@ -69,34 +71,47 @@ class Trend(Frozen):
     drift: Drift | None = None
 
 
+def sessions(moments: Sequence[float]) -> list[int]:
+    """The places at which a session begins: records between which nothing was measured for a while have clocks and neighbours of their own."""
+    return [0, *(np.flatnonzero(np.diff(np.asarray(moments, dtype=np.float64)) > NEW_SESSION_S) + 1).tolist()]
+
+
 def trend_of(seconds: Sequence[float], moments: Sequence[float] | None = None) -> Trend:
     """Changes and drift of times in the order in which they were measured.
 
-    With the moments of measuring, records of one session count together: a session has clocks and neighbours of its
-    own, and what differs between sessions is no change of the code.
+    With the moments of measuring, records of one session count together, because what differs between sessions is no change of the code.
     """
     skipped = max(0, len(seconds) - MOST_POINTS)
     logs = np.log(np.asarray(seconds[skipped:], dtype=np.float64))
-    gaps = np.diff(np.asarray(moments[skipped:] if moments is not None else [], dtype=np.float64))
-    starts = [0, *(np.flatnonzero(gaps > NEW_SESSION_S) + 1).tolist()] if moments is not None else range(logs.size)
+    starts = sessions(moments[skipped:]) if moments is not None and logs.size else list(range(logs.size))
+    are_many = len(starts) >= 2 * FEWEST_A_SIDE
     values, places = logs, list(range(logs.size))
-    are_few = 1 < len(starts) < min(logs.size, 2 * FEWEST_A_SIDE)
-    if 2 * FEWEST_A_SIDE <= len(starts) < logs.size:
+    if are_many:
         values = np.array([median(logs[a:b].tolist()) for a, b in itertools.pairwise([*starts, logs.size])])
-        places = list(starts)
+        places = starts
     if values.size < 2 * FEWEST_A_SIDE:
         return Trend()
-    steps, drift = _fitted(_settled(values))
+    values = _settled(values)
+    steps, drift = _fitted(values)
     bounds = [0, *steps, values.size]
     changes = []
     for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        # Where there are few sessions, a difference between two must be larger than sessions differ by.
-        least = FAR_OUT if are_few and any(abs(at - start) <= 1 for start in starts) else SMALLEST_CHANGE
-        sides = [np.exp(without_outliers(side.tolist())).tolist() for side in (values[before:at], values[at:after])]
-        found = between_processes(*sides)
-        if abs(math.log(found.ratio)) >= least and not found.low <= 1 <= found.high:
-            changes.append(Change(index=skipped + places[at], ratio=found.ratio, low=found.low, high=found.high))
-    return Trend(changes=tuple(changes), drift=None if are_few else drift)
+        low, middle, high = shift_between(values[before:at], values[at:after], 0.95)
+        # Of few sessions nobody knows how far they differ, so a step between two must exceed what single runs may differ by.
+        is_between = not are_many and any(abs(start - at) <= 1 for start in starts[1:])
+        least = math.log1p(OTHER_ALLOWANCE) if is_between else SMALLEST_CHANGE
+        if abs(middle) >= least and not low <= 0 <= high:
+            ratio, lowest, highest = (math.exp(log) for log in (middle, low, high))
+            changes.append(Change(index=skipped + places[at], ratio=ratio, low=lowest, high=highest))
+    return Trend(changes=tuple(changes), drift=drift if are_many or len(starts) == 1 else None)
+
+
+def _without_outliers(values: Floats) -> Floats:
+    """With outliers drawn to the edge of the others (Hampel, Journal of the American Statistical Association 69, 1974)."""
+    middle = np.median(values)
+    reach = 3 * 1.4826 * np.median(np.abs(values - middle))
+    found: Floats = np.clip(values, middle - reach, middle + reach)
+    return found
 
 
 def _settled(values: Floats) -> Floats:
@@ -211,16 +226,16 @@ def _abrupt(series: _Series, order: int, steps: list[int]) -> list[int]:
         bounds = [0, *steps, series.count]
         doubts = {}
         for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
-            sides = [np.asarray(without_outliers(side.tolist())) for side in (level[before:at], level[at:after])]
-            error = math.sqrt(sum(float(side.var(ddof=1)) / side.size for side in sides)) or 1e-9
-            strength = abs(float(sides[1].mean() - sides[0].mean())) / error
-            needed = student_t(min(side.size for side in sides) - 1, SURE)
+            sides = level[before:at], level[at:after]
+            low, middle, high = shift_between(sides[0], sides[1], SURE)
+            sides = _without_outliers(sides[0]), _without_outliers(sides[1])
             both = np.concatenate(sides)
-            line = np.polynomial.polynomial.polyfit(np.arange(both.size), both, 1, full=True)[1][0]
+            places = np.arange(both.size)
+            line = float(np.square(both - np.polyval(np.polyfit(places, both, 1), places)).sum())
             stepped = sum(float(side.var()) * side.size for side in sides)
-            is_line = both.size * math.log(line[0] / max(stepped, 1e-12)) < math.log(both.size)
-            if strength < needed or is_line:
-                doubts[at] = strength
+            is_line = both.size * math.log(line / max(stepped, 1e-12)) < math.log(both.size)
+            if low <= 0 <= high or is_line:
+                doubts[at] = abs(middle) / max(high - low, 1e-12)
         if not doubts:
             break
         worst = min(doubts, key=lambda step: doubts[step])
@@ -237,7 +252,7 @@ def _drift(series: _Series, steps: Sequence[int]) -> Drift | None:
     left = series.values - design @ fitted
     degrees = series.count - design.shape[1] - 1
     variance = float(np.square(left).sum()) / degrees * float(np.linalg.inv(design.T @ design)[1, 1])
-    whole, half = 2 * float(fitted[1]), 2 * student_t(degrees, DRIFT_CONFIDENCE) * math.sqrt(variance)
+    whole, half = 2 * float(fitted[1]), 2 * student_t(degrees, CONFIDENCE) * math.sqrt(variance)
     if abs(whole) <= half or abs(whole) < SMALLEST_CHANGE:
         return None
     return Drift(ratio=math.exp(-whole), low=math.exp(-whole - half), high=math.exp(-whole + half))

@@ -210,7 +210,7 @@ def paired_log(first: Mapping[int, float], other: Mapping[int, float]) -> Paired
     if len(rounds) < 2:
         return None
     logs = np.log([first[key] / other[key] for key in rounds])
-    error = float(logs.std(ddof=1)) * math.sqrt(_mean_inflation(logs) / len(rounds))
+    error = float(logs.std(ddof=1)) * math.sqrt(autocorrelation_inflation(logs) / len(rounds))
     return PairedLog(mean=float(logs.mean()), error=error, rounds=len(rounds))
 
 
@@ -221,6 +221,52 @@ def spread(samples: Sequence[float]) -> float | None:
     values = np.asarray(samples, dtype=np.float64)
     mean = float(values.mean())
     return float(values.std(ddof=1)) / mean if mean else None
+
+
+def between_processes(first_s: Sequence[float], other_s: Sequence[float], confidence: float = 0.95) -> Ratio:
+    """The ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
+    ours, theirs = [math.log(each) for each in first_s], [math.log(each) for each in other_s]
+    low, middle, high = _welch(ours, theirs, confidence)
+    rounds = min(len(ours), len(theirs))
+    return Ratio(ratio=math.exp(middle), low=math.exp(low), high=math.exp(high), rounds=rounds)
+
+
+def _welch(
+    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, confidence: float
+) -> tuple[float, float, float]:
+    """Low, middle and high of the difference of two means."""
+    errors = [float(np.var(side, ddof=1)) / len(side) for side in (ours, theirs)]
+    whole = sum(errors)
+    # Rounded down: fewer degrees of freedom make a wider interval.
+    degrees = min(len(ours), len(theirs)) - 1
+    if whole > 0:
+        shares = sum(each**2 / (len(side) - 1) for each, side in zip(errors, (ours, theirs), strict=True))
+        degrees = max(degrees, math.floor(whole**2 / shares))
+    middle, half = float(np.mean(ours) - np.mean(theirs)), student_t(degrees, confidence) * math.sqrt(whole)
+    return middle - half, middle, middle + half
+
+
+def shift_between(
+    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, confidence: float
+) -> tuple[float, float, float]:
+    """Low, middle and high of how far the first values lie above the others, by ranks, which outliers and modes do not move.
+
+    Where so few values cannot have the confidence by ranks, Welch's interval stands in.
+    """
+    differences = np.subtract.outer(np.asarray(ours), np.asarray(theirs)).ravel()
+    spread = len(ours) * len(theirs) * (len(ours) + len(theirs) + 1) / 12
+    return by_ranks(differences, spread, confidence) or _welch(ours, theirs, confidence)
+
+
+def by_ranks(values: Sequence[float] | Floats, spread: float, confidence: float) -> tuple[float, float, float] | None:
+    """Low, middle and high of a shift: order statistics of averages, or of differences, of every two observations.
+
+    `spread` is the variance of the rank statistic when nothing changed. Returns None where so few values cannot have the confidence. The
+    normal approximation of the rank is on the safe side that far out.
+    """
+    ordered = np.sort(values)
+    rank = math.floor(ordered.size / 2 - NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(spread))
+    return None if rank < 1 else (float(ordered[rank - 1]), _middle(ordered), float(ordered[-rank]))
 
 
 @lru_cache(maxsize=1024)
@@ -248,7 +294,7 @@ def _student_within(t: float, degrees: int) -> float:
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-def _mean_inflation(logs: Floats) -> float:
+def autocorrelation_inflation(logs: Floats) -> float:
     """By how much positive autocorrelation of successive values multiplies the variance of their mean."""
     centred = logs - logs.mean()
     power = float(centred @ centred)

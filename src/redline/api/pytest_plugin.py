@@ -72,7 +72,6 @@ def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchma
     ) -> GateRow:
         from redline.api.gate import against_history
         from redline.model.errors import RedlineError
-        from redline.show.gate import row_sentence
 
         nonlocal measured
         measured += 1
@@ -91,7 +90,7 @@ def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchma
             )
         except RedlineError as error:
             pytest.fail(f"redline: {error}", pytrace=False)
-        said = f"{told}: {row_sentence(row)}"
+        said = f"{told}: {row}"
         request.node.add_report_section("call", "redline", said)
         undecided = row.undecided and not any(reason.code == "no-baseline" for reason in row.reasons)
         if accept and row.verdict != "failed":

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from redline.analyze.gate import FEWEST_AGAINST_STORED, FEWEST_PROCESSES, Judged, inputs_apart, judge, judge_stored
+from redline.analyze.gate import FEWEST_PROCESSES, MOST_PROCESSES, Judged, inputs_apart, judge, judge_stored
 from redline.analyze.pairs import logs_of, racer_names
 from redline.launch.door import Door
 from redline.model.note import Note
@@ -19,8 +19,6 @@ from redline.model.spec import RunSpec
 from redline.search.decide import Race
 from redline.search.observer import Journal, Observer
 
-MOST_PROCESSES = 48
-"""If this many processes leave a difference undecided, more are not worth their time."""
 HURRIED_S = 15.0
 """For one replicate: with less, a GPU's first processes are prepared side by side, which takes a fraction of the time."""
 
@@ -92,7 +90,7 @@ class GateRun:
                 self.baseline = comparable(self.candidate[0])
             self.judged = judge_stored(self.baseline, self.candidate, self.threshold)
 
-        self._until_decided(racer_names([candidate]), measure, FEWEST_AGAINST_STORED)
+        self._until_decided(racer_names([candidate]), measure, FEWEST_PROCESSES)
 
     def one_process(self, spec: RunSpec) -> list[RunRecord]:
         """The record of a fresh process, by itself."""
@@ -115,5 +113,5 @@ class GateRun:
             longest_s = max(longest_s, (self._clock() - begun) / count)
             if self.broken is not None or self.judged is None:
                 return
-            if self.judged.verdict != "inconclusive" and self.judged.is_firm:
+            if self.judged.verdict != "inconclusive":
                 return

@@ -79,9 +79,6 @@ PUBLIC: dict[str, str] = {
     "HistoryFilters": "redline.api.history",
     "HistoryResult": "redline.api.history",
     "write_report": "redline.api.report",
-    "GateResult": "redline.api.gate",
-    "BisectResult": "redline.api.bisect",
-    "bisect": "redline.api.bisect",
 }
 """Where the public names are that are no verbs."""
 
