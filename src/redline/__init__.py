@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.run import run_step as run_step
     from redline.verbs.scale import scale as scale
     from redline.verbs.serve import serve as serve
-    from redline.verbs.study import StudyResult as StudyResult
     from redline.verbs.study import study as study
     from redline.verbs.train import train as train
     from redline.verbs.workshop import workshop as workshop

@@ -15,20 +15,19 @@ from redline.api.workspace import Workspace
 from redline.model.spec import RunSpec
 from redline.model.units import THIN_SPACE
 from redline.model.work import OperatorWork, WorkCount
-from redline.verbs.study import StudyResult, experiments, study, why
+from redline.show.result import Result
+from redline.verbs.study import experiments, save, study, why
 
 RECIPES = ("baseline", "fp16", "fp16+compile")
 
 
-def result(name: str = "precision", door: dict[str, Any] | None = None, **settings: Any) -> StudyResult:
+def result(name: str = "precision", door: dict[str, Any] | None = None, **settings: Any) -> Result:
     with Workspace(door=fake_door(**(door or {})), keep=False) as workspace:
         asked = {"recipes": RECIPES, "batch": [1, 8], "device": "cuda:0", **settings}
-        found = study(name, **asked, workspace=workspace)
-    assert isinstance(found, StudyResult)
-    return found
+        return study(name, **asked, workspace=workspace)
 
 
-def reason(found: StudyResult) -> str:
+def reason(found: Result) -> str:
     return str(why(found.tables[0], replicate_rows(found.records, ceilings_of))).replace(THIN_SPACE, " ")
 
 
@@ -40,7 +39,7 @@ def test_every_model_batch_and_recipe_has_a_row_against_its_own_baseline(tmp_pat
     assert [row.value("ratio") for row in found if row["recipe"] == "fp16+compile"] == pytest.approx(
         [4.0] * 4, rel=0.03
     )
-    written = {path.name for path in found.save(tmp_path)}
+    written = {path.name for path in save(found, tmp_path)}
     assert written == {"latency.png", "throughput.png", "README.md", "results.csv", "results.json"}
     assert all((tmp_path / name).stat().st_size for name in written)
     text = (tmp_path / "README.md").read_text()

@@ -67,7 +67,6 @@ PUBLIC: dict[str, str] = {
     "run_quick_profile": "redline.verbs.quick",
     "Result": "redline.show.result",
     "run_step": "redline.verbs.run",
-    "StudyResult": "redline.verbs.study",
     "TuneResult": "redline.api.tune",
     "kept_tune": "redline.api.tune",
     "ProfileResult": "redline.verbs.profile",

@@ -6,8 +6,7 @@ study and the demo use both.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -344,25 +343,41 @@ def _has_failed(found: Measured) -> bool:
 def _rows(
     measured: Sequence[RunSummary], summary: GridSummary | None, slo: SloTargets | None
 ) -> Iterator[tuple[Row, str]]:
-    """A row for everything that was measured, each with the name of its run; of a grid one for each cell, also for those to be measured."""
+    """A row for everything that was measured, with the name of its run; of a grid also for the cells that are still to be measured."""
     if summary is None:
         for row in measured:
             yield _with_targets(row_of(row), row, slo), ""
         return
     by_record = {record_id: row for row in measured for record_id in (row.replicate_ids or (row.record_id,))}
-    for cell in combinations(
-        summary.cells if any(cell.run for cell in summary.cells) else in_reading_order(summary.cells)
-    ):
+    settled = {identity_of(cell) for cell in summary.cells if cell.status != "pending"}
+    seen = set[tuple[str, ...]]()
+    for cell in summary.cells if any(cell.run for cell in summary.cells) else in_reading_order(summary.cells):
         named: dict[str, Fact] = {"run": cell.run} if cell.run else {}
         found = by_record.get(cell.record_id or "")
+        # Replicates of a combination share its row; one run may take up the record of another.
+        identity = identity_of(cell) if found is None else (found.record_id, cell.run)
+        if identity in seen or (cell.status == "pending" and identity in settled):
+            continue
+        seen.add(identity)
         if found is not None:
             made = _with_targets(row_of(found), found, slo)
             yield msgspec.structs.replace(made, facts={**named, **made.facts}), cell.run
-            continue
-        facts: dict[str, Fact] = {"model": cell.model, "task": cell.task, "recipe": cell.recipe, "batch": cell.batch}
-        failure = "" if cell.failure is None else f"{cell.failure.kind} at {cell.failure.stage}: {cell.failure.told}"
-        status = {"pending": "to do"}.get(cell.status, cell.status)
-        yield Row(facts={**named, **facts, **cell.axes, "trust": status}, failure=failure), cell.run
+        else:
+            facts: dict[str, Fact] = {
+                "model": cell.model,
+                "task": cell.task,
+                "recipe": cell.recipe,
+                "batch": cell.batch,
+            }
+            yield Row(facts={**named, **facts, **cell.axes, "trust": WAITING.get(cell.status, cell.status)}), cell.run
+
+
+WAITING = {"pending": "to do"}
+
+
+def identity_of(cell: GridCell) -> tuple[str, ...]:
+    """The same for all replicates of a combination."""
+    return cell.run, cell.model, cell.task, cell.recipe, *map(str, cell.axes.values())
 
 
 def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
@@ -374,20 +389,6 @@ def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
     is_wrong = row.numerics is not None and row.numerics.is_wrong
     keeps = not is_wrong and all(limit is None or seconds <= limit for seconds, limit in limits)
     return msgspec.structs.replace(made, facts={**made.facts, "keeps_target": keeps})
-
-
-def combinations(cells: Iterable[GridCell]) -> list[GridCell]:
-    """One cell for all replicates of a combination: one that failed, else one that is done."""
-    kept: dict[tuple[Any, ...], GridCell] = {}
-    copies: Counter[tuple[Any, ...]] = Counter()
-    for cell in cells:
-        same = cell.run, cell.model, cell.task, cell.recipe, *map(str, cell.axes.values())
-        copies[*same, cell.replicate] += 1  # a recipe that is compared with itself has a row for each
-        key = (*same, copies[*same, cell.replicate])
-        known = kept.get(key)
-        if known is None or (known.failure is None and (cell.failure is not None or known.status == "pending")):
-            kept[key] = cell
-    return list(kept.values())
 
 
 def in_reading_order(cells: Sequence[GridCell]) -> list[GridCell]:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from redline.analyze.rows import FIGURES, WORDS
 from redline.analyze.summary import CeilingsOf, RunSummary
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
-from redline.model.errors import SpecError, TraceError, UnknownName, UsageError
+from redline.model.errors import Exit, SpecError, TraceError, UnknownName, UsageError
 from redline.model.metrics import Block, Fact, Figure, Headline, Metric, Row, Table
 from redline.model.note import Note, note
 from redline.model.protocol import Profile as ProfileRequest
@@ -61,29 +61,22 @@ def experiments() -> list[str]:
     return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyResult(Result):
-    """The rows of an experiment, with its title and its question."""
-
-    title: str = ""
-    question: str = ""
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write README.md, pictures, results.csv and results.json into a folder."""
-        folder = Path(folder)
-        check_folder(folder)
-        pictures = []
-        if len({row.get("batch") for row in self.rows if "latency_p50" in row}) > 1:
-            for name, figure in (("latency", "latency_p50"), ("throughput", "throughput")):
-                pictures.append(save_figure(curve_figure(self.rows, figure), folder / f"{name}.png"))
-        elif self.picture is not None:
-            pictures.append(save_figure(self.picture(), folder / "speed.png"))
-        head = [markdown_line("# {}", self.title), "", markdown_line("{}", self.question), ""]
-        shown = [f"![{path.stem}]({path.name})" for path in pictures]
-        write_text(folder / "README.md", "\n".join([*head, *shown, "", markdown(self)]))
-        write_text(folder / "results.csv", comma_separated(self.tables[0]))
-        write_text(folder / "results.json", self.to_json())
-        return [*pictures, *(folder / name for name in ("README.md", "results.csv", "results.json"))]
+def save(result: Result, folder: str | Path) -> list[Path]:
+    """Write README.md, pictures, results.csv and results.json of an experiment into a folder."""
+    folder = Path(folder)
+    check_folder(folder)
+    pictures = []
+    if len({row.get("batch") for row in result if "latency_p50" in row}) > 1:
+        for name, figure in (("latency", "latency_p50"), ("throughput", "throughput")):
+            pictures.append(save_figure(curve_figure(result.rows, figure), folder / f"{name}.png"))
+    elif result.picture is not None:
+        pictures.append(save_figure(result.picture(), folder / "speed.png"))
+    head = [markdown_line("# {}", result.about["title"]), "", markdown_line("{}", result.about["question"]), ""]
+    shown = [f"![{path.stem}]({path.name})" for path in pictures]
+    write_text(folder / "README.md", "\n".join([*head, *shown, "", markdown(result)]))
+    write_text(folder / "results.csv", comma_separated(result.tables[0]))
+    write_text(folder / "results.json", result.to_json())
+    return [*pictures, *(folder / name for name in ("README.md", "results.csv", "results.json"))]
 
 
 @verb(
@@ -142,7 +135,7 @@ def study(
         going = _Study(str(path), about, tables, msgspec.structs.replace(how, name=name), opened)
         result = going.measure()
         if out is not None:
-            written = ", ".join(path.name for path in result.save(out))
+            written = ", ".join(path.name for path in save(result, out))
             opened.observer.noted(f"written to {out}: {written}")
         return result
 
@@ -175,7 +168,7 @@ class _Study:
     parts: list[Measured] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
-    def measure(self) -> StudyResult:
+    def measure(self) -> Result:
         for stage in _stages(self.tables):
             ready = [resolved for table in stage if (resolved := self._resolved(table)) is not None]
             if not ready:
@@ -206,7 +199,7 @@ class _Study:
             raise UsageError(f"{self.where}: nothing to measure: {reasons}")
         return self._result()
 
-    def _result(self) -> StudyResult:
+    def _result(self) -> Result:
         # Runs of one spec, such as the best of several batches and the run that takes it up, share a record.
         records = {record.id: record for part in self.parts for record in part.records}
         summaries = [part.summary for part in self.parts if part.summary is not None]
@@ -235,9 +228,7 @@ class _Study:
             columns=self.about["columns"],
             besides=partial(_with_rung, rungs),
         )
-        made = _as_study(result, self.about, self.how.name or "", ceilings_of)
-        shown(made, found)
-        return made
+        return shown(_as_study(result, self.about, self.how.name or "", ceilings_of), found)
 
     def _jobs_for(self, table: Mapping[str, Any]) -> int:
         """Asked for, or as the file says: `auto` is as many as the machine has processors for."""
@@ -358,32 +349,26 @@ def _with_rung(rungs: Mapping[tuple[str, str], Rung], row: Row, run: str) -> Row
     )
 
 
-def _as_study(result: Result, about: Mapping[str, Any], name: str, ceilings_of: CeilingsOf) -> StudyResult:
+def _as_study(result: Result, about: Mapping[str, Any], name: str, ceilings_of: CeilingsOf) -> Result:
     """With the question above the table, and the answer that the experiment asks for."""
     title, question = about.get("title", name), about.get("question", "")
-    table = result.tables[0]
+    table, headline, blocks = result.tables[0], result.headline, result.blocks
     limits = [f"{table.called(row)}: {row['limit']}" for row in table.rows if "limit" in row]
-    blocks = result.blocks
-    blocks += (Block(title="What limits each", text="\n".join(limits)),) if limits else ()
-    headline = result.headline
-    if any("gain" in row or "gain_over_first" in row for row in table.rows):
+    if limits:
+        blocks = (*blocks, Block(title="What limits each", text="\n".join(limits)))
+    if any("gain_over_first" in row for row in table.rows):
         headline = _of_rungs(table)
-    notes: tuple[Note, ...] = result.notes
     if about.get("explain") and any(row.metrics for row in table.rows):
         headline = why(table, replicate_rows(result.records, ceilings_of))
-    head = "\n".join(filter(None, (title, question, table.title)))
-    tables = (msgspec.structs.replace(table, title=head), *result.tables[1:])
-    known = {field: getattr(result, field) for field in ("verb", "about", "next", "records", "record_ids", "picture")}
-    failed = any(record.failure is not None for record in result.records)
-    return StudyResult(
-        **{**known, "about": {**result.about, "title": title, "question": question}},
+    headed = msgspec.structs.replace(table, title="\n".join(filter(None, (title, question, table.title))))
+    return replace(
+        result,
+        about={**result.about, "title": title, "question": question},
         headline=headline,
-        tables=tables,
-        notes=(*notes, *_step_notes(table)),
+        tables=(headed, *result.tables[1:]),
+        notes=(*result.notes, *_step_notes(table)),
         blocks=blocks,
-        exit_code=5 if failed else 0,
-        title=title,
-        question=question,
+        exit_code=Exit.FAILED_ROW if any(record.failure is not None for record in result.records) else Exit.DONE,
     )
 
 
