@@ -15,6 +15,9 @@ import pytest
 from redline.bench import doctor as under_test
 from redline.bench.doctor import (
     Machine,
+    TorchDevice,
+    TorchView,
+    dotted,
     health,
     judge_build,
     judge_compiler,
@@ -27,7 +30,6 @@ from redline.bench.doctor import (
     runs_on,
     satisfies,
 )
-from redline.bench.environment import TorchDevice, TorchView, dotted
 from redline.model.environment import DeviceInfo
 from redline.model.questions import HealthItem
 

@@ -5,6 +5,7 @@ First look (`look` asks torch, `Machine` reads files), then judge: every rule is
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
@@ -16,17 +17,18 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
+import torch
+
 from redline.bench.device.failure import DriverProblem, driver_problem
-from redline.bench.environment import TorchDevice, TorchView, look
+from redline.model.environment import DeviceInfo
 from redline.model.questions import Health, HealthItem
 from redline.model.units import format_bytes
 
 GET_TORCH = "choose {what} at pytorch.org/get-started and reinstall torch and torchvision together"
 COMPILE_TIMEOUT_S = 60.0
-OPENMP = ("-fopenmp",) if sys.platform == "linux" else ()
-
 # What inductor's CPU code needs: the C++ library, Python's headers, OpenMP where it is used.
 TINY_PROGRAM = """
 #include <Python.h>
@@ -36,6 +38,121 @@ TINY_PROGRAM = """
 #endif
 extern "C" long tiny() { return (long)std::vector<int>(3).size(); }
 """
+DRIVER_FIXES: dict[DriverProblem, str] = {
+    "driver-too-old": "update the NVIDIA driver, or install a torch built for an older CUDA than {cuda}",
+    "library-mismatch": "driver and its libraries are of different versions: reboot; in a container remove its own libcuda",
+    "no-fabric-manager": "this machine joins its GPUs by NVSwitch: sudo systemctl start nvidia-fabricmanager",
+    "other": "see what the driver says: {tool}",
+}
+
+
+# What is seen
+
+
+@dataclass(frozen=True)
+class TorchDevice:
+    info: DeviceInfo
+    bf16: bool
+    tf32: bool
+
+
+@dataclass(frozen=True)
+class TorchView:
+    """What torch says, so that rules need no torch."""
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+    unavailable: str = ""
+    """What torch says when no GPU can be used."""
+    devices: tuple[TorchDevice, ...] = ()
+    arch_list: tuple[str, ...] = ()
+    dnn: str | None = None
+    """The version of cuDNN or MIOpen; None when it could not be loaded."""
+    triton: str | None = None
+    torchvision: str | None = None
+    torchvision_needs: str = ""
+    """What torchvision's own metadata asks of torch."""
+    torchvision_error: str = ""
+    threads: int = 1
+
+
+def look() -> TorchView:
+    error, dnn = "", None
+    try:
+        torch.cuda.init()
+        error = "" if torch.cuda.device_count() else "no device is visible"
+    except (RuntimeError, AssertionError) as raised:  # AssertionError: built without CUDA
+        error = str(raised).splitlines()[0]
+    devices = () if error else tuple(_look_at_device(index) for index in range(torch.cuda.device_count()))
+    try:
+        number = torch.backends.cudnn.version() if devices else None
+        dnn = None if number is None else dotted(number)
+    except RuntimeError:
+        pass  # a cuDNN on the library path that is older than the one torch was built with
+    vision, needs, vision_error = _look_at_torchvision()
+    try:
+        triton = str(importlib.import_module("triton").__version__)
+    except Exception:  # a broken install raises anything; which one does not matter here
+        triton = None
+    return TorchView(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        unavailable=error,
+        devices=devices,
+        arch_list=tuple(torch.cuda.get_arch_list()),
+        dnn=dnn,
+        triton=triton,
+        torchvision=vision,
+        torchvision_needs=needs,
+        torchvision_error=vision_error,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _look_at_device(index: int) -> TorchDevice:
+    # Properties only: opening a device would make a context on every GPU, also on one that others are using.
+    about = torch.cuda.get_device_properties(index)
+    is_amd, is_ampere = torch.version.hip is not None, about.major >= 8
+    capability = about.gcnArchName.partition(":")[0] if is_amd else f"{about.major}.{about.minor}"
+    info = DeviceInfo(
+        kind="rocm" if is_amd else "cuda",
+        index=index,
+        name=about.name,
+        memory_bytes=about.total_memory,
+        capability=capability,
+        multiprocessors=about.multi_processor_count,
+    )
+    # torch answers for the current device only.
+    tf32 = capability.startswith(("gfx94", "gfx95")) if is_amd else is_ampere
+    return TorchDevice(info, bf16=is_amd or is_ampere, tf32=tf32)
+
+
+def dotted(number: int) -> str:
+    """92600 is cuDNN 9.26.0, 8902 is cuDNN 8.9.2, 3002000 is MIOpen 3.2.0."""
+    major, minor = (1_000_000, 1000) if number >= 1_000_000 else (10_000, 100) if number >= 10_000 else (1000, 100)
+    return f"{number // major}.{number % major // minor}.{number % minor}"
+
+
+def _look_at_torchvision() -> tuple[str | None, str, str]:
+    try:
+        requirements = metadata.requires("torchvision") or []
+    except metadata.PackageNotFoundError:
+        return None, "", ""
+    needs = next((text for text in requirements if re.match(r"torch\b(?!-)", text)), "")
+    try:
+        import torchvision
+
+        loaded = hasattr(torch.ops.torchvision, "nms")
+        return torchvision.__version__, needs, "" if loaded else "its compiled operators do not load"
+    except Exception as error:  # built for another torch: anything from ImportError to RuntimeError
+        return metadata.version("torchvision"), needs, str(error).splitlines()[0]
+
+
+def _affinity() -> int:
+    # Only Linux tells a process where it may run.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -45,34 +162,59 @@ class Machine:
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     access: Callable[[Path, int], bool] = os.access
-    cpus: int = field(default_factory=lambda: len(_affinity()))
+    cpus: int = field(default_factory=_affinity)
+
+    def read(self, path: str | Path) -> str:
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
 
     def nvidia(self) -> bool:
-        nodes = any(self.root.glob("dev/nvidia[0-9]*"))
-        return nodes or (self.root / "proc/driver/nvidia").exists() or self.on_bus("0x10de")
+        nodes = any(self.root.glob("dev/nvidia[0-9]*")) or (self.root / "proc/driver/nvidia").exists()
+        return nodes or self._is_on_bus("0x10de")
 
     def amd(self) -> bool:
         # Servers without a GPU may have /dev/kfd too; their topology then lists CPU nodes only.
-        if not (self.root / "dev/kfd").exists():
-            return False
         nodes = list(self.root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"))
-        return not nodes or any(re.search(r"^simd_count [1-9]", _read(node), re.MULTILINE) for node in nodes)
+        has_gpu = any(re.search(r"^simd_count [1-9]", self.read(node), re.MULTILINE) for node in nodes)
+        return (self.root / "dev/kfd").exists() and (has_gpu or not nodes)
 
-    def on_bus(self, vendor: str) -> bool:
-        """Whether a display controller or accelerator of this vendor is on the PCI bus, driver or not."""
-        for device in self.root.glob("sys/bus/pci/devices/*"):
-            if _read(device / "vendor") == vendor and _read(device / "class")[:4] in ("0x03", "0x12"):
-                return True
-        return False
+    def _is_on_bus(self, vendor: str) -> bool:
+        """Whether a display controller or accelerator of this vendor is on the PCI bus, with a driver or without."""
+        devices = self.root.glob("sys/bus/pci/devices/*")
+        kinds = [self.read(each / "class")[:4] for each in devices if self.read(each / "vendor") == vendor]
+        return "0x03" in kinds or "0x12" in kinds
 
     def cpu_limit(self) -> float | None:
-        """Cores' worth of time that control groups allow; None without a limit."""
-        return min(_quotas(self.root), default=None)
+        """How many cores' worth of time the control groups allow, from this process's own up to the top; None: no limit."""
+        limits = []
+        for line in self.read("proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            # Inside a container the path may be the host's and not exist here: the top then tells.
+            for base in dict.fromkeys(("sys/fs/cgroup", f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu")):
+                folder = Path(base, path.lstrip("/"))
+                for level in (folder, *folder.parents):
+                    quota = self.read(level / "cpu.max").split() or [
+                        self.read(level / f"cpu.cfs_{name}_us") for name in ("quota", "period")
+                    ]
+                    if (
+                        level.is_relative_to(base)
+                        and len(quota) == 2
+                        and all(map(str.isdigit, quota))
+                        and int(quota[1])
+                    ):
+                        limits.append(int(quota[0]) / int(quota[1]))
+        return min(limits, default=None)
+
+
+# What is judged
 
 
 def health(machine: Machine | None = None, view: TorchView | None = None) -> Health:
-    machine = machine or Machine()
-    view = view or look()
+    machine, view = machine or Machine(), view or look()
     items = (
         judge_build(view, machine),
         judge_gpu(view, machine),
@@ -87,63 +229,46 @@ def health(machine: Machine | None = None, view: TorchView | None = None) -> Hea
 
 
 def judge_build(view: TorchView, machine: Machine) -> HealthItem:
-    here = [name for name, found in (("CUDA", machine.nvidia()), ("ROCm", machine.amd())) if found]
-    serves = "CUDA" if view.cuda else "ROCm" if view.hip else None
-    seen = f"torch {view.version}, {view.build}"
+    here = [name for name, is_there in (("CUDA", machine.nvidia()), ("ROCm", machine.amd())) if is_there]
+    serves, version = ("CUDA", view.cuda) if view.cuda else ("ROCm", view.hip)
+    seen = f"torch {view.version}, {f'{serves} {version}' if version else 'CPU only'}"
     # Machines with a GPU of each vendor exist; a build for either of them is fine.
-    if not here or serves in here:
+    if not here or (version and serves in here):
         return HealthItem(name="torch", ok=True, seen=seen)
     vendor = {"CUDA": "an NVIDIA", "ROCm": "an AMD"}[here[0]]
-    return HealthItem(
-        name="torch",
-        ok=False,
-        seen=f"{seen}; this machine has {vendor} GPU, which this build cannot use",
-        mend=GET_TORCH.format(what=here[0]),
-    )
+    seen = f"{seen}; this machine has {vendor} GPU, which this build cannot use"
+    return HealthItem(name="torch", ok=False, seen=seen, mend=GET_TORCH.format(what=here[0]))
 
 
 def judge_gpu(view: TorchView, machine: Machine) -> HealthItem:
     if view.devices:
         return HealthItem(name="GPU", ok=True, seen=f"{len(view.devices)} usable by torch")
-    here = (machine.nvidia() and view.cuda) or (machine.amd() and view.hip)
-    if not here:
+    if not ((machine.nvidia() and view.cuda) or (machine.amd() and view.hip)):
         return HealthItem(name="GPU", ok=None, seen="none that this torch could use; Redline measures on the CPU")
     seen, mend = _why_hidden(view, machine)
     return HealthItem(name="GPU", ok=False, seen=seen, mend=mend)
 
 
 def _why_hidden(view: TorchView, machine: Machine) -> tuple[str, str]:
-    """The cause and the mend, the surest sign first."""
+    """The cause and the fix; the surest sign comes first."""
     variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") if view.hip else ()
     for name in (*variables, "CUDA_VISIBLE_DEVICES"):
         value = machine.environ.get(name)
         # A list ends at its first invalid entry, so a leading -1 hides everything.
         if value is not None and (not value.strip() or value.lstrip().startswith("-")):
             return f"{name}={value!r} hides every GPU", f"unset {name}, or list device numbers in it"
-    closed = [node for node in _device_nodes(view, machine) if not machine.access(node, os.R_OK | os.W_OK)]
+    patterns = ("dev/kfd", "dev/dri/renderD*") if view.hip else ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/nvidia-uvm")
+    nodes = sorted(node for pattern in patterns for node in machine.root.glob(pattern))
+    closed = [f"/{node.relative_to(machine.root)}" for node in nodes if not machine.access(node, os.R_OK | os.W_OK)]
     if closed:
-        names = ", ".join(f"/{node.relative_to(machine.root)}" for node in closed)
         groups = "the groups that own them (often render and video)" if view.hip else "the group that owns them"
-        return f"no permission to open {names}", f"add yourself to {groups}: sudo usermod -aG GROUP $USER; log in again"
+        mend = f"add yourself to {groups}: sudo usermod -aG GROUP $USER; log in again"
+        return f"no permission to open {', '.join(closed)}", mend
     if view.cuda and not (machine.root / "proc/driver/nvidia").exists():
         mend = "install the NVIDIA driver; inside a container start it with --gpus all"
         return "an NVIDIA GPU is on the bus but its driver is not loaded", mend
-    return view.unavailable, _mend_for(driver_problem(view.unavailable), view)
-
-
-def _device_nodes(view: TorchView, machine: Machine) -> list[Path]:
-    patterns = ("dev/kfd", "dev/dri/renderD*") if view.hip else ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/nvidia-uvm")
-    return sorted(node for pattern in patterns for node in machine.root.glob(pattern))
-
-
-def _mend_for(problem: DriverProblem, view: TorchView) -> str:
-    if problem == "driver-too-old":
-        return f"update the NVIDIA driver, or install a torch built for an older CUDA than {view.cuda}"
-    if problem == "library-mismatch":
-        return "driver and its libraries are of different versions: reboot; in a container remove its own libcuda"
-    if problem == "no-fabric-manager":
-        return "this machine joins its GPUs by NVSwitch: sudo systemctl start nvidia-fabricmanager"
-    return f"see what the driver says: {'rocminfo' if view.hip else 'nvidia-smi'}"
+    fix = DRIVER_FIXES[driver_problem(view.unavailable)]
+    return view.unavailable, fix.format(cuda=view.cuda, tool="rocminfo" if view.hip else "nvidia-smi")
 
 
 def judge_device(device: TorchDevice, arch_list: tuple[str, ...]) -> HealthItem:
@@ -152,81 +277,68 @@ def judge_device(device: TorchDevice, arch_list: tuple[str, ...]) -> HealthItem:
     name = f"{info.kind}:{info.index}"
     if runs_on(info.capability or "", arch_list):
         return HealthItem(name=name, ok=True, seen=seen)
-    built = ", ".join(arch_list) or "nothing"
-    return HealthItem(
-        name=name,
-        ok=False,
-        seen=f"{seen}; torch carries no code for it (built for {built})",
-        mend=GET_TORCH.format(what="a build that lists this GPU"),
-    )
+    seen = f"{seen}; torch carries no code for it (built for {', '.join(arch_list) or 'nothing'})"
+    return HealthItem(name=name, ok=False, seen=seen, mend=GET_TORCH.format(what="a build that lists this GPU"))
 
 
 def runs_on(capability: str, arch_list: tuple[str, ...]) -> bool:
     """Whether code built for `arch_list` runs on a device of this capability ('9.0' or 'gfx942')."""
     if capability.startswith("gfx"):
         return capability in arch_list
-    major, minor = (int(part) for part in capability.split("."))
+    own = tuple(int(part) for part in capability.split("."))
     for arch in arch_list:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
-        if match is None:
-            continue
-        built = int(match[2]), int(match[3])
-        exact, same_major = built == (major, minor), built[0] == major and built[1] <= minor
-        # Binary code runs on later minor revisions, PTX (compute_) on everything later, 'a' code nowhere else.
-        if exact or (match[4] != "a" and (same_major or (match[1] == "compute" and built < (major, minor)))):
-            return True
+        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch):
+            built = int(match[2]), int(match[3])
+            # Binary code runs on later minor revisions, PTX (compute_) on everything later, 'a' code nowhere else.
+            is_later = built < own and (match[1] == "compute" or built[0] == own[0])
+            if built == own or (is_later and match[4] != "a"):
+                return True
     return False
 
 
 def judge_number_formats(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
-    for name, has in (("bf16", lambda device: device.bf16), ("TF32", lambda device: device.tf32)):
-        without = [f"{device.info.kind}:{device.info.index}" for device in view.devices if not has(device)]
-        if without:
-            yield HealthItem(name=name, ok=None, seen=f"not native on {', '.join(without)}: expect no gain there")
-        elif view.devices:
-            yield HealthItem(name=name, ok=True, seen="native on every GPU")
-    flags = set(
-        re.findall(r"\b(?:avx512_bf16|amx_bf16|avx512_fp16|amx_fp16|bf16|fphp)\b", _read(machine.root / "proc/cpuinfo"))
-    )
-    if flags:
-        yield HealthItem(name="half precision on the CPU", ok=True, seen=", ".join(sorted(flags)))
-    else:
-        seen = "no such instructions: fp16 and bf16 recipes run slower than fp32 here"
-        yield HealthItem(name="half precision on the CPU", ok=None, seen=seen)
+    for name, attribute in (("bf16", "bf16"), ("TF32", "tf32")):
+        without = [f"{each.info.kind}:{each.info.index}" for each in view.devices if not getattr(each, attribute)]
+        seen = f"not native on {', '.join(without)}: expect no gain there" if without else "native on every GPU"
+        if view.devices:
+            yield HealthItem(name=name, ok=None if without else True, seen=seen)
+    known = r"\b(?:avx512_bf16|amx_bf16|avx512_fp16|amx_fp16|bf16|fphp)\b"
+    flags = sorted(set(re.findall(known, machine.read("proc/cpuinfo"))))
+    seen = ", ".join(flags) or "no such instructions: fp16 and bf16 recipes run slower than fp32 here"
+    yield HealthItem(name="half precision on the CPU", ok=True if flags else None, seen=seen)
 
 
 def judge_gpu_libraries(view: TorchView) -> Iterator[HealthItem]:
     if view.devices:
         name = "MIOpen" if view.hip else "cuDNN"
-        mend = f"take other copies of {name} off LD_LIBRARY_PATH, or reinstall torch"
-        yield HealthItem(name=name, ok=bool(view.dnn), seen=view.dnn or "does not load", mend="" if view.dnn else mend)
+        mend = "" if view.dnn else f"take other copies of {name} off LD_LIBRARY_PATH, or reinstall torch"
+        yield HealthItem(name=name, ok=bool(view.dnn), seen=view.dnn or "does not load", mend=mend)
     if view.triton:
         yield HealthItem(name="Triton", ok=True, seen=view.triton)
-    else:
-        ok = False if view.devices else None
-        mend = "pip install triton" if view.cuda else "reinstall torch: its ROCm build brings its own Triton"
-        yield HealthItem(name="Triton", ok=ok, seen="not importable: torch.compile needs it on a GPU", mend=mend)
+        return
+    mend = "pip install triton" if view.cuda else "reinstall torch: its ROCm build brings its own Triton"
+    seen = "not importable: torch.compile needs it on a GPU"
+    yield HealthItem(name="Triton", ok=False if view.devices else None, seen=seen, mend=mend)
 
 
 def judge_compiler(machine: Machine) -> HealthItem:
     """A compiler that is there but lacks a header fails minutes into a run, so one tiny file is compiled."""
     command = shlex.split(machine.environ.get("CXX", "")) or ["clang++" if sys.platform == "darwin" else "g++"]
     name = "C++ compiler"
-    found = shutil.which(command[0], path=machine.environ.get("PATH"))
-    if found is None:
+    path = shutil.which(command[0], path=machine.environ.get("PATH"))
+    if path is None:
         mend = "sudo apt-get install g++, or set CXX to a C++ compiler"
         return HealthItem(name=name, ok=False, seen=f"{command[0]} not found: torch.compile needs it", mend=mend)
-    error = _compile_error([found, *command[1:]])
+    error = _compile_error([path, *command[1:]])
     if not error:
-        return HealthItem(name=name, ok=True, seen=f"{found} compiles with Python's headers")
+        return HealthItem(name=name, ok=True, seen=f"{path} compiles with Python's headers")
+    mend = "fix the compiler, or set CXX to another one"
     if "Python.h" in error:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         mend = f"install Python's headers: sudo apt-get install python{version}-dev (or python3-devel)"
     elif "omp" in error:
         mend = "install OpenMP for this compiler (libgomp or libomp-dev), or set CXX to g++"
-    else:
-        mend = "fix the compiler, or set CXX to another one"
-    return HealthItem(name=name, ok=False, seen=f"{found} fails: {error}", mend=mend)
+    return HealthItem(name=name, ok=False, seen=f"{path} fails: {error}", mend=mend)
 
 
 def _compile_error(compiler: list[str]) -> str:
@@ -234,16 +346,12 @@ def _compile_error(compiler: list[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="redline-") as folder:
         source = Path(folder, "tiny.cpp")
         source.write_text(TINY_PROGRAM, encoding="utf-8")
-        undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-        flags = ["-std=c++17", "-O0", "-shared", "-fPIC", *OPENMP, *undefined, f"-I{sysconfig.get_path('include')}"]
+        system = {"darwin": ["-undefined", "dynamic_lookup"], "linux": ["-fopenmp"]}.get(sys.platform, [])
+        flags = ["-std=c++17", "-O0", "-shared", "-fPIC", *system, f"-I{sysconfig.get_path('include')}"]
+        command = [*compiler, *flags, str(source), "-o", str(Path(folder, "tiny.so"))]
         try:
             done = subprocess.run(
-                [*compiler, *flags, str(source), "-o", str(Path(folder, "tiny.so"))],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=COMPILE_TIMEOUT_S,
-                check=False,
+                command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
             return f"no answer within {COMPILE_TIMEOUT_S:.0f} s"
@@ -254,26 +362,30 @@ def _compile_error(compiler: list[str]) -> str:
 
 
 def judge_torchvision(view: TorchView) -> HealthItem:
-    mend = "reinstall them together, from one place: pip install --force-reinstall torch torchvision"
     if view.torchvision is None:
         return HealthItem(name="torchvision", ok=False, seen="not installed", mend="pip install torchvision")
+    seen = ""
     if view.torchvision_error:
         seen = f"{view.torchvision} with torch {view.version}: {view.torchvision_error}"
-        return HealthItem(name="torchvision", ok=False, seen=seen, mend=mend)
-    if not satisfies(view.version, view.torchvision_needs):
+    elif not satisfies(view.version, view.torchvision_needs):
         seen = f"{view.torchvision} asks for {view.torchvision_needs}, but torch is {view.version}"
-        return HealthItem(name="torchvision", ok=False, seen=seen, mend=mend)
-    return HealthItem(name="torchvision", ok=True, seen=f"{view.torchvision}, matches torch")
+    if not seen:
+        return HealthItem(name="torchvision", ok=True, seen=f"{view.torchvision}, matches torch")
+    mend = "reinstall them together, from one place: pip install --force-reinstall torch torchvision"
+    return HealthItem(name="torchvision", ok=False, seen=seen, mend=mend)
 
 
 def satisfies(version: str, requirement: str) -> bool:
     """Whether a version meets the `==` and `>=` of a requirement such as 'torch (==2.6.0)'."""
-    have = _release(version)
-    for relation, wanted in re.findall(r"(==|>=)\s*(\d+(?:\.\d+)*)", requirement):
-        want = _release(wanted)
-        if have < want or (relation == "==" and have[: len(want)] != want):
-            return False
-    return True
+
+    def release(text: str) -> tuple[int, ...]:
+        return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text)[0])))
+
+    have = release(version)
+    return all(
+        have >= release(wanted) and (relation == ">=" or have[: len(release(wanted))] == release(wanted))
+        for relation, wanted in re.findall(r"(==|>=)\s*(\d+(?:\.\d+)*)", requirement)
+    )
 
 
 def judge_threads(view: TorchView, machine: Machine) -> HealthItem:
@@ -285,44 +397,8 @@ def judge_threads(view: TorchView, machine: Machine) -> HealthItem:
         mend = f"pass --threads {usable}: more threads than CPUs wait for each other"
         return HealthItem(name="threads", ok=False, seen=seen, mend=mend)
     # Half of the logical CPUs is one thread per physical core, which is torch's own choice.
-    if view.threads * 2 < usable:
-        names = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in machine.environ]
-        cause = f" ({', '.join(f'{name}={machine.environ[name]}' for name in names)})" if names else ""
-        return HealthItem(name="threads", ok=None, seen=seen + cause, mend=f"pass --threads {usable} to use them all")
-    return HealthItem(name="threads", ok=True, seen=seen)
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """Every CPU quota on the way from this process's control group up to the top, in cores."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # Inside a container the path may be the host's and not exist here: the top then tells.
-        for base in (root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controllers, root / "sys/fs/cgroup/cpu"):
-            folder = base / path.lstrip("/")
-            for level in (folder, *folder.parents):
-                if level.is_relative_to(base):
-                    yield from _quota(level)
-
-
-def _quota(folder: Path) -> Iterator[float]:
-    words = _read(folder / "cpu.max").split() or [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-    if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]) > 0:
-        yield int(words[0]) / int(words[1])
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].strip(".").split(".") if part)  # type: ignore[index]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _affinity() -> set[int]:
-    # Only Linux tells a process where it may run.
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    if view.threads * 2 >= usable:
+        return HealthItem(name="threads", ok=True, seen=seen)
+    names = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in machine.environ]
+    cause = f" ({', '.join(f'{name}={machine.environ[name]}' for name in names)})" if names else ""
+    return HealthItem(name="threads", ok=None, seen=seen + cause, mend=f"pass --threads {usable} to use them all")

@@ -1,8 +1,7 @@
-"""Where a measurement ran (versions, flags, variables, other processes), and what torch says about itself and its devices."""
+"""Where a measurement ran: versions, flags, variables, other processes. And flags that are put back afterwards."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import re
@@ -10,8 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import torch
 
 from redline import __version__
 from redline.bench.device.base import Device
-from redline.model.environment import DeviceInfo, Environment
+from redline.model.environment import Environment
 from redline.model.errors import BenchError
 from redline.system.telemetry import cpu_name
 
@@ -51,8 +49,8 @@ def describe(device: Device) -> Environment:
         memory_bytes=psutil.virtual_memory().total,
         threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
-        versions={**_versions(), **device.versions()},
-        flags=torch_flags(),
+        versions={**dict(_versions()), **device.versions()},
+        flags=_torch_flags(),
         variables={
             name: value
             for name, value in sorted(os.environ.items())
@@ -65,42 +63,37 @@ def describe(device: Device) -> Environment:
     )
 
 
-def torch_flags() -> dict[str, str]:
-    return {
-        "cuda.matmul.allow_tf32": str(torch.backends.cuda.matmul.allow_tf32),
-        "cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
-        "cudnn.benchmark": str(torch.backends.cudnn.benchmark),
-        "cudnn.deterministic": str(torch.backends.cudnn.deterministic),
-        "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        "mkldnn.enabled": str(torch.backends.mkldnn.is_available()),
+def _torch_flags() -> dict[str, str]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags = {
+        "cuda.matmul.allow_tf32": matmul.allow_tf32,
+        "cudnn.allow_tf32": cudnn.allow_tf32,
+        "cudnn.benchmark": cudnn.benchmark,
+        "cudnn.deterministic": cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "mkldnn.enabled": torch.backends.mkldnn.is_available(),
     }
+    return {name: str(value) for name, value in flags.items()}
 
 
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"torch": str(torch.__version__)}
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "torch", str(torch.__version__)
     for package in ("torchvision", "triton", "timm", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            yield package, metadata.version(package)
 
 
 def _git_state() -> tuple[str | None, float | None, bool | None]:
     """The commit of the user's own project, whose code was measured; when it was made; whether files were changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True).stdout
+
     try:
-        asked = ["git", "-c", "log.showSignature=false", "log", "-1", "--format=%H %ct"]
-        commit = subprocess.run(asked, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
-        if commit.returncode != 0:
-            return None, None, None
-        looked = ["git", "status", "--porcelain"]
-        changes = subprocess.run(looked, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
+        name, moment = git("-c", "log.showSignature=false", "log", "-1", "--format=%H %ct").split()
+        return name, float(moment), bool(git("status", "--porcelain").strip())
+    except (OSError, subprocess.SubprocessError):
         return None, None, None
-    name, moment = commit.stdout.split()
-    return name, float(moment), bool(changes.stdout.strip())
 
 
 def refuse_other_checkout(folder: str) -> None:
@@ -158,10 +151,9 @@ def few_threads(device: Device) -> Iterator[None]:
 
 
 def remember_flags() -> Callable[[], None]:
-    """Returns what puts everything back."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    """Returns a function that puts everything back."""
+    matmul, cudnn, mha = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mha
     held = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
-    inductor = _inductor()
     dynamo: Any = sys.modules.get("torch._dynamo.config")
     versions_of_code = dynamo.cache_size_limit if dynamo is not None else None
     compiling = {
@@ -170,20 +162,20 @@ def remember_flags() -> Callable[[], None]:
         "post_grad_custom_post_pass": None,
         "reorder_for_peak_memory": os.environ.get("TORCHINDUCTOR_REORDER_FOR_PEAK_MEMORY", "1") == "1",
     }
-    if inductor is not None:
+    if (inductor := _inductor()) is not None:
         compiling = {name: getattr(inductor, name) for name in compiling}
-    fast_attention = torch.backends.mha.get_fastpath_enabled()
+    fast_attention = mha.get_fastpath_enabled()
     threads, grad, random = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
 
     def restore() -> None:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = held
-        torch.backends.mha.set_fastpath_enabled(fast_attention)
+        mha.set_fastpath_enabled(fast_attention)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(grad)
         torch.set_rng_state(random)
-        if (now := _inductor()) is not None:
+        if (inductor := _inductor()) is not None:
             for name, value in compiling.items():
-                setattr(now, name, value)
+                setattr(inductor, name, value)
         if dynamo is not None and versions_of_code is not None:
             dynamo.cache_size_limit = versions_of_code
 
@@ -193,127 +185,3 @@ def remember_flags() -> Callable[[], None]:
 def _inductor() -> Any:
     """The compiler's settings where it has been loaded: loading it costs more than a second."""
     return sys.modules.get("torch._inductor.config")
-
-
-@dataclass(frozen=True)
-class TorchDevice:
-    info: DeviceInfo
-    bf16: bool
-    tf32: bool
-
-
-@dataclass(frozen=True)
-class TorchView:
-    """All that is asked of torch, so that rules need none."""
-
-    version: str
-    cuda: str | None = None
-    hip: str | None = None
-    unavailable: str = ""
-    """What torch says when no GPU can be used."""
-    devices: tuple[TorchDevice, ...] = ()
-    arch_list: tuple[str, ...] = ()
-    dnn: str | None = None
-    """Version of cuDNN or MIOpen; None when it could not be loaded."""
-    triton: str | None = None
-    torchvision: str | None = None
-    torchvision_needs: str = ""
-    """What torchvision's own metadata asks of torch."""
-    torchvision_error: str = ""
-    threads: int = 1
-
-    @property
-    def build(self) -> str:
-        return f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.hip}" if self.hip else "CPU only"
-
-
-def look() -> TorchView:
-    import torch
-
-    error = _why_no_gpu()
-    devices = () if error else tuple(_look_at_device(index) for index in range(torch.cuda.device_count()))
-    vision, needs, vision_error = _look_at_torchvision()
-    return TorchView(
-        version=torch.__version__,
-        cuda=torch.version.cuda,
-        hip=torch.version.hip,
-        unavailable=error,
-        devices=devices,
-        arch_list=tuple(torch.cuda.get_arch_list()),
-        dnn=_dnn_version() if devices else None,
-        triton=_version_of("triton"),
-        torchvision=vision,
-        torchvision_needs=needs,
-        torchvision_error=vision_error,
-        threads=torch.get_num_threads(),
-    )
-
-
-def _why_no_gpu() -> str:
-    import torch
-
-    try:
-        torch.cuda.init()
-        return "" if torch.cuda.device_count() else "no device is visible"
-    except (RuntimeError, AssertionError) as error:  # AssertionError: built without CUDA
-        return str(error).splitlines()[0]
-
-
-def _look_at_device(index: int) -> TorchDevice:
-    import torch
-
-    # Properties only: opening a device would make a context on every GPU, also on one that others are using.
-    about = torch.cuda.get_device_properties(index)
-    amd = torch.version.hip is not None
-    capability = about.gcnArchName.partition(":")[0] if amd else f"{about.major}.{about.minor}"
-    info = DeviceInfo(
-        kind="rocm" if amd else "cuda",
-        index=index,
-        name=about.name,
-        memory_bytes=about.total_memory,
-        capability=capability,
-        multiprocessors=about.multi_processor_count,
-    )
-    # torch answers for the current device only.
-    ampere = about.major >= 8
-    return TorchDevice(info, bf16=amd or ampere, tf32=capability.startswith(("gfx94", "gfx95")) if amd else ampere)
-
-
-def _dnn_version() -> str | None:
-    import torch
-
-    try:
-        number = torch.backends.cudnn.version()
-    except RuntimeError:  # a cuDNN on the library path that is older than the one torch was built with
-        return None
-    return None if number is None else dotted(number)
-
-
-def dotted(number: int) -> str:
-    """92600 is cuDNN 9.26.0, 8902 is cuDNN 8.9.2, 3002000 is MIOpen 3.2.0."""
-    major, minor = (1_000_000, 1000) if number >= 1_000_000 else (10_000, 100) if number >= 10_000 else (1000, 100)
-    return f"{number // major}.{number % major // minor}.{number % minor}"
-
-
-def _version_of(module: str) -> str | None:
-    try:
-        return str(importlib.import_module(module).__version__)
-    except Exception:  # a broken install raises anything; which one does not matter here
-        return None
-
-
-def _look_at_torchvision() -> tuple[str | None, str, str]:
-    import torch
-
-    try:
-        requirements = metadata.requires("torchvision") or []
-    except metadata.PackageNotFoundError:
-        return None, "", ""
-    needs = next((text for text in requirements if re.match(r"torch\b(?!-)", text)), "")
-    try:
-        import torchvision
-
-        loaded = hasattr(torch.ops.torchvision, "nms")
-        return torchvision.__version__, needs, "" if loaded else "its compiled operators do not load"
-    except Exception as error:  # built for another torch: anything from ImportError to RuntimeError
-        return metadata.version("torchvision"), needs, str(error).splitlines()[0]

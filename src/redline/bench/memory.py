@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
@@ -36,15 +37,19 @@ from redline.model.work import MemoryCategory, MemoryHolder, MemoryPoint, Memory
 MOST_HOLDERS = 30
 POINTS = 200
 LOSS = "(loss)"
-"""Stands for a module where the loss is computed, which is none of the model's."""
+"""Stands for a module while the loss is computed, which is none of the model's."""
 GPU_ROUNDING = 512
-"""Bytes: torch's allocator for GPUs gives out multiples of it."""
-_OURS = os.path.dirname(os.path.abspath(__file__))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+"""Torch's allocator for GPUs gives out multiples of this many bytes."""
+NOT_THE_USERS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)), "<")
+"""Frames of files that begin like this are torch's or the bench's."""
+
+Step = InferenceStep | TrainingStep
+Holding = tuple[MemoryCategory, str, Tensor]
+"""What a tensor is for, the module that it belongs to, and the tensor."""
 
 
 def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
-    """`snapshot`: where to write what was held when memory ran out, without a suffix."""
+    """`snapshot` is where to write what was held when memory ran out, without a suffix."""
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     device = open_device(resolve_device(spec.device))
@@ -56,41 +61,27 @@ def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
         settle_batch(workload, spec.workload)
         setup = apply_recipe(spec.recipe, workload, device)
         if setup.capabilities.dissolves_modules or setup.capabilities.records_graph:
-            raise BenchError(
-                "unsupported", f"no memory by module under {spec.recipe}: its modules no longer run one by one"
-            )
+            why = f"no memory by module under {spec.recipe}: its modules no longer run one by one"
+            raise BenchError("unsupported", why)
         setup.let_originals_go()
         step = make_step(setup, spec.workload.optimizer)
+
+        def once() -> None:
+            with step.context():
+                step()
+
         try:
-            use = memory_of(step, setup, device, snapshot)
+            use = _memory_of(step, setup, device, snapshot)
         except RuntimeError:
-            if not workload.differentiates(lambda: _once(step)):
+            if not workload.differentiates(once):
                 raise
-            use = memory_of(step, setup, device, snapshot)
+            use = _memory_of(step, setup, device, snapshot)
         return MemoryAnswer(use=use, workload=workload.info(), environment=describe(device))
     finally:
         give_back()
 
 
-def _once(step: InferenceStep | TrainingStep) -> None:
-    with step.context():
-        step()
-
-
-@dataclass(eq=False)
-class Held:
-    """One storage."""
-
-    bytes: int
-    category: MemoryCategory
-    module: str
-    phase: str
-    line: str = ""
-
-
-def memory_of(
-    step: InferenceStep | TrainingStep, setup: Setup, device: Device, snapshot: str | None = None
-) -> MemoryUse:
+def _memory_of(step: Step, setup: Setup, device: Device, snapshot: str | None) -> MemoryUse:
     if snapshot is not None:
         device.record_allocations()
     with step.context():
@@ -102,14 +93,14 @@ def memory_of(
         ledger = _run(step, setup, device, snapshot)
         device.synchronize()
     memory = device.memory()
-    return ledger.told(memory.peak_allocated_bytes, memory.peak_reserved_bytes)
+    return ledger.use(memory.peak_allocated_bytes, memory.peak_reserved_bytes)
 
 
-def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snapshot: str | None) -> Ledger:
-    """One step with all that it holds written down; where memory runs out, who asked and who held it is told."""
+def _run(step: Step, setup: Setup, device: Device, snapshot: str | None) -> Ledger:
+    """One step with everything that it holds written down. If memory runs out, the error tells who asked and who held it."""
     ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1, device.reserved_bytes)
     model = shown_model(setup.workload)
-    for category, module, tensor in _resident(step, setup):
+    for category, module, tensor in _resident(step, setup, model):
         ledger.hold(tensor, category, module)
     for path, size in _packed(model):
         ledger.keep(size, "weights", path)
@@ -117,7 +108,8 @@ def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snaps
         with ledger, watching(model, ledger.enter, ledger.leave):
             output = step(lambda: ledger.mark(model))
             refuse_what_has_not_run(output, name_of(setup.workload.model))
-            ledger.name_state(_optimizer_state(step, model))
+            # Some optimizers replace what they keep of a sparse gradient instead of writing into it.
+            ledger.rename(_optimizer_state(step, model))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -127,38 +119,34 @@ def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snaps
 
 
 def _write_snapshot(ledger: Ledger, device: Device, snapshot: str) -> str:
-    """What was held, and on a GPU the allocator's own snapshot, which https://pytorch.org/memory_viz draws."""
-    use = ledger.told(None, None)
+    """Write what was held and, on a GPU, the allocator's own snapshot, which https://pytorch.org/memory_viz draws."""
+    held = {"culprit": ledger.culprit(), **msgspec.to_builtins(ledger.use(None, None))}
     try:
         Path(snapshot).parent.mkdir(parents=True, exist_ok=True)
-        told = {"culprit": ledger.culprit(), **msgspec.to_builtins(use)}
-        Path(f"{snapshot}.json").write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2))
-        drawn = device.write_allocations(f"{snapshot}.pickle")
+        Path(f"{snapshot}.json").write_bytes(msgspec.json.format(msgspec.json.encode(held), indent=2))
+        is_drawn = device.write_allocations(f"{snapshot}.pickle")
     except OSError as error:
         return f" (the snapshot cannot be written: {error.strerror})"
-    return f" (snapshot: {snapshot}.json{' and .pickle' if drawn else ''})"
+    return f" (snapshot: {snapshot}.json{' and .pickle' if is_drawn else ''})"
 
 
-def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tuple[MemoryCategory, str, Tensor]]:
-    model = shown_model(setup.workload)
+def _resident(step: Step, setup: Setup, model: nn.Module) -> Iterator[Holding]:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield "weights", name.rpartition(".")[0], tensor
     for path, module in model.named_modules():
-        for tensor in vars(module).values():  # masks and tables that are neither
-            if isinstance(tensor, Tensor):
-                yield "weights", path, tensor
+        for value in vars(module).values():  # masks and tables that are neither
+            if isinstance(value, Tensor):
+                yield "weights", path, value
     yield from _optimizer_state(step, model)
-    for tensor in _tensors((setup.args, setup.kwargs)):
+    for _, tensor in tensors_within((setup.args, setup.kwargs)):
         yield "inputs", "", tensor
 
 
-def _optimizer_state(
-    step: InferenceStep | TrainingStep, model: nn.Module
-) -> Iterator[tuple[MemoryCategory, str, Tensor]]:
+def _optimizer_state(step: Step, model: nn.Module) -> Iterator[Holding]:
     if isinstance(step, TrainingStep):
         owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
         for parameter, state in step.optimizer_state():
-            for tensor in _tensors(state):
+            for _, tensor in tensors_within(state):
                 yield "optimizer state", owners.get(id(parameter), ""), tensor
 
 
@@ -173,7 +161,7 @@ def _packed(model: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def _state_bytes(one: Any) -> int:
-    """Of what it would write into a checkpoint, which is as large as what it holds."""
+    """The size of what it would write into a checkpoint, which is as large as what it holds."""
     if isinstance(one, Tensor):
         return sum(part.untyped_storage().nbytes() for part in stored(one))
     if isinstance(one, torch.ScriptObject):
@@ -182,8 +170,14 @@ def _state_bytes(one: Any) -> int:
     return sum(map(_state_bytes, one)) if isinstance(one, tuple | list) else 0
 
 
-def _tensors(structure: Any) -> Iterable[Tensor]:
-    return (tensor for _, tensor in tensors_within(structure))
+@dataclass(eq=False)
+class Held:
+    """One storage."""
+
+    bytes: int
+    category: MemoryCategory
+    module: str
+    line: str = ""
 
 
 class Ledger(WholeDispatchMode):
@@ -191,19 +185,14 @@ class Ledger(WholeDispatchMode):
 
     def __init__(self, phases: list[str], rounding: int, reserved: Callable[[], int | None]) -> None:
         super().__init__()
-        self._reserved = reserved
-        self._phases = phases
-        self._phase = phases[0]
-        self._passed = 0
-        self._rounding = rounding
+        self._phases, self._rounding, self._reserved = phases, rounding, reserved
+        self._phase, self._passed = phases[0], 0
         self._stack: list[str] = []
-        self._has_left = False
+        self._has_left = self._is_over = False
         self._live: dict[int, Held] = {}
-        self._events: list[tuple[Held, int, str]] = []
-        self._reserved_at: dict[int, int] = {}
-        """By number of the event, what the allocator held after it: memory that is freed stays reserved."""
-        self._is_over = False
-        self._broke_at: tuple[str, str, str, str] | None = None
+        self._events: list[tuple[Held, int, str, int | None]] = []
+        """What came (1) or went (-1), in which phase, and what the allocator held then: memory that is freed stays reserved."""
+        self._broke_at: tuple[str, str, str] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
@@ -211,15 +200,10 @@ class Ledger(WholeDispatchMode):
         try:
             result = func(*args, **(kwargs or {}))
         except Exception:
-            if not self._broke_at:
-                self._broke_at = (
-                    self._asking(),
-                    self._phase,
-                    str(func).rpartition(".")[0].removeprefix("aten."),
-                    _line(),
-                )
+            operator = str(func).rpartition(".")[0].removeprefix("aten.")
+            self._broke_at = self._broke_at or (self._asking(), operator, _line())
             raise
-        for tensor in _tensors(result):
+        for _, tensor in tensors_within(result):
             self.hold(tensor, "temporaries", self._asking())
         return result
 
@@ -230,34 +214,26 @@ class Ledger(WholeDispatchMode):
         return LOSS if self._has_left and self._phase == "forward" and len(self._phases) > 1 else ""
 
     def keep(self, size: int, category: MemoryCategory, module: str) -> None:
-        """So many bytes are held from the beginning to the end."""
-        self._events.append((Held(size, category, module, self._phase, ""), 1, self._phase))
+        """Note bytes that are held from the beginning to the end."""
+        self._events.append((Held(size, category, module), 1, self._phase, None))
 
     def hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
-        for part in stored(tensor):
-            self._hold(part, category, module)
-
-    def _hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
-        if tensor.layout != torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live or not storage.nbytes() or tensor.device.type == "meta":
-            return
-        size = -(-storage.nbytes() // self._rounding) * self._rounding
-        held = Held(size, category, module, self._phase, _line() if category == "temporaries" else "")
-        self._live[key] = held
-        self._events.append((held, 1, self._phase))
-        reserved = self._reserved()
-        if reserved is not None:
-            self._reserved_at[len(self._events) - 1] = reserved
-        weakref.finalize(storage, self._gone, key, held).atexit = False
+        for part in stored(tensor):  # a sparse tensor has no storage of its own
+            if part.layout != torch.strided or part.device.type == "meta":
+                continue
+            storage = part.untyped_storage()
+            key, size = storage._cdata, -(-storage.nbytes() // self._rounding) * self._rounding
+            if key not in self._live and size:
+                held = Held(size, category, module, _line() if category == "temporaries" else "")
+                self._live[key] = held
+                self._events.append((held, 1, self._phase, self._reserved()))
+                weakref.finalize(storage, self._gone, key, held).atexit = False
 
     def _gone(self, key: int, held: Held) -> None:
         if self._live.get(key) is held:
             del self._live[key]
         if not self._is_over:
-            self._events.append((held, -1, self._phase))
+            self._events.append((held, -1, self._phase, None))
 
     def enter(self, path: str) -> None:
         self._stack.append(path)
@@ -269,91 +245,79 @@ class Ledger(WholeDispatchMode):
 
     def mark(self, model: nn.Module) -> None:
         """A phase has ended: what it leaves behind shows what it was made for."""
-        if self._phase == "forward":
-            for held in self._live.values():
-                if held.category == "temporaries":
-                    held.category = "activations"
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                self._name(parameter.grad, "gradients", name.rpartition(".")[0])
+        for held in self._live.values():
+            if self._phase == "forward" and held.category == "temporaries":
+                held.category = "activations"
+        self.rename(
+            ("gradients", name.rpartition(".")[0], parameter.grad)
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        )
         self._passed += 1
         self._phase = self._phases[min(self._passed, len(self._phases) - 1)]
 
-    def name_state(self, state: Iterable[tuple[MemoryCategory, str, Tensor]]) -> None:
-        """The step is over: some optimizers replace what they keep of a sparse gradient instead of writing into it."""
-        for category, module, tensor in state:
-            self._name(tensor, category, module)
+    def rename(self, holdings: Iterable[Holding]) -> None:
+        for category, module, tensor in holdings:
+            for part in stored(tensor):
+                if (held := self._live.get(part.untyped_storage()._cdata)) is not None:
+                    held.category, held.module = category, module
 
-    def _name(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
-        for part in stored(tensor):  # a sparse tensor has no storage of its own
-            kept = self._live.get(part.untyped_storage()._cdata)
-            if kept is not None:
-                kept.category, kept.module = category, module
-
-    def told(self, allocated: int | None, reserved: int | None) -> MemoryUse:
+    def use(self, allocated: int | None, reserved: int | None) -> MemoryUse:
+        """What was held at the peak, and over time. The allocator's own figures are given on a GPU."""
         self._is_over = True
-        now, peak, at_peak, phase = 0, 0, 0, self._phases[0]
-        course: list[tuple[int, str]] = []
-        for number, (held, sign, when) in enumerate(self._events):
-            now += sign * held.bytes
-            course.append((now, when))
-            if now > peak:
-                peak, at_peak, phase = now, number, when
-        holders = self._held_at(at_peak)
-        categories: Counter[MemoryCategory] = Counter()
-        for held in holders:
-            categories[self._category(held)] += held.bytes
-        whole = peak if allocated is None else max(allocated, peak)
+        sizes = np.cumsum([sign * held.bytes for held, sign, _, _ in self._events] or [0])
+        at_peak = int(sizes.argmax())
+        peak, counts = int(sizes[at_peak]), Counter[Held]()
+        for held, sign, _, _ in self._events[: at_peak + 1]:
+            counts[held] += sign
+        holders = [held for held, count in counts.items() if count]
+        categories = _by_category(holders, self._category)
+        whole = max(allocated or 0, peak)
         if whole > peak:
             categories["workspace"] = whole - peak
         return MemoryUse(
             peak_bytes=whole,
-            peak_phase=phase,
+            peak_phase=self._events[at_peak][2] if self._events else self._phases[0],
             categories=dict(categories),
             holders=tuple(self._by_module(holders)),
-            timeline=tuple(self._timeline(course)),
+            timeline=tuple(self._timeline(sizes)),
             reserved_bytes=reserved,
             fragments_bytes=reserved - allocated if reserved is not None and allocated is not None else None,
         )
 
     def culprit(self) -> str:
         """Who asked for more than there was, and who held most of what was given out."""
-        use = self.told(None, None)
-        module, phase, operator, line = self._broke_at or ("", self._phase, "an operator", "")
+        use = self.use(None, None)
+        module, operator, line = self._broke_at or ("", "an operator", "")
         where = f"{module or 'no module'}{f' ({line})' if line else ''}"
-        kinds = sorted(use.categories.items(), key=lambda kind: -kind[1])
-        held = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds[:4])
+        held = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in Counter(use.categories).most_common(4))
         most = use.holders[0] if use.holders else None
         by = f"; most by {most.module or 'no module'}, {format_bytes(most.bytes)} of {most.category}" if most else ""
-        return f"out of memory in {where}, {phase} pass, {operator}; {format_bytes(use.peak_bytes)} held: {held}{by}"
+        asked = f"out of memory in {where}, {self._phase} pass, {operator}"
+        return f"{asked}; {format_bytes(use.peak_bytes)} held: {held}{by}"
 
-    def _timeline(self, course: list[tuple[int, str]]) -> Iterator[MemoryPoint]:
-        """The highest moment of each piece, by kind."""
-        size = max(1, -(-len(course) // POINTS))
-        pieces = [range(first, min(first + size, len(course))) for first in range(0, len(course), size)]
-        highest = {max(piece, key=lambda number: course[number][0]): piece.start for piece in pieces}
-        held_now: Counter[MemoryCategory] = Counter()
-        reserved: int | None = None
-        for number, (held, sign, _) in enumerate(self._events):
-            held_now[self._category(held)] += sign * held.bytes
-            reserved = self._reserved_at.get(number, reserved)
-            if number in highest:
-                most, phase = course[number]
-                at = highest[number] / len(course)
-                yield MemoryPoint(at=at, bytes=most, phase=phase, categories=dict(+held_now), reserved_bytes=reserved)
+    def _timeline(self, sizes: Any) -> Iterator[MemoryPoint]:
+        """The highest moment of each piece of the step, by kind."""
+        length = -(-len(self._events) // POINTS) or 1
+        firsts = {
+            first + int(sizes[first : first + length].argmax()): first for first in range(0, len(self._events), length)
+        }
+        now, reserved = Counter[MemoryCategory](), None
+        for number, (held, sign, phase, then_reserved) in enumerate(self._events):
+            now[self._category(held)] += sign * held.bytes
+            reserved = reserved if then_reserved is None else then_reserved
+            if number in firsts:
+                yield MemoryPoint(
+                    at=firsts[number] / len(self._events),
+                    bytes=int(sizes[number]),
+                    phase=phase,
+                    categories=dict(+now),
+                    reserved_bytes=reserved,
+                )
 
     def _category(self, held: Held) -> MemoryCategory:
         is_inference = len(self._phases) == 1
         return "activations" if is_inference and held.category == "temporaries" else held.category
-
-    def _held_at(self, last: int) -> list[Held]:
-        there: dict[int, Held] = {}
-        for held, sign, _ in self._events[: last + 1]:
-            if sign > 0:
-                there[id(held)] = held
-            else:
-                there.pop(id(held), None)
-        return list(there.values())
 
     def _by_module(self, holders: Iterable[Held]) -> list[MemoryHolder]:
         by_module: dict[str, list[Held]] = {}
@@ -361,22 +325,25 @@ class Ledger(WholeDispatchMode):
             by_module.setdefault(held.module, []).append(held)
         found = []
         for module, parts in by_module.items():
-            kinds: Counter[MemoryCategory] = Counter()
-            lines: Counter[str] = Counter()
+            kinds, lines = _by_category(parts, self._category), Counter[str]()
             for held in parts:
-                kinds[self._category(held)] += held.bytes
                 lines[held.line] += held.bytes if held.line else 0
-            line = lines.most_common(1)[0][0] if lines else ""
-            found.append(
-                MemoryHolder(module=module, bytes=kinds.total(), category=kinds.most_common(1)[0][0], line=line)
-            )
+            (category, _), (line, _) = kinds.most_common(1)[0], lines.most_common(1)[0]
+            found.append(MemoryHolder(module=module, bytes=kinds.total(), category=category, line=line))
         return sorted(found, key=lambda holder: (-holder.bytes, holder.module))[:MOST_HOLDERS]
+
+
+def _by_category(holders: Iterable[Held], category_of: Callable[[Held], MemoryCategory]) -> Counter[MemoryCategory]:
+    found: Counter[MemoryCategory] = Counter()
+    for held in holders:
+        found[category_of(held)] += held.bytes
+    return found
 
 
 def _line() -> str:
     """The innermost line outside torch and the bench."""
     frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS, "<")):
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         if frame.f_back is None:
             return ""
         frame = frame.f_back

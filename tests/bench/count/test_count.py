@@ -348,7 +348,7 @@ def test_functions_that_an_operator_calls_are_counted_as_they_run() -> None:
     assert proven_axes(model, ((torch.rand(4, 32),), {})) == {"0": 0}
     with torch.inference_mode(), Ledger(["forward"], 1, lambda: None) as ledger:
         model(x)
-    assert ledger.told(None, None).peak_bytes >= 2 * x.nbytes  # the result of one layer and of the next
+    assert ledger.use(None, None).peak_bytes >= 2 * x.nbytes  # the result of one layer and of the next
     with pytest.raises(BenchError, match="gradients in a compiled step only"):
         count(model, x, loss=torch.Tensor.sum)
 

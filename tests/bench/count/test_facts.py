@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redline.bench import questions
-from redline.bench.count.facts import Call, Watch, facts_of
+from redline.bench.count.facts import facts_of
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices
 from redline.bench.session import BenchSession
@@ -318,18 +318,6 @@ def test_sparse_gradients_are_told_by_name() -> None:
     assert facts(Bags(sparse=False), words, task="train").sparse_gradients == ()
 
 
-def test_of_two_looks_the_shorter_time_counts() -> None:
-    one, other = Watch.__new__(Watch), Watch.__new__(Watch)
-    calls = [Call(name, "matmul", None, "", ()) for name in ("mm", "relu")]
-    one.calls, one.times = calls, [0.5, 0.1]
-    other.calls, other.times = list(calls), [0.2, 0.3]
-    one.take_shorter_times(other)
-    assert one.times == [0.2, 0.1]
-    other.calls, other.times = calls[:1], [0.01]
-    one.take_shorter_times(other)
-    assert one.times == [0.2, 0.1], "of another program nothing is taken"
-
-
 def test_what_python_reads_keeps_a_model_from_being_traced() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
@@ -355,16 +343,6 @@ def test_what_python_reads_keeps_a_model_from_being_traced() -> None:
     }
     assert plain["torchscript"].refusal is None
     assert not plain["onnx"].is_doubtful
-
-
-def test_a_fused_optimizer_takes_no_sparse_gradients() -> None:
-    sparse = {
-        choice.switch: choice
-        for choice in switch_choices(Block(8), CpuDevice(), "train", Facts(sparse_gradients=("bag.weight",)))
-    }
-    assert "no sparse gradients, and that of bag.weight is one" in str(sparse["fused-optimizer"].refusal)
-    dense = {choice.switch: choice for choice in switch_choices(Block(8), CpuDevice(), "train", Facts())}
-    assert dense["fused-optimizer"].refusal is None
 
 
 def test_outputs_of_a_class_that_no_exporter_knows_are_told() -> None:

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from applying import applied, judged, output_of, output_of_code, workload_of
+from applying import applied, output_of, output_of_code
 from torch import Tensor, nn
 from torch.nn import functional
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.base import SWITCHES
-from redline.bench.recipe.compose import switch_choices, switches_of
+from redline.bench.recipe.compose import switch_choices
 from redline.bench.workload.step import TrainingStep
-from redline.model.errors import BenchError, SpecError
+from redline.model.errors import BenchError
 from redline.model.questions import SwitchChoice
-from redline.model.spec import Recipe
 from redline.model.work import Facts, LayerShare
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
@@ -167,22 +165,6 @@ def test_another_error_of_the_model_is_its_own() -> None:
     assert caught.value.kind == "user"
 
 
-def test_a_backend_must_be_named() -> None:
-    with pytest.raises(SpecError, match="sdpa needs a backend: sdpa:flash, sdpa:efficient, sdpa:cudnn, sdpa:math"):
-        switches_of(Recipe.parse("sdpa"), "infer")
-    with pytest.raises(SpecError, match="sdpa takes one of flash, efficient, cudnn, math, got 'slow'"):
-        switches_of(Recipe.parse("sdpa:slow"), "infer")
-
-
-def test_cudnn_is_refused_on_amd() -> None:
-    class Instinct(CpuDevice):
-        kind = "rocm"
-        clock = "device"
-
-    (step,) = Recipe.parse("sdpa:cudnn").switches
-    assert SWITCHES.get("sdpa")(step, "infer").refusal(Instinct()) == "cuDNN is NVIDIA's"
-
-
 def test_the_fast_path_is_back_when_the_session_is_over() -> None:
     from redline.bench.environment import remember_flags
 
@@ -191,9 +173,3 @@ def test_the_fast_path_is_back_when_the_session_is_over() -> None:
     assert not torch.backends.mha.get_fastpath_enabled()
     restore()
     assert torch.backends.mha.get_fastpath_enabled()
-
-
-def test_numerics_pass() -> None:
-    for backend in ("flash", "math"):
-        assert judged(f"sdpa:{backend}", Attends(), inputs()).passed
-    assert workload_of(Attends(), inputs()).model.training is False

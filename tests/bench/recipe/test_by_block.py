@@ -16,7 +16,6 @@ from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.plain import repeated_blocks, store_inputs
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import TrainingStep
-from redline.model.errors import BenchError, SpecError
 from redline.model.spec import Recipe
 from redline.model.work import Facts, RepeatedBlock
 
@@ -110,22 +109,6 @@ class TestRegionalCompiling:
         assert (refusals["compile:regional"] and str(refusals["compile:regional"])) == told
         assert refusals["compile"] is None
 
-    def test_a_borrowed_model_is_given_back_uncompiled(self) -> None:
-        model = network().eval()
-        give_back = remember_module(model)
-        applied("compile:regional,backend=eager", model, torch.randn(2, 8))
-        assert model[0]._compiled_call_impl is not None
-        give_back()
-        assert model[0]._compiled_call_impl is None
-
-
-def test_coordinate_descent_is_an_option_of_inductor_and_nothing_for_a_cpu() -> None:
-    (switch,) = switches_of(Recipe.parse("compile:coordinate-descent"), "infer")
-    assert switch.settings["options"] == {"coordinate_descent_tuning": True, "combo_kernels": True}  # type: ignore[attr-defined]
-    with pytest.raises(BenchError, match="coordinate descent tunes Triton kernels, and a CPU runs none"):
-        applied("compile:coordinate-descent", network(), torch.randn(2, 8))
-    assert "coordinate_descent_tuning" in code_of("compile:coordinate-descent").model_lines[0]
-
 
 def test_early_launches_are_for_decoding_and_for_gpus_that_know_them() -> None:
     (switch,) = switches_of(Recipe.parse("compile:pdl"), "generate")
@@ -196,20 +179,6 @@ class TestCheckpointing:
 
         setup = applied("checkpointing", nn.Sequential(Normed(), Normed()), torch.randn(4, 8), task="train")
         assert "count every batch twice" in setup.notes["checkpointing"]
-
-    def test_is_for_training_by_blocks_and_without_graphs(self) -> None:
-        with pytest.raises(SpecError, match="checkpointing is for train"):
-            switches_of(Recipe.parse("checkpointing"), "infer")
-        with pytest.raises(SpecError, match="exclude each other"):
-            switches_of(Recipe.parse("checkpointing+graphs"), "train")
-        with pytest.raises(BenchError, match="no block of the model repeats"):
-            applied("checkpointing", nn.Linear(8, 3), torch.randn(2, 8), task="train")
-
-    def test_compiles_as_a_whole(self) -> None:
-        _, plain = self.trained("baseline", 1)
-        _, compiled = self.trained("checkpointing+compile:backend=aot_eager", 1)
-        assert torch.isfinite(compiled[0])
-        assert compiled[0].shape == plain[0].shape
 
     def test_a_borrowed_model_is_given_back_as_it_was(self) -> None:
         model = network()

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from applying import workload_of
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
@@ -20,18 +21,16 @@ from redline.bench.recipe.base import SWITCHES, RecipeSwitch
 from redline.bench.recipe.compose import (
     applicable_recipes,
     apply_recipe,
-    number_format_of,
     refuse_impossible,
     switches_of,
 )
 from redline.bench.recipe.switches.compiler import Compile
 from redline.bench.workload.step import Setup
-from redline.bench.workload.workload import Workload, assemble
+from redline.bench.workload.workload import Workload
 from redline.launch import open_door
 from redline.model.errors import BenchError, SpecError, UnknownName
 from redline.model.protocol import Ask
 from redline.model.questions import AskCheck, CheckedSpecs
-from redline.model.record import Capabilities
 from redline.model.registry import Registry
 from redline.model.spec import REMOVED_SWITCHES, LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 from redline.search.tune.record import TuneSpec
@@ -49,11 +48,6 @@ FOR_INFERENCE = tuple(
     name
     for name in HOUSE
     if name not in ("fused-optimizer", "checkpointing", "overlap-gradients", *FOR_RANKS, *FOR_TOKENS)
-)
-FOR_TRAINING = tuple(
-    name
-    for name in HOUSE
-    if name not in ("fold-bn", "fused-linear", "int4", "int8", "onnx", "tensorrt", "torchscript", *FOR_TOKENS)
 )
 FORMATS = ("amp", "amp-bf16", "bf16", "fp16")
 ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
@@ -96,10 +90,6 @@ def spelled(name: str) -> str:
     """A switch as one writes it: `sdpa` means nothing without a backend."""
     needed = {"sdpa": ":math", "bucket-size": ":mb=50"}
     return name + needed.get(name, "")
-
-
-def workload_of(model: nn.Module, *inputs: Any, task: Task = "infer") -> Workload:
-    return assemble(model, (inputs, {}), task=task, source="test", identity="test", seed=0)
 
 
 def convolution(task: Task = "infer") -> Workload:
@@ -162,23 +152,6 @@ def test_two_switches_exclude_each_other_whichever_is_written_first(pair: tuple[
             assert sorted(names(f"{spelled(first)}+{spelled(second)}")) == sorted(pair)
 
 
-def test_an_exclusion_said_on_one_side_holds_from_both() -> None:
-    assert "compile" not in SWITCHES.get("torchscript").excludes, "said by compile alone"
-    for text in ("torchscript+compile", "compile+torchscript"):
-        with pytest.raises(SpecError, match="compile and torchscript exclude each other"):
-            switches_of(Recipe.parse(text), "infer")
-
-
-def test_a_switch_for_inference_is_refused_for_training() -> None:
-    with pytest.raises(SpecError, match="torchscript is for infer, not for train"):
-        switches_of(Recipe.parse("torchscript"), "train")
-    for name in FOR_TRAINING:
-        assert names(spelled(name), "train") == [name]
-    with pytest.raises(BenchError, match="freeze turns weights into constants") as caught:
-        applied("compile:freeze", convolution("train"))
-    assert caught.value.kind == "unsupported"
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [("compil", "compile"), ("chanels-last", "channels-last"), ("FP16", "fp16"), ("amp_bf16", "amp-bf16")],
@@ -194,29 +167,6 @@ def test_an_unknown_switch_like_no_other_suggests_nothing() -> None:
     with pytest.raises(UnknownName) as caught:
         switches_of(Recipe.parse("zzzzzzzz"), "infer")
     assert "did you mean" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("fp16:fast", "switch fp16 takes no argument, got 'fast'"),
-        ("channels-last:blocked=true", "switch channels-last takes no options, got blocked"),
-        ("torchscript:trace", "switch torchscript takes no argument, got 'trace'"),
-        ("compile:fast", "switch compile takes one of default, reduce-overhead, .*, freeze, got 'fast'"),
-        ("compile:colour=red", "compile has no option 'colour': give fullgraph, dynamic, backend or an inductor"),
-        ("compile:mode=max-autotune", "compile has no option 'mode'"),
-        ("compile:fullgraph=3", "fullgraph must be true or false, got 3"),
-        ("compile:dynamic=maybe", "dynamic must be true or false, got 'maybe'"),
-        ("compile:backend=7", "backend must be a name, got 7"),
-        (
-            "compile:reduce-overhead,max_autotune=true",
-            r"mode reduce-overhead and options \(max_autotune\) exclude each other",
-        ),
-    ],
-)
-def test_a_switch_refuses_what_it_does_not_take(text: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        switches_of(Recipe.parse(text), "infer")
 
 
 def test_the_words_behind_compile_become_the_compilers_settings() -> None:
@@ -241,39 +191,6 @@ def test_the_order_of_application_is_not_the_order_of_the_text() -> None:
         for tensor in (weight, setup.args[0]):
             assert tensor.dtype == torch.float16
             assert tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_the_numerics_are_judged_in_the_coarsest_format() -> None:
-    formats = {
-        "baseline": "fp32", "channels-last+compile": "fp32", "tf32": "tf32", "tf32+amp": "fp16", "amp": "fp16",
-        "fp16": "fp16", "bf16": "bf16", "amp-bf16+tf32": "bf16",
-    }  # fmt: skip
-    assert {text: number_format_of(Recipe.parse(text), "infer") for text in formats} == formats
-
-
-@pytest.mark.parametrize(
-    ("switch", "reason"),
-    [
-        ("tf32", "tf32: TF32 is a format of NVIDIA Ampere and later GPUs, not of cpu"),
-        ("cudnn-benchmark", "cudnn-benchmark: cuDNN runs on GPUs only"),
-    ],
-)
-def test_a_switch_for_gpus_is_refused_on_a_cpu_with_the_reason(switch: str, reason: str) -> None:
-    workload = convolution()
-    before = workload.model.weight.dtype
-    with pytest.raises(BenchError, match=reason) as caught:
-        applied(f"{switch}+compile", workload)
-    assert caught.value.kind == "unsupported"
-    with pytest.raises(BenchError, match="cuDNN runs on GPUs only"):
-        applied("fp16+cudnn-benchmark", workload)
-    assert workload.model.weight.dtype == before, "refused before anything was touched"
-    assert not torch.backends.cudnn.benchmark
-
-
-def test_channels_last_is_refused_where_nothing_has_channels() -> None:
-    with pytest.raises(BenchError, match="channels-last: the model has no convolution weights") as caught:
-        applied("channels-last", workload_of(nn.Linear(4, 3), torch.randn(2, 4)))
-    assert caught.value.kind == "unsupported"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -338,47 +255,6 @@ def test_a_worker_knows_the_switches_that_are_installed(plugin: str) -> None:
     assert reply.answers[0].usage is None
     assert reply.answers[1].usage is not None
     assert "did you mean doubled?" in reply.answers[1].usage
-
-
-@pytest.mark.parametrize(
-    "recipe", ["compile:max-autotune,backend=eager", "compile:backend=aot_eager,max_autotune=true"]
-)
-def test_modes_and_options_are_refused_for_a_backend_that_would_ignore_them(recipe: str) -> None:
-    with pytest.raises(SpecError, match="are inductor's; backend"):
-        switches_of(Recipe.parse(recipe), "infer")
-
-
-CAPABILITIES = {
-    "compile": Capabilities(compiles=True, dissolves_modules=True),
-    "compile:reduce-overhead": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
-    "compile:max-autotune": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
-    "compile:max-autotune-no-cudagraphs": Capabilities(compiles=True, dissolves_modules=True),
-    "compile:triton.cudagraphs=true": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
-    "compile:freeze": Capabilities(compiles=True, dissolves_modules=True, folds_norms=True),
-    "torchscript": Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True),
-    "onnx": Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True),
-    "graphs": Capabilities(records_graph=True, dissolves_modules=True),
-    "fold-bn": Capabilities(folds_norms=True),
-    "int8": Capabilities(quantizes=True),
-    "fp8": Capabilities(quantizes=True),
-    "compile:regional": Capabilities(compiles=True, dissolves_modules=True),
-    "compile:coordinate-descent": Capabilities(compiles=True, dissolves_modules=True),
-    "compile:pdl": Capabilities(compiles=True, dissolves_modules=True),
-    "fp16": Capabilities(),
-    "sdpa:math": Capabilities(),
-}
-
-
-@pytest.mark.parametrize("text", CAPABILITIES)
-def test_a_switch_says_what_it_does_to_the_program(text: str) -> None:
-    (switch,) = switches_of(Recipe.parse(text), "infer")
-    assert switch.does == CAPABILITIES[text]
-
-
-def test_whoever_records_graphs_excludes_others_that_do_however_it_is_spelled() -> None:
-    for other in ("compile:triton.cudagraphs=true", "compile:reduce-overhead", "torchscript", "onnx", "tensorrt"):
-        with pytest.raises(SpecError, match="exclude each other"):
-            switches_of(Recipe.parse(f"graphs+{other}"), "infer")
 
 
 class Breaks(RecipeSwitch):

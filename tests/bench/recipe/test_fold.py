@@ -11,8 +11,7 @@ from applying import applied, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.recipe.plain import foldable_batchnorms
-from redline.bench.workload.sources.live import remember_module
-from redline.model.errors import BenchError, SpecError
+from redline.model.errors import BenchError
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 
@@ -170,21 +169,6 @@ def test_only_what_can_be_folded_is() -> None:
     torch.testing.assert_close(output_of(setup), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_without_batchnorm_or_in_training_mode_is_refused() -> None:
-    with pytest.raises(BenchError, match="fold-bn: the model has no BatchNorm"):
-        applied("fold-bn", nn.Conv2d(4, 4, 3), torch.randn(2, 4, 8, 8))
-
-    class AlwaysTraining(nn.BatchNorm2d):
-        def train(self, mode: bool = True) -> AlwaysTraining:
-            super().train(True)
-            return self
-
-    with pytest.raises(BenchError, match="in training mode follows each batch"):
-        applied("fold-bn", nn.Sequential(nn.Conv2d(4, 4, 3), AlwaysTraining(4)), torch.randn(2, 4, 8, 8))
-    with pytest.raises(SpecError, match="fold-bn is for infer, not for train"):
-        applied("fold-bn", Block(), torch.randn(2, 4, 8, 8), task="train")
-
-
 def test_a_model_that_cannot_be_traced_is_refused_with_the_place() -> None:
     class Decides(Block):
         def forward(self, x: Tensor) -> Tensor:
@@ -205,19 +189,6 @@ def test_tracing_leaves_nothing_on_the_model() -> None:
     before = set(vars(model)), model.state_dict().keys()
     assert foldable_batchnorms(model) == [("convolution", "norm")]
     assert (set(vars(model)), model.state_dict().keys()) == before
-
-
-def test_a_borrowed_model_is_given_back_with_its_batchnorms() -> None:
-    model, x = seasoned(nn.Sequential(Block(), Block())), torch.randn(2, 4, 8, 8)
-    before, norms = model(x).detach(), [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    weight = model[0].convolution.weight
-    give_back = remember_module(model)
-    applied("fold-bn", model, x)
-    assert model[0].convolution.weight is not weight
-    give_back()
-    assert [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)] == norms
-    assert model[0].convolution.weight is weight
-    assert torch.equal(model(x), before)
 
 
 @pytest.mark.parametrize("recipe", ["fold-bn", "fold-bn+channels-last", "bf16+fold-bn"])

@@ -185,19 +185,6 @@ def test_running_out_of_memory_while_recording_is_out_of_memory() -> None:
     assert not isinstance(caught.value, BenchError)
 
 
-def test_a_cpu_has_no_graphs() -> None:
-    with pytest.raises(BenchError, match="graphs: cpu has no graphs"):
-        apply_recipe(Recipe.parse("graphs"), workload(), CpuDevice())
-
-
-def test_compilers_that_make_graphs_themselves_are_excluded() -> None:
-    for recipe in ("graphs+compile:reduce-overhead", "compile:max-autotune+graphs", "torchscript+graphs"):
-        with pytest.raises(SpecError, match="exclude each other"):
-            switches_of(Recipe.parse(recipe), "infer")
-    for recipe in ("graphs+compile", "graphs+compile:max-autotune-no-cudagraphs", "graphs+compile:freeze"):
-        assert [step.name for step in switches_of(Recipe.parse(recipe), "infer")] == ["compile", "graphs"]
-
-
 def test_fused_optimizer_is_for_training() -> None:
     with pytest.raises(SpecError, match="fused-optimizer is for train"):
         switches_of(Recipe.parse("fused-optimizer"), "infer")

@@ -13,12 +13,9 @@ from applying import applied, code_of, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe import base as extras
-from redline.bench.recipe.compose import switches_of
 from redline.bench.recipe.plain import CallForm, OnnxModel
 from redline.bench.workload.step import InferenceStep
-from redline.model.errors import BenchError, SpecError
-from redline.model.spec import Recipe
+from redline.model.errors import BenchError
 
 needs_onnx = pytest.mark.skipif(
     not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))), reason="ONNX Runtime is not installed"
@@ -136,12 +133,6 @@ def test_threads_follow_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_onnx
-def test_half_precision_goes_through() -> None:
-    setup = applied("fp16+onnx", nn.Linear(16, 8), torch.randn(2, 16))
-    assert output_of(setup).dtype == torch.float16
-
-
-@needs_onnx
 def test_numerics_pass_and_a_wrong_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(4, 3, 8, 8)
     assert judged("onnx", Network(), images).passed
@@ -172,49 +163,11 @@ def test_a_model_that_cannot_be_exported_is_told_in_one_line() -> None:
 
 
 @needs_onnx
-def test_running_out_of_memory_is_no_failure_of_the_export() -> None:
-    class Hungry(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        applied("onnx", Hungry(4, 3), torch.randn(2, 4))
-
-
-@needs_onnx
 def test_an_export_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     exported = torch.onnx.export(nn.Linear(4, 3).eval(), (torch.randn(7, 4),), dynamo=True, verbose=False)
     monkeypatch.setattr(torch.onnx, "export", lambda *args, **kwargs: exported)
     with pytest.raises(BenchError, match=r"takes \['input'\] of other shapes than the \[\[2, 4\]\] it was given"):
         applied("onnx", nn.Linear(4, 3), torch.randn(2, 4))
-
-
-def test_a_missing_package_or_provider_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    if find_spec("onnxruntime"):
-        with pytest.raises(
-            BenchError, match=r"onnx: this ONNX Runtime has no CUDAExecutionProvider; .* onnxruntime-gpu"
-        ):
-            applied("onnx", nn.Linear(4, 3), torch.randn(2, 4), device=Gpu())
-
-    class Instinct(CpuDevice):
-        kind = "rocm"
-
-    if find_spec("onnxruntime"):
-        with pytest.raises(BenchError, match="onnx: there is no provider of ONNX Runtime for rocm here"):
-            applied("onnx", nn.Linear(4, 3), torch.randn(2, 4), device=Instinct())
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else find_spec("torch"))
-    with pytest.raises(BenchError, match=r"onnx: it needs the package onnxscript: pip install 'torch-redline\[onnx\]'"):
-        applied("onnx", nn.Linear(4, 3), torch.randn(2, 4))
-
-
-@pytest.mark.parametrize(
-    "other", ["compile", "torchscript", "tensorrt", "amp", "amp-bf16", "graphs", "channels-last", "sdpa:math", "int8"]
-)
-def test_what_cannot_stand_beside_it(other: str) -> None:
-    with pytest.raises(SpecError, match="exclude each other"):
-        switches_of(Recipe.parse(f"onnx+{other}"), "infer")
-    with pytest.raises(SpecError, match="onnx is for infer, not for train"):
-        switches_of(Recipe.parse("onnx"), "train")
 
 
 class Stream:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from applying import applied, code_of
+from applying import code_of
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -137,14 +137,6 @@ def test_inductor_runs_it_and_finds_it_in_its_cache(tmp_path: Path, monkeypatch:
     overlapped = overlap_gradients()
     torch.testing.assert_close(gradients(), expected)
     assert not overlapped.graphs, "it was found"
-
-
-def test_is_refused_without_a_compiler_and_on_a_cpu() -> None:
-    with pytest.raises(BenchError, match="a CPU runs one operator after the other"):
-        applied("overlap-gradients+compile", small(), torch.randn(2, 4, 8, 8), task="train")
-    (switch,) = switches_of(Recipe.parse("overlap-gradients"), "train")
-    assert not any(need.is_met({"overlap-gradients"}) for need in switch.needs)
-    assert all(need.is_met({"overlap-gradients", "compile:combine", "compile"}) for need in switch.needs)
 
 
 def test_a_program_in_which_nothing_was_moved_is_not_timed_under_its_name() -> None:

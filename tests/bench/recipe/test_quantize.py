@@ -12,13 +12,7 @@ from applying import applied, code_of, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe import base as extras
-from redline.bench.recipe.base import SWITCHES
-from redline.bench.recipe.compose import number_format_of, switches_of
 from redline.bench.recipe.rounding import rounded_inputs, rounded_tensor, rounded_weights
-from redline.bench.workload.sources.live import remember_module
-from redline.model.errors import BenchError, SpecError
-from redline.model.spec import Recipe
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 pytestmark = [pytest.mark.usefixtures("torch_as_it_was"), pytest.mark.filterwarnings("ignore")]
@@ -64,14 +58,6 @@ def test_linear_layers_are_quantized_and_the_share_is_told(recipe: str, config: 
 
 
 @needs_torchao
-@pytest.mark.parametrize("recipe", ["int8:weight-only", "int8:dynamic", "bf16+int8"])
-def test_sound_int8_passes(recipe: str) -> None:
-    found = judged(recipe, layers(), torch.randn(32, 32))
-    assert found.passed, found.reason
-    assert found.number_format in ("int8", "int8-weights")
-
-
-@needs_torchao
 def test_a_broken_int8_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchao.quantization
 
@@ -95,29 +81,6 @@ def test_the_switches_of_the_process_stay_as_they_are() -> None:
 
 
 @needs_torchao
-def test_a_borrowed_model_is_given_back_with_its_weights() -> None:
-    model, x = layers(), torch.randn(2, 32)
-    before = model(x).detach()
-    give_back = remember_module(model)
-    applied("int8", model, x)
-    give_back()
-    assert not any(weights_of(model))
-    assert torch.equal(model(x), before)
-
-
-@needs_torchao
-@pytest.mark.parametrize("recipe", ["int8", "int8:dynamic"])
-def test_a_model_of_convolutions_is_refused_with_the_share(recipe: str) -> None:
-    network = nn.Sequential(nn.Conv2d(16, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 8))
-    with pytest.raises(
-        BenchError, match=r"int8: torchao quantizes linear layers.* 1 of 4 parameters, 5.2% of the"
-    ) as caught:
-        applied(recipe, network, torch.randn(2, 16, 8, 8))
-    assert caught.value.kind == "unsupported"
-    assert not any(weights_of(network))
-
-
-@needs_torchao
 def test_what_other_modules_read_past_the_layer_is_left_alone() -> None:
     """MultiheadAttention takes the weight of its projection out of the layer, which quantized layers do not allow."""
 
@@ -135,18 +98,6 @@ def test_what_other_modules_read_past_the_layer_is_left_alone() -> None:
     assert output_of(setup).shape == (2, 8, 64)
 
 
-def test_a_device_or_package_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    for recipe, device in (("int8", CpuDevice()), ("fp8", Gpu())):
-        with pytest.raises(
-            BenchError, match=r"it needs the package torchao: pip install 'torch-redline\[quant\]'"
-        ) as caught:
-            applied(recipe, layers(), torch.randn(2, 32), device=device)
-        assert caught.value.kind == "unsupported"
-    with pytest.raises(BenchError, match=r"fp8: fp8 products run on GPUs of compute capability 8\.9 and later"):
-        applied("fp8", layers(), torch.randn(2, 32))
-
-
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0)])
 def test_fp8_needs_a_gpu_that_has_it(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     from redline.bench.device.cuda import CudaDevice
@@ -159,32 +110,6 @@ def test_fp8_needs_a_gpu_that_has_it(capability: tuple[int, int], monkeypatch: p
     assert refusal == (
         "A card has no fp8 arithmetic (compute capability 8.9 and later do)" if capability < (8, 9) else None
     )
-
-
-@pytest.mark.parametrize("other", ["fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"])
-def test_what_cannot_stand_beside_it(other: str) -> None:
-    with pytest.raises(SpecError, match="exclude each other"):
-        switches_of(Recipe.parse(f"int8+{other}"), "infer")
-
-
-def test_quantizing_is_opt_in_and_never_the_tuners_own_idea() -> None:
-    assert SWITCHES.get("int8").does.quantizes
-    assert SWITCHES.get("fp8").does.quantizes
-    with pytest.raises(SpecError, match="int8 is for infer"):
-        switches_of(Recipe.parse("int8"), "train")
-
-
-def test_the_argument_decides_what_is_rounded() -> None:
-    formats = {
-        "int8": "int8",
-        "int8:weight-only": "int8-weights",
-        "int8:dynamic": "int8",
-        "fp8": "fp8",
-        "bf16+int8": "int8",
-    }
-    assert {text: number_format_of(Recipe.parse(text), "infer") for text in formats} == formats
-    assert "Int8DynamicActivationInt8WeightConfig" in "".join(code_of("int8", device="cuda").model_lines)
-    assert "Float8DynamicActivationFloat8WeightConfig" in "".join(code_of("fp8", device="cuda").model_lines)
 
 
 def test_rounding_to_int8_keeps_every_row_within_half_a_step() -> None:
@@ -244,15 +169,6 @@ class TestFp8Training:
         assert [type(layer).__name__ for layer in model] == ["Float8Linear", "GELU", "Float8Linear", "GELU", "Linear"]
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         assert "the products of 2 of 6 parameters, 78% of the weights" in setup.notes["fp8"]
-
-    def test_goes_with_bf16_and_not_with_what_is_untried(self) -> None:
-        for other in ("amp-bf16", "bf16", "compile", "graphs"):
-            assert len(switches_of(Recipe.parse(f"fp8+{other}"), "train")) == 2
-        for other in ("amp", "fp16"):
-            with pytest.raises(SpecError, match="exclude each other"):
-                switches_of(Recipe.parse(f"fp8+{other}"), "train")
-        with pytest.raises(SpecError, match="exclude each other"):
-            switches_of(Recipe.parse("fp8+amp-bf16"), "infer")
 
     def test_writes_the_conversion(self) -> None:
         code = code_of("fp8", "train", "cuda")

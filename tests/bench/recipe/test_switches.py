@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from applying import applied, output_of
 from torch import Tensor, nn
 
-from redline.bench.device.cpu import CpuDevice
 from redline.bench.device.failure import failure_from
 from redline.bench.environment import remember_flags
 from redline.bench.recipe.base import SWITCHES
-from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
-from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, InferenceStep, Setup, TrainingStep
-from redline.bench.workload.workload import Workload, assemble
+from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, InferenceStep, TrainingStep
 from redline.model.errors import BenchError
 from redline.model.spec import Recipe, Task
 from redline.model.work import Facts
 
-
-@pytest.fixture(autouse=True)
-def torch_as_it_was() -> Iterator[None]:
-    restore = remember_flags()
-    # Two threads that wait for each other on a busy machine take a hundred times as long as one.
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-    restore()
+pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 
 
 class Normed(nn.Module):
@@ -58,20 +46,6 @@ class Probe(nn.Module):
         active = torch.is_autocast_enabled("cpu")
         self.seen.append((active, torch.get_autocast_dtype("cpu"), y.dtype))
         return y
-
-
-def workload_of(model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Workload:
-    return assemble(model, (args, kwargs), task=task, source="test", identity="test", seed=0)
-
-
-def applied(recipe: str, model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Setup:
-    return apply_recipe(Recipe.parse(recipe), workload_of(model, *args, task=task, **kwargs), CpuDevice())
-
-
-def output_of(setup: Setup) -> Any:
-    step = InferenceStep(setup)
-    with step.context():
-        return step()
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
@@ -193,13 +167,6 @@ def test_torchscript_traces_and_freezes_inputs_of_every_kind(
     assert list(model.parameters()), "the model itself is as it was"
 
 
-def test_torchscript_answers_other_inputs_too() -> None:
-    model = Scaled()
-    setup = applied("torchscript", model, **parts())
-    others = parts()
-    torch.testing.assert_close(InferenceStep(setup).on((), others), model(**others))
-
-
 def test_torchscript_keeps_autocast_inside_the_trace() -> None:
     setup = applied("amp-bf16+torchscript", Normed(), torch.randn(2, 3, 8, 8))
     assert "bfloat16" in str(output_of(setup).dtype)
@@ -310,12 +277,6 @@ def test_a_broken_graph_is_a_failure_where_the_whole_was_asked_for() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
         output_of(applied("compile:backend=eager,fullgraph=true", Breaks(4, 3), torch.randn(2, 4)))
     assert failure_from(caught.value, "first-call").kind == "compile"
-
-
-def test_an_unknown_backend_is_a_failure_of_the_compiler() -> None:
-    with pytest.raises(Exception, match="no_such_backend") as caught:
-        applied("compile:backend=no_such_backend", nn.Linear(4, 3), torch.randn(2, 4))
-    assert failure_from(caught.value, "recipe").kind == "compile"
 
 
 def answers_before_and_after_the_weights_change(recipe: str) -> tuple[Tensor, Tensor, Tensor]:

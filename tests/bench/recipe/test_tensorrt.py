@@ -13,10 +13,7 @@ from applying import applied, code_of, output_of
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe import base as extras
-from redline.bench.recipe.compose import switches_of
-from redline.model.errors import BenchError, SpecError
-from redline.model.spec import Recipe
+from redline.model.errors import BenchError
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 
@@ -71,19 +68,3 @@ def test_what_cannot_be_built_is_told_in_one_line(tensorrt: ModuleType, monkeypa
         applied("tensorrt", nn.Linear(4, 3), torch.randn(2, 4), device=Gpu())
     assert caught.value.kind == "compile"
     assert "\n" not in str(caught.value)
-
-
-def test_it_is_refused_without_the_gpu_or_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BenchError, match="tensorrt: TensorRT runs on NVIDIA GPUs, not on cpu"):
-        applied("tensorrt", nn.Linear(4, 3), torch.randn(2, 4))
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(
-        BenchError, match=r"it needs the package torch_tensorrt: pip install 'torch-redline\[tensorrt\]'"
-    ):
-        applied("tensorrt", nn.Linear(4, 3), torch.randn(2, 4), device=Gpu())
-
-
-@pytest.mark.parametrize("other", ["compile", "torchscript", "onnx", "amp", "amp-bf16", "graphs", "sdpa:math", "int8"])
-def test_what_cannot_stand_beside_it(other: str) -> None:
-    with pytest.raises(SpecError, match="exclude each other"):
-        switches_of(Recipe.parse(f"tensorrt+{other}"), "infer")
