@@ -1,4 +1,4 @@
-"""A model behind a queue, in real time: steps for every batch size that may form, and the clock they are served by."""
+"""This runs a model behind a queue in real time, with a step for every batch size that may form."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from redline.model.protocol import Load
 from redline.model.spec import RunSpec
 
 WARM_STEPS = 3
-"""Per batch size, before any request comes: libraries choose their kernels on the first calls."""
+"""Each batch size runs so often before any request comes: libraries choose their kernels on the first calls."""
 SPIN_S = 0.0005
-"""The system wakes a sleeper about this late: the rest of a wait is spent looking at the clock."""
+"""The system wakes a sleeper about this late, so the rest of a wait is spent looking at the clock."""
 
 
 class RealClock:
-    """Seconds since it was made."""
+    """A clock that counts seconds since it was made."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -46,7 +46,7 @@ class RealClock:
 
 
 class LoadRunner:
-    """The prepared model at every batch size up to the largest.
+    """It holds the prepared model at every batch size up to the largest.
 
     A recipe that neither compiles nor records runs each size as it comes, on the first rows of the largest batch's
     inputs. Others are prepared once per size for powers of two, and a batch in between is padded.
@@ -93,7 +93,7 @@ class LoadRunner:
 
 @contextmanager
 def _naming_batch(size: int) -> Iterator[None]:
-    """An error that names the batch it came with: a model may take only some sizes."""
+    """Raise an error that names the batch it came with, because a model may take only some sizes."""
     try:
         yield
     except Exception as error:
@@ -103,7 +103,7 @@ def _naming_batch(size: int) -> Iterator[None]:
 
 
 def _can_be_cut(setup: Setup) -> bool:
-    """Whether all that holds items is tensors, of which the first rows can be taken without a copy."""
+    """Returns whether all that holds items is tensors, of which the first rows can be taken without a copy."""
     axes = setup.workload.axes
     tensors = {path for path, _ in named_tensors(setup.args)} | {path for path, _ in named_tensors(setup.kwargs)}
     return bool(axes) and all(isinstance(axis, int) and path in tensors for path, axis in (axes or {}).items())
@@ -125,7 +125,7 @@ def _first_rows(inputs: Inputs, axes: Axes, size: int) -> Inputs:
 
 
 def _built_at(spec: RunSpec, size: int, device: Device) -> InferenceStep:
-    """A model of its own for this size: a second shape would turn a compiled program dynamic, and slower."""
+    """Returns a model of its own for this size: a second shape would turn a compiled program dynamic, and slower."""
     smaller = msgspec.structs.replace(spec.workload, batch=size)
     workload = build_workload(smaller, spec.seed).to(device.torch_device)
     settle_batch(workload, smaller)

@@ -6,7 +6,6 @@ import random
 import sys
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,10 +17,6 @@ from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName, UsageError
 from redline.model.questions import ModelName
 from redline.model.spec import WorkloadSpec
-
-
-def test_every_source_is_found_by_its_file() -> None:
-    assert set(SOURCES) >= {"builtin", "torchvision", "timm", "hf", "user", "live"}
 
 
 @pytest.mark.parametrize(
@@ -82,14 +77,6 @@ def test_options_a_source_cannot_honour_are_refused_before_building(
 ) -> None:
     with pytest.raises(SpecError, match=says):
         check_model(WorkloadSpec(model=model, **options))
-
-
-@pytest.mark.parametrize("model", ["alexnet", "swin_t", "inception_v3", "vit_b_16"])
-def test_options_that_can_be_honoured_pass(model: str) -> None:
-    spec = WorkloadSpec(model=model, image_size=96, classes=5)
-    check_model(spec)
-    with pytest.raises(SpecError, match="sequence_length"):  # the same spec with one option too many
-        check_model(msgspec.structs.replace(spec, sequence_length=4))
 
 
 def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,28 +153,21 @@ def test_the_batch_has_a_default_that_is_told(build: Any) -> None:
 def test_built_in_models_answer_as_promised(build: Any) -> None:
     cnn = build("simple_cnn", batch=2, image_size=16, classes=7)
     assert cnn.model(*cnn.args).shape == (2, 7)
+    pictures = build("transformer", batch=2, image_size=16, classes=7)
+    assert pictures.model(*pictures.args).shape == (2, 7)
     language = build("transformer", batch=2, sequence_length=12)
     assert language.model(*language.args).shape == (2, 12, 8192)
-    assert language.item == "seq"
-    assert not any(isinstance(module, torch.nn.Dropout) for module in language.model.modules())
+    assert (language.item, pictures.item) == ("seq", "img")
     drawn = torch.cat([language.second_inputs(seed).inputs[0][0] for seed in range(20)])
-    assert drawn.max() > 8000, "tokens come from the whole vocabulary"
-    assert drawn.max() < 8192
+    assert 8000 < drawn.max() < 8192, "tokens come from the whole vocabulary"
 
 
 def test_info_says_what_runs(build: Any) -> None:
-    info = build("resnet18", batch=2, image_size=32).info()
-    assert info.source == "torchvision"
-    assert info.class_name == "ResNet"
-    assert info.parameters == 11_689_512
-    assert info.items_per_step == 2
-    assert info.item == "img"
-    assert info.input_shapes == ("2×3×32×32 float32",)
-
-
-def test_moving_takes_inputs_along(build: Any) -> None:
-    workload = build("simple_cnn").to("meta")
-    assert workload.args[0].is_meta
+    workload = build("resnet18", batch=2, image_size=32)
+    info = workload.info()
+    assert (info.source, info.class_name, info.parameters) == ("torchvision", "ResNet", 11_689_512)
+    assert (info.items_per_step, info.item, info.input_shapes) == (2, "img", ("2×3×32×32 float32",))
+    assert workload.to("meta").args[0].is_meta
     assert all(parameter.is_meta for parameter in workload.model.parameters())
 
 

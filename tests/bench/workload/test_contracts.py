@@ -51,7 +51,7 @@ class Works:
 FROM_BATCH = Works()
 """The factory takes the batch: one item by default, six when asked for."""
 FORWARD_ALONE = Works(trains=False)
-ASKS = Works(None, "unknown", 1, "step", "let the factory take batch, or declare batch_axis")
+ASKS = Works(None, "unknown", 1, "step", "add --batch-axis N (batch_axis=N), or let the factory take batch")
 """The model does not answer for each entry of the first input alone: Redline asks for the setting by name."""
 
 

@@ -13,7 +13,7 @@ from redline.bench.device import open_device, resolve_device
 from redline.bench.device.cuda import shorten_launches
 from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import refuse_impossible, switches_of
-from redline.bench.workload.build import example_code, source_of
+from redline.bench.workload.build import source_of
 from redline.bench.workload.hf_decoder import asks_the_host, written_in_place
 from redline.bench.workload.sources.live import HANDED_OVER
 from redline.bench.workload.step import COUNTS_STEPS, INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
@@ -47,7 +47,7 @@ def snippet_of(spec: RunSpec) -> str:
             code.bring_in("from typing import Any")
             code.bring_in("from collections.abc import Callable")
             code.carry(written_in_place, asks_the_host)
-    example = example_code(spec.workload)
+    example = source_of(spec.workload).example_code(spec.workload)
     # What is rendered is code, not a page: nothing is escaped, and names go in as literals.
     environment = Environment(
         loader=PackageLoader("redline.bench.recipe"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

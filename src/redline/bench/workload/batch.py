@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from redline.model.errors import BenchError, SpecError
 LIST = "list"
 """In place of an axis: the list itself holds one entry per item."""
 Axes = dict[str, int | str]
-"""By path in the inputs: the axis of a tensor, or `LIST`."""
+"""It gives the axis of a tensor, or `LIST`, by the path in the inputs."""
 
 SAME = {torch.float16: 3e-2, torch.bfloat16: 3e-2}
 """Two answers for one item are the same if they differ by less than this share; `EXACT` holds for other number formats."""
@@ -68,7 +67,8 @@ def proven_axes(model: nn.Module, inputs: Inputs) -> Axes | str:
     try:
         base = _answer(model, inputs)
         # All further items are the first one again: then no mean over the items stays what it was.
-        rows = [*range(size), *([0] * size)] if _has_axes(base) else [*range(size), *range(size)]
+        has_axes = any(tensor.ndim for _, tensor in named_tensors(base))
+        rows = [*range(size), *([0] * size if has_axes else range(size))]
         verdicts = list(_compare(_answer(model, select_items(inputs, axes, rows)), base, rows))
     except Exception as error:
         if is_out_of_memory(error):
@@ -82,11 +82,17 @@ def proven_axes(model: nn.Module, inputs: Inputs) -> Axes | str:
 def size_along(inputs: Inputs, axes: Axes) -> int:
     """Returns how many items there are; a `SpecError` says that the axes disagree."""
     sizes: dict[str, int] = {}
-    for path, value in _at(inputs, axes):
-        sizes[path] = len(value) if axes[path] == LIST else value.shape[axes[path]]
+
+    def look(path: str, leaf: Any) -> Any:
+        if path in axes:
+            sizes[path] = len(leaf) if axes[path] == LIST else leaf.shape[axes[path]]
+        return leaf
+
+    for side in inputs:
+        map_leaves(side, look, until=axes.__contains__)
     if len(set(sizes.values())) != 1:
-        told = ", ".join(f"{size} at {path or 'the input'}" for path, size in sizes.items())
-        raise SpecError(f"batch_axis: the inputs do not agree on the batch: {told}")
+        found = ", ".join(f"{size} at {path or 'the input'}" for path, size in sizes.items())
+        raise SpecError(f"batch_axis: the inputs do not agree on the batch: {found}")
     return next(iter(sizes.values()))
 
 
@@ -124,46 +130,24 @@ def _holders(value: Any, path: str) -> Iterator[tuple[str, int | str, int]]:
             yield from _holders(child, join(path, key))
 
 
-def _at(inputs: Inputs, axes: Axes) -> Iterator[tuple[str, Any]]:
-    def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-        if path in axes:
-            yield path, value
-            return
-        for key, child in children(value) or ():
-            yield from walk(child, join(path, key))
-
-    for side in inputs:
-        yield from walk(side, "")
-
-
 def _answer(model: nn.Module, inputs: Inputs) -> Any:
-    """The model's answer in evaluation mode; what it keeps between calls, and the random state, stay as they were."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _evaluated(model) as twin:
-        args, kwargs = copied(inputs)
-        return twin(*args, **kwargs)
-
-
-@contextmanager
-def _evaluated(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy that shares the weights, which may fill the device; the model itself if it holds what cannot be copied."""
-    modes = {module: module.training for module in model.modules()}
-    try:
+    """Returns the model's answer in evaluation mode; what it keeps between calls, and the random state, stay as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:  # the copy shares the weights, which may fill the device
         twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     except Exception:  # a lock, a file, a function that closes over modules
         twin = model
     try:
-        yield twin.eval()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            args, kwargs = copied(inputs)
+            return twin.eval()(*args, **kwargs)
     finally:
-        for module, training in modes.items():
+        for module, training in modes:
             module.training = training
 
 
-def _has_axes(output: Any) -> bool:
-    return any(tensor.ndim for _, tensor in named_tensors(output))
-
-
 def _compare(found: Any, base: Any, rows: Sequence[int]) -> Iterator[bool]:
-    """For each part of the answer that grew with the items, and each that changed otherwise: whether it is the same per item."""
+    """Yields for each part of the answer that grew with the items, or changed otherwise, whether it is the same per item."""
     if isinstance(base, Tensor) and isinstance(found, Tensor):
         yield from _compare_tensors(found, base, rows)
         return
@@ -194,7 +178,7 @@ def _compare_tensors(found: Tensor, base: Tensor, rows: Sequence[int]) -> Iterat
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two answers hold the same tensors."""
+    """Returns whether two answers hold the same tensors."""
     ours, theirs = named_tensors(one), named_tensors(other)
     return len(ours) == len(theirs) and all(map(_is_close, (part for _, part in ours), (part for _, part in theirs)))
 

@@ -1,4 +1,4 @@
-"""From a spec to a workload on the CPU, and from a name to the source that knows it."""
+"""This builds a workload on the CPU from a spec, and finds the source that knows a name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from redline.bench.workload.batch import proven_axes, resize, size_along
 from redline.bench.workload.inputs import Inputs, seeded
-from redline.bench.workload.source import SOURCES, ExampleCode, Source
+from redline.bench.workload.source import SOURCES, Source
 from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName
 from redline.model.note import note
@@ -21,10 +21,10 @@ from redline.model.spec import WorkloadSpec
 def build_workload(
     spec: WorkloadSpec, seed: int, within: AbstractContextManager[Any] | None = None, inputs: Inputs | None = None
 ) -> Workload:
-    """The model with its inputs on the CPU. The same seed gives the same weights and inputs.
+    """Returns the model with its inputs on the CPU. The same seed gives the same weights and inputs.
 
-    `within` is held while the source builds: a mode that gives tensors no memory. `inputs`: a batch of the data that the
-    model is built for.
+    `within` is held while the source builds, such as a mode that gives tensors no memory. `inputs` are a batch of the data
+    that the model is built for.
     """
     source = source_of(spec)
     source.check(spec)
@@ -39,35 +39,30 @@ def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) ->
     """
     if workload.step is not None:
         return  # what its setup takes is known, and nothing else can be asked of a function
-    why = ""
+    why, inputs = "", (workload.args, workload.kwargs)
     if workload.batch is None and ((ask and workload.items is None) or spec.batch is not None):
-        found = proven_axes(workload.model, (workload.args, workload.kwargs))
+        found = proven_axes(workload.model, inputs)
         if isinstance(found, str):
             why = found
         else:
-            workload.axes, workload.batch_from = found, "scaled"
-            workload.batch = size_along((workload.args, workload.kwargs), found)
-    if spec.batch is not None and workload.batch != spec.batch:
-        _resize(workload, spec, why)
-    elif why:
-        text = f"batch unknown, so steps are counted: {why}; add --batch-axis N (batch_axis=N) or --items N (items=N)"
-        workload.notes.append(note("batch-unknown", text))
-
-
-def _resize(workload: Workload, spec: WorkloadSpec, why: str) -> None:
-    assert spec.batch is not None
-    old = workload.batch
-    if workload.axes is None or old is None:
+            workload.axes, workload.batch_from, workload.batch = found, "scaled", size_along(inputs, found)
+    old, axes = workload.batch, workload.axes
+    if spec.batch is None or spec.batch == old:
+        if why:
+            hint = "add --batch-axis N (batch_axis=N) or --items N (items=N)"
+            workload.notes.append(note("batch-unknown", f"batch unknown, so steps are counted: {why}; {hint}"))
+        return
+    if axes is None or old is None:
         raise SpecError(
             f"batch {spec.batch} cannot be honoured for {spec.model}: {why or 'its axes are not known'}; "
-            f"let the factory take batch, or declare batch_axis"
+            f"add --batch-axis N (batch_axis=N), or let the factory take batch"
         )
     if workload.items is not None and spec.items is None:
         if spec.batch % old:
             raise SpecError(f"batch {spec.batch} cannot be honoured: items were given for {old}, and it is no multiple")
         workload.items = workload.items * spec.batch // old
     workload.loss.select([row % old for row in range(spec.batch)], old)
-    workload.put(resize((workload.args, workload.kwargs), workload.axes, spec.batch))
+    workload.put(resize(inputs, axes, spec.batch))
     workload.batch = spec.batch
     workload.notes.append(note("changed-batch", f"the inputs' {old} items became {spec.batch}"))
 
@@ -83,23 +78,22 @@ def check_model(spec: WorkloadSpec) -> None:
 
 
 def understood(spec: WorkloadSpec) -> WorkloadSpec:
-    """The spec with the task that its source knows: a function called `step` is timed as it is."""
-    task = source_of(spec).task_of(spec)
-    return spec if task == spec.task else msgspec.structs.replace(spec, task=task)
+    """Returns the spec with the task that its source knows: a function called `step` is timed as it is."""
+    return msgspec.structs.replace(spec, task=source_of(spec).task_of(spec))
 
 
 def fingerprint_of(spec: WorkloadSpec) -> str:
-    """Which source, and what that knows of a checked spec's model without building it."""
+    """Returns which source it is, and what that knows of a checked spec's model without building it."""
     source = source_of(spec)
     return f"{type(source).__name__} {source.fingerprint(spec)}"
 
 
-def example_code(spec: WorkloadSpec) -> ExampleCode | None:
-    return source_of(spec).example_code(spec)
+def source_of(spec: WorkloadSpec) -> Source:
+    return SOURCES.get("live") if spec.artifact is not None else find_source(spec.model)
 
 
 def find_source(model: str) -> Source:
-    """The source in front of the colon, else the one that claims the name."""
+    """Returns the source in front of the colon, else the one that claims the name."""
     prefix, colon, _ = model.partition(":")
     if colon and prefix in SOURCES:
         return SOURCES.get(prefix)
@@ -113,7 +107,10 @@ def find_source(model: str) -> Source:
 
 
 def list_models(pattern: str | None = None) -> tuple[list[ModelName], list[str]]:
-    """Models by name that match (part of a name, or a pattern with `*`), and the sources whose package is missing."""
+    """Returns models by name that match (part of a name, or a pattern with `*`), and the sources whose package is missing.
+
+    A name matches with its source in front or without: `resnet5*` finds timm's too.
+    """
     found: list[ModelName] = []
     missing: list[str] = []
     for name in SOURCES:
@@ -121,16 +118,7 @@ def list_models(pattern: str | None = None) -> tuple[list[ModelName], list[str]]
             found += SOURCES.get(name).models()
         except MissingExtra as error:
             missing.append(str(error))
-    if pattern is not None:
-        wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
-        found = [model for model in found if _matches(model.name.lower(), wanted)]
-    return found, missing
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """With its source in front or without: `resnet5*` finds timm's too."""
-    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in (name, name.partition(":")[2]))
-
-
-def source_of(spec: WorkloadSpec) -> Source:
-    return SOURCES.get("live") if spec.artifact is not None else find_source(spec.model)
+    wanted = (pattern or "*").lower()
+    wanted = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
+    names = {model.name: (model.name.lower(), model.name.lower().partition(":")[2]) for model in found}
+    return [model for model in found if fnmatch.filter(names[model.name], wanted)], missing

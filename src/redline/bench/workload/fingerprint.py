@@ -1,4 +1,4 @@
-"""When are two models, and two inputs, the same thing? Hashes that do not depend on the values of weights."""
+"""Hashes that say whether two models, or two inputs, are the same thing; the values of weights do not matter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -23,23 +23,22 @@ def short_hash(data: str | bytes) -> str:
 
 
 def model_hash(model: nn.Module, identity: str) -> str:
-    """From the class, the names, shapes and dtypes of what it holds, how it prints, and where it came from.
+    """Returns a hash of the class, the names, shapes and dtypes of what it holds, how it prints, and where it came from.
 
     Printing a module shows what shapes cannot: strides, activations, dropout.
     """
-    return short_hash("\n".join((identity, class_name(model), _ADDRESS.sub("", repr(model)), *_tensors(model))))
+    held = [*model.named_parameters(), *model.named_buffers()]
+    shapes = [f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in held]
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    return short_hash("\n".join((identity, kind, _ADDRESS.sub("", repr(model)), *shapes)))
 
 
 def input_hash(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return short_hash(describe((args, kwargs)))
 
 
-def class_name(model: nn.Module) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
 def forward_code(model: nn.Module) -> str:
-    """A hash of the byte-code of every forward that is not torch's own.
+    """Returns a hash of the byte-code of every forward that is not torch's own.
 
     A live module may have been defined in a notebook: there is no file to hash, and its source text is gone in the
     worker, but the code itself came along.
@@ -50,7 +49,7 @@ def forward_code(model: nn.Module) -> str:
 
 
 def code_of(function: Any) -> str:
-    """The byte-code of a function as text; empty where it has none of its own."""
+    """Returns the byte-code of a function as text; it is empty if it has none of its own."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else _code_text(code)
 
@@ -62,65 +61,38 @@ def _code_text(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {' '.join(constants)}"
 
 
-def _tensors(model: nn.Module) -> Iterator[str]:
-    for name, parameter in model.named_parameters():
-        yield f"p {name} {list(parameter.shape)} {parameter.dtype}"
-    for name, buffer in model.named_buffers():
-        yield f"b {name} {list(buffer.shape)} {buffer.dtype}"
-
-
 def code_fingerprint(path: Path) -> str:
-    """Changes whenever the file changes, or a module of the same project that it imports, however far down."""
-    roots = _roots(path)
-    seen: dict[Path, bytes] = {}
-    waiting = [path.resolve()]
+    """Returns a hash that changes whenever the file does, or a module of the same project that it imports.
+
+    The project's modules lie beside the file, beside its package, and where the person stands.
+    """
+    folder = path.resolve().parent
+    top = next((parent for parent in (folder, *folder.parents) if not (parent / "__init__.py").exists()), folder)
+    roots, seen, waiting = (folder, top, Path.cwd()), dict[Path, bytes](), [path.resolve()]
     while waiting:
         file = waiting.pop()
-        if file not in seen and (content := _content(file)) is not None:
-            seen[file] = content
-            waiting += _imported(file, content, roots)
+        if file in seen:
+            continue
+        try:
+            seen[file] = file.read_bytes()
+            tree = ast.parse(seen[file])
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                level, module = (node.level, node.module) if isinstance(node, ast.ImportFrom) else (0, None)
+                bases = file.parents[level - 1 : level] if level else roots
+                for alias in node.names:  # what is imported from a package may be a module of it
+                    waiting += _files_of(f"{module}.{alias.name}" if module else alias.name, bases)
     # By content, not by path: moving a project does not make another model.
     return short_hash(b"\0".join(sorted(seen.values())))
 
 
-def _roots(path: Path) -> list[Path]:
-    """Where the project's own modules lie: the file's folder, the one its package lies in, and where the person stands."""
-    folder = path.resolve().parent
-    top = folder
-    while (top / "__init__.py").exists() and top.parent != top:
-        top = top.parent
-    return list(dict.fromkeys((folder, top, Path.cwd())))
-
-
-def _imported(file: Path, content: bytes, roots: list[Path]) -> Iterator[Path]:
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files_of(alias.name, roots)
-        elif isinstance(node, ast.ImportFrom):
-            bases = [file.parents[node.level - 1]] if 0 < node.level <= len(file.parents) else roots
-            prefix = f"{node.module}." if node.module else ""
-            for alias in node.names:  # what is imported from a package may be a module of it
-                yield from _files_of(f"{prefix}{alias.name}", bases)
-
-
-def _files_of(dotted: str, bases: list[Path]) -> Iterator[Path]:
-    """Every file that importing `a.b.c` runs, where `c` may be a name inside `a.b`."""
-    for base in bases:
-        path = base
+def _files_of(dotted: str, bases: Sequence[Path]) -> Iterator[Path]:
+    """Yields every file that importing `a.b.c` runs; `c` may be a name inside `a.b`."""
+    for path in bases:
         for part in dotted.split("."):
             path = path / part
-            for candidate in (path.with_name(f"{part}.py"), path / "__init__.py"):
+            for candidate in (path.with_suffix(".py"), path / "__init__.py"):
                 if candidate.is_file():
                     yield candidate.resolve()
-
-
-def _content(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return None

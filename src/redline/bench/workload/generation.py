@@ -67,7 +67,7 @@ class GenerateStep:
         return torch.no_grad()
 
     def recover(self) -> None:
-        """Every generation begins with an empty cache."""
+        """Nothing is left over, because every generation begins with an empty cache."""
 
     def __call__(self, mark: Mark = no_mark) -> Tensor:
         if not isinstance(self.decoder, WholeGenerator):

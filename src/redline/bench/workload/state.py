@@ -32,6 +32,8 @@ def own_objects(value: Any, twins: dict[int, Any] | None = None, *, inside: bool
     parts = children(value)
     if parts is not None:
         own = [own_objects(child, twins, inside=inside) for _, child in parts]
+        if isinstance(value, tuple) and all(new is old for new, (_, old) in zip(own, parts, strict=True)):
+            return value
         return rebuild(value, [key for key, _ in parts], own)
     if not keeps_state(value):
         return value

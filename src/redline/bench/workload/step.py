@@ -38,7 +38,7 @@ INITIAL_GRADIENT_SCALE = 2.0**10
 
 
 def no_mark() -> None:
-    """For steps whose phases are not recorded."""
+    """Record nothing, for steps whose phases are not looked at."""
 
 
 @dataclass
@@ -54,22 +54,22 @@ class Setup:
     scales_gradients: bool = False
     optimizer_options: dict[str, Any] = field(default_factory=dict)
     decode: Callable[..., torch.Tensor] | None = None
-    """Generation: a compiled decode step, with its choice of the token; the prompt is read by `model` all the same."""
+    """In a generation, a compiled decode step with its choice of the token; `model` reads the prompt all the same."""
     records_decode: bool = False
-    """Generation: the decode step is recorded as a graph."""
+    """In a generation, the decode step is recorded as a graph."""
     step_class: type[InferenceStep] | type[TrainingStep] | None = None
-    """What runs in place of the plain step of the task, where a switch brings a step of its own."""
+    """What runs in place of the plain step of the task, if a switch brings a step of its own."""
     switches: dict[str, Capabilities] = field(default_factory=dict)
     """What each switch of the recipe does to the program."""
     compiled_blocks: Sequence[str] = ()
     """Modules that are compiled one by one, each when it is first called."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
     after_first_call: list[Callable[[], None]] = field(default_factory=list)
-    """What switches look at once a step has run: each raises where it did not do what its name says."""
+    """What switches look at once a step has run: each raises if it did not do what its name says."""
     shortens_launches: bool = False
     """It is compiled or recorded: when it has run, all its kernels are loaded, and how soon they start may be what counts."""
     ddp_options: dict[str, Any] = field(default_factory=dict)
-    """Of DistributedDataParallel, where several ranks train."""
+    """The options of DistributedDataParallel, if several ranks train."""
     distributed: torch.nn.parallel.DistributedDataParallel | None = None
     """The model as several ranks train it, below any compiler."""
     is_sharded: bool = False
@@ -77,6 +77,8 @@ class Setup:
     input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
     changes_inputs: bool = False
     """A call was seen to change a container or an object among its inputs: every step then gets new ones."""
+    is_watched: bool = True
+    """The next call of the model will show whether it does."""
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -85,17 +87,17 @@ class Setup:
 
     @property
     def capabilities(self) -> Capabilities:
-        """For the whole recipe."""
+        """What the whole recipe does to the program."""
         return Capabilities.together(self.switches.values())
 
     @property
     def runs_one_by_one(self) -> bool:
-        """Whether the operators of the model run one by one: nothing is compiled, traced or recorded."""
+        """True if the operators of the model run one by one: nothing is compiled, traced or recorded."""
         merged = self.capabilities.compiles or self.capabilities.dissolves_modules or self.step_class is not None
         return self.task in ("infer", "train") and not merged
 
     def settle(self) -> None:
-        """To be called once everything has run: nothing is left to compile, and no kernel to load."""
+        """Call this once everything has run: nothing is left to compile, and no kernel to load."""
         end_compile_pool()
         if self.shortens_launches and (why := self.device.shorten_launches()) is not None:
             self.notes["launches"] = why
@@ -106,13 +108,13 @@ class Setup:
         self.args, self.kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, self.kwargs))
 
     def prepared_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Fresh fp32 inputs as this recipe wants them."""
+        """Returns fresh fp32 inputs as this recipe wants them."""
         for change in self.input_changes:
             args, kwargs = pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
         return args, kwargs
 
     def begin_with_originals(self) -> None:
-        """Restore the inputs before every step, where the model writes into them."""
+        """Restore the inputs before every step, if the model writes into them."""
         if self.workload.originals is None:
             return
         own = [tensor for _, tensor in input_tensors((self.args, self.kwargs))]
@@ -122,7 +124,7 @@ class Setup:
 
     @contextmanager
     def watching_inputs(self) -> Iterator[None]:
-        """To be held around the first step where nothing is compared: if it writes into its inputs, they are restored too.
+        """Hold this around the first step if nothing is compared: inputs that it writes into are then restored too.
 
         The copies are off the device, where memory is counted.
         """
@@ -137,7 +139,7 @@ class Setup:
             self._note_restored()
 
     def _restore(self, own: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
-        """These before every step, from now on."""
+        """Restore these before every step, from now on."""
 
         def restore() -> None:
             with torch.no_grad():
@@ -153,7 +155,7 @@ class Setup:
         self.workload.args, self.workload.kwargs = self.args, self.kwargs
 
     def autocast(self, *, cache: bool = True) -> torch.autocast:
-        """A fresh autocast context: entered once per step, as a server does once per request."""
+        """Returns a fresh autocast context, which is entered once per step, as a server does once per request."""
         return torch.autocast(
             self.device.autocast_type,
             dtype=self.autocast_dtype,
@@ -182,13 +184,15 @@ class Setup:
         return under_autocast
 
     def _watched_call(self) -> Any:
-        """One call of the model that shows whether it changes a container or an object among its inputs."""
+        """Call the model. The first call shows whether it changes a container or an object among its inputs."""
         args, kwargs = self.args, self.kwargs
-        before = contents((args, kwargs))
+        before = contents((args, kwargs)) if self.is_watched else None
         output = self.model(*args, **kwargs)
-        if contents((args, kwargs)) != before:
-            self.changes_inputs = True
-            self._note_restored()
+        if self.is_watched:
+            self.is_watched = False
+            self.changes_inputs = contents((args, kwargs)) != before
+            if self.changes_inputs:
+                self._note_restored()
         return output
 
     def _note_restored(self) -> None:
@@ -200,7 +204,7 @@ class TimedStep(Protocol):
     """A step that can be timed. Called, it looks for what is to be done; `plain` is what it then does, and nothing else."""
 
     phases: ClassVar[tuple[str, ...]]
-    """Names of the parts; the step calls `mark` at the end of each, so the last mark is the end of the step."""
+    """The names of its parts. The step calls `mark` at the end of each, so the last mark is the end of the step."""
 
     def __call__(self, mark: Mark = no_mark) -> Any: ...
 
@@ -208,7 +212,7 @@ class TimedStep(Protocol):
         """The step as the body of a plain loop: what can be settled once is settled here. The step was called before."""
 
     def context(self) -> AbstractContextManager[Any]:
-        """To be held around a row of steps."""
+        """Returns what is held around a row of steps."""
 
     def recover(self) -> None:
         """Forget a step that broke half-way, so that the next one starts clean."""
@@ -251,7 +255,7 @@ class InferenceStep:
         return self._setup.workload
 
     def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output for other inputs of the same shapes, outside any timing."""
+        """Returns the output for other inputs of the same shapes, outside any timing."""
         with self.given(args, kwargs), self.context():
             return self()
 
@@ -267,7 +271,7 @@ class InferenceStep:
 
 
 class CalledStep(InferenceStep):
-    """A function of the user's, called as it is: gradients are its own affair."""
+    """It calls a function of the user's as it is: gradients are its own affair."""
 
     phases: ClassVar[tuple[str, ...]] = ("step",)
 
@@ -353,7 +357,7 @@ class TrainingStep:
         self._scaler = make_scaler(self._setup)
 
     def eagerly(self, mark: Mark = no_mark) -> torch.Tensor:
-        """One step without compiler or graph: for a batch of another size than they were made for."""
+        """Run one step without compiler or graph, for a batch of another size than they were made for."""
         compiled, self._setup.model = self._setup.model, self._setup.workload.model
         try:
             return TrainingStep.__call__(self, mark)
@@ -361,7 +365,7 @@ class TrainingStep:
             self._setup.model = compiled
 
     def learn_at(self, rate: float) -> None:
-        """Set the learning rate; a graph reads it from the device's memory."""
+        """Set the learning rate, which a graph reads from the device's memory."""
         for group in self._optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
@@ -370,20 +374,20 @@ class TrainingStep:
 
     @property
     def gradient_scale(self) -> float | None:
-        """None where gradients are not scaled. Waits for the device."""
+        """The scale of gradients, or None if they are not scaled. Reading it waits for the device."""
         return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
 
     def optimizer_state(self) -> Iterator[tuple[torch.Tensor, Any]]:
-        """What the optimizer keeps of each parameter."""
+        """Returns what the optimizer keeps of each parameter."""
         yield from self._optimizer.state.items()
 
     def state(self) -> dict[str, Any]:
-        """What the next step depends on, apart from the model."""
+        """Returns what the next step depends on, apart from the model."""
         return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
 
     @property
     def order(self) -> str:
-        """In which its optimizer's state is; empty where that is the model's own."""
+        """Says that its optimizer's state is in another order than the model's own."""
         own = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         listed = [parameter for parameter in self._setup.workload.model.parameters() if parameter.requires_grad]
         return "" if list(map(id, own)) == list(map(id, listed)) else ", parameters in another order"
@@ -394,7 +398,7 @@ class TrainingStep:
 
 
 def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
-    """The step of the setup's task: the plain one, or the one that a switch brings."""
+    """Returns the step of the setup's task: the plain one, or the one that a switch brings."""
     plain: dict[Task, type[InferenceStep] | type[TrainingStep]]
     plain = {"infer": InferenceStep, "train": TrainingStep, "step": CalledStep}
     kind = setup.step_class or plain[setup.task]

@@ -210,8 +210,10 @@ def _shape(config: Any, name: str, spec: WorkloadSpec) -> tuple[int, ...]:
         return (steps, channels) if channels else (steps,)
     bands = look_up(config, "num_mel_bins")
     if name == "input_values":  # the wave itself, or a spectrogram with one row per frame
-        frames = look_up(config, "max_length")
-        return (frames, bands) if bands and frames else (spec.sequence_length or AUDIO_SAMPLES,)
+        if bands and (frames := look_up(config, "max_length")):
+            return frames, bands
+        channels = look_up(config, "audio_channels")
+        return (*([channels] if channels else []), spec.sequence_length or AUDIO_SAMPLES)
     if bands and (frames := look_up(config, "max_source_positions")):
         return bands, 2 * int(frames)  # a convolution halves the frames
     wide = look_up(config, "feature_projection_input_dim", "input_feat_per_channel", "feature_size", "input_dim")
