@@ -1,217 +1,631 @@
-"""From the rows that a watched process wrote to its steps, rates and shares."""
+"""From what a watched process heard to its steps: where one ends, what its time went to, how many samples it took.
+
+The hooks write down what happened and when (`bench/watch/spool.py` lists the kinds of rows). `Reader` cuts these rows into steps,
+`split` says what the time of one step went to, and `Steps` is the table of all of them, from which rates and shares follow.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from redline.model.fields import Frozen
 from redline.model.watching import PHASES
 
-ASIDE = tuple(f"aside_{name}" for name in PHASES)
+Vector = np.ndarray[Any, np.dtype[np.float64]]
 
-Table = np.ndarray[Any, np.dtype[np.float64]]
-
-START_UP = 10.0
-"""Times the median: leading steps that take longer compile, tune or fill caches, and are counted separately."""
-START_UP_S = (0.5, 1.0)
-"""Shorter steps are no start-up, and longer ones are; between the two it must be `FAR` times the median."""
-FAR = 100.0
+SLOTS = (*PHASES, "head", "early", "unsplit")
+"""What an interval of a step can be charged to. Until all steps are known, three more than there are phases:
+`head` passes before the first batch is asked for, `early` before the model is first used, and `unsplit` in steps of which little
+was written down."""
+AT = {name: number for number, name in enumerate(SLOTS)}
+OF_KIND = {
+    "data": "data", "copy": "copy", "forward": "forward", "backward": "backward", "optimizer": "optimizer", "zero_grad": "optimizer",
+    "saving": "saving", "replay": "forward", "pause": "pause", "capture": "pause",
+}  # fmt: skip
+"""The phase that a row begins."""
+STRETCHES = ("validation", "aside", "played")
+"""Where the time of passes without training goes: validation; what is validation only where it is rare; and what is acting
+in an environment if the program did it before its first step."""
+COLUMNS = (
+    "caller", "ended", "is_full", "is_profiled", "paused", "loaded", "fed", "models", *SLOTS, *(f"{name} {slot}" for name in STRETCHES for slot in SLOTS),
+)  # fmt: skip
+BY_HAND, BY_BACKWARD, BY_BATCH = -1.0, -2.0, -3.0
+"""Callers of steps that no optimizer ended: the program counted them, a backward pass ended them, or only a batch was seen."""
+MOST_MODELS = 50
+"""As many bits as a 64-bit float holds without loss, and a few less."""
+MOST_VIEWS = 3
+"""Calls of a model on the same samples for one backward pass, as of pairs and triplets; more of them are steps in time."""
+START_UP, START_UP_S = 10.0, 0.5
+"""Leading steps that take so many medians, and longer than this, compile, tune or fill caches: they are first steps."""
 OUTLIER = 2.0
+"""Medians: a step that takes longer is slow."""
 FIRST_STEPS = 3
-"""Are slower than those after them wherever memory is fetched and kernels are chosen: no outliers."""
-FEWEST_STEPS = 20
-"""Of a piece of the run whose median is compared with that of others."""
-FEWEST_PIECES = 8
-"""With fewer, noise alone may order them; nothing is said of drift then."""
+"""Are slower than those after them wherever memory is fetched and kernels are chosen."""
 STEPS_OF_A_BATCH = 32
 """A batch of a DataLoader may serve several steps, as with truncated backpropagation, but not more than so many."""
 RARELY = 0.5
 """Of the steps: what happens before fewer of them is no part of a step."""
-BY_BACKWARD, BY_BATCH = -2.0, -3.0
-"""Callers of rows that ended without an optimizer: with a backward pass, or with the next batch."""
+FEWEST_STEPS, FEWEST_PIECES = 20, 8
+"""A run is compared with itself in pieces of so many steps; with fewer pieces, noise alone may order them."""
 SLOWDOWN = 1.10
 """A lasting change of the step time by less is not told."""
+
+
+class Heard(NamedTuple):
+    """A row that the process wrote."""
+
+    kind: str
+    key: float
+    value: float
+    at: float
+    number: int = 0
+
+
+class Graph(NamedTuple):
+    """What was recorded as a graph, and happens each time it is replayed."""
+
+    caller: float | None
+    """The optimizer whose step comes last in it."""
+    backwards: int
+    models: dict[float, float]
+    """Samples, by the models that are fed."""
+
+
+class Reader:
+    """Cuts what one process heard into steps, as the rows come."""
+
+    def __init__(self) -> None:
+        self.rows = array("d")
+        """The steps, as many columns each as `COLUMNS` has."""
+        self.rest: list[Heard] = []
+        """What was heard since the last step."""
+        self.starts: list[float] = []
+        """Seconds until the first batch of each new iterator whose workers end with it, and until they had ended."""
+        self.device: dict[float, float] = {}
+        """Seconds of the device's clock when it reached a row."""
+        self.anchor: float | None = None
+        """The host's time when the device's clock began."""
+        self.marked: list[tuple[list[Heard], float]] = []
+        """Steps of the device's clock that are not read yet, and their beginnings."""
+        self.on_device = np.zeros(len(SLOTS))
+        self.lag_s = 0.0
+        """By how much the device was behind the host when it was last looked at."""
+        self._since: float | None = None
+        """When the last step ended."""
+        self._bits: dict[float, int] = {}
+        self._graphs: dict[float, Graph] = {}
+        self._opened: dict[float, tuple[float, bool]] = {}
+        """Iterators that have not delivered yet: since when, and whether their workers end with them."""
+        self._cut: int | None = None
+        """Where the step ends if the next backward pass shows that weights have changed."""
+        self._knows_optimizer = False
+        self._has_gradients = ""
+        """Of this step: "backward", or "values" where gradients were only returned."""
+        self._depth = 0
+        """Optimizers that are at work, one within the other."""
+        self.is_by_batch = True
+        """Neither optimizer nor backward pass was ever heard."""
+
+    def read(self, rows: Iterable[tuple[str, float, float, float, int]]) -> None:
+        """Rows as they were written: kind, key, value, time and number."""
+        for row in itertools.starmap(Heard, rows):
+            if row.kind == "device":
+                self._read_device(row)
+                continue
+            if self._since is None:
+                self._since = row.at
+            if row.kind == "restart":
+                self.rest, self._since, self._cut, self._depth = [], row.at, None, 0
+                continue
+            if row.kind == "closed":
+                self._cut_before(row)
+                if row.value and self._has_gradients and not self._knows_optimizer:
+                    self._finish(self._last_training(), BY_BACKWARD)
+                continue
+            self.rest.append(row)
+            self._see(row)
+
+    def _see(self, row: Heard) -> None:
+        match row.kind:
+            case "optimizer":
+                self._depth += 1
+            case "optimizer ended":
+                self._depth = max(self._depth - 1, 0)
+                if not self._depth and not any(one.kind == "capture" for one in self.rest):
+                    self._knows_optimizer = True
+                    self._finish(len(self.rest), row.key)
+            case "counted":
+                self._knows_optimizer = True
+                self._finish(len(self.rest), BY_HAND)
+            case "backward" if not self._knows_optimizer:
+                self._cut_before(row)
+                self._has_gradients = "backward" if row.key or self._has_gradients == "backward" else "values"
+            case "forward" if self._has_gradients and self._cut is None and row.value % 2:
+                has_batches = any(one.kind == "data ended" and one.value > 0 for one in self.rest)
+                if self._has_gradients == "backward" or not has_batches:
+                    self._cut = len(self.rest) - 1
+            case "data":
+                if self._has_gradients and self._cut is None:
+                    self._cut = len(self.rest) - 1
+                if row.value > 1:
+                    self._opened[0.0] = (row.at, True)
+            case "data ended":
+                self._see_batch(row)
+            case "capture ended":
+                begin = max(at for at, one in enumerate(self.rest) if one.kind == "capture")
+                self._graphs[row.key] = graph_of(self.rest[begin:])
+                self.rest[begin + 1 : -1] = []
+                self._depth = 0
+            case "replay ended" if (graph := self._graphs.get(row.key)) is not None:
+                if graph.caller is not None and not self._depth:
+                    self._knows_optimizer = True
+                    self._finish(len(self.rest), graph.caller)
+                elif graph.backwards and not self._knows_optimizer:
+                    if self._has_gradients:
+                        self._cut = len(self.rest) - 2 if self._cut is None else self._cut
+                        self._finish(self._cut, BY_BACKWARD)
+                    self._has_gradients = "backward"
+
+    def _see_batch(self, row: Heard) -> None:
+        if row.value == 0 and 0.0 in self._opened:
+            self._opened[row.key] = self._opened.pop(0.0)
+        elif row.value > 0 and row.key in self._opened and self._opened[row.key][1]:
+            self.starts.append(row.at - self._opened[row.key][0])
+            self._opened[row.key] = (row.at, False)
+        elif row.value < 0 and self._opened.pop(row.key, None) is not None and len(self.rest) > 1:
+            self.starts.append(row.at - self.rest[-2].at)  # the workers have ended
+
+    def _cut_before(self, row: Heard) -> None:
+        """A backward pass without an optimizer shows whether the step before it has ended."""
+        if row.value and self._has_gradients:
+            self._finish(self._last_training() if self._cut is None else self._cut, BY_BACKWARD)
+        self._cut = None
+
+    def _last_training(self) -> int:
+        """Where the last backward pass has ended."""
+        return 1 + max((at for at, one in enumerate(self.rest) if one.kind == "backward ended"), default=-1)
+
+    def _finish(self, end: int, caller: float) -> None:
+        heard, self.rest = self.rest[:end], self.rest[end:]
+        began = self._since or 0.0
+        self._cut, self._has_gradients = None, ""
+        if not heard:
+            return
+        self._since = heard[-1].at
+        if self.is_by_batch:
+            heard, began = without_early_batches(heard, began)
+            self.is_by_batch = False
+        last = heard[-1]
+        is_full = bool(last.key if last.kind == "counted" else last.value) or caller == BY_BACKWARD
+        found = split_lean(heard, began) if not is_full else None
+        found = found or split(heard, began, is_full=is_full, graphs=self._graphs)
+        self.rows.extend(self._row(found, caller, last.at, is_full))
+        if self.anchor is not None and is_full:
+            self.marked.append((heard, began))
+
+    def _row(self, found: Split, caller: float, ended: float, is_full: bool) -> Iterable[float]:
+        bits = 0
+        for model in found.models:
+            bits |= self._bits.setdefault(model, 1 << (len(self._bits) % MOST_MODELS))
+        return (
+            caller, ended, is_full, found.is_profiled, found.paused_s, found.loaded, found.fed, bits, *found.spent,
+            *itertools.chain.from_iterable(found.stretches),
+        )  # fmt: skip
+
+    @property
+    def tail(self) -> Split:
+        """What came after the last step, up to what was last heard."""
+        return split(self.rest, self._since or 0.0, is_full=True, graphs=self._graphs)
+
+    @property
+    def loop_tail_s(self) -> float:
+        """What came after the last step until its loader was through: its workers end."""
+        ends = [at for at, row in enumerate(self.rest) if row.kind == "data ended" and row.value < 0]
+        passes = [at for at, row in enumerate(self.rest) if row.kind == "data" and row.value >= 1]
+        if not ends or (passes and passes[0] < ends[0]):
+            return 0.0
+        found = split(self.rest[: ends[0] + 1], self._since or 0.0, is_full=True, graphs=self._graphs)
+        return sum(found.spent)
+
+    def table(self) -> Vector:
+        """One row for each step. Where neither optimizer nor backward pass was heard, each batch is one."""
+        rows = self.rows
+        if not rows and self.is_by_batch:
+            reader = Reader()
+            for heard, began in batches(self.rest):
+                found = split(heard, began, is_full=True, graphs={})
+                for name in ("other", "early"):
+                    found.spent[AT["forward"]] += found.spent[AT[name]]
+                    found.spent[AT[name]] = 0.0
+                reader.rows.extend(reader._row(found, BY_BATCH, heard[-1].at, True))
+            rows = reader.rows
+        return np.array(rows).reshape(-1, len(COLUMNS))
+
+    # The device's clock
+
+    def _read_device(self, row: Heard) -> None:
+        if row.key < 0:
+            self.anchor = row.at
+            return
+        self.device[row.key] = row.value
+        while self.marked and self.marked[0][0][-1].number in self.device:
+            heard, _ = self.marked.pop(0)
+            times = [one._replace(at=self.device[one.number]) for one in heard if one.number in self.device]
+            if len(times) == len(heard) and self.anchor is not None:
+                found = split(times, times[0].at, is_full=True, graphs=self._graphs)
+                self.on_device += found.spent
+                self.lag_s = max(times[-1].at - (heard[-1].at - self.anchor), 0.0)
+            for one in heard:
+                self.device.pop(one.number, None)
+
+
+def without_early_batches(heard: list[Heard], began: float) -> tuple[list[Heard], float]:
+    """Of the first step: what was read before the pass over the loader with which the training begins is no part of it.
+
+    Batches of that pass that are fetched ahead are, as accelerate and the Trainer fetch them. So is a first validation.
+    """
+    first = next((at for at, one in enumerate(heard) if one.kind in ("backward", "optimizer")), len(heard))
+    passes = [at for at, one in enumerate(heard[:first]) if one.kind == "data" and one.value >= 1]
+    has_forward = passes and any(one.kind == "forward" for one in heard[: passes[-1]])
+    return (heard, began) if not passes or has_forward else (heard[passes[-1] :], heard[passes[-1]].at)
+
+
+def batches(heard: Sequence[Heard]) -> Iterator[tuple[list[Heard], float]]:
+    """Each batch of a loader with what was heard until the next one is asked for, and when that began."""
+    begins = [at for at, row in enumerate(heard) if row.kind == "data" and row.value < 1]
+    for at, end in zip(begins, [*begins[1:], len(heard)], strict=True):
+        if end < len(heard) and heard[at + 1].value > 0:
+            is_new = at >= 2 and heard[at - 1].kind == "data ended" and heard[at - 1].value == 0
+            yield [*heard[at - 2 * is_new : end], Heard("asked", 0.0, 0.0, heard[end].at)], heard[at - 2 * is_new].at
+
+
+class Split(NamedTuple):
+    """What the time of a step went to."""
+
+    spent: list[float]
+    stretches: tuple[list[float], ...]
+    """Beside it: stretches in which nothing was trained."""
+    paused_s: float = 0.0
+    is_profiled: bool = False
+    loaded: float = 0.0
+    fed: float = 0.0
+    models: tuple[float, ...] = ()
+
+
+NOWHERE = [0.0] * len(SLOTS)
+
+
+def split_lean(heard: Sequence[Heard], began: float) -> Split | None:
+    """A step of which only its batches and its end were written down, as most are; None where there was more."""
+    spent, loaded, at = list(NOWHERE), 0.0, began
+    for row in heard[:-1]:
+        if row.kind == "data" and row.value < 1:
+            spent[AT["head" if at == began else "unsplit"]] += row.at - at
+        elif row.kind == "data ended" and row.value > 0:
+            spent[AT["data"]] += row.at - at
+            loaded += row.value
+        else:
+            return None
+        at = row.at
+    spent[AT["unsplit"]] += heard[-1].at - at
+    return Split(spent, (NOWHERE,) * len(STRETCHES), loaded=loaded)
+
+
+def split(heard: Sequence[Heard], began: float, *, is_full: bool, graphs: Mapping[float, Graph]) -> Split:
+    """Charge the time before every row to a phase, and take out the stretches in which nothing was trained."""
+    trained = {at for at in range(len(heard)) if is_training(heard, at)}
+    where = set_apart(heard, sorted(trained))
+    totals = {name: list(NOWHERE) for name in ("spent", *STRETCHES)}
+    paused_s = loaded = 0.0
+    at = began
+    for row, slot, name in zip(heard, slots(heard, trained, is_full), where, strict=True):
+        if slot == "pause":
+            paused_s += row.at - at
+        else:
+            totals[name][AT[slot]] += row.at - at
+        at = row.at
+        if row.kind == "fetched" and is_full:  # a batch that was made between a forward and its backward pass
+            totals["spent"][AT["forward"]] -= row.value
+            totals["spent"][AT["data"]] += row.value
+        elif row.kind in ("data ended", "counted") and name == "spent":
+            loaded += max(row.value, 0.0)
+    is_profiled = any(row.kind == "pause" and row.value for row in heard)
+    fed = fed_to(heard, trained, graphs)
+    stretches = tuple(totals[name] for name in STRETCHES)
+    return Split(totals["spent"], stretches, paused_s, is_profiled, loaded, min(fed.values(), default=0.0), tuple(fed))
+
+
+def is_training(heard: Sequence[Heard], at: int) -> bool:
+    """Whether a row begins a part of the training. A forward pass in evaluation mode does if a backward pass follows it."""
+    row = heard[at]
+    if row.kind != "forward" or row.key == 0 or row.value % 2 == 0:
+        return row.kind in ("backward", "replay", "called")
+    following = (one.kind for one in heard[at + 1 :] if one.kind in ("backward", "data", "forward"))
+    return row.value >= 2 or next(following, "") == "backward"
+
+
+def is_quiet(heard: Sequence[Heard], at: int) -> bool:
+    """Whether a row begins a forward pass from which nothing is learned."""
+    row = heard[at]
+    return row.kind == "forward" and (row.value % 2 == 0 or (row.key > 0 and not is_training(heard, at)))
+
+
+def end_of(heard: Sequence[Heard], at: int) -> int:
+    """Where what begins in this row ends."""
+    ended = f"{heard[at].kind} ended"
+    return next((later for later in range(at + 1, len(heard)) if heard[later].kind == ended), at)
+
+
+def slots(heard: Sequence[Heard], trained: Collection[int], is_full: bool) -> Iterator[str]:
+    """What the time before each row is charged to.
+
+    Between a forward pass and its backward pass that is the loss, which is forward work. Between other rows it is `early` until
+    the model is first used (getting a batch, where no loader does) and then other work.
+    """
+    below: list[str] = []
+    loss_is_open = is_used = has_batch = is_trained = False
+    for at, row in enumerate(heard):
+        is_end = row.kind.endswith(" ended")
+        slot = below[-1] if below else "other"
+        is_known = slot in ("data", "saving", "pause") or (slot == "forward" and not is_trained)
+        if slot in ("other", "optimizer"):
+            is_loss = loss_is_open and row.kind in ("backward", "zero_grad", "forward")
+            if is_loss or (row.kind == "backward" and not is_used):
+                slot = "forward"
+            elif slot == "other" and not has_batch and row.kind == "data":
+                slot, is_known = "head", True
+            elif slot == "other" and not is_end and (not is_used or row.kind == "forward"):
+                slot = "early"
+        elif row.kind == "data ended" and row.value < 0:
+            slot = "other"  # nobody waited for a batch: the loader is through
+        yield slot if is_full or is_known else "unsplit"
+        if is_end and below:
+            below.pop()
+        elif row.kind in OF_KIND:
+            below.append(OF_KIND[row.kind])
+        match row.kind:
+            case "data":
+                loss_is_open, is_used, has_batch = False, False, True
+            case "forward":
+                is_trained = at in trained
+                is_used = is_used or row.key > 0
+            case "forward ended":
+                loss_is_open = loss_is_open or is_trained
+            case "backward" | "replay":
+                loss_is_open, is_used = False, True
+
+
+def set_apart(heard: Sequence[Heard], trained: Sequence[int]) -> list[str]:
+    """Of the time before each row, whether it belongs to the step or to a stretch in which nothing was trained.
+
+    With a loader of its own such a stretch is validation. Without one it is acting if the model saw fewer samples at a time than
+    it learns from, and else what is rare is validation, as a pass over a loader is in which no model was heard.
+    """
+    where = ["spent"] * len(heard)
+    size = next((heard[end_of(heard, at)].value for at in trained if heard[at].kind == "forward"), 0.0)
+    begin = 0
+    for at in [*trained, len(heard)]:
+        stretch = range(begin, at)
+        quiet = [one for one in stretch if is_quiet(heard, one)]
+        asked = [one for one in stretch if heard[one].kind == "data"]
+        through = [one for one in stretch if heard[one].kind == "data ended" and heard[one].value < 0]
+        if quiet and asked:
+            before = [one for one in asked if one < quiet[0]]
+            first = before[-1] if before else begin
+            is_new = first >= 2 and heard[first - 1].value == 0 and heard[first - 2].value >= 1
+            # The batch that was asked for last is the training's, unless the loader was through or nothing was trained after it.
+            is_through = bool(through) and through[-1] > asked[-1]
+            last = len(heard) - 1 if at == len(heard) else through[-1] if is_through else asked[-1]
+            _set(where, first + 1 - 2 * is_new, last, "validation")
+        elif quiet:
+            sizes = {one: heard[end_of(heard, one)].value for one in quiet}
+            small = [one for one in quiet if sizes[one] < size or sizes[one] == 1]
+            played = end_of(heard, small[-1]) + 1 if size and small[:1] == quiet[:1] else begin - 1
+            _set(where, begin, played, "played")
+            _set(where, played + 1, end_of(heard, quiet[-1]), "aside")
+        elif through and (passes := [one for one in asked if heard[one].value >= 1 and one < through[-1]]):
+            _set(where, passes[0] + 1, through[-1], "aside")
+        if at < len(heard):
+            begin = max(end_of(heard, at) + 1, begin)
+    return where
+
+
+def _set(where: list[str], first: int, last: int, name: str) -> None:
+    for at in range(max(first, 0), min(last + 1, len(where))):
+        where[at] = name
+
+
+def fed_to(heard: Sequence[Heard], trained: Collection[int], graphs: Mapping[float, Graph]) -> dict[float, float]:
+    """Samples by model. A closure that an optimizer calls again, as LBFGS does, sees the same samples again."""
+    fed: dict[float, float] = {}
+    called: dict[float, float] = {}
+    sizes: dict[float, list[float]] = {}
+    in_closure = is_again = False
+    for at, row in enumerate(heard):
+        match row.kind:
+            case "optimizer":
+                in_closure, is_again = True, False
+            case "optimizer ended":
+                in_closure = False
+            case "forward" if at in trained:
+                sizes.setdefault(row.key, []).append(heard[end_of(heard, at)].value)
+            case "called":
+                called[row.key] = called.get(row.key, 0.0) + row.value
+            case "replay" if row.key in graphs:
+                for model, samples in graphs[row.key].models.items():
+                    fed[model] = fed.get(model, 0.0) + samples
+        if row.kind == "backward" or at == len(heard) - 1:
+            for model, many in sizes.items() if not is_again else ():
+                are_views = 1 < len(many) <= MOST_VIEWS and len(set(many)) == 1 and many[0] > 1
+                fed[model] = fed.get(model, 0.0) + (many[0] if are_views else sum(many))
+            sizes, is_again = {}, in_closure
+    return fed or called
+
+
+def graph_of(heard: Sequence[Heard]) -> Graph:
+    """What was recorded between a capture's first and last row."""
+    trained = {at for at in range(len(heard)) if is_training(heard, at)}
+    callers = [row.key for row in heard if row.kind == "optimizer ended"]
+    backwards = sum(row.kind == "backward" for row in heard)
+    return Graph(callers[-1] if callers else None, backwards, fed_to(heard, trained, {}))
 
 
 class Log(Protocol):
     """What one process wrote."""
 
-    columns: tuple[str, ...]
     facts: dict[str, dict[str, Any]]
     pulses: list[dict[str, Any]]
-
-    @property
-    def rows(self) -> Table: ...
+    reader: Reader
 
     @property
     def process(self) -> dict[str, Any]: ...
 
 
+L = TypeVar("L", bound=Log)
+
+
 class Steps:
     """The steps of a loop: one row each, however many optimizers it calls."""
 
-    def __init__(self, log: Log) -> None:
-        column = {name: number for number, name in enumerate(log.columns)}
-        rows = self._without_batches(log.rows, column)
-        host = rows[rows[:, column["kind"]] == 0] if len(rows) and column else np.empty((0, max(len(column), 1)))
-        self._of_device = rows[rows[:, column["kind"]] == 1] if len(rows) and column else host
-        self._column = column
-        self.is_by_batch = bool(len(host)) and bool((host[:, column["caller"]] == BY_BATCH).all())
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        rows = reader.table()
+        column = dict(zip(COLUMNS, rows.T, strict=True))
+        callers, full = column["caller"], column["is_full"] > 0
+        self.is_by_batch = bool(len(rows)) and bool((callers == BY_BATCH).all())
         """Nothing but batches was heard: each of them counts as a step."""
-        groups = self._groups(host) if len(host) else np.empty(0, dtype=int)
+        models, fed = _filled(column["models"], callers, full), _filled(column["fed"], callers, full)
+        first, width = COLUMNS.index(SLOTS[0]), len(SLOTS)
+        spent, validation, aside, played = (rows[:, first + at * width : first + (at + 1) * width] for at in range(4))
+        spent = spent.copy()
+        if played[:1].any():  # an agent acts before it first learns
+            spent[:, AT["acting"]] += played.sum(axis=1)
+        else:
+            aside = aside + played
+        if aside.any(axis=1).sum() < RARELY * len(rows):
+            validation = validation + aside
+        else:
+            spent += aside
+        _distribute(spent, callers, full)
+        self._early = np.where(
+            is_loaded(column["loaded"]), AT["other"], np.where((models > 0) | (fed > 0), AT["data"], AT["forward"])
+        )
+        spent[np.arange(len(rows)), self._early] += spent[:, AT["early"]]
+        spent[:, AT["other"]] += spent[:, AT["head"]]
+        groups = groups_of(callers, column["loaded"], models)
         self.count = int(groups[-1]) + 1 if len(groups) else 0
-        self.phases_s = self._summed(host, groups, PHASES)
-        self.paused_s = self._summed(host, groups, ("paused",))[:, 0]
-        self.loaded = self._summed(host, groups, ("loaded",))[:, 0]
-        self.fed = self._largest(host, groups, "fed")
-        self.ended_s = self._largest(host, groups, "ended")
-        self.is_profiled = self._largest(host, groups, "profiled") > 0
-        self._is_fed_otherwise = ~is_loaded(self.loaded)
-        self._gap_share = 0.0
-        """Of `other`, what is called data although no DataLoader says so."""
-        self._evaluates_rarely = True
-        self._set_evaluation_aside(self._summed(host, groups, ASIDE))
-        has_model = (self._largest(host, groups, "models") > 0) | (self.fed > 0)
-        self._name_gaps(self._summed(host, groups, ("before",))[:, 0], has_model)
-        self.wall_s: Table = self.phases_s.sum(axis=1)
-        self.lag_s = self._lag_s(host)
-        self.tail_s = self._tail_s(rows, host)
-        """By phase: what came after the last step until its loader was through."""
-        losses = host[:, column["loss"]] if len(host) else np.empty(0)
-        known = losses[np.isfinite(losses)]
-        self.loss: float | None = float(known[-1]) if len(known) else None
 
-    @staticmethod
-    def _without_batches(rows: Table, column: Mapping[str, int]) -> Table:
-        """Batches of which nothing more was heard are steps only where nothing else is: those of a compiled function.
+        def of_group(values: Vector, add: Any = np.add) -> Vector:
+            total = np.zeros((self.count, *values.shape[1:]))
+            add.at(total, groups, values)
+            return total
 
-        All of it is called forward then. Where a training was heard, what was read before it began is left out, except by
-        the pass over the loader that it goes on with: batches that are fetched ahead belong to its first step.
-        """
-        if not len(rows) or not column:
-            return rows
-        is_host = rows[:, column["kind"]] == 0
-        is_batch = is_host & (rows[:, column["caller"]] == BY_BATCH)
-        steps = np.flatnonzero(is_host & ~is_batch)
-        if not len(steps):
-            kept: Table = rows.copy()
-            kept[is_batch, column["forward"]] += kept[is_batch, column["other"]]
-            kept[is_batch, column["other"]] = kept[is_batch, column["before"]] = 0.0
-            return kept
-        is_early = np.arange(len(rows)) < steps[0]
-        trained: Table = rows[~is_batch & ~is_early]
-        passes = np.flatnonzero(is_early & (rows[:, column["kind"]] == 2))
-        ahead = rows[is_batch & is_early & (np.arange(len(rows)) > (passes[-1] if len(passes) else -1))]
-        summed = [column[name] for name in (*PHASES, "paused", "loaded")]
-        trained[0, summed] += ahead[:, summed].sum(axis=0)
-        return trained
-
-    def _lag_s(self, host: Table) -> float:
-        """By how much the device was behind the host when it was last looked at: work that was issued and not done yet."""
-        if not len(self._of_device):
-            return 0.0
-        at = self._column
-        last = self._of_device[-1]
-        ended = host[host[:, at["step"]] == last[at["step"]], at["ended"]]
-        return max(float(last[at["ended"]] - (ended[0] - last[at["paused"]])), 0.0) if len(ended) else 0.0
-
-    def _tail_s(self, rows: Table, host: Table) -> Table:
-        if not len(host):
-            return np.zeros(len(PHASES))
-        at = self._column
-        tails = rows[(rows[:, at["kind"]] == 2) & (rows[:, at["step"]] > host[-1, at["step"]])]
-        if not len(tails):
-            return np.zeros(len(PHASES))
-        spent: Table = tails[-1, [at[name] for name in PHASES]]
-        return np.maximum(spent - tails[-1, [at[name] for name in ASIDE]], 0.0) if self._evaluates_rarely else spent
-
-    @property
-    def seconds(self) -> float:
-        """That all counted steps took, with what came after the last one, by host or device, whichever took longer."""
-        return float(self.wall_s[self.counted].sum()) + max(self.lag_s, float(self.tail_s.sum()))
-
-    def _groups(self, host: Table) -> Any:
-        names = ("caller", "loaded", "models")
-        return groups_of(*(host[:, self._column[name]] for name in names))
-
-    def _set_evaluation_aside(self, aside_s: Table) -> None:
-        """Evaluation without a DataLoader: passes in evaluation mode that come before some of the steps.
-
-        Before most of them they belong to the step, as when an agent plays before it learns.
-        """
-        has_aside = aside_s.sum(axis=1) > 0
-        self._evaluates_rarely = bool(has_aside.sum() < RARELY * self.count)
-        if has_aside.any() and self._evaluates_rarely:
-            self.paused_s = self.paused_s + aside_s.sum(axis=1)
-            self.phases_s = np.maximum(self.phases_s - aside_s, 0.0)
-
-    def _name_gaps(self, before_s: Table, has_model: Any) -> None:
-        """Without a DataLoader, what passes between a step and the next use of the model is getting the batch.
-
-        Where no model is heard either, as with bare weights or a compiled loss, its pass lies in there as well: forward.
-        """
-        data, forward, other = PHASES.index("data"), PHASES.index("forward"), PHASES.index("other")
-        moved = np.minimum(np.maximum(before_s, 0.0), self.phases_s[:, other]) * self._is_fed_otherwise
-        whole = float(self.phases_s[:, other].sum())
-        self._gap_share = float((moved * has_model).sum()) / whole if whole > 0 else 0.0
-        self.phases_s[:, data] += moved * has_model
-        self.phases_s[:, forward] += moved * ~has_model
-        self.phases_s[:, other] -= moved
-
-    def _summed(self, host: Table, groups: Any, names: Sequence[str]) -> Table:
-        total = np.zeros((self.count, len(names)))
-        if self.count:
-            np.add.at(total, groups, host[:, [self._column[name] for name in names]])
-        return total
-
-    def _largest(self, host: Table, groups: Any, name: str) -> Table:
-        most = np.full(self.count, -np.inf)
-        if self.count:
-            np.maximum.at(most, groups, host[:, self._column[name]])
-        return most
+        self.phases_s = of_group(spent[:, : len(PHASES)])
+        self.wall_s: Vector = self.phases_s.sum(axis=1)
+        self.validation_s, self.paused_s = of_group(validation.sum(axis=1)), of_group(column["paused"])
+        loaded = of_group(column["loaded"])
+        self.samples: Vector = np.where(is_loaded(loaded), loaded, of_group(fed, np.maximum))
+        """Per step: what the loader delivered; where none does, what the model was fed."""
+        self.is_profiled = of_group(column["is_profiled"]) > 0
+        self.ended_s = of_group(column["ended"], np.maximum)
 
     @property
     def counted(self) -> Any:
-        """Which steps count for rates: not those of the start-up, and not those under the profiler."""
+        """Which steps count for rates: not the first ones where they are far slower, and not those under the profiler."""
         kept = ~self.is_profiled
         if not kept.any():
             return np.ones(self.count, dtype=bool)
-        usual, (least, most) = float(np.median(self.wall_s[kept])), START_UP_S
-        slow = max(START_UP * usual, min(max(FAR * usual, least), most))
+        slow = max(START_UP * float(np.median(self.wall_s[kept])), START_UP_S)
         # Waiting for the first batch, as until a loader's workers run, comes back in each epoch: that is no start-up.
-        steady = np.flatnonzero(self.wall_s - self.phases_s[:, PHASES.index("data")] <= slow)
+        steady = np.flatnonzero(self.wall_s - self.phases_s[:, AT["data"]] <= slow)
         if len(steady):
             kept[: steady[0]] = False
         return kept if kept.any() else np.ones(self.count, dtype=bool)
 
     @property
-    def samples(self) -> Table:
-        """Per step: what the loader delivered; where none does, what the model was fed."""
-        return np.where(self._is_fed_otherwise, self.fed, self.loaded)
+    def seconds(self) -> float:
+        """That all counted steps took, with what came after the last one, by host or device, whichever took longer."""
+        return float(self.wall_s[self.counted].sum()) + max(self._reader.lag_s, self._reader.loop_tail_s)
+
+    @property
+    def tail_s(self) -> float:
+        """What came after the last step until its loader was through."""
+        return self._reader.loop_tail_s
+
+    @property
+    def starts_s(self) -> list[float]:
+        """What starting a loader's workers again, or ending them, took each time."""
+        return self._reader.starts
 
     @property
     def has_device_clock(self) -> bool:
-        return bool(self._of_device[:, [self._column[name] for name in PHASES]].sum() > 0) if self.count else False
+        return bool(self._reader.on_device.any())
 
     def shares(self, *, of_host: bool = False) -> dict[str, float]:
         """Of the counted steps' time, by the device's clock where there is one."""
+        if not self.count:
+            return {}
         if self.has_device_clock and not of_host:
-            spent = self._of_device[:, [self._column[name] for name in PHASES]].sum(axis=0)
-            data, other = PHASES.index("data"), PHASES.index("other")
-            gaps = spent[other] * self._gap_share
-            spent[data], spent[other] = spent[data] + gaps, spent[other] - gaps
+            slots = self._reader.on_device.copy()
+            slots[int(np.median(self._early))] += slots[AT["early"]]
+            slots[AT["other"]] += slots[AT["head"]]
+            spent = slots[: len(PHASES)]
         else:
-            spent = self.phases_s[self.counted].sum(axis=0) + self.tail_s if self.count else np.zeros(len(PHASES))
+            spent = self.phases_s[self.counted].sum(axis=0)
+            spent[AT["other"]] += self.tail_s
         whole = float(spent.sum())
         return {name: float(seconds) / whole for name, seconds in zip(PHASES, spent, strict=True)} if whole > 0 else {}
 
+    def run_s(self) -> dict[str, float]:
+        """Where the time of the whole run went, in seconds, from the first step's beginning to what was last heard."""
+        if not self.count:
+            return {}
+        left_out = ~self.counted
+        found = {name: share * self.seconds for name, share in self.shares().items()}
+        found["first steps"] = float(self.wall_s[left_out & ~self.is_profiled].sum())
+        found["profiling"] = float(self.paused_s.sum() + self.wall_s[left_out & self.is_profiled].sum())
+        tail = self._reader.tail
+        found["validation"] = float(self.validation_s.sum()) + sum(map(sum, tail.stretches))
+        for name in PHASES:
+            found[name] += tail.spent[AT[name]]
+        found["other"] += max(tail.spent[AT["head"]] + tail.spent[AT["early"]] - self.tail_s, 0.0)
+        return found
 
-def is_loaded(loaded: Table) -> Any:
+
+def _filled(values: Vector, callers: Vector, full: Any) -> Vector:
+    """What is only known of steps that were heard in full, also for those after them of the same optimizer."""
+    found = values.copy()
+    for caller in set(callers.tolist()):
+        own = np.flatnonzero(callers == caller)
+        last = np.maximum.accumulate(np.where(full[own], np.arange(len(own)), -1))
+        found[own] = np.where(last >= 0, values[own[np.maximum(last, 0)]], 0.0)
+    return found
+
+
+def _distribute(spent: Vector, callers: Vector, full: Any) -> None:
+    """Split what is not known of some steps as it is split in those of the same optimizer that were heard in full."""
+    unsplit, known = (
+        AT["unsplit"],
+        [AT[name] for name in ("copy", "forward", "backward", "optimizer", "other", "early")],
+    )
+    for caller in set(callers.tolist()):
+        own = np.flatnonzero(callers == caller)
+        usual = own[full[own]]
+        usual = usual[FIRST_STEPS:] if len(usual) > 2 * FIRST_STEPS else usual
+        weights = np.maximum(spent[np.ix_(usual, known)].sum(axis=0), 0.0)
+        if weights.sum() > 0:
+            spent[np.ix_(own, known)] += np.outer(spent[own, unsplit], weights / weights.sum())
+            spent[own, unsplit] = 0.0
+    spent[:, AT["other"]] += spent[:, unsplit]
+
+
+def is_loaded(loaded: Vector) -> Any:
     """Of each step, whether its batch came from a DataLoader, in this step or a few before it.
 
     Steps that go on for long without a new batch get theirs elsewhere: they repeat one, or cycle through kept ones.
@@ -226,7 +640,7 @@ def is_loaded(loaded: Table) -> Any:
     return found
 
 
-def groups_of(callers: Table, loaded: Table, models: Table) -> Any:
+def groups_of(callers: Vector, loaded: Vector, models: Vector) -> Any:
     """The number of the loop's step that each row belongs to.
 
     A step ends before an optimizer that it has already called is called again: a GAN calls two in each. Optimizers
@@ -259,7 +673,7 @@ def groups_of(callers: Table, loaded: Table, models: Table) -> Any:
     return np.array(groups)
 
 
-def _shares_batches_unevenly(callers: Table, loaded: Table) -> bool:
+def _shares_batches_unevenly(callers: Vector, loaded: Vector) -> bool:
     """Whether most batches serve all optimizers, some more often than others, as a critic that takes two steps of each."""
     kinds, starts = set(callers.tolist()), np.flatnonzero(loaded > 0)
     if min(kinds) < 0 or len(set(callers[starts].tolist())) != 1:
@@ -270,56 +684,70 @@ def _shares_batches_unevenly(callers: Table, loaded: Table) -> bool:
 
 
 class Rates(Frozen):
-    steps: int
-    steps_per_s: float | None
-    samples_per_s: float | None
-    samples: float
-    first_step_s: float | None
-    median_step_s: float | None
-    outliers: int
-    outlier_share: float | None
-    shares: dict[str, float]
-    host_shares: dict[str, float]
+    """How fast a training goes, and where its time goes."""
+
+    steps: int = 0
+    steps_per_s: float | None = None
+    """Of the steps that count: see `Steps.counted`."""
+    whole_steps_per_s: float | None = None
+    """Of all steps, over the time of the whole run."""
+    samples_per_s: float | None = None
+    samples: float = 0.0
+    seconds: float = 0.0
+    """Of the steps that count."""
+    first_step_s: float | None = None
+    first_steps: int = 0
+    """How many leading steps are left out of the rate."""
+    median_step_s: float | None = None
+    outliers: int = 0
+    outlier_share: float | None = None
+    shares: dict[str, float] = {}
+    host_shares: dict[str, float] = {}
     """Of the host's time: what it does while the device may be busy with something else."""
-    device_clock: bool
-    paused_s: float
-    loss: float | None
+    run_s: dict[str, float] = {}
+    """Where the time of the whole run went, in seconds by phase."""
+    device_clock: bool = False
+    loss: float | None = None
 
 
 def rates_of(logs: Sequence[Log]) -> Rates:
     """Of one loop: the ranks of a distributed training take the same steps, each with samples of its own."""
-    ranks = [Steps(log) for log in main_logs(logs)]
-    lead = ranks[0] if ranks else None
-    if lead is None or not lead.count:
-        return Rates(
-            steps=0, steps_per_s=None, samples_per_s=None, samples=0.0, first_step_s=None, median_step_s=None,
-            outliers=0, outlier_share=None, shares={}, host_shares={}, device_clock=False, paused_s=0.0, loss=None,
-        )  # fmt: skip
-    kept = lead.counted
+    logs = main_logs(logs)
+    ranks = [Steps(log.reader) for log in logs]
+    if not ranks or not ranks[0].count:
+        return Rates()
+    lead = ranks[0]
+    kept, whole = lead.counted, lead.seconds
     wall = lead.wall_s[kept]
-    whole = lead.seconds
     middle = float(np.median(wall))
     later = wall[FIRST_STEPS:]
     slow = later[later > OUTLIER * middle] - middle
     # What the last step left behind it belongs to no row, but makes that step as slow as it would any other.
-    if (tail := float(lead.tail_s.sum())) > (OUTLIER - 1) * middle:
-        slow = np.append(slow, tail)
-    per_s = [_samples_per_s(rank, lead) for rank in ranks]
-    known = [each for each in per_s if each is not None]
+    if lead.tail_s > (OUTLIER - 1) * middle:
+        slow = np.append(slow, lead.tail_s)
+    known = [each for rank in ranks if (each := _samples_per_s(rank, lead)) is not None]
+    losses = [
+        pulse["loss"] for pulse in logs[0].pulses if pulse.get("loss") is not None and math.isfinite(pulse["loss"])
+    ]
+    run_s = lead.run_s()
+    run = sum(run_s.values()) - run_s["profiling"]
     return Rates(
         steps=lead.count,
         steps_per_s=len(wall) / whole if whole > 0 else None,
+        whole_steps_per_s=lead.count / run if run > 0 else None,
         samples_per_s=sum(known) if known else None,
         samples=float(sum(rank.samples.sum() for rank in ranks)),
+        seconds=whole,
         first_step_s=float(lead.wall_s[0]),
+        first_steps=int((~kept & ~lead.is_profiled).sum()),
         median_step_s=middle,
         outliers=len(slow),
         outlier_share=float(slow.sum()) / whole if whole > 0 else None,
         shares=lead.shares(),
         host_shares=lead.shares(of_host=True),
+        run_s=run_s,
         device_clock=lead.has_device_clock,
-        paused_s=float(lead.paused_s.sum()),
-        loss=lead.loss,
+        loss=losses[-1] if losses else None,
     )
 
 
@@ -330,16 +758,13 @@ def _samples_per_s(rank: Steps, lead: Steps) -> float | None:
     return samples / whole if whole > 0 and samples > 0 else None
 
 
-def main_logs(logs: Sequence[Log]) -> list[Log]:
+def main_logs(logs: Sequence[L]) -> list[L]:
     """Those of the training: its ranks, rank 0 first; of processes that are no ranks, the one with the most steps."""
-    stepped = [log for log in logs if len(log.rows) and log.columns]
-    ranked: dict[int, Log] = {}
-    for log in sorted(stepped, key=lambda log: len(log.rows)):  # of a rank that was started again, the longest life
-        if log.process.get("world_size", 1) > 1:
-            ranked[int(log.process.get("rank", 0))] = log
-    if ranked:
-        return [ranked[rank] for rank in sorted(ranked)]
-    return sorted(stepped, key=lambda log: -len(log.rows))[:1]
+    counts = {id(log): len(log.reader.table()) for log in logs}
+    stepped = sorted((log for log in logs if counts[id(log)]), key=lambda log: counts[id(log)])
+    # Of a rank that was started again, the longest life.
+    ranked = {int(log.process.get("rank", 0)): log for log in stepped if log.process.get("world_size", 1) > 1}
+    return [ranked[rank] for rank in sorted(ranked)] if ranked else stepped[-1:]
 
 
 class Drift(Frozen):

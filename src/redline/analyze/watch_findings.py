@@ -1,62 +1,75 @@
-"""What costs time in a watched script, what to change about it, and the most that can bring.
+"""What costs time in a watched script, and what to change about it: the table of rules for a run without a trace.
 
-Each rule looks at what the script was seen doing, never at how it is written, and bounds its gain by time that was
-measured: what a change makes faster cannot save more than the time it took.
+Each rule looks at what the script was seen doing, never at how it is written. Its gain is the run played again without what was
+measured: a change cannot save more than the time that its cause took.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
-from redline.analyze.finding import LARGEST_GAIN
+from redline.analyze.finding import Finding, Lanes, Removal, Rule, findings_of
 from redline.analyze.watch import Drift, Rates
 from redline.model.units import counted, format_bytes, format_seconds, format_share
-from redline.model.watching import WatchFinding
-
-WORTH_TELLING = 0.02
-"""Of the time: what costs less is not told."""
-DATA_SHARE = 0.05
-OPTIMIZER_SHARE = 0.05
-ZERO_GRAD_SHARE = 0.005
-OTHER_SHARE = 0.15
-MODEL_SHARE = 0.3
-"""Changes to the arithmetic are not proposed where the model takes less of the time."""
 
 LISTENED_STEPS = 10
 """What makes the host wait is listened to in so many steps."""
-TENSOR_CORES_GAIN = 16.0
-"""Products in fp16 or bf16 over strict fp32: about the most that any data sheet says."""
-TF32_GAIN = 8.0
-LAYOUT_GAIN = 2.0
-COMPILE_GAIN = 4.0
-"""The most seen with graphs on models of small kernels; fusion alone brings less."""
+TENSOR_CORES, AMPERE = 7.0, 8.0
+"""The first NVIDIA GPUs that multiply faster in fp16, and in TF32 and bf16."""
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
     """What is known of a watched process."""
 
     rates: Rates
-    process: Mapping[str, Any] = {}
-    models: Mapping[str, Any] = {}
-    usage: Mapping[str, Any] = {}
+    process: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+    usage: Mapping[str, Any] = field(default_factory=dict)
     drift: Drift | None = None
     growth: tuple[float, float] | None = None
-    out_of_memory: Mapping[str, Any] = {}
+    starts_s: tuple[float, ...] = ()
+    """What starting a loader's workers again, or ending them, took each time."""
+    operators: float | None = None
+    """Differentiable operators that a step calls."""
+    out_of_memory: Mapping[str, Any] = field(default_factory=dict)
+    of_run: bool = False
+    """Gains are held against the whole run, not against the steps that count."""
 
-    def share(self, *phases: str) -> float:
-        return sum(self.rates.shares.get(phase, 0.0) for phase in phases)
+    @property
+    def whole_s(self) -> float:
+        return sum(self.rates.run_s.values()) if self.of_run else self.rates.seconds
 
-    def host_share(self, *phases: str) -> float:
-        return sum(self.rates.host_shares.get(phase, 0.0) for phase in phases)
+    @property
+    def span_s(self) -> float:
+        return self.whole_s
 
-    def waited_share(self, seconds: float) -> float:
-        """Of the host's time, what it waited in the few steps in which its waits were listened to."""
-        middle = self.rates.median_step_s
-        return min(seconds / LISTENED_STEPS / middle, 0.99) if middle else 0.0
+    def seconds(self, *phases: str) -> float:
+        """Of the steps, or of the whole run; by the device's clock where there is one."""
+        spent = self.rates.run_s if self.of_run else {name: s * self.whole_s for name, s in self.rates.shares.items()}
+        return sum(spent.get(phase, 0.0) for phase in phases)
+
+    def host_seconds(self, *phases: str) -> float:
+        return sum(self.rates.host_shares.get(phase, 0.0) for phase in phases) * self.whole_s
+
+    def waited_s(self, seconds: float) -> float:
+        """What the host waits in all steps, from what it waited in the few in which that was listened to."""
+        return min(seconds / LISTENED_STEPS * self.rates.steps, 0.999 * self.whole_s)
+
+    def without(self, seconds: float, count: int = 0, what: str = "") -> Removal | None:
+        """The run without time in which nothing else went on."""
+        return Removal(saves_s=min(seconds, self.whole_s), seconds=seconds, count=count, what=what)
+
+    def without_wait(self, seconds: float, count: int = 0, what: str = "") -> Removal:
+        """The steps without the host's waits for the device, which still has to do what it did meanwhile."""
+        lanes = Lanes(step_s=self.whole_s, host_s=self.whole_s, device_s=seconds)
+        return lanes.without(host_s=seconds, count=count, what=what)
+
+    def share(self, removal: Removal) -> str:
+        return format_share(removal.seconds / self.whole_s)
 
     @property
     def on_gpu(self) -> bool:
@@ -68,11 +81,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         device = self.process.get("device", {})
         return float(device.get("capability") or 0) if device.get("kind") == "cuda" else 0.0
 
-    @property
-    def seconds(self) -> float:
-        """Of all counted steps."""
-        return self.rates.steps / self.rates.steps_per_s if self.rates.steps_per_s else 0.0
-
     def of_models(self, what: str) -> int:
         return sum(int(model.get(what) or 0) for model in self.models.get("models", []))
 
@@ -82,234 +90,371 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         dtypes = {name for model in self.models.get("models", []) for name in model.get("dtypes", {})}
         return self.usage.get("autocast") is None and dtypes == {"float32"}
 
+    @property
+    def loader(self) -> Mapping[str, Any] | None:
+        """The one that delivers most batches: one for validation may be gone through more often. A stream has no end."""
 
-def gain(share: float) -> float:
-    """How many times faster without this share of the time."""
-    return min(1 / (1 - share), LARGEST_GAIN) if share < 1 else LARGEST_GAIN
+        def delivered(loader: Mapping[str, Any]) -> float:
+            planned = loader.get("batches", 1)
+            return math.inf if planned is None else loader.get("iterators", 0) * planned
 
-
-def partial_gain(share: float, times: float) -> float:
-    """Where this share becomes `times` faster."""
-    return gain(share * (1 - 1 / times))
-
-
-def sync_gain(share: float) -> float:
-    """Where the host waits for the device for this share of its time and would not have to.
-
-    It still has to do the rest, and the device still has to do what it did meanwhile.
-    """
-    return min(1 / max(1 - share, share), LARGEST_GAIN)
+        return max(self.usage.get("loaders", []), key=delivered, default=None)
 
 
-def advice_of(evidence: Evidence) -> tuple[WatchFinding, ...]:
-    """Whatever is worth changing, what can bring most first."""
-    broke = [out_of_memory(evidence.out_of_memory)] if evidence.out_of_memory else []
-    found = [*broke, *(advice for rule in RULES if evidence.rates.shares for advice in rule(evidence))]
-    return tuple(sorted(found, key=lambda advice: (-advice.gain_bound, advice.code)))
+def findings(facts: RunFacts) -> tuple[Finding, ...]:
+    """Whatever is worth changing, what would save the most first; what is about the result and not about time, before that."""
+    remarks = [finding for remark in REMARKS if (finding := remark(facts)) is not None]
+    timed = [*findings_of(STEP_RULES, facts), *findings_of(RUN_RULES, replace(facts, of_run=True))]
+    return (*remarks, *sorted(timed, key=lambda finding: (-finding.saves_s, finding.code)))
 
 
-def _data_wait(seen: Evidence) -> Iterator[WatchFinding]:
-    share = seen.share("data")
-    if share < DATA_SHARE:
-        return
-    loader = _training_loader(seen)
-    workers = loader.get("num_workers") or 0
-    if not workers:
-        change = (
-            "load in other processes: DataLoader(..., num_workers=N, persistent_workers=True), N up to the idle cores"
-        )
-    else:
-        change = (
-            f"more than {workers} workers, a larger prefetch_factor, or less work per sample: decode, resize and augment "
-            "once and store the result, or augment on the device"
-        )
-    yield WatchFinding(
-        code="data-wait",
-        text=f"{format_share(share)} of the time the training waits for its next batch ({counted(workers, 'loader worker')})",
-        change=change,
-        gain_bound=gain(share),
+# What each rule removes. A fact that is missing keeps it silent.
+
+Remove = Callable[[RunFacts], Removal | None]
+
+
+def only_if(condition: Callable[[RunFacts], Any], removes: Remove) -> Remove:
+    return lambda facts: removes(facts) if condition(facts) else None
+
+
+def phases(*names: str) -> Remove:
+    return lambda facts: facts.without(facts.seconds(*names))
+
+
+def _restarts(facts: RunFacts) -> Removal | None:
+    """All waiting for data around a restart: workers that come and go also take processors from those that load."""
+    if not facts.starts_s[1:]:
+        return None
+    restarts_s = sum(facts.starts_s[1:])
+    return Removal(
+        saves_s=max(restarts_s, facts.seconds("data")), seconds=restarts_s, count=len(facts.starts_s) // 2
     )
 
 
-def _worker_restarts(seen: Evidence) -> Iterator[WatchFinding]:
-    for loader in seen.usage.get("loaders", []):
-        starts = loader.get("starts_s", [])[1:]
-        if not loader.get("num_workers") or loader.get("persistent_workers") or not starts or not seen.seconds:
-            continue
-        share = min(sum(starts) / seen.seconds, 0.99)
-        if share >= WORTH_TELLING:
-            yield WatchFinding(
-                code="worker-restarts",
-                text=f"the loader's workers are restarted {len(starts)} times, {format_seconds(sum(starts) / len(starts))} each "
-                f"until the first batch: {format_share(share)} of the time",
-                change="DataLoader(..., persistent_workers=True)",
-                gain_bound=gain(min(share, seen.share("data"))),
-            )
-
-
-def _pageable(seen: Evidence) -> Iterator[WatchFinding]:
-    copies = seen.usage.get("copies", {})
-    on_host = seen.host_share("copy")
-    share = max(seen.share("copy"), on_host)
-    asked = copies.get("asked", 0)
-    if not seen.on_gpu or not asked or share < WORTH_TELLING:
-        return
-    if copies["pageable"] > asked / 2:
-        yield WatchFinding(
-            code="pageable-copies",
-            text=f"batches are copied to the GPU from pageable memory, which takes {format_share(share)} of the time",
-            change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
-            gain_bound=_pinning_gain(seen),
-        )
-    elif copies["blocking"] > asked / 2 and on_host >= WORTH_TELLING:
-        yield WatchFinding(
-            code="blocking-copies",
-            text=f"the host waits for each copy to the GPU although the batches are pinned: {format_share(on_host)} of its "
-            "time; it then cannot issue the next work ahead",
-            change="batch.to(device, non_blocking=True)",
-            gain_bound=sync_gain(on_host),
-        )
-
-
-def _pinning_gain(seen: Evidence) -> float:
-    """Pageable batches also cost time where they are received and freed, which is between the steps.
+def _pageable(facts: RunFacts) -> Removal | None:
+    """Pageable batches also cost time where they are received and freed, between the steps.
 
     What the host does besides stays; so does what the device computes, less what it idles while the host catches up.
     """
-    host = 1 - seen.host_share("copy", "data", "other")
-    device = seen.share("forward", "backward", "optimizer") - host
-    return max(gain(1 - max(host, device, 1e-3)), gain(seen.share("copy")))
+    copies = facts.usage.get("copies", {})
+    if not facts.on_gpu or copies.get("pageable", 0) <= copies.get("asked", 0) / 2:
+        return None
+    host_s = facts.whole_s - facts.host_seconds("copy", "data", "other")
+    left_s = max(host_s, facts.seconds("forward", "backward", "optimizer") - host_s)
+    copied_s = max(facts.seconds("copy"), facts.host_seconds("copy"))
+    return Removal(saves_s=max(facts.whole_s - left_s, facts.seconds("copy")), seconds=copied_s)
 
 
-def _waits(seen: Evidence) -> Iterator[WatchFinding]:
-    waits = sorted(seen.usage.get("waits", []), key=lambda wait: -wait["seconds"])
-    if not seen.on_gpu or not waits:
-        return
-    per_step = sum(wait["count"] for wait in waits) / LISTENED_STEPS
-    share = seen.waited_share(sum(wait["seconds"] for wait in waits))
-    if per_step < 0.5 or share < WORTH_TELLING:
-        return
-    # A host that waits nearly always has nothing else to do: the finding stands, and its bound says how little it brings.
+def _blocking(facts: RunFacts) -> Removal | None:
+    copies = facts.usage.get("copies", {})
+    asked = copies.get("asked", 0)
+    if not facts.on_gpu or copies.get("pageable", 0) > asked / 2 or copies.get("blocking", 0) <= asked / 2:
+        return None
+    return facts.without_wait(facts.host_seconds("copy"))
+
+
+def _waits(facts: RunFacts) -> Removal | None:
+    waits = sorted(facts.usage.get("waits", []), key=lambda wait: -wait["seconds"])
+    if not facts.on_gpu or sum(wait["count"] for wait in waits) < LISTENED_STEPS / 2:
+        return None
+    places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
+    count = round(sum(wait["count"] for wait in waits) / LISTENED_STEPS)
+    return facts.without_wait(facts.waited_s(sum(wait["seconds"] for wait in waits)), count, places)
+
+
+def _kept_gradients(facts: RunFacts) -> Removal | None:
+    """Gradients that stay are also added to where fresh ones would be written: the backward pass reads them once more."""
+    calls = facts.usage.get("zero_grads", {})
+    if not calls.get("count") or calls["kept"] <= calls["count"] / 2:
+        return None
+    return Removal(saves_s=min(2 * calls["seconds"], facts.whole_s), seconds=calls["seconds"])
+
+
+def _unfused(facts: RunFacts) -> Removal | None:
+    plain = [one for one in facts.usage.get("optimizers", []) if one["can_fuse"] and not one["fused"]]
+    names = " and ".join(dict.fromkeys(one["name"] for one in plain))
+    return facts.without(facts.seconds("optimizer"), sum(one["tensors"] for one in plain), names) if plain else None
+
+
+def _threads(facts: RunFacts) -> Removal | None:
+    """Threads that wait for each other on too few cores may take any time: only what is not computed stays for sure."""
+    threads, cores = facts.process.get("threads") or 0, facts.process.get("cores") or 0
+    if facts.on_gpu or not cores or threads <= cores:
+        return None
+    return facts.without(facts.seconds("forward", "backward", "optimizer", "acting"), threads, counted(cores, "core"))
+
+
+def _calls(facts: RunFacts) -> Removal | None:
+    """Operators so small that calling them takes most of their time."""
+    call_s, passes_s = facts.process.get("call_s"), facts.seconds("forward", "backward")
+    if facts.on_gpu or not call_s or not facts.operators:
+        return None
+    step_s = passes_s / facts.rates.steps
+    if 2 * facts.operators * call_s < step_s:
+        return None
+    return facts.without(passes_s, round(facts.operators), format_seconds(step_s / facts.operators))
+
+
+def _scaler(facts: RunFacts) -> Removal | None:
+    scaler = facts.usage.get("scaler")
+    if not scaler or not scaler["enabled"] or facts.usage.get("autocast") == "torch.float16":
+        return None
+    waited_s = facts.waited_s(facts.usage.get("optimizer_wait_s", 0.0)) if facts.on_gpu else 0.0
+    return facts.without(max(facts.seconds("optimizer", "other"), facts.without_wait(waited_s).saves_s))
+
+
+def _drift(facts: RunFacts) -> Removal | None:
+    if facts.drift is None:
+        return None
+    later_s = facts.whole_s * (1 - facts.drift.share_before)
+    return facts.without(later_s * (1 - 1 / facts.drift.ratio), facts.drift.step)
+
+
+def _is_first_layout(facts: RunFacts) -> bool:
+    """Convolutions on images in the channels-first layout. On a GPU fp32 convolutions gain nothing from another one."""
+    images = [shape for shape in facts.usage.get("inputs", []) if shape.partition(" ")[0].count("×") == 3]
+    is_low = facts.usage.get("autocast") is not None or not facts.computes_in_fp32
+    return bool(images) and not facts.of_models("channels_last") and facts.of_models("convolutions") > 0 and (not facts.on_gpu or is_low)
+
+
+def _is_strict(facts: RunFacts) -> bool:
+    """Matrix products, or convolutions where the model has some, compute in fp32 without TF32."""
+    flags = facts.models.get("flags", {})
+    has_convolutions = facts.of_models("convolutions") > 0
+    return flags.get("matmul_precision") == "highest" or (has_convolutions and flags.get("cudnn_tf32") is False)
+
+
+def _is_interpreted(facts: RunFacts) -> bool:
+    is_compiled = any(one.get("compiled") for one in facts.models.get("models", []))
+    return not is_compiled and facts.usage.get("replays", 0) <= facts.rates.steps / 2
+
+
+# What they say
+
+
+def _wait(facts: RunFacts, removal: Removal) -> str:
+    workers = (facts.loader or {}).get("num_workers") or 0
+    source = "" if facts.loader is None else f" ({counted(workers, 'loader worker')})"
+    return f"{facts.share(removal)} of the time the training waits for its next batch{source}"
+
+
+def _load(facts: RunFacts, removal: Removal) -> str:
+    loader = facts.loader
+    if loader is None:
+        return (
+            "prepare the next batch in a thread while this step computes, or convert the data once before the loop and only "
+            "index it in the loop"
+        )
+    if not loader.get("num_workers"):
+        return "load in other processes: DataLoader(..., num_workers=N, persistent_workers=True), N up to the idle cores"
+    return (
+        f"more than {loader['num_workers']} workers, a larger prefetch_factor, or less work per sample: decode, resize and augment "
+        "once and store the result, or augment on the device"
+    )
+
+
+def _read(facts: RunFacts, removal: Removal) -> str:
     effect = (
         "it then cannot issue the next work ahead"
-        if sync_gain(share) >= 1 + WORTH_TELLING
+        if removal.saves_s >= 0.02 * facts.whole_s
         else "the GPU is the limit meanwhile, so this costs little now; it will when the GPU's work becomes shorter"
     )
-    places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
-    yield WatchFinding(
+    return f"the host waits for the GPU {removal.count}× per step, {facts.share(removal)} of its time, at {removal.what}; {effect}"
+
+
+def _passes(what: str) -> Callable[[RunFacts, Removal], str]:
+    return lambda facts, removal: f"forward and backward pass, {facts.share(removal)} of the time, {what}"
+
+
+def _precision(facts: RunFacts, removal: Removal) -> str:
+    low = "torch.bfloat16" if facts.capability >= AMPERE else "torch.float16"
+    scaler = "" if facts.capability >= AMPERE else ", and GradScaler"
+    return f'with torch.autocast("cuda", {low}): around forward pass and loss{scaler}'
+
+
+MODEL = phases("forward", "backward")
+STEP_RULES: tuple[Rule[RunFacts], ...] = (
+    Rule(code="data-wait", removes=phases("data"), says=_wait, change=_load, least_share=0.05),
+    Rule(
+        code="worker-restarts",
+        removes=_restarts,
+        says=lambda facts, removal: (
+            f"the loader's workers are restarted {removal.count} times, until the first batch and at their end "
+            f"{format_seconds(removal.seconds / max(removal.count, 1))} each: {facts.share(removal)} of the time"
+        ),
+        change="DataLoader(..., persistent_workers=True)",
+    ),
+    Rule(
+        code="pageable-copies",
+        removes=_pageable,
+        says=lambda facts, removal: (
+            f"batches are copied to the GPU from pageable memory, which takes {facts.share(removal)} of the time"
+        ),
+        change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
+    ),
+    Rule(
+        code="blocking-copies",
+        removes=_blocking,
+        says=lambda facts, removal: (
+            f"the host waits for each copy to the GPU although the batches are pinned: {facts.share(removal)} of its time; it "
+            "then cannot issue the next work ahead"
+        ),
+        change="batch.to(device, non_blocking=True)",
+    ),
+    Rule(
         code="sync-in-loop",
-        text=f"the host waits for the GPU {per_step:.0f}× per step, {format_share(share)} of its time, at {places}; {effect}",
+        removes=_waits,
+        says=_read,
         change="keep metrics on the GPU (total += loss.detach()) and read them every 50 steps or at the end of an epoch",
-        gain_bound=sync_gain(share),
-    )
-
-
-def _zero_grad(seen: Evidence) -> Iterator[WatchFinding]:
-    calls = seen.usage.get("zero_grads", {})
-    if not calls.get("count") or calls["kept"] <= calls["count"] / 2 or not seen.seconds:
-        return
-    share = min(calls["seconds"] / seen.seconds, 0.5)
-    # Gradients that stay are also added to where fresh ones would be written: the backward pass reads them once more.
-    bound = gain(min(2 * share, 0.5))
-    if share >= ZERO_GRAD_SHARE:
-        yield WatchFinding(
-            code="zero-grad-fills",
-            text=f"zero_grad(set_to_none=False) writes zeros over every gradient: {format_share(share)} of the time",
-            change="optimizer.zero_grad(), whose default set_to_none=True frees them instead",
-            gain_bound=bound,
-        )
-
-
-def _optimizer(seen: Evidence) -> Iterator[WatchFinding]:
-    share = seen.share("optimizer")
-    plain = [one for one in seen.usage.get("optimizers", []) if one["can_fuse"] and not one["fused"]]
-    if share < OPTIMIZER_SHARE or not plain:
-        return
-    names = " and ".join(dict.fromkeys(one["name"] for one in plain))
-    yield WatchFinding(
+        least_share=0.0,
+    ),
+    Rule(
+        code="zero-grad-fills",
+        removes=_kept_gradients,
+        says=lambda facts, removal: (
+            f"zero_grad(set_to_none=False) writes zeros over every gradient: {facts.share(removal)} of the time"
+        ),
+        change="optimizer.zero_grad(), whose default set_to_none=True frees them instead",
+        least_share=0.01,
+    ),
+    Rule(
         code="unfused-optimizer",
-        text=f"{names} takes {format_share(share)} of the time and updates its {sum(one['tensors'] for one in plain)} "
-        "tensors in several passes",
-        change=f"torch.optim.{plain[0]['name']}(..., fused=True)",
-        gain_bound=gain(share),
-    )
-
-
-def _precision(seen: Evidence) -> Iterator[WatchFinding]:
-    share = seen.share("forward", "backward")
-    if seen.capability < 7.0 or share < MODEL_SHARE or not seen.computes_in_fp32:
-        return
-    yield WatchFinding(
+        removes=_unfused,
+        says=lambda facts, removal: (
+            f"{removal.what} takes {facts.share(removal)} of the time and updates its {removal.count} tensors in several passes"
+        ),
+        change=lambda facts, removal: f"torch.optim.{removal.what.partition(' ')[0]}(..., fused=True)",
+        least_share=0.05,
+    ),
+    Rule(
+        code="oversubscribed-threads",
+        removes=_threads,
+        says=lambda facts, removal: (
+            f"{removal.count} threads compute on {removal.what} and wait for each other: forward and backward pass and optimizer "
+            f"take {facts.share(removal)} of the time"
+        ),
+        change=lambda facts, removal: f"torch.set_num_threads({removal.what.partition(' ')[0]}), or OMP_NUM_THREADS",
+    ),
+    Rule(
+        code="tiny-operators",
+        removes=_calls,
+        says=lambda facts, removal: (
+            f"a step calls {removal.count:,} operators of {removal.what} each, about what calling one from Python costs here; forward "
+            f"and backward pass take {facts.share(removal)} of the time"
+        ),
+        change="compute more with each call: one layer for a whole sequence (torch.nn.GRU, not a cell in a Python loop), a larger "
+        "batch, or torch.compile(model)",
+        least_share=0.3,
+    ),
+    Rule(
         code="autocast-off",
-        text=f"forward and backward pass, {format_share(share)} of the time, compute in fp32",
-        change='with torch.autocast("cuda", torch.bfloat16): around forward pass and loss'
-        + ("" if seen.capability >= 8.0 else " (this GPU: torch.float16 with torch.amp.GradScaler)"),
-        gain_bound=partial_gain(share, TENSOR_CORES_GAIN),
-    )
-    flags = seen.models.get("flags", {})
-    if seen.capability >= 8.0 and (flags.get("matmul_precision") == "highest" or flags.get("cudnn_tf32") is False):
-        yield WatchFinding(
-            code="tf32-off",
-            text="products of fp32 matrices run in strict fp32, without TF32",
-            change='torch.set_float32_matmul_precision("high") at the start'
-            + ("" if flags.get("cudnn_tf32") is not False else " and torch.backends.cudnn.allow_tf32 = True"),
-            gain_bound=partial_gain(share, TF32_GAIN),
-        )
-
-
-def _layout(seen: Evidence) -> Iterator[WatchFinding]:
-    share = seen.share("forward", "backward")
-    convolutions = seen.of_models("convolutions")
-    feeds_images = any(len(shape.split(" ")[0].split("×")) == 4 for shape in seen.usage.get("inputs", []))
-    if not convolutions or seen.of_models("channels_last") or not feeds_images or share < MODEL_SHARE:
-        return
-    if seen.on_gpu and seen.computes_in_fp32:
-        return  # without tensor cores the layout brings nothing on a GPU
-    yield WatchFinding(
+        removes=only_if(lambda facts: facts.capability >= TENSOR_CORES and facts.computes_in_fp32, MODEL),
+        says=_passes("compute in fp32"),
+        change=_precision,
+        least_share=0.3,
+    ),
+    Rule(
+        code="tf32-off",
+        removes=only_if(
+            lambda facts: facts.capability >= AMPERE and facts.computes_in_fp32 and _is_strict(facts), MODEL
+        ),
+        says=_passes("compute in strict fp32, without TF32"),
+        change='torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 = True',
+        least_share=0.3,
+    ),
+    Rule(
         code="channels-first",
-        text=f"{convolutions} convolutions run on tensors in the channels-first layout",
-        change="model.to(memory_format=torch.channels_last), and the same for the batches",
-        gain_bound=partial_gain(share, LAYOUT_GAIN),
-    )
-
-
-def _compile(seen: Evidence) -> Iterator[WatchFinding]:
-    share = seen.share("forward", "backward")
-    if not seen.on_gpu or share < MODEL_SHARE or any(one.get("compiled") for one in seen.models.get("models", [])):
-        return
-    if seen.usage.get("replays", 0) > seen.rates.steps / 2:
-        return  # a recorded graph: nothing is issued operator by operator
-    yield WatchFinding(
+        removes=only_if(_is_first_layout, MODEL),
+        says=_passes("run convolutions in the channels-first layout"),
+        change="model.to(memory_format=torch.channels_last) and the same for its inputs",
+        least_share=0.3,
+    ),
+    Rule(
         code="not-compiled",
-        text=f"forward and backward pass, {format_share(share)} of the time, run operator by operator",
+        removes=only_if(lambda facts: facts.on_gpu and _is_interpreted(facts), MODEL),
+        says=_passes("run operator by operator"),
         change="model = torch.compile(model)",
-        gain_bound=partial_gain(share, COMPILE_GAIN),
-    )
+        least_share=0.3,
+    ),
+    Rule(
+        code="needless-grad-scaler",
+        removes=_scaler,
+        says=lambda facts, removal: (
+            "GradScaler scales the loss and checks every gradient, but the model computes in "
+            + ("bf16, which has the range of fp32" if facts.usage.get("autocast") == "torch.bfloat16" else "fp32")
+        ),
+        change="call loss.backward() and optimizer.step() without GradScaler",
+        least_share=0.0,
+    ),
+    Rule(
+        code="acting",
+        removes=phases("acting"),
+        says=lambda facts, removal: (
+            f"acting in the environment, without gradients, takes {facts.share(removal)} of the time"
+        ),
+        change="step many environments at once, so that the model decides for all of them in one call, or in processes of their own",
+        least_share=0.2,
+    ),
+    Rule(
+        code="other-work",
+        removes=phases("other"),
+        says=lambda facts, removal: (
+            f"{facts.share(removal)} of the time is neither data nor model nor optimizer, such as logging or metrics"
+        ),
+        change="look at what the loop does between its steps; log less often, or in a thread",
+        least_share=0.15,
+    ),
+    Rule(
+        code="slow-steps",
+        removes=only_if(
+            lambda facts: facts.rates.outliers >= 2,
+            lambda facts: facts.without((facts.rates.outlier_share or 0.0) * facts.whole_s, facts.rates.outliers),
+        ),
+        says=lambda facts, removal: (
+            f"{removal.count} of {facts.rates.steps} steps take more than twice the median and cost {facts.share(removal)} of the time"
+        ),
+        change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
+        least_share=0.05,
+    ),
+    Rule(
+        code="slowdown",
+        removes=_drift,
+        says=lambda facts, removal: (
+            ""
+            if facts.drift is None
+            else f"from step {facts.drift.step} on ({format_seconds(facts.drift.at_s)} after the first) a step takes "
+            f"{facts.drift.ratio:.2f} times as long as before"
+        ),
+        change="compare what changed then: data, sequence length, clocks (redline monitor), other jobs on the machine",
+    ),
+)
+"""Rules about the steps: their gain is that of the steps that count."""
+RUN_RULES: tuple[Rule[RunFacts], ...] = (
+    Rule(
+        code="validation",
+        removes=phases("validation"),
+        says=lambda facts, removal: f"validation takes {facts.share(removal)} of the run",
+        change="validate every N steps, or on fewer batches",
+        least_share=0.2,
+    ),
+    Rule(
+        code="saving",
+        removes=phases("saving"),
+        says=lambda facts, removal: f"saving checkpoints takes {facts.share(removal)} of the run",
+        change="save less often, save only what is needed to go on, or in a thread (torch.distributed.checkpoint.async_save)",
+        least_share=0.05,
+    ),
+)
+"""Rules about the whole run: their gain is that of the run."""
 
 
-def _scaler(seen: Evidence) -> Iterator[WatchFinding]:
-    scaler, autocast = seen.usage.get("scaler"), seen.usage.get("autocast")
-    is_on = bool(scaler and scaler["enabled"])
-    if is_on and autocast != "torch.float16":
-        formats = "bf16, which has the range of fp32" if autocast == "torch.bfloat16" else "fp32"
-        yield WatchFinding(
-            code="needless-grad-scaler",
-            text=f"GradScaler scales the loss and checks every gradient, but the model computes in {formats}",
-            change="call loss.backward() and optimizer.step() without GradScaler",
-            gain_bound=gain(min(seen.share("optimizer", "other"), 0.5))
-            * sync_gain(seen.waited_share(seen.usage.get("optimizer_wait_s", 0.0))),
-        )
-    if autocast == "torch.float16" and not is_on and seen.rates.steps:
-        yield WatchFinding(
-            code="no-grad-scaler",
-            text="fp16 without GradScaler: small gradients become zero",
-            change="scaler = torch.amp.GradScaler(), scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update(); "
-            "or bf16",
-            gain_bound=1.0,
-        )
+# What is about the result, and not about time
 
 
-def out_of_memory(told: Mapping[str, Any]) -> WatchFinding:
+def _out_of_memory(facts: RunFacts) -> Finding | None:
+    told = facts.out_of_memory
+    if not told:
+        return None
     held = sorted(told["held"].items(), key=lambda part: -part[1])
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held if size)
     largest = held[0][0] if held and held[0][1] else "unknown"
@@ -318,79 +463,38 @@ def out_of_memory(told: Mapping[str, Any]) -> WatchFinding:
         "gradients": "a smaller model per device: shard it (FSDP)",
         "optimizer state": "an optimizer with less state, or shard it (ZeroRedundancyOptimizer, FSDP)",
     }.get(largest, "a smaller batch with gradient accumulation, autocast, or torch.utils.checkpoint around the blocks")
-    kept = (
-        f"; the allocator's snapshot is {told['snapshot']} (https://pytorch.org/memory_viz)"
-        if told.get("snapshot")
-        else ""
-    )
-    return WatchFinding(
-        code="out-of-memory",
-        text=f"memory ran out in the {told['phase']} pass after step {told['step']}, at {told['where']}: "
-        f"{parts or 'nothing of it is known'}{kept}",
-        change=change,
-        gain_bound=1.0,
+    snapshot = f"; the allocator's snapshot is {told['snapshot']} (https://pytorch.org/memory_viz)"
+    return _remark(
+        "out-of-memory",
+        f"memory ran out in the {told['phase']} pass after step {told['step']}, at {told['where']}: "
+        f"{parts or 'nothing of it is known'}{snapshot if told.get('snapshot') else ''}",
+        change,
     )
 
 
-def _other(seen: Evidence) -> Iterator[WatchFinding]:
-    share = seen.share("other")
-    if share >= OTHER_SHARE:
-        yield WatchFinding(
-            code="other-work",
-            text=f"{format_share(share)} of the time is neither data nor model nor optimizer: logging, metrics, checkpoints",
-            change="look at what the loop does between its steps; log and save less often, or in a thread",
-            gain_bound=gain(share),
-        )
+def _no_scaler(facts: RunFacts) -> Finding | None:
+    scaler = facts.usage.get("scaler")
+    if facts.usage.get("autocast") != "torch.float16" or (scaler and scaler["enabled"]) or not facts.rates.steps:
+        return None
+    return _remark(
+        "no-grad-scaler",
+        "fp16 without GradScaler: small gradients become zero",
+        "scaler = torch.amp.GradScaler(), scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update(); or bf16",
+    )
 
 
-def _course(seen: Evidence) -> Iterator[WatchFinding]:
-    """How the run went: slow steps, drift, memory that grows."""
-    if seen.rates.outlier_share is not None and seen.rates.outlier_share >= DATA_SHARE and seen.rates.outliers >= 2:
-        yield WatchFinding(
-            code="slow-steps",
-            text=f"{seen.rates.outliers} of {seen.rates.steps} steps take more than twice the median and cost "
-            f"{format_share(seen.rates.outlier_share)} of the time",
-            change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
-            gain_bound=gain(seen.rates.outlier_share),
-        )
-    if seen.drift is not None:
-        yield WatchFinding(
-            code="slowdown",
-            text=f"from step {seen.drift.step} on ({format_seconds(seen.drift.at_s)} after the first) a step takes "
-            f"{seen.drift.ratio:.2f} times as long as before",
-            change="compare what changed then: data, sequence length, clocks (redline monitor), other jobs on the machine",
-            gain_bound=min(seen.drift.ratio, LARGEST_GAIN),
-        )
-    if seen.growth is not None:
-        yield WatchFinding(
-            code="memory-grows",
-            text=f"the memory held between steps grows by {format_bytes(int(seen.growth[1] * 60))} per minute",
-            change="look for tensors that are kept with their graph: append loss.detach() or float(loss) instead of loss",
-            gain_bound=1.0,
-        )
+def _memory_grows(facts: RunFacts) -> Finding | None:
+    if facts.growth is None:
+        return None
+    return _remark(
+        "memory-grows",
+        f"the memory held between steps grows by {format_bytes(int(facts.growth[1] * 60))} per minute",
+        "look for tensors that are kept with their graph: append loss.detach() or float(loss) instead of loss",
+    )
 
 
-RULES: tuple[Callable[[Evidence], Iterator[WatchFinding]], ...] = (
-    _data_wait,
-    _worker_restarts,
-    _pageable,
-    _waits,
-    _zero_grad,
-    _optimizer,
-    _precision,
-    _layout,
-    _compile,
-    _scaler,
-    _other,
-    _course,
-)
+def _remark(code: str, evidence: str, change: str) -> Finding:
+    return Finding(code=code, evidence=evidence, next=change, gain_bound=1.0)
 
 
-def _training_loader(seen: Evidence) -> dict[str, Any]:
-    """The one that delivers most batches: one for validation may be gone through more often. A stream has no end."""
-
-    def batches(loader: dict[str, Any]) -> float:
-        planned = loader.get("batches", 1)
-        return math.inf if planned is None else loader.get("iterators", 0) * planned
-
-    return max(seen.usage.get("loaders", []), key=batches, default={})
+REMARKS = (_out_of_memory, _no_scaler, _memory_grows)

@@ -7,21 +7,19 @@ import mmap
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 import redline
 from redline.model.errors import UsageError
-from redline.model.watching import PHASES
 
 START = Path(redline.__file__).parent / "bench" / "watch" / "start"
 """Holds the `sitecustomize` that Python runs before the script."""
@@ -152,121 +150,81 @@ def end_like(exit_code: int) -> int:
     return 128 + number
 
 
-Rows = np.ndarray[Any, np.dtype[np.float64]]
-LIKE = 20
-"""Steps before the missing ones that say how those are split."""
+ROW_BYTES = 32
+"""Of a row: kind, key, value and time, as 64-bit floats."""
+
+
+class Reader(Protocol):
+    """Makes something of rows: kind, key, value, time and number."""
+
+    def read(self, rows: Iterable[tuple[str, float, float, float, int]]) -> None: ...
 
 
 class ProcessLog:
     """What one watched process has written so far."""
 
-    def __init__(self, stem: Path) -> None:
+    def __init__(self, stem: Path, reader: Reader) -> None:
         self._stem = stem
-        self._read: dict[str, int] = {".steps": 0, ".facts": 0}
-        self._chunks: list[Rows] = []
-        self._ended: tuple[float, float] = (0.0, 0.0)
-        """How many steps have ended in all, the rows of the last few of them may be missing, and when the last one did."""
-        self._ended_at = 0
-        self.columns: tuple[str, ...] = ()
+        self._at = {".rows": mmap.ALLOCATIONGRANULARITY, ".facts": 0}
+        """How far its files have been read. The first page of the rows names their kinds."""
+        self._kinds: list[str] = []
+        self._number = 0
+        self.reader: Any = reader
         self.facts: dict[str, dict[str, Any]] = {}
         """The last of each kind."""
         self.pulses: list[dict[str, Any]] = []
         self.windows: list[dict[str, Any]] = []
 
     def refresh(self) -> None:
-        self._refresh_rows()
+        rows = np.frombuffer(self._new(".rows", ROW_BYTES), dtype="<f8").reshape(-1, 4)
+        unwritten = np.flatnonzero(rows[:, 3] == 0)
+        rows = rows[: unwritten[0]] if len(unwritten) else rows
+        self._at[".rows"] += rows.nbytes
+        if len(rows) and not self._kinds:
+            with open(f"{self._stem}.rows", "rb") as file:
+                self._kinds = json.loads(file.readline())
+        self.reader.read(
+            (self._kinds[int(kind)], key, value, at, self._number + row)
+            for row, (kind, key, value, at) in enumerate(rows.tolist())
+        )
+        self._number += len(rows)
         told = self._new(".facts")
         told = told[: told.rfind(b"\n") + 1]
-        self._read[".facts"] += len(told)
+        self._at[".facts"] += len(told)
         for line in told.splitlines():
-            try:
-                fact = json.loads(line)
-            except ValueError:
-                continue  # cut off in the middle of a line
+            fact = json.loads(line)
             self.facts[fact["kind"]] = fact
-            if fact["kind"] == "pulse":
-                self.pulses.append(fact)
-            if fact["kind"] == "window":
-                self.windows.append(fact)
-
-    @property
-    def rows(self) -> Rows:
-        if len(self._chunks) != 1:
-            width = max(len(self.columns), 1)
-            self._chunks = [np.concatenate(self._chunks) if self._chunks else np.empty((0, width))]
-        return with_missing_steps(self._chunks[0], self.columns, *self._ended)
+            if fact["kind"] in ("pulse", "window"):
+                (self.pulses if fact["kind"] == "pulse" else self.windows).append(fact)
 
     @property
     def process(self) -> dict[str, Any]:
         return self.facts.get("process", {})
 
-    def _refresh_rows(self) -> None:
-        """The rows that are whole; space for more of them follows."""
-        if not self.columns:
-            head, newline, _ = self._new(".steps").partition(b"\n")
-            if not newline:
-                return
-            told = json.loads(head)
-            self.columns, self._ended_at = tuple(told["columns"])[:-1], int(told["ended_at"])
-            self._read[".steps"] = mmap.ALLOCATIONGRANULARITY
-        with Path(f"{self._stem}.steps").open("rb") as file:
-            file.seek(self._ended_at)
-            self._ended = struct.unpack("<2d", file.read(16))
-        width = len(self.columns) + 1
-        data = self._new(".steps")
-        rows = np.frombuffer(data[: len(data) - len(data) % (8 * width)], dtype="<f8").reshape(-1, width)
-        unwritten = np.flatnonzero(rows[:, -1] == 0)
-        whole = rows[: unwritten[0]] if len(unwritten) else rows
-        self._read[".steps"] += whole.nbytes
-        if len(whole):
-            self._chunks.append(whole[:, :-1].copy())
-
-    def _new(self, suffix: str) -> bytes:
-        """What has not been read yet."""
+    def _new(self, suffix: str, whole: int = 1) -> bytes:
+        """What has not been read yet, in whole pieces of so many bytes."""
         path = Path(f"{self._stem}{suffix}")
         if not path.exists():
             return b""
         with path.open("rb") as file:
-            file.seek(self._read[suffix])
-            return file.read()
-
-
-def with_missing_steps(rows: Rows, columns: Sequence[str], steps: float, ended_s: float) -> Rows:
-    """The rows, and one for each step that had ended when the process was killed and whose row it could not write.
-
-    Of those only their number and the last one's end are known: each takes as long as the others, split as in the steps before.
-    """
-    at = {name: number for number, name in enumerate(columns)}
-    known = rows[rows[:, at["kind"]] == 0][-LIKE:] if at else rows
-    missing = int(steps - known[-1, at["step"]] - 1) if len(known) else 0
-    if missing <= 0:
-        return rows
-    last = known[-1]
-    took_s = max(ended_s - last[at["ended"]], 0.0) / missing
-    phases = [at[name] for name in PHASES]
-    usual = known[:, phases].sum(axis=0)
-    added = np.tile(last, (missing, 1))
-    number = np.arange(1, missing + 1)
-    added[:, at["step"]] += number
-    added[:, at["ended"]] += number * took_s
-    added[:, phases] = usual / max(usual.sum(), 1e-12) * took_s
-    for name in ("paused", "before", *(f"aside_{phase}" for phase in PHASES)):
-        added[:, at[name]] = 0.0
-    whole: Rows = np.concatenate([rows, added])
-    return whole
+            file.seek(self._at[suffix])
+            data = file.read()
+        return data[: len(data) // whole * whole]
 
 
 class SpoolReader:
     """The logs of every process that was watched, as far as they have been written."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, make_reader: Callable[[], Any]) -> None:
         self._folder = folder
+        self._make_reader = make_reader
         self._logs: dict[str, ProcessLog] = {}
 
     def refresh(self) -> list[ProcessLog]:
-        for path in sorted(self._folder.glob("*.facts")) + sorted(self._folder.glob("*.steps")):
+        for path in sorted(self._folder.glob("*.facts")) + sorted(self._folder.glob("*.rows")):
             stem = str(path.with_suffix(""))
-            self._logs.setdefault(stem, ProcessLog(Path(stem)))
+            if stem not in self._logs:
+                self._logs[stem] = ProcessLog(Path(stem), self._make_reader())
         for log in self._logs.values():
             log.refresh()
         return list(self._logs.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redline.model.fields import Count, Figure, Frozen, Moment, Seconds
 
-PHASES = ("data", "copy", "forward", "backward", "optimizer", "other")
+PHASES = ("data", "copy", "forward", "backward", "optimizer", "acting", "saving", "other")
 """What the time of a watched step is split into; together they are all of it."""
 
 

@@ -5,6 +5,7 @@ Everything is looked at seldom: once after the first step, then a line per secon
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -24,38 +25,48 @@ from .spool import Spool
 OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
 """Places in the script that made the host wait."""
-LOSS_PERIOD_S = 0.5
-"""Between two losses that are copied from a GPU."""
-HOST_LOSS_PERIOD_S = 0.1
-"""Between two that are read from the host's memory."""
+LOSS_PERIOD_S = 0.25
+"""Between two looks at the loss."""
+CALLS = 50
+"""Operators that are called to find out what calling one takes."""
 
 
 class Facts:
+    """What was seen so far; `describe` and `pulse` write it down."""
+
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._device = torch.device("cpu")
         self._loaders: dict[int, dict[str, Any]] = {}
-        self.optimizers: dict[int, dict[str, Any]] = {}
-        self._optimizer_refs: list[weakref.ref[Any]] = []
-        self._waits: Counter[str] = Counter()
-        self._wait_s: dict[str, float] = {}
+        self._made: list[weakref.ref[Any]] = []
+        """The optimizers, by their numbers."""
+        self._numbers: dict[int, int] = {}
+        """Of the optimizers, by their ids: one that is made at the place of another that is gone gets a new number."""
+        self._optimizers: dict[int, dict[str, Any]] = {}
+        """Those that have taken a step, by their numbers."""
+        self._waits: dict[str, dict[str, Any]] = {}
         self._optimizer_wait_s = 0.0
-        self._copies: dict[str, Any] = {"asked": 0, "pageable": 0, "blocking": 0}
+        self._copies: dict[str, int] = {"asked": 0, "pageable": 0, "blocking": 0}
         self.zero_grads = self._kept_gradients = 0
+        self._kept_gradients_s = 0.0
         self.replays = 0
         """Of recorded graphs that hold a model's passes."""
-        self._kept_gradients_s = 0.0
         self._autocast: str | None = None
         self._scaler: dict[str, Any] | None = None
         self._inputs: list[str] = []
-        self.next_loss = -math.inf
-        """When the loss is to be read again, by the clock of `time.perf_counter`."""
+        self._loss = math.nan
+        """The last one that was read."""
+        self._next_loss = -math.inf
         self._coming: tuple[torch.Tensor, Any] | None = None
         self._unscaled: tuple[int, torch.Tensor] | None = None
 
     @property
     def is_on_gpu(self) -> bool:
         return self._device.type == "cuda"
+
+    @property
+    def has_optimizers(self) -> bool:
+        return bool(self._optimizers)
 
     # What happens in the script
 
@@ -67,30 +78,31 @@ class Facts:
         for name in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "batch_size"):
             known[name] = getattr(loader, name, None)
 
-    def saw_first_batch(self, loader: int, seconds: float) -> None:
-        """How long an iterator took to deliver: with workers, their start."""
-        if loader in self._loaders:
-            self._loaders[loader].setdefault("starts_s", []).append(seconds)
-            del self._loaders[loader]["starts_s"][:-64]
+    def made_optimizer(self, optimizer: Any) -> None:
+        self._numbers[id(optimizer)] = len(self._made)
+        self._made.append(weakref.ref(optimizer))
 
-    def saw_optimizer(self, optimizer: Any) -> None:
-        """To be said once of each."""
-        self._optimizer_refs.append(weakref.ref(optimizer))
-        defaults = getattr(optimizer, "defaults", {})
-        tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.optimizers[id(optimizer)] = {
-            "name": type(optimizer).__name__,
-            "of_torch": type(optimizer).__module__.startswith("torch.optim"),
-            "can_fuse": "fused" in defaults,
-            "fused": bool(defaults.get("fused")),
-            "foreach": defaults.get("foreach"),
-            "tensors": len(tensors),
-        }
+    def number_of(self, optimizer: Any) -> float:
+        """The number of an optimizer that takes a step; with the first one it is described."""
+        if id(optimizer) not in self._numbers:
+            self.made_optimizer(optimizer)
+        number = self._numbers[id(optimizer)]
+        if number not in self._optimizers:
+            defaults = getattr(optimizer, "defaults", {})
+            self._optimizers[number] = {
+                "name": type(optimizer).__name__,
+                "can_fuse": "fused" in defaults,
+                "fused": bool(defaults.get("fused")),
+                "tensors": sum(len(group["params"]) for group in optimizer.param_groups),
+            }
+        return float(number)
+
+    def _stepped(self) -> list[Any]:
+        return [one for number in self._optimizers if (one := self._made[number]()) is not None]
 
     def trained(self) -> set[int]:
-        """The ids of the parameters of every optimizer that was called."""
-        known = [one for reference in self._optimizer_refs if (one := reference()) is not None]
-        return {id(parameter) for one in known for group in one.param_groups for parameter in group["params"]}
+        """The ids of the parameters of every optimizer that has taken a step."""
+        return {id(weight) for one in self._stepped() for group in one.param_groups for weight in group["params"]}
 
     def saw_forward(self, args: Any, kwargs: Any, step: int) -> None:
         """Of some of the steps."""
@@ -115,24 +127,23 @@ class Facts:
 
     def saw_scaler(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         self._scaler = {"enabled": bool(scaler.is_enabled())}
-        is_due = time.perf_counter() >= self.next_loss
-        if is_due and isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
+        if isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
             self._unscaled = (id(scaled), outputs)
 
     def saw_wait(self, how: str, seconds: float, in_optimizer: bool) -> None:
         if in_optimizer:
             self._optimizer_wait_s += seconds
             return
-        line = user_line()
-        if f"{how} {line}" in self._waits or len(self._waits) < MOST_LINES:
-            self._waits[f"{how} {line}"] += 1
-            self._wait_s[f"{how} {line}"] = self._wait_s.get(f"{how} {line}", 0.0) + seconds
+        what = f"{how} {user_line()}"
+        if what in self._waits or len(self._waits) < MOST_LINES:
+            known = self._waits.setdefault(what, {"what": what, "count": 0, "seconds": 0.0})
+            known["count"] += 1
+            known["seconds"] += seconds
 
     def saw_out_of_memory(self, phase: str, error: BaseException, step: int, roots: list[torch.nn.Module]) -> None:
         """Where memory ran out and who held it; on a GPU also the allocator's snapshot."""
         parameters = [parameter for root in roots for parameter in root.parameters()]
-        optimizers = [one for reference in self._optimizer_refs if (one := reference()) is not None]
-        states = [state for one in optimizers for state in one.state.values() if isinstance(state, dict)]
+        states = [state for one in self._stepped() for state in one.state.values() if isinstance(state, dict)]
         held = {
             "weights": _bytes(parameters),
             "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
@@ -149,39 +160,39 @@ class Facts:
         said = str(error).partition("\n")[0][:300]
         self._spool.fact("oom", phase=phase, step=step, held=held, where=where, error=said, snapshot=snapshot)
 
-    def loss(self, tensor: torch.Tensor) -> float:
-        """The loss of this step where it can be had without waiting, else the last one that came, else NaN.
-
-        To be asked for when it is due.
-        """
-        if self._unscaled is not None and self._unscaled[0] == id(tensor):
-            tensor = self._unscaled[1]
-        self._unscaled = None
+    def saw_loss(self, losses: Any) -> None:
+        """Read a loss once in a while, without waiting: one on a GPU is copied, and read when it has come."""
+        unscaled, self._unscaled = self._unscaled, None
         now = time.perf_counter()
-        if not tensor.is_cuda:
-            self.next_loss = now + HOST_LOSS_PERIOD_S
-            try:
-                return float(tensor.item())
-            except (RuntimeError, NotImplementedError):  # without data: on the meta device, or inside torch.func
-                return math.nan
-        came = math.nan
-        if torch.cuda.is_current_stream_capturing():  # asking for anything would spoil the script's graph
-            return came
-        if self._coming is not None and self._coming[1].query():
-            came, self._coming = float(self._coming[0]), None
-            self.next_loss = now + LOSS_PERIOD_S
+        if now < self._next_loss:
+            return
+        loss = losses[0] if isinstance(losses, (tuple, list)) and losses else losses
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return
+        if unscaled is not None and unscaled[0] == id(loss):
+            loss = unscaled[1]
+        self._next_loss = now + LOSS_PERIOD_S
+        if not loss.is_cuda:
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # on the meta device, or inside torch.func
+                self._loss = float(loss.item())
+        elif torch.cuda.is_current_stream_capturing():  # asking for anything would spoil the script's graph
+            return
         elif self._coming is None:
-            copied = torch.empty((), dtype=tensor.dtype, pin_memory=True)
-            copied.copy_(tensor.detach().reshape(()), non_blocking=True)
+            copied = torch.empty((), dtype=loss.dtype, pin_memory=True)
+            copied.copy_(loss.detach().reshape(()), non_blocking=True)
             event = torch.cuda.Event()
             event.record()
             self._coming = (copied, event)
-        return came
+        elif self._coming[1].query():
+            self._loss, self._coming = float(self._coming[0]), None
 
     # What is written down
 
-    def describe(self, roots: list[torch.nn.Module], is_called: bool) -> None:
-        """`is_called`: the models were heard in the last step; else they may run inside a compiled function."""
+    def describe(self, roots: list[torch.nn.Module], *, is_called: bool, measures: bool) -> None:
+        """`is_called`: the models were heard in the last step; else they may run inside a compiled function.
+
+        `measures`: also what calling an operator costs.
+        """
         parameters = [parameter for root in roots for parameter in root.parameters()]
         if parameters:
             self._device = parameters[0].device
@@ -197,6 +208,8 @@ class Facts:
             python=platform.python_version(),
             versions={"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip},
             threads=torch.get_num_threads(),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            call_s=_call_s() if self._device.type == "cpu" and measures else None,
             device=_device_facts(self._device),
         )
         self._spool.fact("models", models=[_model_facts(root, is_called) for root in roots], flags=_flags())
@@ -212,24 +225,43 @@ class Facts:
                 "peak_allocated": torch.cuda.max_memory_allocated(self._device),
                 "reserved": torch.cuda.max_memory_reserved(self._device),
             }
-        self._spool.fact("pulse", step=step, memory=memory)
-        usage: dict[str, Any] = {
-            "loaders": list(self._loaders.values()),
-            "optimizers": list(self.optimizers.values()),
-            "waits": [{"what": what, "count": n, "seconds": self._wait_s[what]} for what, n in self._waits.items()],
-            "optimizer_wait_s": self._optimizer_wait_s,
-            "copies": self._copies,
-            "zero_grads": {
-                "count": self.zero_grads,
-                "kept": self._kept_gradients,
-                "seconds": self._kept_gradients_s,
-            },
-            "replays": self.replays,
-            "autocast": self._autocast,
-            "scaler": self._scaler,
-            "inputs": self._inputs,
-        }
-        self._spool.fact("usage", step=step, **usage)
+        self._spool.fact("pulse", step=step, memory=memory, operators=_operators_so_far(), loss=self._loss)
+        self._spool.fact(
+            "usage",
+            step=step,
+            loaders=list(self._loaders.values()),
+            optimizers=list(self._optimizers.values()),
+            waits=list(self._waits.values()),
+            optimizer_wait_s=self._optimizer_wait_s,
+            copies=self._copies,
+            zero_grads={"count": self.zero_grads, "kept": self._kept_gradients, "seconds": self._kept_gradients_s},
+            replays=self.replays,
+            autocast=self._autocast,
+            scaler=self._scaler,
+            inputs=self._inputs,
+        )
+
+
+def _operators_so_far() -> int | None:
+    """How many differentiable operators this thread has called: autograd numbers them."""
+    ask = getattr(torch.autograd, "_get_sequence_nr", None)
+    return None if ask is None else int(ask())
+
+
+def _call_s() -> float:
+    """Seconds that calling an operator on one number takes here, with its part of the backward pass."""
+    weight = torch.ones(1, requires_grad=True)
+    taken = []
+    with torch.enable_grad():
+        for _ in range(3):
+            began, value = time.perf_counter(), weight
+            for _ in range(CALLS):
+                value = value * weight
+            torch.autograd.Variable._execution_engine.run_backward(
+                (value,), (torch.ones(1),), False, False, (weight,), allow_unreachable=True, accumulate_grad=False
+            )
+            taken.append((time.perf_counter() - began) / CALLS)
+    return min(taken)
 
 
 class CudaClock:

@@ -1,97 +1,159 @@
-"""Where the watched process is listened to: DataLoader, model, autograd, optimizer, copies.
+"""Where the watched process is listened to: DataLoader, model, autograd, optimizer, copies, checkpoints, recorded graphs.
 
-Nothing of the user's is changed in a way that a checkpoint, `torch.jit` or `torch.compile` would see: methods of classes
-are wrapped, no hook is registered on a module, and under the compiler every wrapper is the function it wraps.
+Nothing of the user's is changed in a way that a checkpoint, `torch.jit` or `torch.compile` would see: methods of classes are
+wrapped, no hook is registered on a module, and under the compiler every wrapper is the function it wraps. If one of our own lines
+fails, watching ends, the reason is written down, and the script goes on.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
+import functools
 import os
 import sys
-import time
-import warnings
+import weakref
 from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.utils.data
+from torch._guards import TracingContext
+from torch.optim import optimizer as optimizers
+from torch.utils.data import dataloader as loaders
 
-from .clock import Clock
-from .facts import Facts
-from .listener import is_compiling
-from .spool import PHASES, Spool
-from .stepping import Stepping
-from .stopwatch import OPTIMIZER
+from .facts import Facts, is_out_of_memory
+from .models import MOST_LEVELS, Models, Updates, live_objects
+from .recorder import Recorder
+from .samples import Question, Singles, batch_samples, samples_given, samples_mapped, tensors_in
+from .spool import (
+    BACKWARD,
+    CALLED,
+    CAPTURE,
+    COPY,
+    COUNTED,
+    DATA,
+    DATA_ENDED,
+    FETCHED,
+    FORWARD,
+    FORWARD_ENDED,
+    OPTIMIZER,
+    OPTIMIZER_ENDED,
+    REPLAY,
+    SAVING,
+    ZERO_GRAD,
+    Spool,
+)  # fmt: skip
+from .windows import Windows
+
+is_compiling = torch.compiler.is_compiling
+is_traced = torch.compiler.is_dynamo_compiling
+"""While the compiler follows the script's code, every wrapper is the function it wraps."""
+is_grad_enabled = torch.is_grad_enabled
 
 DESCRIBED_AFTER = (1, 10)
 """Steps after which model, device and flags are looked at: by then what is used has been used."""
 EARLY_PULSES = (2, 10, 18)
 """A script of a few steps is described too."""
 SYNCS_FROM, SYNCS_TO = 6, 16
+"""Steps in which what makes the host wait for the device is listened to."""
 WAITING_METHODS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__")
-PREFIX = "redline/"
-"""Of the phases in a captured window."""
+COPIES_ASKED = 64
+"""Asking the driver whether memory is pinned takes a few microseconds: in the first steps, then in one of so many."""
 
 
-class Watch(Stepping):
+class Watch:
     """Everything that is in place in this process; `remove` takes it out again."""
 
     def __init__(self, folder: str, windows: str = "") -> None:
-        super().__init__()
-        self._folder = folder
-        self._windows = windows
+        self._folder, self._asked = folder, windows
+        self._undo: list[Callable[[], None]] = []
         self._undo_waits: list[Callable[[], None]] = []
+        self._watched: set[type] = set()
+        """Classes of models whose calls are heard."""
+        self._stepped: set[type] = set()
+        """Classes of optimizers whose `step` is heard."""
+        self._graphs: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        """Recorded graphs, and whether an optimizer's step is in them."""
+        self._models = Models(self._watch_class)
+        self._singles = Singles()
+        self._updates = Updates()
+        self._batches = NextBatch()
+        self._called = (0, 0.0)
+        """The optimizer that was called last, by its id, and when: torch calls its hooks some time after that."""
+        self._is_scaled = False
+        """GradScaler steps the optimizer, or leaves it out: its call is the optimizer's."""
+        self._found_at = self._forwards = self._backwards = 0
+        self._has_loader = self._is_functional = self._has_searched = False
+        self.log: Recorder | None = None
         self._start()
 
     def _start(self) -> None:
         """Also in a forked child, which may be a loader's worker or may train itself: no file until it does."""
-        spool = Spool(self._folder)
-        self.facts = Facts(spool)
-        self.clock = Clock(spool)
-        self.clock.on_step = self._after_step
-        self.clock.has_updated = self._updates.happened
-        self.windows = Windows(self.clock, self._windows)
-        self.clock.busy_until = max(self.clock.busy_until, self.windows.after)
+        self.log = Recorder(Spool(self._folder))
+        self.facts = Facts(self.log.spool)
+        self.log.on_step = self._after_step
+        self.windows = Windows(self.log, self._asked)
+        self.log.looks_until = max(self.log.looks_until, self.windows.after)
 
     def install(self) -> None:
-        self._install_loading()
-        self._install_computing()
-        self._install_stepping()
+        self._wrap(loaders._BaseDataLoaderIter, "__next__", self._next_batch)
+        self._wrap(loaders.DataLoader, "__iter__", self._new_iterator)
+        self._wrap(torch.nn.Module, "__init__", self._new_module)
+        self._wrap(torch.nn.Module, "__setstate__", self._new_module)
+        self._wrap(torch, "compile", self._compiling)
+        self._wrap(torch.autograd, "backward", self._backward)
+        self._wrap(torch.autograd, "grad", self._backward)
+        self._wrap(torch.nn.utils.stateless, "_functional_call", self._functional_call)
+        self._wrap(torch, "save", functools.partial(self._timed, SAVING))
+        self._wrap(torch.amp.grad_scaler.GradScaler, "step", self._scaled_step)
+        self._wrap(torch.amp.grad_scaler.GradScaler, "scale", self._scaling)
+        self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
+        self._wrap(optimizers.Optimizer, "zero_grad", self._zero_grad)
+        before = optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
+        after = optimizers.register_optimizer_step_post_hook(self._after_optimizer)
+        self._undo += [before.remove, after.remove]
+        if torch.version.cuda or torch.version.hip:
+            self._wrap(torch.Tensor, "to", self._copy)
+            self._wrap(torch.Tensor, "cuda", self._copy)
+            self._wrap(torch.cuda.CUDAGraph, "capture_begin", self._begin_capture)
+            self._wrap(torch.cuda.CUDAGraph, "capture_end", self._end_capture)
+            self._wrap(torch.cuda.CUDAGraph, "replay", self._replay)
         self._wrap(os, "_exit", self._exit)
-        atexit.register(self._close_clock)
-        self._undo.append(lambda: atexit.unregister(self._close_clock))
+        atexit.register(self._close)
+        self._undo.append(lambda: atexit.unregister(self._close))
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
+            os.register_at_fork(after_in_child=lambda: self._start() if self.log is not None else None)
+
+    def _wrap(self, owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]) -> None:
+        """Replace a function by what `around` makes of it."""
+        original = getattr(owner, name)
+        own = vars(owner).get(name)
+        setattr(owner, name, functools.wraps(original)(around(original)))
+        self._undo.append(lambda: delattr(owner, name) if own is None else setattr(owner, name, own))
 
     def _exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`os._exit`, after which nothing runs any more."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if self.clock is not None:
-                self._work_through(self.clock)
+            if self.log is not None and self.log.steps:
+                self._try(self.facts.pulse, self.log.steps)
             return original(*args, **kwargs)
 
         return wrapper
 
-    def _forked(self) -> None:
-        if self.clock is not None:
-            self._start()
-
-    def _close_clock(self) -> None:
-        """What is still to be read and told when the program or its loop has ended.
-
-        A program that ends while torch's profiler runs ends with a segmentation fault.
-        """
+    def _close(self) -> None:
+        """Write what is still to be told. A program that ends while torch's profiler runs ends with a segmentation fault."""
         self._try(self.windows.close)
-        if self.clock is not None and self.clock.steps:
-            self._try(self.clock.close)
-            if self.facts is not None and self.clock is not None:
-                self._try(self.facts.pulse, self.clock.steps)
+        if self.log is not None and self.log.spool.rows:
+            self._try(self.log.close, self._updates.have_changed())
+            self._try(self.facts.pulse, self.log.steps)
 
     def remove(self) -> None:
-        self._close_clock()
-        self.clock = None
+        self._close()
+        self.log = None
         self._stop_listening_for_waits()
         for undo in reversed(self._undo):
             undo()
@@ -99,38 +161,485 @@ class Watch(Stepping):
         self._watched.clear()
         self._stepped.clear()
 
-    # After each step
+    def failed(self, error: BaseException) -> None:
+        """Our mistake, not the script's: write it down and stop listening."""
+        log, self.log = self.log, None
+        if log is not None:
+            try:
+                log.spool.fact("broken", error=repr(error))
+            except OSError:
+                return  # a full disk, which the script will notice by itself
 
-    def _after_step(self, clock: Clock) -> None:
-        facts = self.facts
-        if facts is None:
+    def _try(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except Exception as error:
+            self.failed(error)
+
+    # What most wrappers share
+
+    def _heard(self, *, is_always: bool = False) -> Recorder | None:
+        """The recorder, if this call is to be written down: not within a pass or a loader, and where the step is heard in full."""
+        log = self.log
+        if is_traced() or log is None or log.inside == get_ident() or not log.hears():
+            return None
+        if log.is_full or is_always:
+            return log
+        log.has_missed = True
+        return None
+
+    def _timed(self, kind: float, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A call that is written down whenever it comes, from its begin to its end."""
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            log = self._heard(is_always=True)
+            if log is None:
+                return original(*args, **kwargs)
+            was, log.inside = log.inside, get_ident()
+            self._try(log.put, kind)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                log.inside = was
+                self._try(log.put, kind + 1)
+
+        return wrapper
+
+    # Where batches come from, and how they reach the device
+
+    def _new_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(loader: Any) -> Any:
+            log = self._heard(is_always=True)
+            if log is None:
+                return original(loader)
+            ends_workers = 0 if getattr(loader, "persistent_workers", False) else loader.num_workers
+            self._try(log.put, DATA, 0.0, 1.0 + ends_workers)
+            iterator = None
+            try:
+                iterator = original(loader)
+            finally:
+                if log.hears():
+                    self._try(log.put, DATA_ENDED, float(id(iterator)))
+            self._try(self.facts.saw_loader, loader)
+            return iterator
+
+        return wrapper
+
+    def _next_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(iterator: Any) -> Any:
+            log = self._heard(is_always=True)
+            if log is None:
+                return original(iterator)
+            if log.thread is None and self._has_loader:  # a batch is all that a step shows so far
+                self._try(log.step_ended)
+            was, log.inside = log.inside, get_ident()  # transforms may be modules, and are no models
+            self._try(log.put, DATA, float(id(iterator)))
+            samples, batch = 0.0, None
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                samples = -1.0
+                raise
+            finally:
+                at = perf_counter()
+                if log.hears():  # else another thread has begun to train meanwhile: this one loads ahead for it
+                    log.inside = was
+                    if batch is not None:
+                        samples, self._has_loader = self._try(batch_samples, batch, iterator) or 0.0, True
+                    self._try(log.put, DATA_ENDED, float(id(iterator)), samples, at)
+            return batch
+
+        return wrapper
+
+    def _copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or tensor.is_cuda:
+                return original(tensor, *args, **kwargs)
+            return self._timed_copy(tensor, original, (tensor, *args), kwargs)
+
+        return wrapper
+
+    def _copy_into(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Into the buffers of a recorded graph, which is how its batches reach the device."""
+
+        def wrapper(tensor: torch.Tensor, source: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not tensor.is_cuda or not isinstance(source, torch.Tensor) or source.is_cuda:
+                return original(tensor, source, *args, **kwargs)
+            return self._timed_copy(source, original, (tensor, source, *args), kwargs)
+
+        return wrapper
+
+    def _timed_copy(self, source: torch.Tensor, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        log = self._heard() if torch.cuda.is_initialized() or (self.log and self.log.device) else None
+        if log is None:
+            return original(*args, **kwargs)
+        self._try(log.put, COPY)
+        try:
+            moved = original(*args, **kwargs)
+        finally:
+            self._try(log.put, COPY + 1)
+        if log.steps > 0 and (log.steps < COPIES_ASKED or log.steps % COPIES_ASKED == 0):  # at first the model moves
+            self._try(self.facts.saw_copy, source, moved, args, kwargs)
+        return moved
+
+    # The model's passes
+
+    def _new_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling():
+                self._models.add(module)
+            return original(module, *args, **kwargs)
+
+        return wrapper
+
+    def _functional_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and type(module) not in self._watched and not _is_traced():
+                self._is_functional = True
+                self._try(self._models.hear, module)
+            return original(module, *args, **kwargs)
+
+        return wrapper
+
+    def _find_models(self, optimizer: Any | None) -> None:
+        """Those that the optimizer trains; without one, whoever got gradients."""
+        self._models.find(optimizer)
+        self._heed_models()
+
+    def _look_around(self) -> None:
+        """Nobody calls the models: listen to what they were put into, or else to their parts."""
+        if self._models.look_outward():
+            self._heed_models()
+        else:
+            self._models.look_deeper()
+
+    def _heed_models(self) -> None:
+        self._singles.forget()
+        if self.log is not None:  # a model that nobody calls is looked into in the next steps
+            self._found_at = self.log.steps
+            self.log.looks_until = max(self.log.looks_until, self.log.steps + 2 * MOST_LEVELS)
+
+    def _watch_class(self, kind: type) -> None:
+        if kind not in self._watched:
+            self._watched.add(kind)
+            self._wrap(kind, "__call__", self._forward)
+
+    def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._batches.stop()
+            log, with_gradients = self.log, is_grad_enabled()
+            is_usual = with_gradients and module.training
+            if self._batches.is_awaited and log is not None:
+                self._try(self._saw_inputs, log, args, kwargs)
+            log = self._heard(is_always=not is_usual)
+            if log is None:
+                return original(module, *args, **kwargs)
+            log.is_full, was, log.inside = True, log.inside, get_ident()
+            self._forwards += 1
+            question, samples = self._try(self._ask, log, module, with_gradients, args, kwargs) or (None, 0)
+            is_frozen = id(module) in self._models.frozen
+            self._try(log.put, FORWARD, 0.0 if is_frozen else float(id(module)), with_gradients + 2.0 * module.training)
+            try:
+                output = original(module, *args, **kwargs)
+                if question is not None:
+                    samples = self._try(self._singles.learn, module, question, output, args, kwargs)
+                return output
+            except Exception as error:
+                self._broke("forward", error, log)
+                raise
+            finally:
+                if question is not None:
+                    question.close()
+                log.inside = was
+                self._try(log.put, FORWARD_ENDED, 0.0, float(samples or 0))
+                if with_gradients and not self._has_loader and log.is_full and not is_frozen:
+                    self._batches.listen(sys._getframe(1))
+
+        return wrapper
+
+    def _ask(
+        self, log: Recorder, module: Any, with_gradients: bool, args: Any, kwargs: Any
+    ) -> tuple[Question | None, int]:
+        """How many samples the call is fed, and in some steps a question that the call itself will answer."""
+        samples = self._singles.samples(module, args, kwargs)
+        if self._is_functional:
+            return None, samples * samples_mapped(args, kwargs)
+        if not with_gradients or not log.steps < DESCRIBED_AFTER[-1]:
+            return None, samples
+        self.facts.saw_forward(args, kwargs, log.steps)
+        return self._singles.question(module, args, kwargs), samples
+
+    def _saw_inputs(self, log: Recorder, args: Any, kwargs: Any) -> None:
+        seconds = self._batches.made(args, kwargs)
+        if seconds:
+            log.put(FETCHED, 0.0, seconds)
+
+    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.compile`: no call of a model is heard within a function that it compiles, such as a loss."""
+
+        def wrapper(model: Any = None, **kwargs: Any) -> Any:
+            compiled = original(model, **kwargs)
+            is_function = model is not None and isinstance(compiled, FunctionType) and not is_compiling()
+            return functools.wraps(compiled)(self._compiled_call(compiled)) if is_function else compiled
+
+        return wrapper
+
+    def _compiled_call(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            log = self._heard() if is_grad_enabled() else None
+            if log is not None:
+                self._try(log.put, CALLED, float(id(compiled)), float(samples_given(args, kwargs)))
+            return compiled(*args, **kwargs)
+
+        return wrapper
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        has_loss = original.__name__ == "backward"
+
+        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            self._batches.stop()
+            if self.log is not None and has_loss and not is_traced():
+                self._try(self.facts.saw_loss, tensors)
+            log = self._heard()
+            if log is None or (not has_loss and _is_traced()):
+                return original(tensors, *args, **kwargs)
+            log.trains()
+            has_changed = log.knows_optimizer or self._try(self._updates.follow, tensors)
+            if has_changed and not log.knows_optimizer and self._backwards:
+                self._try(log.step_ended)
+            self._backwards += 1
+            was, log.inside = log.inside, get_ident()
+            self._try(log.put, BACKWARD, float(has_loss), float(bool(has_changed)))
+            try:
+                return original(tensors, *args, **kwargs)
+            except Exception as error:
+                self._broke("backward", error, log)
+                raise
+            finally:
+                log.inside = was
+                self._try(log.put, BACKWARD + 1)
+                if not log.knows_optimizer:
+                    self._try(self._updates.keep_gradients)
+                    if not self._models.found and not self._has_searched:
+                        self._has_searched = True  # no optimizer was made: whoever got gradients is trained
+                        self._try(self._find_models, None)
+
+        return wrapper
+
+    def _broke(self, phase: str, error: BaseException, log: Recorder) -> None:
+        """The script's own error, which goes on its way; who held the memory is only known now."""
+        if is_out_of_memory(error):
+            self._try(self.facts.saw_out_of_memory, phase, error, log.steps, self._models.roots())
+
+    # The end of a step
+
+    def _new_optimizer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if self.log is not None and not is_compiling():
+                self._try(self._hear_optimizer, optimizer)
+
+        return wrapper
+
+    def find_existing(self) -> None:
+        """Models and optimizers that were made before this: asking the collector takes long, so before the loop begins."""
+        for module in live_objects(torch.nn.Module):
+            self._models.add(module)
+        for optimizer in live_objects(optimizers.Optimizer):
+            self._try(self._hear_optimizer, optimizer)
+
+    def _hear_optimizer(self, optimizer: Any) -> None:
+        owner = next((one for one in type(optimizer).__mro__ if "step" in vars(one)), None)
+        if owner is not None and owner not in self._stepped and getattr(vars(owner)["step"], "hooked", False):
+            self._stepped.add(owner)
+            self._wrap(owner, "step", self._whole_step)
+        self.facts.made_optimizer(optimizer)
+        self._find_models(optimizer)
+
+    def _whole_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing but the time is noted here: of a step that is compiled in parts, either both of torch's hooks fire or neither."""
+
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_traced() and self.log is not None:
+                self._called = (id(optimizer), perf_counter())
+            return original(optimizer, *args, **kwargs)
+
+        return wrapper
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._is_scaled:
+            called, at = self._called
+            self._begin_optimizer(optimizer, at if called == id(optimizer) else perf_counter())
+
+    def _begin_optimizer(self, optimizer: Any, at: float) -> None:
+        self._batches.stop()
+        log = self._heard(is_always=True)
+        if log is None:
             return
-        if clock.steps in DESCRIBED_AFTER:
+        log.trains()
+        log.optimizers += 1
+        if log.is_full:
+            self._try(log.put, OPTIMIZER, self.facts.number_of(optimizer), 0.0, at)
+        if log.steps == 0 and self._forwards == 0:  # the model came after its optimizer, or was compiled after it
+            if self._models.found:
+                self._try(self._models.look_outward)
+            else:
+                self._try(self._find_models, optimizer)
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        at, log = perf_counter(), None if self._is_scaled else self._heard(is_always=True)
+        if log is None or not log.optimizers:
+            return
+        log.optimizers -= 1
+        is_step = log.optimizers == 0 and not self._is_capturing
+        value = float(log.is_full and not log.has_missed)
+        self._try(log.put, OPTIMIZER_ENDED, self.facts.number_of(optimizer), value, at)
+        self._has_optimizer_in_graph = True
+        if is_step:
+            log.knows_optimizer = True
+            self._try(log.step_ended, self.facts.number_of(optimizer))
+
+    def _scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that GradScaler leaves out, because gradients overflowed, is a step of the loop all the same."""
+
+        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._begin_optimizer(optimizer, perf_counter())
+            was, self._is_scaled = self._is_scaled, True
+            try:
+                return original(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._is_scaled = was
+                self._after_optimizer(optimizer, (), {})
+
+        return wrapper
+
+    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if self.log is not None and not is_compiling():
+                self._try(self.facts.saw_scaler, scaler, outputs, scaled)
+            return scaled
+
+        return wrapper
+
+    def _zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            keeps = (args or kwargs) and (args[0] if args else kwargs.get("set_to_none")) is False
+            log = self._heard()
+            self.facts.zero_grads += 1
+            if log is None and not keeps:
+                return original(optimizer, *args, **kwargs)
+            began = perf_counter()
+            if log is not None:
+                self._try(log.put, ZERO_GRAD, 0.0, 0.0, began)
+            try:
+                return original(optimizer, *args, **kwargs)
+            finally:
+                ended = perf_counter()
+                if log is not None:
+                    self._try(log.put, ZERO_GRAD + 1, 0.0, 0.0, ended)
+                if keeps:
+                    self.facts.saw_kept_gradients(ended - began)
+
+        return wrapper
+
+    def manual_step(self, samples: float | None) -> None:
+        """A step that the program counts itself. With an optimizer of torch as well, that one counts the steps."""
+        log = self._heard(is_always=True)
+        if log is not None and not self.facts.has_optimizers:
+            log.trains()
+            log.knows_optimizer = True
+            value = samples if samples is not None and not self._has_loader else 0.0
+            self._try(log.put, COUNTED, float(not log.has_missed), value)
+            self._try(log.step_ended)
+
+    # Recorded graphs: while one is recorded nothing is computed, and when it is replayed no hook is called
+
+    _is_capturing = _has_optimizer_in_graph = False
+
+    def _begin_capture(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            log = self._heard(is_always=True)  # within a pass it is the compiler that records
+            if log is not None:
+                if not self._graphs:
+                    self._try(self._wrap, torch.Tensor, "copy_", self._copy_into)
+                self._is_capturing, self._has_optimizer_in_graph, log.is_full = True, False, True
+                self._try(log.put, CAPTURE)
+            return result
+
+        return wrapper
+
+    def _end_capture(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(graph: Any) -> Any:
+            try:
+                return original(graph)
+            finally:
+                if self._is_capturing and self.log is not None:
+                    self._is_capturing = False
+                    self._graphs[graph] = self._has_optimizer_in_graph
+                    self._try(self.log.put, CAPTURE + 1, float(id(graph)))
+
+        return wrapper
+
+    def _replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(graph: Any) -> Any:
+            log = self._heard(is_always=True) if graph in self._graphs else None
+            if log is None:
+                return original(graph)
+            was, log.inside = log.inside, get_ident()
+            self._try(log.put, REPLAY, float(id(graph)))
+            try:
+                return original(graph)
+            finally:
+                log.inside = was
+                self._try(log.put, REPLAY + 1, float(id(graph)), float(not log.has_missed))
+                self.facts.replays += 1
+                if self._graphs[graph] and not log.optimizers:
+                    log.knows_optimizer = True
+                    self._try(log.step_ended)
+
+        return wrapper
+
+    # After each of the first steps, and then once per second
+
+    def _after_step(self) -> None:
+        log, facts = self.log, self.facts
+        assert log is not None
+        if log.steps in DESCRIBED_AFTER:
             self._models.find_frozen()
-            facts.describe(self._models.roots(facts.trained()), clock.forwards > 0)
-            clock.device = clock.device or facts.device_clock()
+            measures = log.steps == DESCRIBED_AFTER[-1]
+            facts.describe(self._models.roots(facts.trained()), is_called=self._forwards > 0, measures=measures)
+            self._hear_safetensors()
+            log.device = log.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.
-        if clock.forwards == 0 and self._models.found and clock.steps > self._found_at + 1:
+        if self._forwards == 0 and self._models.found and log.steps > self._found_at + 1:
             self._look_around()
-        clock.forwards = 0
-        if facts.is_on_gpu and clock.steps == SYNCS_FROM:
+        self._forwards = 0
+        if facts.is_on_gpu and log.steps == SYNCS_FROM:
             self._listen_for_waits()
-        elif clock.steps >= SYNCS_TO:
+        elif log.steps >= SYNCS_TO:
             self._stop_listening_for_waits()
-        if not clock.is_by_batch or (self._models.found and "torch._dynamo" in sys.modules):
-            self.windows.after_step()  # what is read before the training begins is not to be profiled
-        if clock.steps > clock.busy_until or clock.steps in EARLY_PULSES:
-            facts.pulse(clock.steps)
+        # What is read before the training begins is not to be profiled.
+        if log.thread is not None or (self._models.found and "torch._dynamo" in sys.modules):
+            self.windows.after_step()
+        if log.steps > log.looks_until or log.steps in EARLY_PULSES:
+            facts.pulse(log.steps)
+
+    def _hear_safetensors(self) -> None:
+        """Models of Hugging Face are saved by its own library, which exists only where a script has imported it."""
+        library = sys.modules.get("safetensors.torch")
+        if library is not None and not hasattr(library.serialize_file, "__wrapped__"):
+            self._wrap(library, "serialize_file", functools.partial(self._timed, SAVING))
 
     def _listen_for_waits(self) -> None:
         """For a few steps: what makes the host wait for the device, and from which line."""
-        if self._undo_waits:
-            return
-        lasting, self._undo = self._undo, self._undo_waits
-        for name in WAITING_METHODS:
-            self._wrap(torch.Tensor, name, self._wait)
-        self._wrap(torch.cuda, "synchronize", self._wait)
-        self._undo = lasting
+        if not self._undo_waits:
+            lasting, self._undo = self._undo, self._undo_waits
+            for name in WAITING_METHODS:
+                self._wrap(torch.Tensor, name, self._wait)
+            self._wrap(torch.cuda, "synchronize", self._wait)
+            self._undo = lasting
 
     def _stop_listening_for_waits(self) -> None:
         while self._undo_waits:
@@ -140,99 +649,74 @@ class Watch(Stepping):
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or (args and isinstance(args[0], torch.Tensor) and not args[0].is_cuda):
                 return original(*args, **kwargs)
-            began = time.perf_counter()
+            began = perf_counter()
             result = original(*args, **kwargs)
-            clock = self.heard()
-            if clock is not None and self.facts is not None:
-                is_scaler = clock.phase == OPTIMIZER  # GradScaler asks whether gradients overflowed
-                self._try(self.facts.saw_wait, original.__name__, time.perf_counter() - began, is_scaler)
+            if self.log is not None and self.log.hears():
+                is_scaler = self.log.optimizers > 0  # GradScaler asks whether gradients overflowed
+                self._try(self.facts.saw_wait, original.__name__, perf_counter() - began, is_scaler)
             return result
 
         return wrapper
 
 
-class Windows:
-    """A short capture with torch's profiler in the middle of a run: of `steps` steps, from step `after` on."""
+class NextBatch:
+    """What a script without a loader does between a forward pass and its backward pass: the loss, or the next batch.
 
-    def __init__(self, clock: Clock, settings: str) -> None:
-        asked: dict[str, Any] = json.loads(settings) if settings else {}
-        self._clock = clock
-        self._steps = int(asked.get("steps", 0))
-        self.after = int(asked.get("after", 0))
-        self._is_taken = False
-        self._profiler: Any = None
-        self._left = 0
-        self._ranges: list[Any] = []
+    Of the functions that are called there by whoever called the model, the one that returned what the model is fed next has made
+    the next batch. A batch that is made without a function of its own is not told from the loss.
+    """
 
-    def after_step(self) -> None:
-        if self._profiler is not None:
-            self._advance()
-        elif self._is_due():
-            self._open()
+    def __init__(self) -> None:
+        self._callers: set[int] = set()
+        """The frames that called the model, by their ids."""
+        self._made: list[tuple[float, set[int]]] = []
+        """Of the calls: how long they took, and the tensors that they returned."""
 
-    def _is_due(self) -> bool:
-        return bool(self._steps) and self._clock.steps >= self.after and not self._is_taken
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._made)
 
-    def _open(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_initialized():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        path = self._clock.spool.path("-0.trace.json")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._profiler = torch.profiler.profile(
-                activities=activities,
-                schedule=torch.profiler.schedule(wait=0, warmup=1, active=self._steps, repeat=1),
-                on_trace_ready=lambda profiler: profiler.export_chrome_trace(path),
-                record_shapes=True,
-            )
-            self._profiler.start()
-        self._left = self._steps + 1
-        self._path = path
-        self._clock.profiled = True
-        self._clock.on_phase = self._phase
+    def listen(self, frame: Any) -> None:
+        if sys.gettrace() is None:
+            self._made = []
+            while frame is not None:
+                self._callers.add(id(frame))
+                frame = frame.f_back
+            sys.settrace(self._enter)
 
-    def _advance(self) -> None:
-        self._left -= 1
-        if self._left in (0, self._steps) and torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # no work without its launch in the trace
-        self._close_ranges()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._profiler.step()
-            if self._left == 0:
-                self._profiler.stop()
-                self._finish()
+    def stop(self) -> None:
+        if self._callers:
+            self._callers.clear()
+            sys.settrace(None)
 
-    def _finish(self) -> None:
-        self._profiler = None
-        self._clock.profiled, self._clock.on_phase = False, None
-        self._clock.spool.fact("window", path=self._path, steps=self._steps, ended_with=self._clock.steps)
-        self._is_taken = True
+    def _enter(self, frame: Any, event: str, arg: Any) -> Any:
+        if id(frame.f_back) not in self._callers:
+            return None
+        frame.f_trace_lines = False
+        began = perf_counter()
 
-    def _phase(self, phase: int | None) -> None:
-        if phase is None:
-            if self._ranges:
-                self._ranges.pop().__exit__(None, None, None)
-            return
-        mark = torch.profiler.record_function(PREFIX + PHASES[phase])
-        mark.__enter__()
-        self._ranges.append(mark)
+        def leave(_: Any, event: str, result: Any) -> Any:
+            if event == "return":
+                tensors = {id(one) for one in tensors_in(result)}
+                if tensors:
+                    self._made.append((perf_counter() - began, tensors))
+            return leave
 
-    def _close_ranges(self) -> None:
-        while self._ranges:
-            self._ranges.pop().__exit__(None, None, None)
+        return leave
 
-    def close(self) -> None:
-        """The script ends inside a window: what was captured of it is dropped."""
-        if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
-            self._clock.profiled, self._clock.on_phase = False, None
-            self._close_ranges()
-            profiler.on_trace_ready = None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                profiler.stop()
+    def made(self, args: Any, kwargs: Any) -> float:
+        """Seconds that making these inputs took."""
+        made, self._made = self._made, []
+        inputs = {id(one) for one in tensors_in((args, kwargs))}
+        return sum(seconds for seconds, tensors in made if tensors & inputs)
+
+
+def _is_traced() -> bool:
+    """Whether the compiler or `make_fx` asks for gradients: it writes down what is computed later without a call."""
+    if TracingContext.try_get() is not None:
+        return True
+    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracing is not None and tracing.get_proxy_mode() is not None
 
 
 _installed: Watch | None = None
@@ -249,7 +733,7 @@ def install(folder: str, windows: str | None = None, *, in_program: bool = False
     `in_program`: it has run for a while and may have made its model.
     """
     global _installed
-    if _installed is None or _installed.clock is None:
+    if _installed is None or _installed.log is None:
         _installed = Watch(folder, os.environ.get("REDLINE_WATCH_WINDOWS", "") if windows is None else windows)
         _installed.install()
         if in_program:

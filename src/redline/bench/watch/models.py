@@ -19,8 +19,6 @@ FOLLOWED = 8
 MOST_NODES = 2000
 """Of a loss's graph, until these are found."""
 MOST_VALUES = 4096
-MOST_QUIET = 64
-"""Backward passes without any change, after which other weights are looked for."""
 
 
 class Models:
@@ -134,45 +132,38 @@ class Updates:
         self._values: list[torch.Tensor | None] = []
         self._has_shown = False
         """Versions tell of updates in this program."""
-        self._is_replaced = False
-        """Other weights are trained than in the last backward pass, as where each update makes new ones."""
-        self._quiet = 0
 
-    def follow(self, losses: Any) -> None:
-        """To be called before a backward pass."""
+    def follow(self, losses: Any) -> bool:
+        """Before a backward pass: whether weights have changed since the last one. True where nobody knows."""
         first = next(_weights_below(losses), None)
-        if first is None or (self._weights and self._weights[0]() is first and self._quiet < MOST_QUIET):
-            return
-        self._is_replaced = bool(self._weights) and self._quiet < MOST_QUIET
+        if first is not None and self._weights and self._weights[0]() is first:
+            has_changed = self.have_changed()
+            if has_changed:
+                self._keep()
+            return has_changed
         self._weights = [weakref.ref(one) for one in itertools.islice(_weights_below(losses), FOLLOWED)]
         self._keep()
+        return True  # other weights than before, as where each update makes new ones
 
     def keep_gradients(self) -> None:
         """To be called after a backward pass, which adds to them."""
         self._gradients = [_version(one.grad) for one in self._alive()]
 
-    def happened(self) -> bool:
-        """Since this was last true; also where nobody knows."""
+    def have_changed(self) -> bool:
         weights = self._alive()
-        if self._is_replaced or not weights or len(weights) != len(self._states):
-            self._is_replaced = False
-            self._keep()
+        if len(weights) != len(self._states):
             return True
         shows = [_state(one) for one in weights] != self._states
         shows = shows or [_version(one.grad) for one in weights] != self._gradients
         self._has_shown = self._has_shown or shows
-        if shows or (not self._has_shown and any(map(_differs, weights, self._values))):
-            self._keep()
-            return True
-        self._quiet += 1
-        return False
+        return shows or not weights or (not self._has_shown and any(map(_differs, weights, self._values)))
 
     def _alive(self) -> list[torch.Tensor]:
         return [one for weight in self._weights if (one := weight()) is not None]
 
     def _keep(self) -> None:
         weights = self._alive()
-        self._quiet, self._states = 0, [_state(one) for one in weights]
+        self._states = [_state(one) for one in weights]
         self._values = [] if self._has_shown else [_some_of(one) for one in weights]
         self.keep_gradients()
 

@@ -1,84 +1,87 @@
-"""The files that a watched process writes: one row per step, and facts.
+"""The two files that a watched process writes: what was heard, as rows of numbers, and facts, as lines of JSON.
 
-Rows go into a mapped file, whose pages belong to the kernel: whatever ends the process (`os._exit`, a signal, running out
-of memory) loses nothing that was written, and writing takes no system call.
+Rows go into a mapped file, whose pages belong to the kernel. Whatever ends the process (`os._exit`, a signal, running out of
+memory) loses no row, and writing one takes no system call. What the rows mean is decided by their reader, `analyze/watch.py`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import struct
 import time
 from typing import Any
 
-PHASES = ("data", "copy", "forward", "backward", "optimizer", "other")
-
-COLUMNS = (
-    "kind", "step", "ended", *PHASES, "paused", "loaded", "fed", "backwards", "loss", "caller", "profiled", "models",
-    "before", *(f"aside_{name}" for name in PHASES),
+KINDS = (
+    "data", "data ended", "copy", "copy ended", "forward", "forward ended", "backward", "backward ended", "optimizer", "optimizer ended",
+    "zero_grad", "zero_grad ended", "saving", "saving ended", "pause", "pause ended", "capture", "capture ended", "replay", "replay ended",
+    "called", "fetched", "counted", "restart", "device", "closed",
 )  # fmt: skip
-"""Of a row, all 64-bit floats.
+(
+    DATA, DATA_ENDED, COPY, COPY_ENDED, FORWARD, FORWARD_ENDED, BACKWARD, BACKWARD_ENDED, OPTIMIZER, OPTIMIZER_ENDED,
+    ZERO_GRAD, ZERO_GRAD_ENDED, SAVING, SAVING_ENDED, PAUSE, PAUSE_ENDED, CAPTURE, CAPTURE_ENDED, REPLAY, REPLAY_ENDED,
+    CALLED, FETCHED, COUNTED, RESTART, DEVICE, CLOSED,
+) = map(float, range(len(KINDS)))  # fmt: skip
+"""What a row says. Each row has a key and a value:
 
-`kind`: 0 a step by the host's clock, 1 the phases of a step by the device's clock: its `ended` is then the device's time
-since the moment `paused` of the host's clock; 2 what has passed since the last step when a loader was through. `caller`: the optimizer's number; -1
-a step that the program counted itself, -2 one that ended with its backward pass, because no optimizer was called yet; -3 one of which only the batch was seen.
-`models`: the modules that were called, as bits. `before`: of `other`, what passed before the batch was first used.
-`aside_*`: what had passed when the last forward pass in evaluation mode ended, before the training went on.
+| kind | key | value |
+|---|---|---|
+| data | the iterator; 0 while one is made | 1 where one is made, plus its workers if they end with it |
+| data ended | the iterator | the samples of the batch; -1 where the loader is through |
+| forward | the model; 0 for one that is not trained | 1 with gradients, plus 2 in training mode |
+| forward ended | | its samples |
+| backward | 1 for a backward pass, 0 for gradients as values | 1 if weights have changed since the last one |
+| optimizer, optimizer ended | the optimizer's number | at its end: 1 if the step was heard in full |
+| pause | | 1 if the steps after it are profiled |
+| replay, capture ended | the graph | |
+| called | a compiled function | the samples it was called with |
+| fetched | | seconds between a forward and its backward pass that made the next batch |
+| counted | | the samples of a step that the program counts itself |
+| restart | | nothing before this belongs to the step: another thread trains |
+| device | the number of the row | seconds of the device's clock when it reached that row |
+| closed | | 1 if weights have changed since the last backward pass |
 """
-ROW = struct.Struct(f"<{len(COLUMNS) + 1}d")
-WRITTEN = "written"
-"""The last column in the file: 1 where the row is whole, 0 in space that is not used yet."""
-ENDED = struct.Struct("<2d")
-ENDED_AT = mmap.ALLOCATIONGRANULARITY - ENDED.size - 1
-"""Where in the first page stands how many steps have ended and when the last one did: of some the rows may follow later."""
-CHUNK = math.lcm(ROW.size, mmap.ALLOCATIONGRANULARITY)
+ROW = struct.Struct("<4d")
+"""Kind, key, value and when. The time is written last: a row whose time is 0 is not written yet."""
+CHUNK = 64 * mmap.ALLOCATIONGRANULARITY
 """Bytes of the file that are mapped at a time: whole rows and whole pages."""
 
 
 class Spool:
-    """The files of one process: rows of steps, and facts as lines of JSON. Nothing is created before the first write."""
+    """The files of one process. Nothing is created before the first write."""
 
     def __init__(self, folder: str) -> None:
         self._name = os.path.join(folder, f"{os.getpid()}-{time.time_ns()}")
         self.folder = folder
-        self._rows: int | None = None
+        self.rows = 0
+        """How many have been written."""
+        self._file: int | None = None
         self._facts: int | None = None
-        self._chunk: mmap.mmap | None = None
-        self._head: mmap.mmap | None = None
+        self._chunk: Any = None
         self._at = CHUNK
         """Where the next row goes, in the chunk."""
-        self._size = mmap.ALLOCATIONGRANULARITY
-        """Of the file: the column names take the first page."""
 
-    def row(self, values: tuple[float, ...]) -> None:
+    def put(self, kind: float, key: float, value: float, at: float) -> None:
         if self._at == CHUNK:
             self._next_chunk()
-        ROW.pack_into(self._chunk, self._at, *values, 1.0)  # type: ignore[arg-type]
-        self._at += ROW.size
-
-    def ended(self, steps: int, at: float) -> None:
-        """So many steps have ended in all, the last one at this moment."""
-        if self._head is not None:
-            ENDED.pack_into(self._head, ENDED_AT, steps, at)
+        ROW.pack_into(self._chunk, self._at, kind, key, value, at)
+        self._at += 32
+        self.rows += 1
 
     def _next_chunk(self) -> None:
-        if self._rows is None:
-            self._rows = self._open(".steps")
-            columns = json.dumps({"columns": [*COLUMNS, WRITTEN], "ended_at": ENDED_AT}).encode() + b"\n"
-            os.write(self._rows, columns.ljust(self._size, b"\0"))
-            self._head = mmap.mmap(self._rows, self._size)
-        if self._chunk is not None:
-            self._chunk.close()
-        if hasattr(os, "posix_fallocate"):  # writing to mapped space that a full disk does not have ends the process
-            os.posix_fallocate(self._rows, self._size, CHUNK)
+        page = mmap.ALLOCATIONGRANULARITY
+        if self._file is None:
+            self._file = self._open(".rows")
+            os.write(self._file, json.dumps(KINDS).encode().ljust(page, b"\n"))
         else:
-            os.ftruncate(self._rows, self._size + CHUNK)
-        self._chunk = mmap.mmap(self._rows, CHUNK, offset=self._size)
-        self._size += CHUNK
-        self._at = 0
+            self._chunk.close()
+        size = os.fstat(self._file).st_size
+        if hasattr(os, "posix_fallocate"):  # writing to mapped space that a full disk does not have ends the process
+            os.posix_fallocate(self._file, size, CHUNK)
+        else:
+            os.ftruncate(self._file, size + CHUNK)
+        self._chunk, self._at = mmap.mmap(self._file, CHUNK, offset=size), 0
 
     def fact(self, kind: str, **fields: Any) -> None:
         if self._facts is None:
