@@ -44,7 +44,14 @@ def watched(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     own = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode == 0, done.stderr
     assert own, done.stderr
-    return json.loads(own[-1]), json.loads(summary.read_text())
+    tables = json.loads(summary.read_text())["tables"]
+    (run,) = tables["run"]
+    data = next((row["step_share"]["value"] for row in tables["phases"] if row["phase"] == "data"), 0.0)
+    rates = {
+        key: run[name]["value"]
+        for key, name in (("steps", "steps"), ("steps_per_s", "steps_per_s"), ("samples_per_s", "throughput"))
+    }
+    return json.loads(own[-1]), {**rates, "data": data}
 
 
 def main() -> None:
@@ -53,7 +60,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:] or COMMANDS:
             own, told = watched(name, Path(folder))
-            told["data"] = told["shares"]["data"]
             pairs = {key: (own[key], told[key]) for key in ("steps_per_s", "samples_per_s", "data") if own[key]}
             off = {key: (theirs or 0.0) / mine - 1 for key, (mine, theirs) in pairs.items()}
             is_near = own["steps"] == told["steps"] and all(abs(each) <= AIM for each in off.values())

@@ -114,7 +114,7 @@ def nodes_of(source: str) -> list[ast.AST]:
 LAZY = {
     "__init__.py": "public names are loaded when they are first used",
     "api/pytest_plugin.py": "pytest loads it at every start",
-    "api/watch.py": "the hooks load torch, in a program that uses it",
+    "verbs/watch.py": "the hooks load torch, in a program that uses it",
     "bench/forkserver.py": "torch is loaded once the server listens",
     "bench/recipe/switches/generation.py": "the kernels load triton, which only GPUs need",
     "bench/worker.py": "torch is loaded once the connection stands",

@@ -16,7 +16,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +34,6 @@ from typer.testing import Result
 
 import redline
 from redline.analyze.ranks import rank_peaks
-from redline.api import watch as watching
 from redline.api import workspace
 from redline.bench.recipe.snippet import snippet_of
 from redline.model.questions import SwitchChoice
@@ -43,6 +41,7 @@ from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.trace.vendors.tool import TOOLS
+from redline.verbs import watch as watching
 
 COMMANDS = {
     "run": "run",
@@ -678,7 +677,7 @@ def test_row_24_history_shows_changes_compares_any_two_and_gates(
 def test_row_24_a_watched_training_that_gets_slower_raises_an_alert(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "watch_command", partial(watching.watch_command, rates_every_s=0.4))
+    monkeypatch.setattr(watching, "STATUS_S", 0.4)
     (tmp_path / "train.py").write_text(
         "import time, torch\nmodel = torch.nn.Linear(4, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "for step in range(450):\n    optimizer.zero_grad()\n    model(torch.randn(8, 4)).sum().backward()\n"
@@ -791,10 +790,12 @@ def test_row_29_an_unchanged_script_is_watched_and_told_what_to_change(tmp_path:
     )
     result = ask("watch", "--summary", tmp_path / "told.json", "--", sys.executable, tmp_path / "train.py")
     found = json.loads((tmp_path / "told.json").read_text())
-    assert (result.exit_code, found["exit_code"], found["steps"]) == (0, 0, 20)
-    assert found["samples_per_s"] == pytest.approx(8 * found["steps_per_s"])
-    assert found["shares"]["data"] > 0.5
-    assert "workers" in next(finding["change"] for finding in found["findings"] if finding["code"] == "data-wait")
+    run = figures(found["tables"]["run"][0])
+    assert (result.exit_code, found["about"]["exit_code"], run["steps"]) == (0, 0, 20)
+    assert run["throughput"] == pytest.approx(8 * run["steps_per_s"])
+    phases = {row["phase"]: figures(row) for row in found["tables"]["phases"]}
+    assert phases["data"]["share"] > 0.5
+    assert "workers" in next(row["change"] for row in found["tables"]["findings"] if row["code"] == "data-wait")
 
 
 def test_row_30_generation_has_prefill_and_decode_apart(on_gpu: Callable[..., FakeDoor]) -> None:

@@ -20,11 +20,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.tune import TuneResult as TuneResult
     from redline.api.tune import kept_tune as kept_tune
     from redline.api.tune import tune as tune
-    from redline.api.watch import Watch as Watch
-    from redline.api.watch import WatchResult as WatchResult
-    from redline.api.watch import lightning_callback as lightning_callback
-    from redline.api.watch import trainer_callback as trainer_callback
-    from redline.api.watch import watch as watch
     from redline.api.workspace import Workspace as Workspace
     from redline.show.result import Result as Result
     from redline.verbs.batch import batch as batch
@@ -46,6 +41,10 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.serve import serve as serve
     from redline.verbs.study import study as study
     from redline.verbs.train import train as train
+    from redline.verbs.watch import Watch as Watch
+    from redline.verbs.watch import lightning_callback as lightning_callback
+    from redline.verbs.watch import trainer_callback as trainer_callback
+    from redline.verbs.watch import watch as watch
     from redline.verbs.workshop import workshop as workshop
 
 __all__ = sorted([*public_names(), "__version__"])

@@ -1,255 +1,511 @@
-"""From rows of a watched process to rates, drift and advice."""
+"""From what a watched process heard to its steps, rates and shares: loops whose parts take as long as they are told to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from redline.analyze.watch import BY_BACKWARD, BY_BATCH, Rates, Steps, drift_of, growth_of, main_logs, rates_of
-from redline.analyze.watch_findings import Evidence, advice_of, sync_gain
-from redline.bench.watch.spool import COLUMNS
-from redline.model.watching import PHASES
+from redline.analyze.watch import Rates, Reader, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.bench.watch.spool import KINDS
 
 
-class FakeLog:
-    def __init__(self, rows: list[dict[str, float]], **process: Any) -> None:
-        self.columns = COLUMNS
-        self.rows = np.array([[row.get(name, 0.0) for name in COLUMNS] for row in rows]).reshape(-1, len(COLUMNS))
+class Loop:
+    """A program that is watched: each method is a part of its loop."""
+
+    def __init__(self, **process: Any) -> None:
+        self.at = 100.0
+        self.rows: list[tuple[str, float, float, float, int]] = []
         self.process = process
         self.facts: dict[str, dict[str, Any]] = {}
         self.pulses: list[dict[str, Any]] = []
 
+    def hear(self, kind: str, key: float = 0.0, value: float = 0.0) -> None:
+        assert kind in KINDS
+        self.rows.append((kind, key, value, self.at, len(self.rows)))
 
-def row(number: int, **fields: float) -> dict[str, float]:
-    plain = {"data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04, "loaded": 32.0}
-    return {"step": number, "ended": 0.1 * (number + 1), **plain, **fields}
+    def part(self, kind: str, seconds: float, key: float = 0.0, begin: float = 0.0, end: float = 0.0) -> Loop:
+        self.hear(kind, key, begin)
+        self.at += seconds
+        self.hear(f"{kind} ended", key, end)
+        return self
+
+    def gap(self, seconds: float) -> Loop:
+        self.at += seconds
+        return self
+
+    def new_pass(self, *, workers: int = 0) -> Loop:
+        return self.part("data", 0.0, 7.0, 1.0 + workers)
+
+    def batch(self, seconds: float, samples: float = 8.0) -> Loop:
+        return self.part("data", seconds, 7.0, 0.0, samples)
+
+    def exhausted(self, seconds: float = 0.0) -> Loop:
+        return self.part("data", seconds, 7.0, 0.0, -1.0)
+
+    def forward(
+        self, seconds: float, *, model: float = 1.0, samples: float = 8.0, grads: bool = True, trains: bool = True
+    ) -> Loop:
+        return self.part("forward", seconds, model, grads + 2.0 * trains, samples)
+
+    def quiet(self, seconds: float, samples: float = 8.0) -> Loop:
+        return self.forward(seconds, samples=samples, grads=False)
+
+    def backward(self, seconds: float, *, changed: bool = True, values: bool = False) -> Loop:
+        return self.part("backward", seconds, 1.0 - values, float(changed))
+
+    def optimizer(self, seconds: float, number: float = 0.0, *, full: bool = True) -> Loop:
+        return self.part("optimizer", seconds, number, 0.0, float(full))
+
+    def train(
+        self, count: int = 1, *, slower: float = 1.0, samples: float = 8.0, number: float = 0.0, model: float = 1.0
+    ) -> Loop:
+        """Steps of 0.1 s with a loader: a tenth of it is waiting for data."""
+        for _ in range(count):
+            self.batch(0.01 * slower, samples).forward(0.02 * slower, model=model).backward(0.03 * slower)
+            self.optimizer(0.04 * slower, number)
+        return self
+
+    @property
+    def reader(self) -> Reader:
+        reader = Reader()
+        reader.read(self.rows)
+        return reader
+
+    @property
+    def rates(self) -> Rates:
+        return rates_of([self])
+
+    def phases(self, step: int = -1) -> dict[str, float]:
+        """What one step's time went to, without what took none."""
+        steps = Steps(self.reader)
+        names = ("data", "copy", "forward", "backward", "optimizer", "acting", "saving", "other")
+        found = {name: round(float(seconds), 9) for name, seconds in zip(names, steps.phases_s[step], strict=True)}
+        found["validation"] = round(float(steps.validation_s[step]), 9)
+        return {name: seconds for name, seconds in found.items() if seconds}
 
 
-def test_the_columns_have_names_of_their_own() -> None:
-    assert len(set(COLUMNS)) == len(COLUMNS)
+def test_a_plain_loop_has_its_rates_and_shares() -> None:
+    rates = Loop().train(50).rates
+    assert (rates.steps, rates.samples) == (50, 400)
+    assert rates.steps_per_s == rates.whole_steps_per_s == pytest.approx(10.0)
+    assert rates.samples_per_s == pytest.approx(80.0)
+    usual = {"data": 0.1, "forward": 0.2, "backward": 0.3, "optimizer": 0.4}
+    assert {name: share for name, share in rates.shares.items() if share} == pytest.approx(usual)
 
 
-def test_rates_and_shares_of_a_plain_loop() -> None:
-    rates = rates_of([FakeLog([row(number) for number in range(50)])])
-    assert rates.steps == 50
-    assert rates.steps_per_s == pytest.approx(10.0)
-    assert rates.samples_per_s == pytest.approx(320.0)
-    assert rates.shares == pytest.approx(
-        {"data": 0.1, "copy": 0.0, "forward": 0.2, "backward": 0.3, "optimizer": 0.4, "other": 0.0}
-    )
-    assert sum(rates.shares.values()) == pytest.approx(1.0)
+def one_step(loop: Loop) -> Loop:
+    """Twice, as the first step has no step before it."""
+    return loop
 
 
-def test_workers_that_start_are_part_of_the_loop_and_compiling_is_not() -> None:
-    """Both come with the first step; the wait for a first batch comes back in each epoch."""
-    later = [row(number) for number in range(1, 50)]
-    assert rates_of([FakeLog([row(0, data=2.01), *later])]).steps_per_s == pytest.approx(50 / 7.0)
-    assert rates_of([FakeLog([row(0, forward=2.02), *later])]).steps_per_s == pytest.approx(10.0)
+def two(body: Callable[[Loop], Any]) -> dict[str, float]:
+    loop = Loop()
+    for _ in range(2):
+        body(loop)
+    return loop.phases()
 
 
-def test_batches_count_only_where_nothing_else_does() -> None:
-    """Before the first step somebody may have gone through the loader for its statistics."""
-    batches = [row(number, caller=BY_BATCH, other=0.1, before=0.1) for number in range(30)]
-    alone = rates_of([FakeLog(batches)])
-    assert alone.steps == 30
-    assert (alone.shares["forward"], alone.shares["other"]) == (pytest.approx(0.6), 0.0)
-    assert rates_of([FakeLog([*batches, *(row(number) for number in range(30, 35))])]).steps == 5
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        pytest.param(
+            lambda loop: loop.batch(2).gap(0.5).part("copy", 0.25).forward(3).gap(0.125).backward(5).optimizer(1),
+            {"data": 2, "other": 0.5, "copy": 0.25, "forward": 3.125, "backward": 5, "optimizer": 1},
+            id="between forward and backward lies the loss",
+        ),
+        pytest.param(
+            lambda loop: loop.batch(1).forward(2).gap(0.5).part("zero_grad", 0.25).gap(0.5).backward(1).optimizer(1),
+            {"data": 1, "forward": 3, "backward": 1, "optimizer": 1.25},
+            id="gradients may be reset between the loss and its backward pass",
+        ),
+        pytest.param(
+            lambda loop: loop.gap(4).part("zero_grad", 1).gap(0.5).forward(2).backward(3).optimizer(1),
+            {"data": 4.5, "forward": 2, "backward": 3, "optimizer": 2},
+            id="without a loader the batch is made before the model is used",
+        ),
+        pytest.param(
+            lambda loop: loop.gap(1).forward(2).backward(3).gap(1).forward(2).backward(3).optimizer(1),
+            {"data": 2, "forward": 4, "backward": 6, "optimizer": 1},
+            id="so is each of several that are accumulated",
+        ),
+        pytest.param(
+            lambda loop: [loop.hear("fetched", 0, 0.5), loop.forward(2).gap(0.75).backward(3).optimizer(1)],
+            {"data": 0.5, "forward": 2.25, "backward": 3, "optimizer": 1},
+            id="a batch that is made between a forward and its backward pass is data",
+        ),
+        pytest.param(
+            lambda loop: loop.gap(4).backward(2).optimizer(1),
+            {"forward": 4, "backward": 2, "optimizer": 1},
+            id="bare weights have their forward pass before the backward pass",
+        ),
+        pytest.param(
+            lambda loop: loop.batch(1).gap(4).backward(2).optimizer(1),
+            {"data": 1, "forward": 4, "backward": 2, "optimizer": 1},
+            id="so has a model that is not found",
+        ),
+        pytest.param(
+            lambda loop: [loop.batch(1), loop.hear("optimizer"), loop.forward(2).gap(0.25).backward(3).gap(0.5),
+                          loop.hear("optimizer ended", 0, 1)],
+            {"data": 1, "forward": 2.25, "backward": 3, "optimizer": 0.5},
+            id="forward and backward in a closure are not the optimizer's",
+        ),
+        pytest.param(
+            lambda loop: loop.batch(1).quiet(2).forward(3).backward(1).optimizer(1),
+            {"data": 1, "forward": 5, "backward": 1, "optimizer": 1},
+            id="a teacher without gradients is part of the step",
+        ),
+        pytest.param(
+            lambda loop: loop.batch(1).forward(3, trains=False).backward(1).optimizer(1),
+            {"data": 1, "forward": 3, "backward": 1, "optimizer": 1},
+            id="so is a model that is trained in evaluation mode",
+        ),
+        pytest.param(
+            lambda loop: loop.train().part("saving", 7).part("pause", 30),
+            {"saving": 7, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04},
+            id="a checkpoint is saved, and what watching takes is nobody's",
+        ),
+        pytest.param(
+            lambda loop: loop.train().exhausted(5).new_pass(),
+            {"other": 5, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04},
+            id="nobody waits for a batch when a loader is through",
+        ),
+        pytest.param(
+            lambda loop: loop.train().new_pass().batch(1).quiet(2).batch(1).forward(2, trains=False).exhausted(1).gap(1),
+            {"validation": 7, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04, "other": 1},
+            id="a pass over a loader without gradients is validation",
+        ),
+        pytest.param(
+            lambda loop: loop.train().batch(1).quiet(2).batch(1).quiet(2).gap(0.5),
+            {"validation": 6.5, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04},
+            id="also where the loop over it is left early",
+        ),
+        pytest.param(
+            lambda loop: [loop.gap(0.25).quiet(0.5, 4).gap(1).quiet(0.5, 4).gap(1), loop.forward(2, samples=64).backward(3).optimizer(1)],
+            {"acting": 3.25, "forward": 2, "backward": 3, "optimizer": 1},
+            id="an agent acts on fewer samples than it learns from",
+        ),
+        pytest.param(
+            lambda loop: loop.quiet(0.5, 1).gap(1).part("zero_grad", 0).quiet(2, 64).gap(0.5).forward(2, samples=64).backward(3).optimizer(1),
+            {"acting": 1.5, "data": 0.5, "forward": 4, "backward": 3, "optimizer": 1},
+            id="what it is to learn from a target is no acting",
+        ),
+    ],
+)  # fmt: skip
+def test_every_moment_of_a_step_belongs_to_one_phase(body: Callable[[Loop], Any], told: dict[str, float]) -> None:
+    assert two(body) == told
 
 
-def test_batches_that_are_fetched_ahead_belong_to_the_first_step() -> None:
-    """As accelerate and the Trainer fetch them; what an earlier pass over the loader read does not."""
-    read = [row(number, caller=BY_BATCH) for number in range(5)]
-    ahead = [row(5, caller=BY_BATCH, data=0.2), row(6, caller=BY_BATCH, data=0.3)]
-    training = [row(number, loaded=96.0) for number in range(9)]
-    rates = rates_of([FakeLog([*read, {"kind": 2.0, "step": 5.0}, *ahead, *training])])
-    assert (rates.steps, rates.samples) == (9, 9 * 96 + 2 * 32)
-    assert rates.first_step_s == pytest.approx(0.1 + 0.5 + 2 * 0.09)
+def test_passes_without_a_loader_are_validation_where_they_are_rare() -> None:
+    def loop(every: int) -> Loop:
+        found = Loop()
+        for number in range(40):
+            if number % every == every - 1:
+                found.quiet(1.0, 50).gap(0.5).quiet(1.0, 50)
+            found.forward(0.02).backward(0.03).optimizer(0.05)
+        return found
+
+    assert loop(10).rates.run_s["validation"] == pytest.approx(4 * 2.5)
+    assert loop(10).rates.steps_per_s == pytest.approx(10.0)
+    assert loop(1).rates.run_s["validation"] == 0.0
 
 
-def test_what_the_device_did_before_the_training_is_left_out() -> None:
-    early = [row(0, caller=BY_BATCH), {"kind": 1.0, "step": 0, "forward": 100.0, "ended": 100.0}]
-    late = [row(0), {"kind": 1.0, "step": 0, "data": 0.1, "forward": 0.9, "ended": 1.0}]
-    assert rates_of([FakeLog([*early, *late])]).shares["forward"] == pytest.approx(0.9)
+def test_an_agent_acts_before_it_learns_for_the_first_time() -> None:
+    """Samples that are drawn from a language model now and then are no acting: it had learnt before."""
+    acts, draws = Loop(), Loop()
+    for number in range(30):
+        if number % 10 == 0:
+            acts.quiet(1.0, 1)
+        acts.forward(0.1).backward(0.1).optimizer(0.1)
+        draws.forward(0.1).backward(0.1).optimizer(0.1)
+        if number % 10 == 5:
+            draws.quiet(1.0, 1)
+    assert (acts.rates.run_s["acting"], acts.rates.run_s["validation"]) == (pytest.approx(3.0), 0.0)
+    assert (draws.rates.run_s["acting"], draws.rates.run_s["validation"]) == (0.0, pytest.approx(3.0))
+
+
+def test_a_pass_in_which_no_model_is_heard_is_validation_where_it_is_rare() -> None:
+    rare, usual = Loop(), Loop()
+    for _ in range(4):
+        rare.train(3).new_pass().batch(1).batch(1).exhausted()
+        usual.new_pass().batch(1).batch(1).exhausted().forward(1).backward(1).optimizer(1)
+    assert rare.rates.run_s["validation"] == pytest.approx(8.0)
+    assert (usual.rates.run_s["validation"], usual.rates.run_s["data"]) == (0.0, pytest.approx(8.0))
+
+
+def test_the_whole_run_is_accounted_for() -> None:
+    """First steps that compile, validation, a profiled step and a last checkpoint: what the rate leaves out has a name."""
+    loop = Loop().new_pass()
+    loop.train(2, slower=20).train(30).part("pause", 5.0, begin=1.0).train(1).train(10)
+    loop.exhausted(0.5).new_pass().batch(1.0).quiet(2.0).exhausted().part("saving", 3.0)
+    rates = loop.rates
+    told = {name: seconds for name, seconds in rates.run_s.items() if seconds}
+    assert sum(told.values()) == pytest.approx(loop.at - 100.0)
+    assert (told["first steps"], told["validation"], told["saving"]) == pytest.approx((4.0, 3.0, 3.0))
+    assert told["profiling"] == pytest.approx(5.1)
+    assert (rates.first_steps, rates.steps) == (2, 43)
+    assert rates.steps_per_s == pytest.approx(40 / 4.5)
+    assert rates.whole_steps_per_s == pytest.approx(43 / (loop.at - 100.0 - 5.1))
+
+
+@pytest.mark.parametrize(("part", "is_left_out"), [("batch", False), ("forward", True)])
+def test_a_first_step_that_compiles_is_left_out_and_one_that_waits_for_workers_is_not(
+    part: str, is_left_out: bool
+) -> None:
+    loop = Loop()
+    getattr(loop, part)(2.0)
+    assert loop.train(50).rates.first_steps == int(is_left_out)
+
+
+def grouped(*calls: tuple[float, bool, float]) -> Loop:
+    """Optimizer's number, whether a batch comes before it, and the model that it trains."""
+    loop = Loop()
+    for number, has_batch, model in calls:
+        if has_batch:
+            loop.batch(0.01)
+        loop.forward(0.02, model=model).backward(0.03).optimizer(0.04, number)
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("calls", "steps"),
+    [
+        ([(0, True, 1), (1, False, 2)] * 10, 10),  # a GAN
+        ([(0, True, 1), (1, True, 2)] * 10, 20),  # two models that take turns
+        ([(0, False, 1), (1, False, 2)] * 10, 20),  # also without a loader
+        ([(0, True, 1)] * 10 + [(1, True, 1)] * 10, 20),  # the training goes on with a new optimizer
+        ([(n // 10, True, 1) for n in range(30)], 30),  # folds
+        (([(0, True, 1)] * 5 + [(1, False, 1)]) * 4, 20),  # a critic that steps more often, each time on a batch of its own
+        ([(0, True, 1), (0, False, 1), (1, False, 1)] * 10, 10),  # a batch that optimizers use unequally often
+        ([(n % 2, n % 6 == 0, 1) for n in range(60)], 30),  # pairs of which several share a batch
+    ],
+)  # fmt: skip
+def test_optimizers_make_steps_together_or_each_for_itself(calls: list[tuple[float, bool, float]], steps: int) -> None:
+    assert grouped(*calls).rates.steps == steps
+
+
+def test_optimizers_within_each_other_take_one_step() -> None:
+    """A wrapper that calls the optimizer it wraps; and one whose step raised is not waited for."""
+    loop = Loop()
+    loop.hear("optimizer", 0)
+    loop.optimizer(1.0, 1)
+    loop.hear("optimizer ended", 0, 1)
+    assert loop.rates.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "steps", "samples"),
+    [
+        (lambda loop: loop.batch(1).forward(2).backward(3), 5, 8),
+        (lambda loop: loop.forward(2).backward(3), 5, 8),
+        (lambda loop: loop.gap(1).backward(3), 5, 0),  # bare weights
+        (lambda loop: loop.batch(1).forward(2).backward(3).batch(1).forward(2).backward(3, changed=False), 5, 16),
+        (lambda loop: [loop.batch(1)] + [loop.forward(2).backward(3, values=True) for _ in range(2)], 5, 8),  # inner steps
+        (lambda loop: loop.forward(2).backward(3, values=True), 5, 8),  # torch.func without a loader
+    ],
+)  # fmt: skip
+def test_without_an_optimizer_a_step_is_a_backward_pass_after_which_weights_changed(
+    body: Callable[[Loop], Any], steps: int, samples: int
+) -> None:
+    loop = Loop()
+    for _ in range(steps):
+        body(loop)
+    loop.gap(60)
+    loop.hear("closed", 0, 1)
+    assert (loop.rates.steps, loop.rates.samples) == (steps, steps * samples)
+    assert loop.rates.run_s["other"] == 0.0  # what comes after the last step is not training any more
+
+
+def test_the_last_step_counts_only_if_its_weights_have_changed() -> None:
+    loop = Loop().forward(1).backward(1).forward(1).backward(1)
+    loop.hear("closed", 0, 0)
+    assert loop.rates.steps == 1
+
+
+def test_only_batches_are_steps_where_nothing_else_is_heard() -> None:
+    """As with a step that is compiled as a whole: all of it is forward."""
+    loop = Loop()
+    for _ in range(2):
+        loop.new_pass()
+        for _ in range(5):
+            loop.batch(1.0).gap(3.0)
+        loop.exhausted()
+    rates = loop.rates
+    assert (rates.steps, rates.samples) == (10, 80)
+    assert (rates.shares["data"], rates.shares["forward"]) == pytest.approx((0.25, 0.75))
+    assert Steps(loop.reader).is_by_batch
+
+
+def test_batches_that_were_read_before_the_training_are_no_part_of_it() -> None:
+    """Those of the pass that the training goes on with were fetched ahead, as accelerate does, and are."""
+    loop = Loop().new_pass().batch(9).batch(9).exhausted().gap(5)
+    loop.new_pass().batch(0.5).train(10)
+    rates = loop.rates
+    assert (rates.steps, rates.samples) == (10, 88)
+    assert sum(rates.run_s.values()) == pytest.approx(1.5)
+
+
+def test_another_thread_that_trains_begins_anew() -> None:
+    loop = Loop().batch(50)
+    loop.hear("restart")
+    loop.forward(1).backward(1).optimizer(1)
+    assert (loop.rates.samples, loop.rates.run_s["data"]) == (8, 0.0)  # what the model was fed, not the other's batch
+
+
+def lean(loop: Loop, count: int) -> Loop:
+    """Steps of which only batches and ends are written down."""
+    for _ in range(count):
+        loop.batch(0.01).gap(0.09)
+        loop.hear("optimizer ended", 0, 0)
+    return loop
+
+
+def test_steps_that_are_only_counted_are_split_as_those_that_were_heard_in_full() -> None:
+    loop = Loop().train(10)
+    for _ in range(5):
+        lean(loop, 9).gap(0.05).train()
+    rates = loop.rates
+    assert (rates.steps, rates.samples) == (60, 480)
+    seconds = 60 * 0.1 + 5 * 0.05
+    assert rates.steps_per_s == pytest.approx(60 / seconds)
+    assert rates.shares["data"] == pytest.approx(0.6 / seconds)
+    assert rates.shares["forward"] == pytest.approx(1.2 / seconds)
+    assert rates.shares["other"] == pytest.approx(0.25 / seconds)
+
+
+@pytest.mark.parametrize(
+    ("many", "fed"), [([8], 8), ([8, 8], 8), ([8, 8, 8], 8), ([8] * 4, 32), ([1, 1], 2), ([8, 4], 12)]
+)
+def test_a_few_equal_batches_for_one_backward_pass_are_views_of_the_same_samples(many: list[int], fed: int) -> None:
+    """Pairs and triplets; more of them are steps in time, as of agents that play."""
+    loop = Loop()
+    for samples in many:
+        loop.forward(1, samples=samples)
+    assert loop.backward(1).optimizer(1).rates.samples == fed
+
+
+def test_a_closure_that_is_called_again_sees_the_same_samples() -> None:
+    loop = Loop()
+    loop.hear("optimizer")
+    for _ in range(3):
+        loop.forward(1).backward(0.5)
+    loop.hear("optimizer ended", 0, 1)
+    assert loop.rates.samples == 8
 
 
 def test_a_batch_that_is_used_again_and_again_counts_in_each_step() -> None:
-    """To overfit one batch, or to cycle through batches that were kept: only the first ones come from the loader."""
-    once = FakeLog([row(n, loaded=0.0 if n else 16.0, fed=16.0, data=0.0, other=0.01, before=0.01) for n in range(100)])
-    rates = rates_of([once])
-    assert rates.samples == 1600
-    assert rates.shares["data"] == pytest.approx(0.099, rel=1e-3)
-    cycled = FakeLog([row(n, loaded=16.0 if n < 60 else 0.0, fed=16.0) for n in range(200)])
-    assert rates_of([cycled]).samples == 3200
-    chunks = FakeLog([row(n, loaded=0.0 if n % 8 else 16.0, fed=16.0) for n in range(80)])
-    assert rates_of([chunks]).samples == 160  # truncated backpropagation: several steps per batch
+    """To overfit one batch, or to cycle through some that were kept; truncated backpropagation uses each a few times."""
+    once = Loop().batch(0.01, 16)
+    for _ in range(100):
+        once.gap(0.01).forward(0.02, samples=16).backward(0.03).optimizer(0.04)
+    assert once.rates.samples == 1600
+    assert once.rates.shares["data"] == pytest.approx(0.1, rel=0.02)
+    chunks = Loop()
+    for number in range(80):
+        if number % 8 == 0:
+            chunks.batch(0.01, 16)
+        chunks.forward(0.02, samples=16).backward(0.03).optimizer(0.04)
+    assert chunks.rates.samples == 160
 
 
-def test_a_training_that_goes_on_with_a_new_optimizer() -> None:
-    log = FakeLog([row(n, caller=float(n >= 30), models=1) for n in range(60)])
-    assert rates_of([log]).steps == 60
-    folds = FakeLog([row(n, caller=float(n // 20), models=1) for n in range(60)])
-    assert rates_of([folds]).steps == 60
+def test_a_program_that_counts_its_steps_itself() -> None:
+    loop = Loop()
+    loop.hear("forward", 1, 3)
+    for _ in range(10):
+        loop.gap(2.0)
+        loop.hear("counted", 1, 5)
+    assert (loop.rates.steps, loop.rates.samples_per_s) == (10, pytest.approx(2.5))
 
 
-def test_a_rank_that_was_started_again_counts_once() -> None:
-    lives = [FakeLog([row(n) for n in range(count)], rank=rank, world_size=2) for count in (10, 40) for rank in (1, 0)]
-    assert main_logs(lives) == [lives[3], lives[2]]
-    assert rates_of(lives).steps == 40
+def test_a_replayed_graph_is_a_step() -> None:
+    """Nothing is computed while it is recorded, and nothing is heard while it is replayed."""
+    loop = Loop().train().gap(0.25)
+    loop.hear("capture")
+    loop.gap(1).forward(20).backward(30).optimizer(10)
+    loop.hear("capture ended", 5)
+    for _ in range(3):
+        loop.batch(1).part("copy", 0.5).part("replay", 4, 5, end=1)
+    rates = loop.rates
+    assert (rates.steps, rates.samples, rates.run_s["profiling"]) == (4, 32, pytest.approx(61.0))
+    assert loop.phases() == {"data": 1, "copy": 0.5, "forward": 4}
 
 
-def test_ranks_that_take_the_same_steps_have_one_pace() -> None:
-    """A rank that starts late, or whose first step is left out as compiling, is as fast as the others."""
-    lead = FakeLog([row(n) for n in range(50)], rank=0, world_size=2)
-    late = FakeLog([row(n, forward=0.02 if n else 3.0) for n in range(50)], rank=1, world_size=2)
-    assert rates_of([lead, late]).samples_per_s == pytest.approx(640.0)
-    fewer = FakeLog([row(n, forward=0.12) for n in range(25)], rank=1, world_size=2)  # not in step: at its own pace
-    assert rates_of([lead, fewer]).samples_per_s == pytest.approx(320.0 + 160.0)
-
-
-def test_two_optimizers_make_one_step() -> None:
-    """A GAN: each iteration calls two, and only one of them fetches a batch."""
-    log = FakeLog([row(n, caller=n % 2, loaded=0.0 if n % 2 else 16.0) for n in range(60)])
-    rates = rates_of([log])
-    assert rates.steps == 30
-    assert rates.samples_per_s == pytest.approx(16 / 0.2)
-
-
-def test_a_critic_that_steps_more_often_sets_the_pace() -> None:
-    log = FakeLog([row(n, caller=1.0 if n % 6 == 5 else 0.0) for n in range(60)])
-    assert rates_of([log]).steps == 50
-
-
-def test_a_batch_that_optimizers_use_unequally_often_is_a_step() -> None:
-    """A critic that takes two steps of each batch and then its generator one; with as many of each, each pair is a step."""
-    critic = [row(n, caller=float(n % 3 == 2), loaded=0.0 if n % 3 else 32.0) for n in range(60)]
-    assert rates_of([FakeLog(critic)]).steps == 20
-    pairs = [row(n, caller=n % 2, loaded=0.0 if n % 6 else 32.0) for n in range(60)]
-    assert rates_of([FakeLog(pairs)]).steps == 30
-
-
-def test_optimizers_that_take_turns_take_a_step_each() -> None:
-    """Each with a model and a batch of its own; a GAN's two pass through the same models."""
-    alone = FakeLog([row(n, caller=n % 2, models=1 << (n % 2)) for n in range(40)])
-    assert rates_of([alone]).steps == 40
-    together = FakeLog([row(n, caller=n % 2, models=3 if n % 2 else 1) for n in range(40)])
-    assert rates_of([together]).steps == 20
-    without_loader = FakeLog([row(n, caller=n % 2, models=1 << (n % 2), loaded=0.0, fed=8.0) for n in range(40)])
-    assert rates_of([without_loader]).steps == 40
-
-
-def test_steps_without_an_optimizer_end_with_their_backward_pass() -> None:
-    alone = [row(n, caller=BY_BACKWARD) for n in range(20)]
-    assert rates_of([FakeLog(alone)]).steps == 20
-    accumulating = [*alone[:3], *(row(n, caller=0.0) for n in range(3, 23))]
-    rates = rates_of([FakeLog(accumulating)])
-    assert (rates.steps, rates.samples) == (20, 23 * 32)  # the first ones were batches of the first step
-
-
-def test_evaluation_without_a_loader_is_set_aside_where_it_is_rare() -> None:
-    def rows(every: int) -> list[dict[str, float]]:
-        aside = {"forward": 5.02, "aside_forward": 5.0}
-        return [row(n, **(aside if n % every == 0 else {})) for n in range(40)]
-
-    assert rates_of([FakeLog(rows(10))]).steps_per_s == pytest.approx(10.0)
-    assert rates_of([FakeLog(rows(10))]).paused_s == pytest.approx(20.0)
-    assert rates_of([FakeLog(rows(1))]).paused_s == 0.0  # before every step: an agent that plays
-
-
-def test_without_a_loader_the_gap_before_the_model_is_waiting_for_data() -> None:
-    fields = {"data": 0.0, "other": 0.05, "before": 0.04, "loaded": 0.0, "fed": 8.0}
-    shares = rates_of([FakeLog([row(n, **fields) for n in range(20)])]).shares
-    assert (shares["data"], shares["other"]) == (pytest.approx(0.04 / 0.14), pytest.approx(0.01 / 0.14))
-    with_loader = rates_of([FakeLog([row(n, other=0.05, before=0.04) for n in range(20)])]).shares
-    assert with_loader["other"] == pytest.approx(0.05 / 0.15)
-
-
-def test_without_loader_and_model_the_gap_is_the_forward_pass() -> None:
-    """Bare weights, or a loss that is compiled with its model: making the batch is in there too, and nobody waits for a loader."""
-    fields = {"data": 0.0, "other": 0.05, "before": 0.04, "loaded": 0.0, "fed": 0.0}
-    shares = rates_of([FakeLog([row(n, **fields) for n in range(20)])]).shares
-    assert (shares["data"], shares["forward"]) == (0.0, pytest.approx(0.06 / 0.14))
-
-
-def test_evaluation_after_the_last_step_is_set_aside_as_it_is_before_others() -> None:
-    steps = [row(n, aside_forward=1.0, forward=1.02) if n == 10 else row(n) for n in range(20)]
-    tail = {"kind": 2.0, "step": 20.0, "forward": 1.0, "other": 0.5, "aside_forward": 1.0}
-    assert rates_of([FakeLog([*steps, tail])]).steps_per_s == pytest.approx(20 / 2.5)
-    playing = [
-        row(n, aside_forward=0.01) for n in range(20)
-    ]  # before each step: part of it, and of what comes after the last
-    assert rates_of([FakeLog([*playing, tail])]).steps_per_s == pytest.approx(20 / 3.5)
-
-
-def test_what_comes_after_the_last_step_is_counted() -> None:
-    steps = [row(n) for n in range(20)]
-    tail = {"kind": 2.0, "step": 20.0, "data": 1.0}
-    assert rates_of([FakeLog([*steps, tail])]).steps_per_s == pytest.approx(20 / 3)
-    early = {**tail, "step": 10.0}  # of an epoch that another one followed
-    assert rates_of([FakeLog([*steps[:10], early, *steps[10:]])]).steps_per_s == pytest.approx(10.0)
-
-
-def test_a_slow_end_of_the_last_step_is_an_outlier_like_any_other() -> None:
-    steps = [row(n, other=1.0 if n in (10, 20) else 0.0) for n in range(30)]
-    tail = {"kind": 2.0, "step": 30.0, "other": 1.0}
-    rates = rates_of([FakeLog([*steps, tail])])
-    usual = 30 * rates.median_step_s
-    assert (rates.outliers, rates.outlier_share) == (3, pytest.approx(3 / (3 + usual)))
-    assert rates_of([FakeLog([*steps, {**tail, "other": 0.01}])]).outliers == 2
-
-
-def test_work_that_the_device_had_still_to_do_is_counted() -> None:
-    steps = [row(n) for n in range(20)]  # the last ends at 2.0 by the host's clock
-    on_device = {"kind": 1.0, "step": 19.0, "ended": 3.5, "paused": 0.5, "forward": 1.0}
-    assert rates_of([FakeLog([*steps, on_device])]).steps_per_s == pytest.approx(20 / 4)
-
-
-def test_ranks_share_their_steps_and_add_their_samples() -> None:
-    logs = [FakeLog([row(n) for n in range(20)], rank=rank, world_size=2) for rank in (1, 0)]
-    rates = rates_of(logs)
-    assert (rates.steps, rates.samples) == (20, 2 * 20 * 32)
-    assert rates.samples_per_s == pytest.approx(640.0)
-    assert main_logs(logs)[0].process["rank"] == 0
-
-
-def test_compiling_and_profiling_are_not_in_the_rate() -> None:
-    first = row(0, forward=60.0)
-    profiled = [row(n, forward=0.9, profiled=1.0) for n in (10, 11)]
-    rates = rates_of([FakeLog([first, *(row(n) for n in range(1, 10)), *profiled, *(row(n) for n in range(12, 40))])])
-    assert rates.steps == 40
-    assert rates.steps_per_s == pytest.approx(10.0)
-    assert rates.first_step_s == pytest.approx(60.08)
-
-
-def test_a_loop_without_a_loader_counts_what_the_model_was_fed() -> None:
-    rates = rates_of([FakeLog([row(n, loaded=0.0, fed=4.0) for n in range(20)])])
-    assert rates.samples_per_s == pytest.approx(40.0)
+def test_a_replayed_graph_without_an_optimizer_is_a_step_with_its_update_by_hand() -> None:
+    loop = Loop()
+    loop.hear("capture")
+    loop.forward(2).backward(3)
+    loop.hear("capture ended", 5)
+    for _ in range(3):
+        loop.part("replay", 4, 5, end=1).gap(1)
+    loop.hear("closed", 0, 1)
+    assert (loop.rates.steps, loop.rates.samples) == (3, 24)
 
 
 def test_the_devices_clock_decides_where_there_is_one() -> None:
-    on_device = [{"kind": 1.0, "step": n, "data": 0.5, "forward": 0.5} for n in range(3)]
-    rates = rates_of([FakeLog([*(row(n) for n in range(20)), *on_device])])
+    """The host issues a step in 0.1 s; the device waits half of its time for data and is behind at the end."""
+    loop = Loop()
+    loop.hear("device", -1)
+    for number in range(5):
+        first = len(loop.rows)
+        loop.train()
+        last = len(loop.rows)
+        for row in range(first, last):
+            shares = [0.0, 0.5, 0.5, 0.7, 0.7, 0.9, 0.9, 1.0]
+            loop.hear("device", row, number + shares[row - first])
+    rates = loop.rates
     assert rates.device_clock
-    assert rates.shares["data"] == pytest.approx(0.5)
-    assert rates.steps == 20
+    assert (rates.shares["data"], rates.shares["forward"]) == pytest.approx((0.5, 0.2))
+    assert rates.host_shares["data"] == pytest.approx(0.1)
+    assert rates.steps_per_s == pytest.approx(5 / (0.5 + 4.5))
+
+
+def test_the_starts_of_workers_are_told() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.new_pass(workers=2).batch(0.5).forward(1).backward(1).optimizer(1)
+        loop.exhausted(0.25)
+    assert Steps(loop.reader).starts_s == pytest.approx([0.5, 0.25] * 3)
+
+
+def test_ranks_share_their_steps_and_add_their_samples() -> None:
+    """A rank that starts late is as fast as the others; one that is not in step goes at its own pace."""
+    lead, other = Loop(rank=0, world_size=2).train(50), Loop(rank=1, world_size=2).forward(3.0).train(50)
+    assert rates_of([other, lead]).samples_per_s == pytest.approx(160.0)
+    fewer = Loop(rank=1, world_size=2).train(25, slower=2)
+    assert rates_of([lead, fewer]).samples_per_s == pytest.approx(80.0 + 40.0)
+    again = Loop(rank=1, world_size=2).train(3)
+    assert main_logs([again, other, lead]) == [lead, other]
+
+
+def test_a_slow_end_of_the_last_step_is_an_outlier_like_any_other() -> None:
+    loop = Loop().train(10).gap(1).train(10).gap(1).train(10)
+    assert loop.exhausted(1.0).rates.outliers == 3
+    assert loop.rates.outlier_share == pytest.approx(3 / (3 + 3.0), rel=0.01)
 
 
 def test_nothing_is_made_up_where_nothing_was_seen() -> None:
-    for logs in ([], [FakeLog([])]):
+    for logs in ([], [Loop()]):
         rates = rates_of(logs)
         assert (rates.steps, rates.steps_per_s, rates.samples_per_s, rates.shares) == (0, None, None, {})
 
 
 def test_a_lasting_slowdown_is_told_with_when_it_began() -> None:
     random = np.random.default_rng(0)
-    slow = [row(n, forward=(0.02 if n < 600 else 0.06) * random.lognormal(0, 0.1)) for n in range(1000)]
-    drift = drift_of(Steps(FakeLog(slow)))
+
+    def loop(later: float, noise: float) -> Loop:
+        found = Loop()
+        for number in range(1000):
+            found.train(slower=(1.0 if number < 600 else later) * random.lognormal(0, noise))
+        return found
+
+    drift = drift_of(Steps(loop(1.4, 0.1).reader))
     assert drift is not None
     assert 580 <= drift.step <= 620
     assert drift.ratio == pytest.approx(1.4, rel=0.05)
-    noisy = [row(n, forward=0.02 * random.lognormal(0, 0.4)) for n in range(1000)]
-    assert drift_of(Steps(FakeLog(noisy))) is None
+    assert drift.share_before == pytest.approx(600 / (600 + 400 * 1.4), rel=0.05)
+    assert drift_of(Steps(loop(1.0, 0.4).reader)) is None
 
 
 def test_memory_that_grows_is_told_apart_from_memory_that_varies() -> None:
@@ -259,166 +515,6 @@ def test_memory_that_grows_is_told_apart_from_memory_that_varies() -> None:
     assert growth[1] == pytest.approx(5e6, rel=0.2)
     assert growth_of([], [(float(n), int(1e9 + 4e8 * (n % 3))) for n in range(60)]) is None
     assert growth_of([], leaking[:5]) is None
-
-
-def test_memory_of_a_script_that_gets_ready_does_not_grow() -> None:
     loading = [(float(n), int(1e9 + 5e7 * min(n, 40))) for n in range(80)]
-    assert growth_of([{"at": 41.0}], loading) is None
+    assert growth_of([{"at": 41.0}], loading) is None  # a script that gets ready
     assert growth_of([{"at": 0.0}], loading[:41]) is not None
-
-
-def test_a_wait_that_is_left_out_saves_neither_the_hosts_work_nor_the_devices() -> None:
-    assert sync_gain(0.1) == pytest.approx(1 / 0.9)
-    assert sync_gain(0.5) == pytest.approx(2.0)
-    assert sync_gain(0.9) == pytest.approx(1 / 0.9)
-
-
-def test_a_wait_in_each_step_is_told_also_where_the_gpu_is_the_limit() -> None:
-    """The host waits nearly all the time then, and leaving that out brings next to nothing."""
-    for seconds in (0.95, 0.985, 0.999):
-        usage = {"waits": [{"what": "item train.py:12", "count": 10, "seconds": seconds}]}
-        assert "sync-in-loop" in seen(device="cuda", usage=usage, forward=1.0)
-
-
-def test_a_recorded_graph_needs_no_compiler() -> None:
-    models = {"models": [{"dtypes": {"bfloat16": 1}, "compiled": False}]}
-    assert "not-compiled" not in seen(device="cuda", usage={"replays": 100}, models=models, forward=1.0)
-
-
-def seen(*, device: str = "cpu", usage: dict[str, Any] | None = None, models: dict[str, Any] | None = None,
-         **shares: float) -> set[str]:  # fmt: skip
-    """The codes of what is found."""
-    told = {**dict.fromkeys(PHASES, 0.0), **shares}
-    rates = Rates(
-        steps=100, steps_per_s=10.0, samples_per_s=1.0, samples=1.0, first_step_s=0.1, median_step_s=0.1, outliers=0,
-        outlier_share=0.0, shares=told, host_shares=told, device_clock=False, paused_s=0.0, loss=None,
-    )  # fmt: skip
-    process = {"device": {"kind": device, "capability": "9.0"}}
-    found = advice_of(Evidence(rates=rates, process=process, usage=usage or {}, models=models or {}))
-    assert all(each.change and each.text and each.gain_bound >= 1 for each in found)
-    return {each.code for each in found}
-
-
-FP32 = {"models": [{"dtypes": {"float32": 3}, "convolutions": 0, "channels_last": 0, "compiled": True}],
-        "flags": {"matmul_precision": "high", "cudnn_tf32": True}}  # fmt: skip
-CONVOLUTIONS = {"models": [{**FP32["models"][0], "convolutions": 5}], "flags": FP32["flags"]}  # type: ignore[dict-item]
-IMAGES = {"inputs": ["32×3×224×224 float32"], "autocast": "torch.bfloat16"}
-COPIES = {"count": 100, "bytes": 1, "seconds": 1.0, "asked": 64, "pageable": 64, "blocking": 64}
-ADAM = {"name": "Adam", "can_fuse": True, "fused": False, "tensors": 12}
-
-
-@pytest.mark.parametrize(
-    ("code", "faulty", "mended"),
-    [
-        ("data-wait", {"data": 0.4, "forward": 0.6}, {"data": 0.01, "forward": 0.99}),
-        ("other-work", {"other": 0.4, "forward": 0.6}, {"other": 0.05, "forward": 0.95}),
-        (
-            "pageable-copies",
-            {"device": "cuda", "copy": 0.2, "usage": {"copies": COPIES, "autocast": "x"}},
-            {"device": "cuda", "copy": 0.2, "usage": {"copies": {**COPIES, "pageable": 0, "blocking": 0}}},
-        ),
-        (
-            "blocking-copies",
-            {"device": "cuda", "copy": 0.2, "usage": {"copies": {**COPIES, "pageable": 0}}},
-            {"device": "cuda", "copy": 0.0, "usage": {"copies": {**COPIES, "pageable": 0, "blocking": 0}}},
-        ),
-        (
-            "sync-in-loop",
-            {"device": "cuda", "usage": {"waits": [{"what": "item train.py:12", "count": 10, "seconds": 0.3}]}, "data": 0.1},
-            {"device": "cuda", "usage": {"waits": [{"what": "item train.py:12", "count": 1, "seconds": 0.03}]}, "data": 0.1},
-        ),
-        (
-            "zero-grad-fills",
-            {"usage": {"zero_grads": {"count": 100, "kept": 100, "seconds": 0.3}}, "forward": 1.0},
-            {"usage": {"zero_grads": {"count": 100, "kept": 0, "seconds": 0.3}}, "forward": 1.0},
-        ),
-        (
-            "unfused-optimizer",
-            {"optimizer": 0.3, "usage": {"optimizers": [ADAM]}},
-            {"optimizer": 0.3, "usage": {"optimizers": [{**ADAM, "fused": True}]}},
-        ),
-        (
-            "autocast-off",
-            {"device": "cuda", "forward": 0.9, "models": FP32},
-            {"device": "cuda", "forward": 0.9, "models": FP32, "usage": {"autocast": "torch.bfloat16"}},
-        ),
-        (
-            "tf32-off",
-            {"device": "cuda", "forward": 0.9, "models": {**FP32, "flags": {"matmul_precision": "highest"}}},
-            {"device": "cuda", "forward": 0.9, "models": FP32},
-        ),
-        (
-            "channels-first",
-            {"device": "cuda", "forward": 0.9, "models": CONVOLUTIONS, "usage": IMAGES},
-            {"device": "cuda", "forward": 0.9, "usage": IMAGES,
-             "models": {"models": [{**CONVOLUTIONS["models"][0], "channels_last": 5}]}},  # type: ignore[dict-item]
-        ),
-        (
-            "not-compiled",
-            {"device": "cuda", "forward": 0.9, "models": {"models": [{"dtypes": {"bfloat16": 1}, "compiled": False}]}},
-            {"device": "cuda", "forward": 0.9, "models": {"models": [{"dtypes": {"bfloat16": 1}, "compiled": True}]}},
-        ),
-        (
-            "needless-grad-scaler",
-            {"usage": {"scaler": {"enabled": True}, "autocast": "torch.bfloat16"}, "forward": 1.0},
-            {"usage": {"scaler": {"enabled": True}, "autocast": "torch.float16"}, "forward": 1.0},
-        ),
-        (
-            "no-grad-scaler",
-            {"usage": {"scaler": None, "autocast": "torch.float16"}, "forward": 1.0},
-            {"usage": {"scaler": {"enabled": True}, "autocast": "torch.float16"}, "forward": 1.0},
-        ),
-        (
-            "worker-restarts",
-            {"data": 0.5, "usage": {"loaders": [{"num_workers": 2, "persistent_workers": False, "iterators": 3,
-                                                 "starts_s": [1.0, 1.0, 1.0]}]}},
-            {"data": 0.5, "usage": {"loaders": [{"num_workers": 2, "persistent_workers": True, "iterators": 3,
-                                                 "starts_s": [1.0, 0.1, 0.1]}]}},
-        ),
-    ],
-)  # fmt: skip
-def test_each_fault_is_found_and_its_mended_twin_is_not(
-    code: str, faulty: dict[str, Any], mended: dict[str, Any]
-) -> None:
-    assert code in seen(**faulty)
-    assert code not in seen(**mended)
-
-
-@pytest.mark.parametrize(
-    ("training", "validation"),
-    [({"iterators": 2, "batches": 500}, {"iterators": 20, "batches": 10}), ({"iterators": 1, "batches": None}, {"iterators": 9, "batches": 10})],
-)  # fmt: skip
-def test_the_wait_is_that_of_the_training_loader_however_often_validation_runs(
-    training: dict[str, Any], validation: dict[str, Any]
-) -> None:
-    loaders = [{"num_workers": 0, **validation}, {"num_workers": 4, **training}]
-    rates = rates_of([FakeLog([row(number, data=0.1) for number in range(20)])])
-    (found,) = [
-        each for each in advice_of(Evidence(rates=rates, usage={"loaders": loaders})) if each.code == "data-wait"
-    ]
-    assert "4 loader workers" in found.text
-
-
-def test_running_out_of_memory_is_told_with_who_held_it() -> None:
-    told = {"phase": "backward", "step": 3, "where": "train.py:9", "held": {"weights": 2**20, "optimizer state": 2**30}}
-    (found,) = advice_of(Evidence(rates=rates_of([]), out_of_memory=told))
-    assert found.code == "out-of-memory"
-    assert "backward pass after step 3, at train.py:9: optimizer state 1.00 GiB" in found.text
-    assert "less state" in found.change
-
-
-def test_gpu_advice_is_not_given_on_a_cpu() -> None:
-    codes = seen(forward=0.9, models={**FP32, "flags": {"matmul_precision": "highest"}}, usage={"copies": COPIES})
-    assert not codes & {"autocast-off", "tf32-off", "not-compiled", "pageable-copies", "sync-in-loop"}
-
-
-@pytest.mark.parametrize(
-    ("step_s", "first_s", "is_start_up"), [(0.007, 0.98, True), (0.02, 0.98, False), (0.001, 0.4, False)]
-)
-def test_a_first_step_far_beyond_the_others_compiles_also_below_a_second(
-    step_s: float, first_s: float, is_start_up: bool
-) -> None:
-    usual = {"data": 0.0, "forward": step_s, "backward": 0.0, "optimizer": 0.0, "other": 0.0}
-    rows = [row(0, **usual | {"forward": first_s}), *(row(n, **usual) for n in range(1, 200))]
-    seconds = 199 * step_s + (0.0 if is_start_up else first_s)
-    assert rates_of([FakeLog(rows)]).steps_per_s == pytest.approx((199 if is_start_up else 200) / seconds)

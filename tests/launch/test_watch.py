@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from redline.bench.watch.spool import COLUMNS, Spool
+from redline.bench.watch.spool import CHUNK, DATA, KINDS, ROW, Spool
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     START,
@@ -126,30 +127,33 @@ def test_torch_is_watched_also_where_somebody_only_asked_for_it_before(tmp_path:
     assert "this process is not watched" in done.stderr  # the hooks were put in, and found no torch
 
 
+class Rows:
+    """Keeps the rows that it is given to read."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def read(self, rows: Any) -> None:
+        self.rows += rows
+
+
 def test_rows_and_facts_come_back_as_they_are_written(tmp_path: Path) -> None:
-    spool, reader = Spool(str(tmp_path)), SpoolReader(tmp_path)
+    """Across the pieces in which the file is mapped, and without what a killed process has begun to write."""
+    spool, reader = Spool(str(tmp_path)), SpoolReader(tmp_path, Rows)
     assert reader.refresh() == []
-    spool.row(tuple(float(number) for number in range(len(COLUMNS))))
+    many = CHUNK // ROW.size + 5
+    for number in range(many):
+        spool.put(float(number % len(KINDS)), 2.0, 3.0, 1.0 + number)
     spool.fact("process", rank=3)
     (log,) = reader.refresh()
-    assert log.columns == COLUMNS
-    assert log.rows.tolist() == [[float(number) for number in range(len(COLUMNS))]]
+    assert [row[4] for row in log.reader.rows] == list(range(many))
+    assert log.reader.rows[many - 1] == (KINDS[(many - 1) % len(KINDS)], 2.0, 3.0, float(many), many - 1)
     assert log.process["rank"] == 3
-    spool.row((0.0,) * len(COLUMNS))
-    spool.fact("window", path="x")
-    assert len(reader.refresh()[0].rows) == 2
-    assert log.windows[0]["path"] == "x"
-
-
-def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    spool = Spool(str(tmp_path))
-    spool.row((1.0,) * len(COLUMNS))
-    (path,) = tmp_path.glob("*.steps")
-    with path.open("ab") as file:
-        file.write(b"\0" * 11)
-    path.with_suffix(".facts").write_bytes(b'{"kind": "process", "rank": 1}\n{"kind": "pul')
-    (log,) = SpoolReader(tmp_path).refresh()
-    assert (len(log.rows), log.process["rank"], log.pulses) == (1, 1, [])
+    spool.put(DATA, 0.0, 1.0, 0.0)  # the time is written last
+    with next(tmp_path.glob("*.facts")).open("ab") as file:
+        file.write(b'{"kind": "pul')
+    reader.refresh()
+    assert (len(log.reader.rows), log.pulses) == (many, [])
 
 
 class FakeCard:

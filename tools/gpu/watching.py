@@ -231,10 +231,11 @@ def look(ask: Ask, script: Script) -> Figures:
     script.set_flags()
     with ask.workspace() as workspace, redline.watch(workspace=workspace) as watch:
         own, steady = script.train()
-    assert watch.result is not None
-    summary = watch.result.summary
-    bounds = {finding["code"]: finding["gain_bound"] for finding in summary["findings"]}
-    return {"own": own, "steady": steady, "off": apart(summary["steps_per_s"], own), "bounds": bounds}
+    assert watch.record is not None
+    watched = watch.record.watched
+    assert watched is not None
+    bounds = {finding.code: finding.gain_bound for finding in watched.findings}
+    return {"own": own, "steady": steady, "off": apart(watched.steps_per_s, own), "bounds": bounds}
 
 
 class Layers:
@@ -279,12 +280,12 @@ def cost(ask: Ask, row: str, _: None) -> Outcome:
         watch = install(folder, "", in_program=True)
         for _ in range(5):
             layers.block(batches, steps)  # the first looks at the model
-        clock = watch.clock
+        log = watch.log
         for number in range(pairs):
             for is_watched in sorted(taken, reverse=bool(number % 2)):
-                watch.clock = clock if is_watched else None  # without it every call is let through
+                watch.log = log if is_watched else None  # without it every call is let through
                 taken[is_watched].append(layers.block(batches, steps))
-        watch.clock = clock
+        watch.log = log
         watch.remove()
     figures: Figures = {"step_ms": 1e3 * statistics.median(each[0] for each in taken[False]) / steps}
     for name, column in (("cost", 0), ("host", 1)):

@@ -109,6 +109,8 @@ class Reader:
         """Of this step: "backward", or "values" where gradients were only returned."""
         self._depth = 0
         """Optimizers that are at work, one within the other."""
+        self._capture: int | None = None
+        """Where the recording of a graph began, while that goes on."""
         self.is_by_batch = True
         """Neither optimizer nor backward pass was ever heard."""
 
@@ -121,15 +123,17 @@ class Reader:
             if self._since is None:
                 self._since = row.at
             if row.kind == "restart":
-                self.rest, self._since, self._cut, self._depth = [], row.at, None, 0
+                kept = [one for one in self.rest if not row.value and not one.kind.startswith("data")]
+                self.rest, self._cut, self._depth = kept, None, 0
+                self._since = self._since if kept else row.at
                 continue
             if row.kind == "closed":
-                self._cut_before(row)
-                if row.value and self._has_gradients and not self._knows_optimizer:
-                    self._finish(self._last_training(), BY_BACKWARD)
+                if not self._knows_optimizer:
+                    self._cut_before(row)
                 continue
             self.rest.append(row)
-            self._see(row)
+            if self._capture is None or row.kind == "capture ended":
+                self._see(row)
 
     def _see(self, row: Heard) -> None:
         match row.kind:
@@ -137,7 +141,7 @@ class Reader:
                 self._depth += 1
             case "optimizer ended":
                 self._depth = max(self._depth - 1, 0)
-                if not self._depth and not any(one.kind == "capture" for one in self.rest):
+                if not self._depth:
                     self._knows_optimizer = True
                     self._finish(len(self.rest), row.key)
             case "counted":
@@ -147,8 +151,7 @@ class Reader:
                 self._cut_before(row)
                 self._has_gradients = "backward" if row.key or self._has_gradients == "backward" else "values"
             case "forward" if self._has_gradients and self._cut is None and row.value % 2:
-                has_batches = any(one.kind == "data ended" and one.value > 0 for one in self.rest)
-                if self._has_gradients == "backward" or not has_batches:
+                if self._has_gradients == "backward" or not self._has_batch:
                     self._cut = len(self.rest) - 1
             case "data":
                 if self._has_gradients and self._cut is None:
@@ -157,11 +160,12 @@ class Reader:
                     self._opened[0.0] = (row.at, True)
             case "data ended":
                 self._see_batch(row)
-            case "capture ended":
-                begin = max(at for at, one in enumerate(self.rest) if one.kind == "capture")
-                self._graphs[row.key] = graph_of(self.rest[begin:])
-                self.rest[begin + 1 : -1] = []
-                self._depth = 0
+            case "capture":
+                self._capture = len(self.rest)
+            case "capture ended" if self._capture is not None:
+                self._graphs[row.key] = graph_of(self.rest[self._capture : -1])
+                del self.rest[self._capture : -1]
+                self._capture = None
             case "replay ended" if (graph := self._graphs.get(row.key)) is not None:
                 if graph.caller is not None and not self._depth:
                     self._knows_optimizer = True
@@ -183,13 +187,20 @@ class Reader:
 
     def _cut_before(self, row: Heard) -> None:
         """A backward pass without an optimizer shows whether the step before it has ended."""
-        if row.value and self._has_gradients:
+        is_inner = self._has_gradients == "values" and self._cut is None and self._has_batch  # on the same batch
+        if row.value and self._has_gradients and not (is_inner and row.kind == "backward"):
             self._finish(self._last_training() if self._cut is None else self._cut, BY_BACKWARD)
         self._cut = None
 
+    @property
+    def _has_batch(self) -> bool:
+        return any(row.kind == "data ended" and row.value > 0 for row in self.rest)
+
     def _last_training(self) -> int:
         """Where the last backward pass has ended."""
-        return 1 + max((at for at, one in enumerate(self.rest) if one.kind == "backward ended"), default=-1)
+        return 1 + max(
+            (at for at, one in enumerate(self.rest) if one.kind in ("backward ended", "replay ended")), default=-1
+        )
 
     def _finish(self, end: int, caller: float) -> None:
         heard, self.rest = self.rest[:end], self.rest[end:]
@@ -279,7 +290,7 @@ def without_early_batches(heard: list[Heard], began: float) -> tuple[list[Heard]
 def batches(heard: Sequence[Heard]) -> Iterator[tuple[list[Heard], float]]:
     """Each batch of a loader with what was heard until the next one is asked for, and when that began."""
     begins = [at for at, row in enumerate(heard) if row.kind == "data" and row.value < 1]
-    for at, end in zip(begins, [*begins[1:], len(heard)], strict=True):
+    for at, end in itertools.pairwise([*begins, len(heard)]):
         if end < len(heard) and heard[at + 1].value > 0:
             is_new = at >= 2 and heard[at - 1].kind == "data ended" and heard[at - 1].value == 0
             yield [*heard[at - 2 * is_new : end], Heard("asked", 0.0, 0.0, heard[end].at)], heard[at - 2 * is_new].at
@@ -419,9 +430,9 @@ def set_apart(heard: Sequence[Heard], trained: Sequence[int]) -> list[str]:
             before = [one for one in asked if one < quiet[0]]
             first = before[-1] if before else begin
             is_new = first >= 2 and heard[first - 1].value == 0 and heard[first - 2].value >= 1
-            # The batch that was asked for last is the training's, unless the loader was through or nothing was trained after it.
-            is_through = bool(through) and through[-1] > asked[-1]
-            last = len(heard) - 1 if at == len(heard) else through[-1] if is_through else asked[-1]
+            # It ends with its loader, or where the training asks for its next batch.
+            ends = [one for one in through if one > quiet[-1]] + [asked[-1]]
+            last = ends[0] if at < len(heard) or len(ends) > 1 else len(heard) - 1
             _set(where, first + 1 - 2 * is_new, last, "validation")
         elif quiet:
             sizes = {one: heard[end_of(heard, one)].value for one in quiet}
@@ -469,7 +480,7 @@ def fed_to(heard: Sequence[Heard], trained: Collection[int], graphs: Mapping[flo
 
 
 def graph_of(heard: Sequence[Heard]) -> Graph:
-    """What was recorded between a capture's first and last row."""
+    """What was recorded while a graph was captured."""
     trained = {at for at in range(len(heard)) if is_training(heard, at)}
     callers = [row.key for row in heard if row.kind == "optimizer ended"]
     backwards = sum(row.kind == "backward" for row in heard)
@@ -590,11 +601,14 @@ class Steps:
         found = {name: share * self.seconds for name, share in self.shares().items()}
         found["first steps"] = float(self.wall_s[left_out & ~self.is_profiled].sum())
         found["profiling"] = float(self.paused_s.sum() + self.wall_s[left_out & self.is_profiled].sum())
+        found["validation"] = float(self.validation_s.sum())
+        if self.is_by_batch:
+            return found
         tail = self._reader.tail
-        found["validation"] = float(self.validation_s.sum()) + sum(map(sum, tail.stretches))
+        found["validation"] += sum(map(sum, tail.stretches))
         for name in PHASES:
             found[name] += tail.spent[AT[name]]
-        found["other"] += max(tail.spent[AT["head"]] + tail.spent[AT["early"]] - self.tail_s, 0.0)
+        found["other"] = max(found["other"] + tail.spent[AT["head"]] + tail.spent[AT["early"]] - self.tail_s, 0.0)
         return found
 
 
@@ -610,10 +624,8 @@ def _filled(values: Vector, callers: Vector, full: Any) -> Vector:
 
 def _distribute(spent: Vector, callers: Vector, full: Any) -> None:
     """Split what is not known of some steps as it is split in those of the same optimizer that were heard in full."""
-    unsplit, known = (
-        AT["unsplit"],
-        [AT[name] for name in ("copy", "forward", "backward", "optimizer", "other", "early")],
-    )
+    unsplit = AT["unsplit"]
+    known = np.array([AT[name] for name in ("copy", "forward", "backward", "optimizer", "other", "early")])
     for caller in set(callers.tolist()):
         own = np.flatnonzero(callers == caller)
         usual = own[full[own]]
@@ -776,6 +788,8 @@ class Drift(Frozen):
     """Since the first step."""
     ratio: float
     """Step time after it over before it."""
+    share_before: float
+    """Of the time of the steps that count."""
 
 
 def drift_of(steps: Steps) -> Drift | None:
@@ -798,7 +812,10 @@ def drift_of(steps: Steps) -> Drift | None:
     if best is None or best[0] < SLOWDOWN:
         return None
     first = int(pieces[best[1]][0])
-    return Drift(step=first, at_s=float(steps.ended_s[first] - steps.ended_s[0]), ratio=best[0])
+    share_before = float(steps.wall_s[kept[kept < first]].sum() / steps.wall_s[kept].sum())
+    return Drift(
+        step=first, at_s=float(steps.ended_s[first] - steps.ended_s[0]), ratio=best[0], share_before=share_before
+    )
 
 
 def growth_of(pulses: Sequence[dict[str, Any]], resident: Sequence[tuple[float, int]]) -> tuple[float, float] | None:

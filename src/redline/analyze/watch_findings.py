@@ -14,6 +14,7 @@ from typing import Any
 from redline.analyze.finding import Finding, Lanes, Removal, Rule, findings_of
 from redline.analyze.watch import Drift, Rates
 from redline.model.units import counted, format_bytes, format_seconds, format_share
+from redline.trace.selections import WORTH_A_LINE
 
 LISTENED_STEPS = 10
 """What makes the host wait is listened to in so many steps."""
@@ -85,10 +86,15 @@ class RunFacts:
         return sum(int(model.get(what) or 0) for model in self.models.get("models", []))
 
     @property
+    def autocast(self) -> str | None:
+        """The number format of autocast; None without it."""
+        return self.usage.get("autocast")
+
+    @property
     def computes_in_fp32(self) -> bool:
         """Weights in fp32 and no autocast: what matrix products then run in is up to the TF32 flags."""
         dtypes = {name for model in self.models.get("models", []) for name in model.get("dtypes", {})}
-        return self.usage.get("autocast") is None and dtypes == {"float32"}
+        return self.autocast is None and dtypes == {"float32"}
 
     @property
     def loader(self) -> Mapping[str, Any] | None:
@@ -126,9 +132,7 @@ def _restarts(facts: RunFacts) -> Removal | None:
     if not facts.starts_s[1:]:
         return None
     restarts_s = sum(facts.starts_s[1:])
-    return Removal(
-        saves_s=max(restarts_s, facts.seconds("data")), seconds=restarts_s, count=len(facts.starts_s) // 2
-    )
+    return Removal(saves_s=max(restarts_s, facts.seconds("data")), seconds=restarts_s, count=len(facts.starts_s) // 2)
 
 
 def _pageable(facts: RunFacts) -> Removal | None:
@@ -157,9 +161,12 @@ def _waits(facts: RunFacts) -> Removal | None:
     waits = sorted(facts.usage.get("waits", []), key=lambda wait: -wait["seconds"])
     if not facts.on_gpu or sum(wait["count"] for wait in waits) < LISTENED_STEPS / 2:
         return None
+    waited_s = facts.waited_s(sum(wait["seconds"] for wait in waits))
+    if waited_s < WORTH_A_LINE * facts.whole_s:
+        return None
     places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
     count = round(sum(wait["count"] for wait in waits) / LISTENED_STEPS)
-    return facts.without_wait(facts.waited_s(sum(wait["seconds"] for wait in waits)), count, places)
+    return facts.without_wait(waited_s, count, places)
 
 
 def _kept_gradients(facts: RunFacts) -> Removal | None:
@@ -197,7 +204,7 @@ def _calls(facts: RunFacts) -> Removal | None:
 
 def _scaler(facts: RunFacts) -> Removal | None:
     scaler = facts.usage.get("scaler")
-    if not scaler or not scaler["enabled"] or facts.usage.get("autocast") == "torch.float16":
+    if not scaler or not scaler["enabled"] or facts.autocast == "torch.float16":
         return None
     waited_s = facts.waited_s(facts.usage.get("optimizer_wait_s", 0.0)) if facts.on_gpu else 0.0
     return facts.without(max(facts.seconds("optimizer", "other"), facts.without_wait(waited_s).saves_s))
@@ -213,8 +220,13 @@ def _drift(facts: RunFacts) -> Removal | None:
 def _is_first_layout(facts: RunFacts) -> bool:
     """Convolutions on images in the channels-first layout. On a GPU fp32 convolutions gain nothing from another one."""
     images = [shape for shape in facts.usage.get("inputs", []) if shape.partition(" ")[0].count("×") == 3]
-    is_low = facts.usage.get("autocast") is not None or not facts.computes_in_fp32
-    return bool(images) and not facts.of_models("channels_last") and facts.of_models("convolutions") > 0 and (not facts.on_gpu or is_low)
+    is_low = facts.autocast is not None or not facts.computes_in_fp32
+    return (
+        bool(images)
+        and not facts.of_models("channels_last")
+        and facts.of_models("convolutions") > 0
+        and (not facts.on_gpu or is_low)
+    )
 
 
 def _is_strict(facts: RunFacts) -> bool:
@@ -246,7 +258,9 @@ def _load(facts: RunFacts, removal: Removal) -> str:
             "index it in the loop"
         )
     if not loader.get("num_workers"):
-        return "load in other processes: DataLoader(..., num_workers=N, persistent_workers=True), N up to the idle cores"
+        return (
+            "load in other processes: DataLoader(..., num_workers=N, persistent_workers=True), N up to the idle cores"
+        )
     return (
         f"more than {loader['num_workers']} workers, a larger prefetch_factor, or less work per sample: decode, resize and augment "
         "once and store the result, or augment on the device"
@@ -256,7 +270,7 @@ def _load(facts: RunFacts, removal: Removal) -> str:
 def _read(facts: RunFacts, removal: Removal) -> str:
     effect = (
         "it then cannot issue the next work ahead"
-        if removal.saves_s >= 0.02 * facts.whole_s
+        if removal.saves_s >= WORTH_A_LINE * facts.whole_s
         else "the GPU is the limit meanwhile, so this costs little now; it will when the GPU's work becomes shorter"
     )
     return f"the host waits for the GPU {removal.count}× per step, {facts.share(removal)} of its time, at {removal.what}; {effect}"
@@ -381,7 +395,7 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         removes=_scaler,
         says=lambda facts, removal: (
             "GradScaler scales the loss and checks every gradient, but the model computes in "
-            + ("bf16, which has the range of fp32" if facts.usage.get("autocast") == "torch.bfloat16" else "fp32")
+            + ("bf16, which has the range of fp32" if facts.autocast == "torch.bfloat16" else "fp32")
         ),
         change="call loss.backward() and optimizer.step() without GradScaler",
         least_share=0.0,
@@ -463,7 +477,7 @@ def _out_of_memory(facts: RunFacts) -> Finding | None:
         "gradients": "a smaller model per device: shard it (FSDP)",
         "optimizer state": "an optimizer with less state, or shard it (ZeroRedundancyOptimizer, FSDP)",
     }.get(largest, "a smaller batch with gradient accumulation, autocast, or torch.utils.checkpoint around the blocks")
-    snapshot = f"; the allocator's snapshot is {told['snapshot']} (https://pytorch.org/memory_viz)"
+    snapshot = f"; the allocator's snapshot is {told.get('snapshot')} (https://pytorch.org/memory_viz)"
     return _remark(
         "out-of-memory",
         f"memory ran out in the {told['phase']} pass after step {told['step']}, at {told['where']}: "
@@ -474,7 +488,7 @@ def _out_of_memory(facts: RunFacts) -> Finding | None:
 
 def _no_scaler(facts: RunFacts) -> Finding | None:
     scaler = facts.usage.get("scaler")
-    if facts.usage.get("autocast") != "torch.float16" or (scaler and scaler["enabled"]) or not facts.rates.steps:
+    if facts.autocast != "torch.float16" or (scaler and scaler["enabled"]) or not facts.rates.steps:
         return None
     return _remark(
         "no-grad-scaler",

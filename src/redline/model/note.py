@@ -39,6 +39,7 @@ Code = Literal[
     "by-batch",
     "not-kept",
     "nothing-captured",
+    "captured",
     # how a recipe's outputs compare with strict fp32
     "reference",
     "unchecked",

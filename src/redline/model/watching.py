@@ -48,13 +48,21 @@ class Watched(Frozen):
     """Over all ranks."""
     ranks: Count = 1
     steps_per_s: Figure | None = None
+    """Of the steps that count."""
+    whole_steps_per_s: Figure | None = None
+    """Of all steps, over the whole run."""
     samples_per_s: Figure | None = None
     shares: dict[str, Figure] = {}
+    """Of the time of the steps that count."""
+    run_s: dict[str, Figure] = {}
+    """Seconds of the whole run: by phase for the steps that count, with validation, first steps and profiling."""
     device_clock: bool = False
     """The shares are of the device's time, not of the host's."""
     paused_s: Seconds = 0.0
     """Evaluation between steps, and what profiling took."""
     first_step_s: Seconds | None = None
+    first_steps: Count = 0
+    """Leading steps that are left out of the rate."""
     outliers: Count = 0
     """Steps of more than twice the median."""
     outlier_share: Figure | None = None

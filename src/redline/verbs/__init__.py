@@ -70,10 +70,9 @@ PUBLIC: dict[str, str] = {
     "TuneResult": "redline.api.tune",
     "kept_tune": "redline.api.tune",
     "ProfileResult": "redline.verbs.profile",
-    "Watch": "redline.api.watch",
-    "WatchResult": "redline.api.watch",
-    "lightning_callback": "redline.api.watch",
-    "trainer_callback": "redline.api.watch",
+    "Watch": "redline.verbs.watch",
+    "lightning_callback": "redline.verbs.watch",
+    "trainer_callback": "redline.verbs.watch",
     "MonitorResult": "redline.api.monitor",
     "HistoryFilters": "redline.api.history",
     "HistoryResult": "redline.api.history",
@@ -92,11 +91,12 @@ def is_moved(command: str) -> bool:
 
 
 def verb_of(command: str) -> Any:
-    """The function of a command that has moved."""
+    """The function of a command that has moved. It has a `_` after its name where that is Python's own word, as `import`, or where
+    the public name is something else, as `redline.watch`."""
     first, _, second = command.partition(" ")
     module = import_module(f"redline.verbs.{first}")
     name = second or first
-    return getattr(module, name if hasattr(module, name) else f"{name}_")  # `import_`: the word is Python's own
+    return getattr(module, f"{name}_" if hasattr(module, f"{name}_") else name)
 
 
 def unmoved(command: str) -> Any:

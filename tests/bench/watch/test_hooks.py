@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from redline.analyze.watch import rates_of
-from redline.bench.watch import stepping
-from redline.bench.watch.clock import Clock
+from redline.analyze.watch import Heard, Rates, Reader, Steps, rates_of
 from redline.bench.watch.hooks import Watch
-from redline.bench.watch.marks import STEP
+from redline.bench.watch.recorder import EARLY_STEPS, Recorder
 from redline.bench.watch.samples import batch_samples, planned_batches, samples_fed
-from redline.bench.watch.stopwatch import DATA, FORWARD, OTHER
+from redline.bench.watch.spool import BACKWARD, OPTIMIZER_ENDED, Spool
 from redline.launch.watch import SpoolReader
 
 
@@ -54,6 +53,34 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+class Kept(Reader):
+    """Also keeps what it is given to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Heard] = []
+
+    def read(self, rows: Any) -> None:
+        rows = list(rows)
+        self.heard += [Heard(*row) for row in rows]
+        super().read(rows)
+
+
+def heard_in(folder: Path) -> Kept:
+    (log,) = SpoolReader(folder, Kept).refresh()
+    assert "broken" not in log.facts
+    reader: Kept = log.reader
+    return reader
+
+
+def rates_in(folder: Path) -> Rates:
+    return rates_of(SpoolReader(folder, Reader).refresh())
+
+
+def fed_in(folder: Path) -> list[float]:
+    return Steps(heard_in(folder)).samples.tolist()  # type: ignore[no-any-return]
+
+
 def test_replays_of_a_recorded_step_are_steps(watch: Watch, tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -67,12 +94,8 @@ def test_replays_of_a_recorded_step_are_steps(watch: Watch, tmp_path: Path) -> N
         graph.replay()
     other: Any = Graph()
     other.replay()  # recorded before the watch began: nothing is known of it
-    assert watch.clock is not None
-    logs = SpoolReader(tmp_path).refresh()
-    rates = rates_of(logs)
-    assert rates.steps == 43
-    assert rates.samples == 4 * 43
-    assert watch.facts is not None
+    rates = rates_in(tmp_path)
+    assert (rates.steps, rates.samples) == (43, 4 * 43)
     assert watch.facts.replays == 40
 
 
@@ -91,28 +114,20 @@ class OnGpu(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
 
 
-def test_a_copy_into_a_buffer_is_asked_about_without_comparing_tensors(watch: Watch) -> None:
+def test_a_copy_into_a_buffer_is_asked_about_without_comparing_tensors(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As batches reach the buffers of a recorded graph: `buffer.copy_(batch, True)`."""
-    assert watch.clock is not None
-    assert watch.facts is not None
-    watch.clock.steps, watch.clock.device = 5, object()  # type: ignore[assignment]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert watch.log is not None
+    watch.log.steps = 5
     buffer = torch.zeros(4, 3).as_subclass(OnGpu)
     copy = watch._copy_into(lambda *_: buffer)
     copy(buffer, torch.randn(4, 3), True)
     copy(buffer, torch.randn(4, 3))
-    watch.clock.device = None
-    assert watch.clock is not None  # nothing of ours has failed
+    assert watch.log is not None  # nothing of ours has failed
     assert (watch.facts._copies["asked"], watch.facts._copies["blocking"]) == (2, 1)
-
-
-def test_os_exit_loses_no_step(watch: Watch, tmp_path: Path) -> None:
-    model = torch.nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(33):
-        step(model, optimizer)
-    watch._exit(lambda code: None)(3)
-    (log,) = SpoolReader(tmp_path).refresh()
-    assert log._chunks[0].shape[0] == 33  # rows of their own, none made up
+    monkeypatch.undo()
 
 
 class Around(torch.nn.Module):
@@ -133,9 +148,7 @@ def test_a_model_that_is_compiled_after_its_optimizer_was_made_is_heard(watch: W
     for _ in range(30):
         step(model, optimizer)
     watch.remove()
-    (log,) = SpoolReader(tmp_path).refresh()
-    fed = log.rows[:, log.columns.index("fed")]
-    assert fed.tolist() == [0.0] + 29 * [4.0]  # until the first step ended nobody knew of it
+    assert fed_in(tmp_path) == [0.0] + 29 * [4.0]  # until the first step ended nobody knew of it
 
 
 def test_a_holder_that_is_not_called_is_looked_into(watch: Watch, tmp_path: Path) -> None:
@@ -147,8 +160,7 @@ def test_a_holder_that_is_not_called_is_looked_into(watch: Watch, tmp_path: Path
     for _ in range(30):
         step(model.model[0], optimizer)  # type: ignore[index]
     watch.remove()
-    (log,) = SpoolReader(tmp_path).refresh()
-    assert log.rows[:, log.columns.index("fed")].tolist()[-20:] == 20 * [4.0]
+    assert fed_in(tmp_path)[-20:] == 20 * [4.0]
 
 
 CONVOLUTIONS = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3))
@@ -203,8 +215,7 @@ def test_steps_of_torch_func_are_heard_through_the_model_they_call(watch: Watch,
     for _ in range(4):
         per_sample(weights, torch.randn(7, 3))
     watch.remove()
-    (log,) = SpoolReader(tmp_path).refresh()
-    assert log.rows[:, log.columns.index("fed")].tolist() == 4 * [5.0] + 4 * [7.0]
+    assert fed_in(tmp_path) == 4 * [5.0] + 4 * [7.0]
     assert not hasattr(torch.nn.utils.stateless._functional_call, "__wrapped__")
 
 
@@ -256,12 +267,6 @@ def test_a_loader_says_how_many_batches_a_pass_has_where_it_knows() -> None:
     assert planned_batches(loader(numbers, batch_size=2, sampler=Unsure())) is None
 
 
-def rows_of(folder: Path, name: str, kind: float | None = None) -> list[float]:
-    (log,) = SpoolReader(folder).refresh()
-    rows = log.rows if kind is None else log.rows[log.rows[:, log.columns.index("kind")] == kind]
-    return rows[:, log.columns.index(name)].tolist()  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("through_data", [False, True])
 def test_weights_that_did_not_change_end_no_step(watch: Watch, tmp_path: Path, through_data: bool) -> None:
     """An update by hand after every third backward pass, which versions show unless it goes through `.data`."""
@@ -280,7 +285,7 @@ def test_weights_that_did_not_change_end_no_step(watch: Watch, tmp_path: Path, t
                     weight -= 0.1 * weight.grad
                     weight.grad = None
     watch.remove()
-    assert rows_of(tmp_path, "backwards") == 4 * [3.0]
+    assert fed_in(tmp_path) == [8.0, 12.0, 12.0, 12.0]  # the first backward pass shows which module is the model
 
 
 @pytest.mark.parametrize("by_grad", [False, True])
@@ -305,7 +310,7 @@ def test_steps_of_bare_weights_without_a_loader_are_found(
                 weight -= 0.1 * gradient
             weight.grad = None
     watch.remove()
-    assert len(rows_of(tmp_path, "backwards")) == (3 if replaces else 4)  # the weights made last are never used
+    assert rates_in(tmp_path).steps == (3 if replaces else 4)  # the weights made last are never used
 
 
 class Layered(torch.nn.Module):
@@ -350,7 +355,7 @@ def test_a_call_shows_which_dimension_is_the_batch(
         model(batch).sum().backward()
         optimizer.step()
     watch.remove()
-    assert rows_of(tmp_path, "fed") == 6 * [float(samples)]
+    assert fed_in(tmp_path) == 6 * [float(samples)]
     assert all("forward" not in vars(one) for one in model.modules())
 
 
@@ -363,23 +368,21 @@ def test_a_compiled_function_is_called_with_the_samples(watch: Watch, tmp_path: 
         loss(weight, torch.randn(5, 3)).backward()
         optimizer.step()
     watch.remove()
-    assert rows_of(tmp_path, "fed") == 4 * [5.0]
+    assert fed_in(tmp_path) == 4 * [5.0]
     assert torch.compile is usual
 
 
 def test_a_model_that_is_not_trained_takes_forward_time_and_no_samples(watch: Watch, tmp_path: Path) -> None:
-    """A teacher or a backbone: without a loader its pass would else count as waiting for data."""
+    """A teacher or a backbone: without a loader its pass would else count as waiting for data. It is looked for after a step."""
     backbone, model = Around(torch.nn.Linear(5, 3)), torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    phases: list[int] = []
-    backbone.register_forward_hook(lambda *_: phases.append(watch.clock.phase if watch.clock else -1))
     for _ in range(4):
         model(backbone(torch.randn(7, 5)).detach()).sum().backward()
         optimizer.step()
     watch.remove()
-    assert phases == [OTHER] + 3 * [FORWARD]  # it is looked for after the first step
-    assert rows_of(tmp_path, "fed") == 4 * [7.0]
-    assert len(set(rows_of(tmp_path, "models"))) == 1
+    reader = heard_in(tmp_path)
+    assert [row.key > 0 for row in reader.heard if row.kind == "forward"] == [True] + 3 * [False, True]
+    assert Steps(reader).samples.tolist() == 4 * [7.0]
 
 
 class Turned(torch.utils.data.Dataset[torch.Tensor]):
@@ -398,36 +401,32 @@ class Turned(torch.utils.data.Dataset[torch.Tensor]):
 def test_a_transform_in_the_loader_is_no_forward_pass(watch: Watch, tmp_path: Path) -> None:
     model, transform = torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.nn.Sequential(torch.nn.Identity())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    phases: list[int] = []
-    transform.register_forward_hook(lambda *_: phases.append(watch.clock.phase if watch.clock else -1))
     for batch in torch.utils.data.DataLoader(Turned(transform), batch_size=2):
         model(batch).sum().backward()
         optimizer.step()
     watch.remove()
-    assert phases == 8 * [DATA]
-    assert rows_of(tmp_path, "fed")[:4] == 4 * [2.0]  # then comes what followed the last step
+    assert sum(row.kind == "forward" for row in heard_in(tmp_path).heard) == 4
+    assert fed_in(tmp_path) == 4 * [2.0]
 
 
-def test_an_optimizer_takes_time_from_its_call_on(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_takes_time_from_its_call_on(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Torch makes a record of the step before it calls its hooks."""
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record = torch.autograd.profiler.record_function
-    began, recorded = list[float](), list[float]()
+    record, recorded = torch.autograd.profiler.record_function, list[float]()
 
     def recording(name: str) -> record:
         recorded.append(perf_counter())
         return record(name)
 
-    def beginning(clock: Clock, number: int, at: float) -> None:
-        began.append(at)
-        clock.begin_optimizer(number, at)
-
     monkeypatch.setattr(torch.autograd.profiler, "record_function", recording)
-    monkeypatch.setattr(stepping, "BEGIN_OPTIMIZER", beginning)
     for _ in range(3):
         model(torch.randn(4, 3)).sum().backward()
         optimizer.step()
+    watch.remove()
+    began = [row.at for row in heard_in(tmp_path).heard if row.kind == "optimizer"]
     assert [begin < record for begin, record in zip(began, recorded, strict=True)] == 3 * [True]
 
 
@@ -440,7 +439,50 @@ def test_a_step_that_is_compiled_in_parts_is_counted(watch: Watch, tmp_path: Pat
         model(torch.randn(4, 3)).sum().backward()
         update()
     watch.remove()
-    assert len(rows_of(tmp_path, "backwards")) == 4
+    assert rates_in(tmp_path).steps == 4
+
+
+def test_the_function_that_makes_the_next_batch_is_data_wherever_it_is_called(watch: Watch, tmp_path: Path) -> None:
+    """nanoGPT makes it between the forward and the backward pass; a function that computes the loss there is none."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def get_batch() -> tuple[torch.Tensor, int]:
+        sleep(0.002)
+        return torch.randn(4, 3), 4
+
+    def loss_of(output: torch.Tensor) -> torch.Tensor:
+        sleep(0.001)
+        return output.square().sum()
+
+    batch, _ = get_batch()
+    for _ in range(10):
+        loss = loss_of(model(batch))
+        batch, _ = get_batch()
+        loss.backward()
+        optimizer.step()
+    watch.remove()
+    assert sys.gettrace() is None
+    fetched = [row.value for row in heard_in(tmp_path).heard if row.kind == "fetched"]
+    assert len(fetched) == 8  # from the second step on
+    assert all(0.002 <= seconds < 0.003 for seconds in sorted(fetched)[:5])
+
+
+@pytest.mark.parametrize(("sizes", "is_full"), [([4], False), ([4, 5, 6], True)])
+def test_only_steps_that_repeat_are_not_heard_in_full(
+    watch: Watch, tmp_path: Path, sizes: list[int], is_full: bool
+) -> None:
+    """Without a loader nothing else tells how many samples a step takes."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(200):
+        model(torch.randn(sizes[number % len(sizes)], 3)).sum().backward()
+        optimizer.step()
+    watch.remove()
+    reader = heard_in(tmp_path)
+    assert rates_in(tmp_path).samples == sum(sizes[number % len(sizes)] for number in range(200))
+    heard = sum(row.kind == "forward" for row in reader.heard)
+    assert heard == 200 if is_full else EARLY_STEPS <= heard < 100
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -452,32 +494,6 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.ones(3)
-
-
-def _unheard(batch: torch.Tensor, weights: torch.Tensor) -> None:
-    batch @ weights
-
-
-@pytest.mark.parametrize("every", [2, 1])
-def test_a_pass_in_which_nothing_is_trained_is_validation(watch: Watch, tmp_path: Path, every: int) -> None:
-    """Whoever is fed: an average of the weights is no model that anybody trains. Before each step it belongs to the step."""
-    model = torch.nn.Linear(3, 2)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(4):
-        for batch in torch.utils.data.DataLoader(Rows(2 * every), batch_size=2):
-            model(batch).sum().backward()
-            optimizer.step()
-        with torch.no_grad():
-            for batch in torch.utils.data.DataLoader(Rows(9), batch_size=3):
-                average(batch) if epoch % 2 else _unheard(batch, model.weight.T)
-    watch.remove()
-    loaded, paused = rows_of(tmp_path, "loaded", kind=STEP), rows_of(tmp_path, "paused", kind=STEP)
-    if every == 2:
-        assert loaded == 8 * [2.0]
-        assert [each > 0 for each in paused[1:]] == [False, True, False, True, False, True, False]
-    else:
-        assert loaded[2:] == 2 * [11.0]
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -502,11 +518,78 @@ def test_a_batch_that_another_thread_was_fetching_is_not_the_trainings(
     step(model, optimizer)
     may_go_on.set()
     thread.join()
-    clock = watch.clock
-    assert clock is not None
-    assert not clock.is_inside
+    assert watch.log is not None
+    assert watch.log.inside is None
     for _ in range(5):
         step(model, optimizer)
-    clock.work_through()
-    rates = rates_of(SpoolReader(tmp_path).refresh())
+    rates = rates_in(tmp_path)
     assert (rates.steps, rates.samples) == (6, 4 * 6)
+
+
+def test_the_thread_that_trains_may_be_followed_by_another(watch: Watch, tmp_path: Path) -> None:
+    """As folds that are trained in threads, one after the other; beside one that trains no other thread is heard."""
+
+    def train(count: int) -> None:
+        model = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(count):
+            step(model, optimizer)
+
+    for _ in range(2):
+        thread = threading.Thread(target=train, args=(5,))
+        thread.start()
+        thread.join()
+    train(3)
+    beside = threading.Thread(target=train, args=(50,))
+    beside.start()
+    beside.join()
+    assert rates_in(tmp_path).steps == 13
+
+
+class Device:
+    """Works off what it is given one thing after the other; its clock stands still while it waits."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.synchronized = 0
+        self.is_busy = False
+
+    def mark(self) -> Any:
+        device, at = self, self.seconds
+        device.seconds += 0.25
+
+        class Mark:
+            def query(self) -> bool:
+                return not device.is_busy
+
+            def synchronize(self) -> None:
+                device.synchronized += 1
+
+            def elapsed_time(self, later: Any) -> float:
+                return 1e3 * (later.at - at)
+
+        found: Any = Mark()
+        found.at = at
+        return found
+
+    def release(self, marks: list[Any]) -> None:
+        """None of them is used again."""
+
+    def is_capturing(self) -> bool:
+        return False
+
+
+def test_the_devices_clock_is_read_when_it_has_passed_its_marks(tmp_path: Path) -> None:
+    """It is waited for once, to set it by the host's clock, and at the end of the program."""
+    log, device = Recorder(Spool(str(tmp_path))), Device()
+    log.device, device.is_busy = device, True
+    for number in range(4):
+        log.put(BACKWARD)
+        log.put(BACKWARD + 1)
+        log.put(OPTIMIZER_ENDED, 0.0, 1.0)
+        log.step_ended()
+        device.is_busy = number < 2
+    assert device.synchronized == 1
+    reader = heard_in(tmp_path)
+    assert sum(row.kind == "device" for row in reader.heard) == 1 + 3 * 4
+    assert reader.on_device.sum() == pytest.approx(4 * 0.5)

@@ -154,6 +154,7 @@ class Watch:
     def remove(self) -> None:
         self._close()
         self.log = None
+        self._batches.stop()
         self._stop_listening_for_waits()
         for undo in reversed(self._undo):
             undo()
@@ -352,7 +353,7 @@ class Watch:
                     question.close()
                 log.inside = was
                 self._try(log.put, FORWARD_ENDED, 0.0, float(samples or 0))
-                if with_gradients and not self._has_loader and log.is_full and not is_frozen:
+                if is_usual and log.is_full and not (self._has_loader or is_frozen or self._is_functional):
                     self._batches.listen(sys._getframe(1))
 
         return wrapper
@@ -397,7 +398,7 @@ class Watch:
         has_loss = original.__name__ == "backward"
 
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._batches.stop()
+            self._batches.stop(is_backward=True)
             if self.log is not None and has_loss and not is_traced():
                 self._try(self.facts.saw_loss, tensors)
             log = self._heard()
@@ -669,6 +670,8 @@ class NextBatch:
     def __init__(self) -> None:
         self._callers: set[int] = set()
         """The frames that called the model, by their ids."""
+        self._has_followed = False
+        """A backward pass has come since the last forward pass."""
         self._made: list[tuple[float, set[int]]] = []
         """Of the calls: how long they took, and the tensors that they returned."""
 
@@ -677,14 +680,17 @@ class NextBatch:
         return bool(self._made)
 
     def listen(self, frame: Any) -> None:
-        if sys.gettrace() is None:
+        """To be called after a forward pass: nothing is listened to if no backward pass followed the last one."""
+        follows, self._has_followed = self._has_followed, False
+        if follows and sys.gettrace() is None:
             self._made = []
             while frame is not None:
                 self._callers.add(id(frame))
                 frame = frame.f_back
             sys.settrace(self._enter)
 
-    def stop(self) -> None:
+    def stop(self, *, is_backward: bool = False) -> None:
+        self._has_followed = self._has_followed or is_backward
         if self._callers:
             self._callers.clear()
             sys.settrace(None)
@@ -696,7 +702,7 @@ class NextBatch:
         began = perf_counter()
 
         def leave(_: Any, event: str, result: Any) -> Any:
-            if event == "return":
+            if event == "return" and type(result) in (torch.Tensor, tuple, list, dict):
                 tensors = {id(one) for one in tensors_in(result)}
                 if tensors:
                     self._made.append((perf_counter() - began, tensors))

@@ -99,12 +99,13 @@ class Recorder:
         """This thread trains: what others did before, such as loading ahead, is no time of its steps."""
         if self.thread == get_ident():
             return
-        is_other = self.thread is not None or self._first not in (None, get_ident())
-        self.steps = 0 if self.thread is None else self.steps  # batches that were only read were no steps
+        is_first = self.thread is None
         self.thread, self._owner = get_ident(), threading.current_thread()
-        if is_other:
+        if is_first:
+            self.steps = 0  # batches that were only read were no steps
+        if not is_first or self._first not in (None, get_ident()):
             self.inside, self.optimizers = None, 0
-            self.put(RESTART)
+            self.put(RESTART, 0.0, float(not is_first))
 
     def put(self, kind: float, key: float = 0.0, value: float = 0.0, at: float | None = None) -> None:
         self.spool.put(kind, key, value, self.now() if at is None else at)
@@ -146,11 +147,12 @@ class Recorder:
     # The device's clock
 
     def _mark(self, device: DeviceClock) -> None:
+        number = self.spool.rows - 1
         if self._anchor is None:
             self._set_anchor(device)
         mark = device.mark()
         if mark is not None:
-            self._marks.append((self.spool.rows - 1, mark))
+            self._marks.append((number, mark))
 
     def _set_anchor(self, device: DeviceClock) -> None:
         """Wait for the device, once: only where it has nothing left to do its clock can be set by the host's."""

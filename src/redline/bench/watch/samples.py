@@ -145,7 +145,7 @@ def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
         if isinstance(structure, Mapping):
             structure = list(structure.values())
         elif hasattr(structure, "__dataclass_fields__"):
-            structure = list(vars(structure).values())
+            structure = list(getattr(structure, "__dict__", {}).values())
         if isinstance(structure, (list, tuple)):
             for one in structure[:16]:
                 yield from tensors_in(one, depth + 1)

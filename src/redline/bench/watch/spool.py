@@ -38,7 +38,7 @@ KINDS = (
 | called | a compiled function | the samples it was called with |
 | fetched | | seconds between a forward and its backward pass that made the next batch |
 | counted | | the samples of a step that the program counts itself |
-| restart | | nothing before this belongs to the step: another thread trains |
+| restart | | another thread trains: 1 if nothing before this belongs to its step, 0 if batches do not |
 | device | the number of the row | seconds of the device's clock when it reached that row |
 | closed | | 1 if weights have changed since the last backward pass |
 """

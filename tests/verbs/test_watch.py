@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import redline
-from redline.api.watch import script_name
+from redline.analyze.watch import Rates
 from redline.api.workspace import Workspace
 from redline.model.errors import RedlineError, UsageError
+from redline.verbs.watch import Alarm, deliver_alert, parse_share, script_name
 
 
 @pytest.fixture
@@ -28,9 +31,17 @@ def samples(count: int = 160) -> TensorDataset:
 
 
 def summary(watch: Any) -> dict[str, Any]:
-    assert watch.result is not None
-    found: dict[str, Any] = watch.result.summary
-    return found
+    """The figures of the run by name, its seconds by phase, and the codes of its findings."""
+    result = watch.result
+    assert result is not None
+    (run,) = result.rows
+    return {
+        **run.facts,
+        **{metric.name: metric.value for metric in run.metrics},
+        "phases": {str(row["phase"]): row.value("time") for row in result.table("phases").rows},
+        "findings": {str(row["code"]): str(row["text"]) for row in result.table("findings").rows},
+        "notes": [str(each) for each in result.notes],
+    }
 
 
 def test_a_loop_is_found_by_its_optimizer(workspace: Workspace) -> None:
@@ -46,9 +57,9 @@ def test_a_loop_is_found_by_its_optimizer(workspace: Workspace) -> None:
             optimizer.step()
     told = summary(watch)
     assert (told["steps"], told["exit_code"]) == (10, None)
-    assert all(told["shares"][name] > 0 for name in ("data", "forward", "backward", "optimizer"))
-    assert watch.result is not None
-    kept = workspace.history.load(told["record_id"])
+    assert all(told["phases"][name] > 0 for name in ("data", "forward", "backward", "optimizer"))
+    assert watch.record is not None
+    kept = workspace.history.load(watch.record.id)
     assert (kept.spec.workload.model, kept.prepared and kept.prepared.workload.batch) == ("watch:loop", 16)
     assert kept.prepared is not None
     assert kept.prepared.workload.parameters == sum(one.numel() for one in model.parameters())
@@ -63,7 +74,7 @@ def test_a_loop_without_an_optimizer_counts_its_own_steps(workspace: Workspace) 
             watch.step(samples=5)
     told = summary(watch)
     assert told["steps"] == 12
-    assert told["samples_per_s"] == pytest.approx(5 * told["steps_per_s"])
+    assert told["throughput"] == pytest.approx(5 * told["steps_per_s"])
 
 
 def test_a_watch_that_broke_gives_no_advice(workspace: Workspace) -> None:
@@ -79,8 +90,8 @@ def test_a_watch_that_broke_gives_no_advice(workspace: Workspace) -> None:
                 watch._installed.failed(RuntimeError("our own mistake"))
     told = summary(watch)
     assert told["steps"] == 6
-    assert (told["findings"], set(told["shares"].values())) == ([], {None})
-    assert "our own mistake" in told["notes"][-1]
+    assert (told["findings"], told["phases"]) == ({}, {})
+    assert any("our own mistake" in each for each in told["notes"])
     assert "nothing stands out" not in str(watch)
 
 
@@ -120,7 +131,7 @@ def test_samples_that_a_loader_tells_are_not_counted_twice(workspace: Workspace)
             watch.step(samples=16)
     told = summary(watch)
     assert told["steps"] == 10
-    assert told["samples_per_s"] == pytest.approx(16 * told["steps_per_s"])
+    assert told["throughput"] == pytest.approx(16 * told["steps_per_s"])
 
 
 def test_running_out_of_memory_in_the_loop(workspace: Workspace) -> None:
@@ -142,9 +153,9 @@ def test_running_out_of_memory_in_the_loop(workspace: Workspace) -> None:
 
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         train()
-    (found,) = [each for each in summary(watch)["findings"] if each["code"] == "out-of-memory"]
-    assert "in the forward pass after step 2, at test_watch.py:" in found["text"]
-    assert "optimizer state" in found["text"]
+    text = summary(watch)["findings"]["out-of-memory"]
+    assert "in the forward pass after step 2, at test_watch.py:" in text
+    assert "optimizer state" in text
 
 
 def test_a_profile_is_captured_and_kept(workspace: Workspace) -> None:
@@ -155,10 +166,10 @@ def test_a_profile_is_captured_and_kept(workspace: Workspace) -> None:
             optimizer.zero_grad()
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
-    assert watch.result is not None
-    (window,) = watch.result.watched.windows
-    assert (window.steps, summary(watch)["steps"]) == (3, 30)
-    record = workspace.history.load(watch.result.record.id)
+    assert watch.record is not None
+    record = workspace.history.load(watch.record.id)
+    assert record.watched is not None
+    assert ([window.steps for window in record.watched.windows], summary(watch)["steps"]) == ([3], 30)
     assert record.trace is not None
     assert Path(record.trace.path).is_file()
 
@@ -187,7 +198,7 @@ def test_lightning(workspace: Workspace, tmp_path: Path) -> None:
     trainer.fit(Model(), DataLoader(samples(), batch_size=16))
     told = summary(callback.watch)
     assert told["steps"] == 20
-    assert told["shares"]["forward"] > 0 < told["shares"]["backward"]
+    assert told["phases"]["forward"] > 0 < told["phases"]["backward"]
 
 
 @pytest.mark.slow
@@ -213,7 +224,7 @@ def test_transformers_trainer(workspace: Workspace, tmp_path: Path) -> None:
         ).train()  # fmt: skip
     told = summary(callback.watch)
     assert told["steps"] == 15
-    assert told["samples_per_s"] == pytest.approx(4 * told["steps_per_s"], rel=0.2)
+    assert told["throughput"] == pytest.approx(4 * told["steps_per_s"], rel=0.2)
 
 
 def test_a_step_of_ones_own_is_measured() -> None:
@@ -221,7 +232,7 @@ def test_a_step_of_ones_own_is_measured() -> None:
     settings: dict[str, Any] = {"device": "cpu", "effort": "quick", "launch": {"door": "inline"}}
     with Workspace(keep=False) as nowhere:
         (row,) = redline.run_step(lambda: weights @ weights, workspace=nowhere, **settings)
-        assert row.throughput_per_s is not None
+        assert row.value("throughput") > 0
         with pytest.raises(UsageError, match="measures a function, got int"):
             redline.run_step(3, workspace=nowhere)  # type: ignore[arg-type]
 
@@ -238,3 +249,59 @@ def test_a_step_of_ones_own_is_measured() -> None:
 )
 def test_a_script_is_called_by_its_name(command: str, name: str) -> None:
     assert script_name(command.split()) == name
+
+
+def rates(steps: int, seconds: float) -> Rates:
+    return Rates(steps=steps, steps_per_s=steps / seconds)
+
+
+def heard(paces: list[float], drop: float = 0.2) -> list[int]:
+    """At which of these paces, a hundred steps each, it goes off."""
+    told: list[bytes] = []
+    alarm = Alarm("target", drop, deliver=lambda target, body: told.append(body))
+    seconds, at = 1.0, []
+    alarm.hear(rates(1, seconds))
+    for number, pace in enumerate(paces):
+        seconds += 100 / pace
+        before = len(told)
+        alarm.hear(rates(1 + 100 * (number + 1), seconds))
+        at += [number] if len(told) > before else []
+    return at
+
+
+def test_it_goes_off_once_per_fall_and_again_after_a_recovery() -> None:
+    assert heard([10, 10, 9, 7, 7, 7, 10, 5]) == [3, 7]
+    assert heard([10, 9, 8.5, 9]) == []
+    assert heard([1, 5, 10]) == []
+
+
+def test_too_few_steps_say_nothing() -> None:
+    told: list[bytes] = []
+    alarm = Alarm("target", 0.2, deliver=lambda target, body: told.append(body))
+    for steps, seconds in ((100, 10.0), (200, 20.0), (205, 40.0)):
+        alarm.hear(rates(steps, seconds))
+    assert told == []
+
+
+def test_a_command_gets_the_message_on_its_stdin(tmp_path: Path) -> None:
+    deliver_alert(
+        f'{sys.executable} -c \'import sys; open("{tmp_path}/told", "w").write(sys.stdin.read())\'', b'{"step": 3}'
+    )
+    assert json.loads((tmp_path / "told").read_text()) == {"step": 3}
+
+
+def test_an_alert_that_fails_harms_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    deliver_alert("exit 3", b"{}")
+    deliver_alert("http://127.0.0.1:1/nobody", b"{}")
+    assert capsys.readouterr().err.count("not delivered") == 2
+
+
+@pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.35", 0.35)])
+def test_shares_are_read(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["much", "0", "120%", "-0.1"])
+def test_other_shares_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--alert-drop must be"):
+        parse_share(text)
