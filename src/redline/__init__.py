@@ -16,7 +16,14 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.monitor import monitor as monitor
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
+<<<<<<< HEAD
     from redline.api.report import write_report as write_report
+=======
+    from redline.api.train import LoaderResult as LoaderResult
+    from redline.api.train import TrainResult as TrainResult
+    from redline.api.train import find_workers as find_workers
+    from redline.api.train import train as train
+>>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
     from redline.api.tune import TuneResult as TuneResult
     from redline.api.tune import kept_tune as kept_tune
     from redline.api.tune import tune as tune

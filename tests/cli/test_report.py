@@ -48,14 +48,14 @@ class TestReport:
         keep(race_records())
         result = redline("report", "--out", str(tmp_path / "out"))
         assert result.exit_code == 0
-        assert "fp16+compile runs resnet50" in result.stdout
+        assert "fp16+compile is 4.0" in result.stdout
         assert (tmp_path / "out" / "dashboard.html").exists()
 
     def test_json_is_alone_on_stdout(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         keep(race_records())
         told = document(redline("report", "--last", "--out", str(tmp_path / "out"), "--json"))
-        assert told["records"] == 3
-        assert Path(told["dashboard"]).exists()
+        assert told["about"]["records"] == 3
+        assert Path(told["about"]["dashboard"]).exists()
 
     @pytest.mark.parametrize(("pause_s", "before"), [(1.0, 3), (60.0, 0)])
     @pytest.mark.parametrize("recipes", [("baseline", "fp16"), ("baseline",)])
@@ -66,7 +66,7 @@ class TestReport:
         keep(placed(race_records(("baseline", "fp16", "fp16+compile")), 0.0))
         keep(placed(race_records(recipes), pause_s))
         told = document(redline("report", "--last", "--out", str(tmp_path / "out"), "--json"))
-        assert told["records"] == before + len(recipes)
+        assert told["about"]["records"] == before + len(recipes)
 
     def test_the_last_is_without_another_measurement_just_before_it(
         self, redline: Callable[..., Result], tmp_path: Path
@@ -74,13 +74,13 @@ class TestReport:
         keep(placed(race_records(("baseline", "fp16")), 0.0))
         keep(placed(race_records(("baseline", "bf16")), 1.0))
         told = document(redline("report", "--last", "--out", str(tmp_path / "out"), "--json"))
-        assert told["records"] == 2
+        assert told["about"]["records"] == 2
 
     def test_of_a_sweep_by_name(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         keep(race_records(model="another"))
         assert redline("run", "resnet50", "-b", "1,8", "--name", "mine", "--effort", "quick").exit_code == 0
         told = document(redline("report", "--sweep", "mine", "--out", str(tmp_path / "out"), "--json"))
-        assert told["records"] == 2
+        assert told["about"]["records"] == 2
         assert "# sweep mine" in Path(told["markdown"]).read_text()
 
     @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ class TestReport:
         exported = tmp_path / "records.json"
         exported.write_text(export_json(race_records(), raw=True))
         told = document(redline("report", str(exported), "--out", str(tmp_path / "out"), "--json"))
-        assert told["records"] == 3
+        assert told["about"]["records"] == 3
 
     def test_what_json_printed_is_not_read_back(self, redline: Callable[..., Result], tmp_path: Path) -> None:
         rows = tmp_path / "rows.json"
@@ -129,7 +129,7 @@ class TestReport:
         assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
         assert redline("history", "delete", *ids).exit_code == 0
         told = document(redline("report", str(tmp_path / name), "--out", str(tmp_path / "out"), "--json"))
-        assert told["records"] == 3
+        assert told["about"]["records"] == 3
 
     def test_a_history_is_reported_with_its_searches_and_not_with_this_users(
         self, redline: Callable[..., Result], tmp_path: Path
@@ -138,7 +138,7 @@ class TestReport:
         (tmp_path / "old.sqlite").write_bytes(gzip.decompress(packed.read_bytes()))
         keep(race_records())
         told = document(redline("report", str(tmp_path / "old.sqlite"), "--out", str(tmp_path / "out"), "--json"))
-        assert told["records"] == 3
+        assert told["about"]["records"] == 3
         text = Path(told["markdown"]).read_text()
         assert "simple_cnn" in text
         assert "resnet50" not in text

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from redline.analyze.bound import Bound
-from redline.analyze.recommend.evidence import may_recommend
+from redline.analyze.headline import headline_of
 from redline.analyze.rows import columns_for, row_of, table_of
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.model.note import note
 from redline.model.record import Capabilities, Numerics
-from redline.verbs.run import headline_of, next_of
+from redline.verbs.run import next_of
 
 
 def row(recipe: str, *interval: float | None, passed: bool = True, **changes: Any) -> RunSummary:
@@ -80,12 +80,6 @@ def test_noise_of_a_side_does_not_overrule_its_interval_and_what_spoilt_it_does(
         assert told.startswith("fp16 is 9.16×") is decided
         spoilt = VersusFirst(recipe="baseline", ratio=9.16, low=5.45, high=15.4, latency_change=None, memory_change=None, first_doubted=not decided)  # fmt: skip
         assert answer(BASELINE, row("fp16", vs_first=spoilt))[0].startswith("fp16 is 9.16×") is decided
-
-
-def test_a_quantized_recipe_is_never_recommended() -> None:
-    """Whatever it is called: a plug-in may quantize too."""
-    assert not may_recommend(row("my-4-bits", 9.0, capabilities=QUANTIZED))
-    assert may_recommend(row("onnx", 1.2))
 
 
 @pytest.mark.parametrize(

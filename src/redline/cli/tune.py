@@ -102,15 +102,15 @@ def tune(
       redline tune my_model.py:build --task train --objective energy
       redline tune hf:gpt2 --task generate --prompt 512 --objective tpot
     """
-    from redline.api.report import report_records
     from redline.api.tune import tune as tune_model
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveTune
-    from redline.cli.report import tell_report
+    from redline.cli.verb import tell_report
     from redline.model.fields import MOST_REPLICATES, require_range
     from redline.show.folder import check_file, check_folder, write_text
     from redline.show.terminal import make_console
     from redline.show.tune import tune_report
+    from redline.verbs.report import report_records
 
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     if report is not None:

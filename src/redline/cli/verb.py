@@ -200,11 +200,19 @@ def _save(path: Path, result: Any, workspace: Any) -> None:
 
 
 def _report(folder: Path, result: Any, workspace: Any) -> None:
-    from redline.api.report import report_records
-    from redline.cli.report import tell_report
     from redline.model.errors import UsageError
+    from redline.verbs.report import report_records
 
     if not result.record_ids:
         raise UsageError("nothing was measured, so there is nothing to report: leave out --report")
     records = workspace.history.load_many(result.record_ids)
     tell_report(report_records(list(records.values()), folder, workspace=workspace))
+
+
+def tell_report(files: Any) -> None:
+    """Say on stderr where a report is; stdout belongs to the measurement."""
+    for line in (
+        *files.notes,
+        f"report: {files.dashboard}, with report.md, pictures, results.csv and results.json beside it",
+    ):
+        tell(str(line))

@@ -232,6 +232,20 @@ class Table(Frozen):
     is_list: bool = False
     """Its facts are sentences: a terminal shows numbered paragraphs in the place of columns."""
 
+    def only(self, names: tuple[str, ...]) -> Table:
+        """The same table with these columns alone; one without a choice of columns stays whole."""
+        if not names:
+            return self
+        rows = tuple(
+            msgspec.structs.replace(
+                row,
+                facts={name: value for name, value in row.facts.items() if name in names},
+                metrics=tuple(metric for metric in row.metrics if metric.name in names),
+            )
+            for row in self.rows
+        )
+        return msgspec.structs.replace(self, rows=rows)
+
     def as_detail(self) -> Table:
         """The same table, for -v, documents and pages only."""
         return msgspec.structs.replace(self, is_detail=True)

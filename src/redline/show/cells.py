@@ -7,7 +7,6 @@ from typing import Literal, Protocol
 
 from rich.text import Text
 
-from redline.analyze.recommend import interval_text
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.model.conditions import condition_words
@@ -126,7 +125,7 @@ def ratio_cell(row: RunSummary) -> str:
         return "–" if row.group else ""
     if versus.low is None or versus.high is None:
         return f"{format_ratio(versus.ratio)} (few rounds)"
-    return f"{format_ratio(versus.ratio)} ({interval_text(versus.low, versus.high)})"
+    return f"{format_ratio(versus.ratio)} ({versus.low:.2f}–{versus.high:.2f})"
 
 
 def headline(rows: Sequence[RunSummary], *more: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redline.model.metrics import Metric, Row, Table
 from redline.show.canvas import COLOURS, batch_ticks, label_text, log_ticks, new_figure
@@ -51,7 +51,16 @@ def bar_text(table: Table, name: str = "throughput") -> str:
     )
 
 
-def curve_figure(rows: Sequence[Row], name: str) -> Any:
+class Star(NamedTuple):
+    """A point of a curve that is marked with a star, such as its knee."""
+
+    model: str
+    recipe: str
+    batch: float
+    value: float
+
+
+def curve_figure(rows: Sequence[Row], name: str, stars: Sequence[Star] = ()) -> Any:
     """The figure against the batch, a line for each recipe and a part of the picture for each model."""
     rows = [row for row in rows if (metric := row.metric(name)) and not metric.is_too_noisy and row.get("batch")]
     models, recipes = (list(dict.fromkeys(str(row[fact]) for row in rows)) for fact in ("model", "recipe"))
@@ -75,6 +84,9 @@ def curve_figure(rows: Sequence[Row], name: str) -> Any:
                 label=label_text(recipe) if model == models[0] else None,
                 capsize=3,
             )
+        for star in (star for star in stars if star.model == model and star.recipe in recipes):
+            colour = COLOURS[recipes.index(star.recipe) % len(COLOURS)]
+            axes.plot([star.batch], [star.value], "*", color=colour, markersize=15, mec="black")
         batch_ticks(axes, {int(str(row["batch"])) for row in own})
         if in_seconds:
             log_ticks(axes)

@@ -1,73 +1,98 @@
-"""What a report is about: records, and everything derived from them that more than one of its files shows."""
+"""What a report is about: its records, and for each subject the table and the sentence that follow from them.
+
+A subject is a model with its task, its setting and its device. Rows of one subject may be compared; rows of two never are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from redline.analyze.curves import Curve, curves_of
+from redline.analyze.headline import headline_of
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.recommend import Advice, headline, recommend
-from redline.analyze.recommend.evidence import Curve, curves_of
 from redline.analyze.replicates import Line, lines_of
+from redline.analyze.rows import columns_for, row_of, table_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.train import TrainingSummary
-from redline.model.environment import Environment
 from redline.model.errors import TraceError
-from redline.model.fields import Frozen
-from redline.model.identity import Subject, subjects_of
-from redline.model.note import Note, note
+from redline.model.identity import Subject, is_capture, subjects_of
+from redline.model.metrics import Fact, Headline, Row, Table
+from redline.model.note import Code, Note, note
 from redline.model.record import RunRecord
-from redline.model.units import format_bytes
 from redline.model.work import MemoryRow
-from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios, with_winners
+from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios
 from redline.search.tune.result import TuneSummary
 from redline.show.roofline import RooflineChart, roofline_charts
 from redline.trace.decode import read_trace
 from redline.trace.lanes import Lanes, lanes_of
 
 MOST_NOTES = 8
-"""So that a history full of damaged records takes a few lines."""
+"""A history full of damaged records takes a few lines, not a page."""
+TIMELINES = 4
+"""Only the newest profiles are drawn step by step, since each takes up to a megabyte of the page."""
+
+
+METHOD = (
+    "Every spec ran in its own process. Warm-up ended when two windows of steps agreed; timing stopped when the 95 % "
+    "interval of the median was narrow enough, or the record says why it was not.",
+    "Latency waits for the device after every step. Throughput and training run without waiting and are timed by device "
+    "events; on a CPU the host clock serves both.",
+    "An interval of one process holds within that process: another process may sit a few percent apart. Intervals over several "
+    "processes cover what differs between them.",
+    "A ratio with an interval comes from blocks measured interleaved, in random order. Records that merely followed each "
+    "other are shown side by side and carry none.",
+    "p95 needs 130 samples and p99 662; with fewer they are not told. The outputs of every recipe were compared with strict "
+    "fp32 on fixed inputs; a recipe that is too far away is shown and never recommended.",
+    "The knee is where throughput reaches 90 % of what larger batches near, by the fit t = a + c·b on batches that the "
+    "device, not the host, limits.",
+)
+"""How the numbers of every report were taken."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What was measured of one subject."""
+
+    subject: Subject
+    table: Table
+    headline: Headline
+    numbers: tuple[int, ...]
+    """The places of its rows among the lines of the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
     title: str
     headline: str
-    """What to conclude, in one sentence."""
     records: Sequence[RunRecord]
     rows: Sequence[RunSummary]
-    """One per record, in their order, as are the subjects."""
-    subjects: Sequence[Subject]
+    """One for each record, in the same order."""
     lines: Sequence[Line]
-    """One per recipe and batch of a subject, over all of its processes: what tables, charts and exports show."""
+    """One for each recipe and batch of a subject, over all processes that measured it."""
+    sections: Sequence[Section]
     curves: Sequence[Curve]
-    advice: Sequence[Advice]
     profiles: Sequence[Profile]
     lanes: Mapping[str, Lanes]
-    """By record, the captured steps as lanes of boxes; of the newest profiles only."""
+    """The captured steps of the newest profiles, by record."""
     notes: Sequence[Note]
-    """What the reader must know about the report itself: records that could not be read, traces that are gone."""
+    """What a reader must know about the report itself: records that could not be read, traces that are gone."""
     searches: Sequence[TuneSummary]
     gain_paths: Sequence[GainPath]
-    """The ways to the fastest recipes, where someone looked for them; the best known first."""
     rooflines: Sequence[RooflineChart]
-    across: bool = False
-    """Whether different devices and thread counts are set side by side: only where somebody asks for it."""
     memories: Sequence[MemoryRow] = ()
-    """What steps held in memory, where `redline profile --memory` looked at that."""
 
     @property
     def trainings(self) -> list[TrainingSummary]:
-        """Of the records that trained on data."""
         return [row.training for row in self.rows if row.training is not None]
 
     @property
     def loads(self) -> list[LoadSummary]:
-        """Of the records that served requests."""
         return [row.load for row in self.rows if row.load is not None and row.load.points]
 
 
@@ -80,60 +105,89 @@ def contents_of(
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneSummary] = (),
     ceilings_of: CeilingsOf | None = None,
-    across: bool = False,
     memories: Sequence[MemoryRow] = (),
 ) -> Contents:
-    """`profiles`: those that are already there; None reads the traces that the records name.
+    """Everything that a report shows of these records.
 
-    `tunes`: the searches that records were made for, newest last. `ceilings_of`: what is known of the devices' limits;
-    without it nothing is said of headroom. `across`: set different devices and thread counts side by side. `sentence`:
-    the one at the top, if the caller knows a better one than the records suggest.
+    `profiles` are those at hand already; None reads the traces that the records name. `tunes` are the searches the records were made
+    for, newest last. Without `ceilings_of` nothing is said of headroom. `sentence` replaces the headline that the rows suggest.
     """
-    rows, subjects = summarize(records, ceilings_of), subjects_of(records)
+    rows = summarize(records, ceilings_of)
     lines = with_search_ratios(lines_of(records, rows), tunes)
-    curves = curves_of(lines)
-    advice = recommend(curves, lines, {record.id: record.spec for record in records})
-    joined = _row_by_record(lines) if tunes else {}
-    if tunes:
-        by_record = {record.id: subject for record, subject in zip(records, subjects, strict=True)}
-        advice = with_winners(advice, tunes, by_record, joined, lines)
-    told = list(notes)
+    sections = _sections(lines)
+    gone: list[Note] = []
     if profiles is None:
         profiles, gone = _profiles(records, ceilings_of)
-        told += gone
+    # A search's winner has the speed that the tables say it has.
+    of_winners = [
+        msgspec.structs.replace(line.row, record_id=record.id) for line in lines for record, _ in line.processes
+    ]
+    paths = [path for tune in tunes if (path := gain_path_of(tune, of_winners)) is not None]
     return Contents(
-        title=title or _title(subjects),
-        headline=sentence or headline(advice, lines),
+        title=title or _title(subjects_of(records)),
+        headline=sentence or _headline(sections),
         records=records,
         rows=rows,
-        subjects=subjects,
         lines=lines,
-        curves=curves,
-        advice=advice,
+        sections=sections,
+        curves=curves_of(lines),
         profiles=profiles,
         lanes=_lanes(profiles),
-        notes=_first(told),
+        notes=_first([*notes, *gone]),
         searches=tunes,
-        gain_paths=_gain_paths(tunes, list(joined.values())),
+        gain_paths=sorted(paths, key=lambda path: -len(path.switches)),
         rooflines=roofline_charts(lines, ceilings_of) if ceilings_of else [],
-        across=across,
         memories=memories,
     )
 
 
-def _row_by_record(lines: Sequence[Line]) -> dict[str, RunSummary]:
-    """For each record the line it is part of: a search's winner has the speed that the tables say it has."""
-    return {
-        record.id: msgspec.structs.replace(line.row, record_id=record.id)
-        for line in lines
-        for record, _ in line.processes
+def line_row(line: Line) -> Row:
+    """The row of a line, with where and when it was measured."""
+    made = _row(line)
+    more: dict[str, Fact] = {
+        "setting": line.subject.setting or None,
+        "kind": "profile" if is_capture(line.record) else "run",
+        "processes": len(line.processes),
+        "measured_at": datetime.fromtimestamp(line.measured_at, UTC).strftime("%Y-%m-%d %H:%M"),
     }
+    return msgspec.structs.replace(made, facts={**made.facts, **more})
 
 
-def _gain_paths(tunes: Sequence[TuneSummary], rows: Sequence[RunSummary]) -> list[GainPath]:
-    """The longest first."""
-    found = [path for tune in tunes if (path := gain_path_of(tune, rows)) is not None]
-    return sorted(found, key=lambda path: -len(path.switches))
+def _row(line: Line) -> Row:
+    """The row beside others of its subject; one that was timed beside a profiler says so."""
+    made = row_of(line.row)
+    facts = {**made.facts, "device": line.subject.device} | ({"kind": "profile"} if line.is_capture else {})
+    return msgspec.structs.replace(made, facts=facts)
+
+
+def _sections(lines: Sequence[Line]) -> list[Section]:
+    """One for each subject; those with a proven gain first."""
+    numbers: dict[Subject, list[int]] = {}
+    for number, line in enumerate(lines):
+        numbers.setdefault(line.subject, []).append(number)
+    found = []
+    for subject, own in numbers.items():
+        recipes = {recipe: place for place, recipe in enumerate(dict.fromkeys(lines[at].row.recipe for at in own))}
+        own.sort(key=lambda at: (recipes[lines[at].row.recipe], lines[at].row.batch or 0))
+        of_rows = [lines[at].row for at in own]
+        columns = (*columns_for(of_rows), "latency_p95", "bound", "processes")
+        table, _ = table_of([_row(lines[at]) for at in own], "results", columns, str(subject))
+        found.append(Section(subject, table, headline_of(table), tuple(own)))
+    return sorted(found, key=lambda section: -_gain(section))
+
+
+def _gain(section: Section) -> float:
+    """The largest ratio that is proven in a section; 0 if none is."""
+    proven = [row.value("ratio") for row in section.table.rows if row.get("verdict") == "faster"]
+    return max(proven, default=0.0)
+
+
+def _headline(sections: Sequence[Section]) -> str:
+    """The sentence of the first section with its subject, since it is read without the table."""
+    if not sections:
+        return "There is nothing to report yet."
+    first = sections[0]
+    return f"{first.subject}: {first.headline}"
 
 
 def _first(notes: Sequence[Note]) -> list[Note]:
@@ -143,41 +197,36 @@ def _first(notes: Sequence[Note]) -> list[Note]:
 
 def _title(subjects: Sequence[Subject]) -> str:
     """The models and devices, as far as a title can name them."""
-    models = list(dict.fromkeys(subject.model for subject in subjects))
-    devices = list(dict.fromkeys(subject.device for subject in subjects))
-    parts = [_some(models, "models"), _some(devices, "devices")]
-    return " on ".join(part for part in parts if part) or "nothing measured yet"
 
+    def some(names: Sequence[str], what: str) -> str:
+        return ", ".join(names) if len(names) <= 3 else f"{len(names)} {what}"
 
-def _some(names: Sequence[str], what: str, most: int = 3) -> str:
-    return ", ".join(names) if len(names) <= most else f"{len(names)} {what}"
+    models = some(list(dict.fromkeys(subject.model for subject in subjects)), "models")
+    devices = some(list(dict.fromkeys(subject.device for subject in subjects)), "devices")
+    return " on ".join(part for part in (models, devices) if part) or "nothing measured yet"
 
 
 def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> tuple[list[Profile], list[Note]]:
-    """Of the traces that are still where they were written; a report says which are missing."""
+    """The profiles of the traces that are still where they were written, and notes about those that are not."""
     found, gone = [], []
     for record in records:
         if record.trace is None or record.failure is not None:
             continue
+        code: Code = "trace-gone"
+        why = ""
         if not record.trace.path:
-            text = f"no kernels of record {record.id}: its trace is not in the folder of this history"
-            gone.append(note("trace-gone", text, about=record.id))
-            continue
-        path = Path(record.trace.path)
-        try:
-            if path.exists():
+            why = "its trace is not in the folder of this history"
+        elif not Path(record.trace.path).exists():
+            why = "its trace file is gone"
+        else:
+            try:
                 known = ceilings_of(record) if ceilings_of else None
-                found.append(profile_of([read_trace(path)], record, ceilings=known))
-            else:
-                text = f"no kernels of record {record.id}: its trace file is gone"
-                gone.append(note("trace-gone", text, about=record.id))
-        except TraceError as error:
-            gone.append(note("unreadable", f"no kernels of record {record.id}: {error}", about=record.id))
+                found.append(profile_of([read_trace(Path(record.trace.path))], record, ceilings=known))
+            except TraceError as error:
+                code, why = "unreadable", str(error)
+        if why:
+            gone.append(note(code, f"no kernels of record {record.id}: {why}", about=record.id))
     return found, gone
-
-
-TIMELINES = 4
-"""How many of the newest profiles are drawn step by step: each takes up to a megabyte of the page."""
 
 
 def _lanes(profiles: Sequence[Profile]) -> dict[str, Lanes]:
@@ -190,75 +239,3 @@ def _lanes(profiles: Sequence[Profile]) -> dict[str, Lanes]:
         if lanes is not None:
             found[capture.record_id] = lanes
     return found
-
-
-METHOD = (
-    "Every spec ran in its own process. Warm-up ended when two windows of steps agreed; timing stopped when the 95 % "
-    "interval of the median was narrow enough, or the verdict says why it was not.",
-    "Latency waits for the device after every step. Throughput and training run without waiting and are timed by device "
-    "events; on a CPU the host clock serves both.",
-    "Intervals are order statistics of the median, widened where samples depend on each other, and hold within one "
-    "process: another process may sit a few percent apart.",
-    "A ratio with an interval comes from blocks measured in turns, in random order. Records that merely followed each "
-    "other are shown side by side and carry none.",
-    "p95 needs 130 samples and p99 662; with fewer they are not told. Every recipe's answers were compared with strict "
-    "fp32 on fixed inputs; one that is too far away is shown and never recommended.",
-    "The knee is where throughput reaches 90 % of what larger batches near, by the fit t = a + c·b on batches that the "
-    "device, not the host, limits; the smallest are left out where one line does not describe all.",
-)
-
-
-VERSIONS_FIRST = ("torch", "torchvision", "cuda", "hip", "cudnn", "triton")
-
-
-class Machine(Frozen):
-    device: str
-    facts: tuple[tuple[str, str], ...]
-    records: int
-
-
-def machines_of(records: Sequence[RunRecord]) -> list[Machine]:
-    counts: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
-    for record in records:
-        if record.prepared is not None:
-            environment = record.prepared.environment
-            machine = (environment.device.name or environment.device.kind, tuple(_facts(environment)))
-            counts[machine] = counts.get(machine, 0) + 1
-    return [Machine(device=device, facts=facts, records=count) for (device, facts), count in counts.items()]
-
-
-def _facts(environment: Environment) -> list[tuple[str, str]]:
-    device = environment.device
-    limit = f", {device.power_limit_w:.0f} W" if device.power_limit_w else ""
-    memory = format_bytes(device.memory_bytes) if device.memory_bytes else ""
-    cores = f"{environment.logical_cores} logical cores" if environment.logical_cores else ""
-    names = sorted(environment.versions, key=lambda name: (_rank(name), name))
-    told = (
-        ("device", f"{device.kind}, {memory}{limit}" if memory else f"{device.kind}{limit}"),
-        ("driver", device.driver or ""),
-        ("CPU", ", ".join(part for part in (environment.cpu, cores) if part)),
-        ("threads", str(environment.threads) if environment.threads else ""),
-        ("platform", environment.platform),
-        ("Python", environment.python),
-        ("versions", ", ".join(f"{name} {environment.versions[name]}" for name in names)),
-        ("Redline", environment.redline),
-        ("variables", ", ".join(_variables(environment))),
-        ("code", _code(environment)),
-    )
-    return [(name, value) for name, value in told if value]
-
-
-def _variables(environment: Environment) -> list[str]:
-    """Without paths, which change no speed and may be private."""
-    told = sorted(environment.variables.items())
-    return [f"{name}={value}" for name, value in told if not name.endswith(("_DIR", "_PATH", "_HOME"))]
-
-
-def _rank(name: str) -> int:
-    return VERSIONS_FIRST.index(name) if name in VERSIONS_FIRST else len(VERSIONS_FIRST)
-
-
-def _code(environment: Environment) -> str:
-    if environment.git_commit is None:
-        return ""
-    return f"{environment.git_commit[:12]}{' with local changes' if environment.git_dirty else ''}"

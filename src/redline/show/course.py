@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from redline.analyze.bound import step_s
 from redline.analyze.pairs import TIME_BAND
-from redline.analyze.recommend import rate_text
 from redline.analyze.statistics import Interval
 from redline.analyze.train import training_of
+from redline.model.figures import THROUGHPUT
 from redline.model.protocol import Progress
 from redline.model.record import RunRecord
 from redline.model.training import Epoch
@@ -59,11 +59,11 @@ def speed_told(record: RunRecord) -> str:
     """What a finished record measured, in a few words; empty where nothing was timed."""
     if record.spec.train is not None:  # as its tables: over whole epochs, with what they waited for
         trained = training_of(record)
-        return rate_text(trained.samples_per_s, trained.item) if trained.samples_per_s else ""
+        return THROUGHPUT(trained.samples_per_s, item=trained.item).in_words if trained.samples_per_s else ""
     seconds, prepared = step_s(record), record.prepared
     if not seconds or prepared is None or not prepared.workload.items_per_step:
         return ""
-    return rate_text(prepared.workload.items_per_step / seconds, prepared.workload.item)
+    return THROUGHPUT(prepared.workload.items_per_step / seconds, item=prepared.workload.item).in_words
 
 
 def epoch_line(epoch: Epoch, of: int, item: str) -> str:

@@ -1,4 +1,4 @@
-"""The dashboard, one HTML file: cards that say what to do, tiles, charts, and all rows as data."""
+"""The dashboard is one HTML file: for each subject how fast it is and what to switch on, then charts, and all rows as data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import base64
 import gzip
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -18,18 +17,119 @@ from markupsafe import Markup, escape
 
 from redline import __version__
 from redline.analyze.profile import Profile
-from redline.analyze.recommend import Advice, largest_gain, rate, recommendable
-from redline.analyze.summary import RunSummary
 from redline.model.fields import Frozen
-from redline.model.units import THIN_SPACE, format_seconds
-from redline.show import tune
-from redline.show.answers import answers_of
-from redline.show.contents import METHOD, Contents, machines_of
+from redline.model.figures import THROUGHPUT
+from redline.model.metrics import Row
+from redline.model.spec import BASELINE
+from redline.model.units import THIN_SPACE
+from redline.show.contents import METHOD, Contents, Section
 from redline.show.payload import as_json, payload_of
+from redline.show.result import Result
 
-FIRST = ("recipe", "throughput", "latency")
 FINDINGS = 3
-"""For each profile: those that could bring the most."""
+"""Findings of each profile that are shown: those that could bring the most."""
+
+IN_THE_WAY = {
+    "host": "the host: the device waits for Python to launch work",
+    "launch": "gaps between kernels that were launched in time",
+    "compute": "arithmetic: the matrix units are the limit",
+    "memory": "memory traffic: operators move more bytes than they compute on",
+    "data": "the data loader: the device waits for batches",
+    "communication": "communication between devices",
+    "device": "the device's own work; a profile tells whether arithmetic or memory",
+    "unknown": "not known: there is no profile and no ceiling yet",
+}
+
+
+class Station(Frozen):
+    """One of now, reached and possible."""
+
+    label: str
+    value: str
+    about: str = ""
+    doubt: str = ""
+
+
+class Answer(Frozen):
+    """What the first screen says of a subject."""
+
+    title: str
+    row: int
+    """The number of the line it is about, so that filters can act on it."""
+    stations: tuple[Station, ...]
+    in_the_way: str
+    switch_on: str
+    code: str = ""
+    """What applies the recipe in a program."""
+    command: str = ""
+
+
+def answers_of(contents: Contents) -> Iterator[Answer]:
+    for section in contents.sections:
+        timed = [(at, row) for at, row in zip(section.numbers, section.table.rows, strict=True) if "throughput" in row]
+        if timed:
+            yield _answer(section, timed, contents)
+
+
+def _answer(section: Section, timed: list[tuple[int, Row]], contents: Contents) -> Answer:
+    proven = [one for one in timed if one[1].get("verdict") == "faster" and one[1].get("numerics") == "passed"]
+    at, best = max(proven, key=lambda one: one[1].value("ratio"), default=timed[0])
+    beside = [row for _, row in timed if row.get("batch") == best.get("batch")]
+    first = best.get("compared_with") if proven else BASELINE
+    now = next((row for row in beside if row.get("recipe") == first), beside[0])
+    reached = Station(label="reached", value="–", doubt="no recipe is proven faster")
+    if proven:
+        about = f"{best['recipe']}: {best['ratio']} as fast as {now['recipe']}"
+        reached = Station(label="reached", value=_speed(best), about=about, doubt=_doubt(best))
+    summary = contents.lines[at].row
+    batch = f"batch {best['batch']}" if best.get("batch") else ""
+    return Answer(
+        title=" · ".join(part for part in (str(section.subject), batch) if part),
+        row=at,
+        stations=(
+            Station(label="now", value=_speed(now), about=f"{now['recipe']}, p50 {now.cell('latency_p50') or 'n/a'}", doubt=_doubt(now)),
+            reached,
+            _possible(best),
+        ),
+        in_the_way=_in_the_way(section, best, contents),
+        switch_on=str(best["recipe"]) if proven else "not decided yet; the command compares recipes in turns",
+        code=_code(section, str(best["recipe"])) if proven else "",
+        command=summary.command("run", [str(now["recipe"]), *([str(best["recipe"])] if proven else summary.worth_trying)]) or "",
+    )  # fmt: skip
+
+
+def _code(section: Section, recipe: str) -> str:
+    if section.subject.task == "train":
+        return f"redline.recipe({recipe!r}, task='train').training_step(model, loss, inputs, targets)"
+    return f"redline.recipe({recipe!r}).apply(model, *example_inputs)"
+
+
+def _speed(row: Row) -> str:
+    metric = row.metric("throughput")
+    return metric.in_words if metric is not None else "–"
+
+
+def _doubt(row: Row) -> str:
+    trust = str(row.get("trust") or "")
+    return "" if trust == "valid" else trust
+
+
+def _possible(row: Row) -> Station:
+    """The speed at which the device's limits would be reached."""
+    speed, left = row.metric("throughput"), row.metric("headroom")
+    if speed is None or speed.value is None or left is None or left.value is None:
+        return Station(label="possible", value="–", doubt="it needs the device's ceilings: redline roofline")
+    limit = THROUGHPUT(speed.value * left.value, item=speed.unit.removesuffix("/s"))
+    return Station(label="possible", value=limit.in_words, about=f"the roofline; {left} left")
+
+
+def _in_the_way(section: Section, best: Row, contents: Contents) -> str:
+    wanted = (section.subject.model, section.subject.task, best.get("recipe"))
+    for profile in contents.profiles:
+        capture = profile.capture
+        if capture is not None and (capture.model, capture.task, capture.recipe) == wanted and profile.findings:
+            return str(profile.findings[0].evidence)
+    return IN_THE_WAY[str(best.get("bound") or "unknown")]
 
 
 class Card(Frozen):
@@ -38,11 +138,14 @@ class Card(Frozen):
     details: tuple[str, ...]
 
 
-def cards_of(contents: Contents) -> list[Card]:
-    told = [Card(kind=each.kind, headline=each.headline, details=each.details) for each in contents.advice]
-    deciding = sorted((card for card in told if card.kind in FIRST), key=lambda card: FIRST.index(card.kind))
-    found = [card for profile in contents.profiles for card in _findings(profile)]
-    return [*deciding, *found, *(card for card in told if card.kind not in FIRST)]
+def cards_of(contents: Contents) -> Iterator[Card]:
+    """What is in the way by the profiles, and what failed."""
+    for profile in contents.profiles:
+        yield from _findings(profile)
+    for section in contents.sections:
+        failed = [f"{section.table.called(row)}: {row.failure}" for row in section.table.rows if row.failure]
+        if failed:
+            yield Card(kind="failed", headline=f"{section.subject}: {len(failed)} failed", details=tuple(failed[:6]))
 
 
 def _findings(profile: Profile) -> Iterator[Card]:
@@ -52,83 +155,15 @@ def _findings(profile: Profile) -> Iterator[Card]:
         yield Card(
             kind="profile",
             headline=f"{finding.code}: at most {finding.gain_bound:.2f}× faster without it",
-            details=tuple(part for part in (about, finding.evidence, f"next: {finding.next}") if part),
+            details=tuple(part for part in (about, str(finding.evidence), f"next: {finding.next}") if part),
         )
-
-
-class Tile(Frozen):
-    label: str
-    value: str
-    about: str
-    verdict: str = ""
-    trusted: bool = True
-
-
-def tiles_of(contents: Contents) -> list[Tile]:
-    rows = {row.record_id: row for row in contents.rows} | {line.row.record_id: line.row for line in contents.lines}
-    tiles = [_speed_up(contents.advice, rows), _fastest(contents), _quickest(contents), _counts(contents)]
-    return [tile for tile in tiles if tile is not None]
-
-
-def _speed_up(advice: Sequence[Advice], rows: dict[str, RunSummary]) -> Tile | None:
-    """The gain that the headline tells, as it tells it."""
-    best = largest_gain([each for each in advice if each.record_id in rows])
-    if best is None or best.ratio is None:
-        return None
-    row = rows[best.record_id]
-    between = f"{best.low:.2f}–{best.high:.2f}, " if best.low is not None and best.high is not None else ""
-    return _tile("Speed-up", f"{best.ratio:.2f}×", f"{between}{_where(row)}", row)
-
-
-def _fastest(contents: Contents) -> Tile | None:
-    rows = _believed(recommendable(contents.lines))
-    best = max(rows, key=lambda row: row.delivered_per_s or 0.0, default=None)
-    return _tile("Highest throughput", rate(best), _where(best), best) if best else None
-
-
-def _quickest(contents: Contents) -> Tile | None:
-    sound = recommendable(contents.lines)
-    rows = _believed([row for row in sound if row.task == "infer" and row.latency_s is not None])
-    best = min(rows, key=lambda row: row.latency_s.p50 if row.latency_s else 0.0, default=None)
-    if best is None or best.latency_s is None:
-        return None
-    tail = f", p95 {format_seconds(best.latency_s.p95)}" if best.latency_s.p95 is not None else ""
-    return _tile("Lowest median latency", format_seconds(best.latency_s.p50), _where(best) + tail, best)
-
-
-def _believed(rows: list[RunSummary]) -> list[RunSummary]:
-    """Without the noisy ones, unless there are no others."""
-    return [row for row in rows if row.verdict.trusted] or rows
-
-
-def _counts(contents: Contents) -> Tile:
-    failed = sum(row.failure is not None for row in contents.rows)
-    labels = Counter(label for row in contents.rows if row.failure is None for label in row.verdict.labels)
-    told = ", ".join(f"{count} {label}" for label, count in labels.most_common())
-    about = ", ".join(part for part in (told, f"{failed} failed" if failed else "") if part)
-    return Tile(label="Records", value=f"{len(contents.rows)}", about=about)
-
-
-def _tile(label: str, value: str, about: str, row: RunSummary) -> Tile:
-    return Tile(
-        label=label,
-        value=value,
-        about=about,
-        verdict=", ".join(row.verdict.labels),
-        trusted=row.verdict.trusted,
-    )
-
-
-def _where(row: RunSummary) -> str:
-    batch = f" at batch {row.batch}" if row.batch else ""
-    return f"{row.model} with {row.recipe}{batch}"
 
 
 Payload = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Section:
+class Chart:
     id: str
     """The name of its drawing function in charts.js."""
     title: str
@@ -147,116 +182,116 @@ def _filled(part: str) -> Callable[[Payload], bool]:
 
 def _several_batches(payload: Payload) -> bool:
     batches = payload["columns"].get("batch", [])
-    return "throughput_per_s" in payload["columns"] and len({batch for batch in batches if batch is not None}) > 1
+    return "throughput" in payload["columns"] and len({batch for batch in batches if batch is not None}) > 1
 
 
 def _memory_by_batch(payload: Payload) -> bool:
-    return _several_batches(payload) and _has("peak_reserved_bytes", "peak_rss_bytes")(payload)
+    return _several_batches(payload) and _has("memory")(payload)
 
 
 def _phases(payload: Payload) -> bool:
-    return _has("forward_s")(payload) or any(profile["phases"] for profile in payload["profiles"])
+    return _has("forward")(payload) or any(profile["phases"] for profile in payload["profiles"])
 
 
-SECTIONS = (
-    Section(
+CHARTS = (
+    Chart(
         "gains",
         "From the baseline to the fastest recipe",
         "Measured times of a step: the baseline, the winner without each of its switches, the winner; and the roofline.",
         _filled("gain_paths"),
         wide=True,
     ),
-    Section(
+    Chart(
         "recipes",
         "Recipes compared",
         "Throughput with its 95 % interval. Hatched bars are unreliable; hover over one to see why.",
-        _has("throughput_per_s"),
+        _has("throughput"),
         wide=True,
     ),
-    Section(
+    Chart(
         "throughput",
         "Throughput against batch",
         "Items per second with intervals. A star marks the knee: 90 % of the limit.",
         _several_batches,
     ),
-    Section(
+    Chart(
         "latency",
         "Latency against batch",
         "Median of a step; p95 is dotted where there are enough samples.",
         _several_batches,
     ),
-    Section(
+    Chart(
         "memory",
         "Memory against batch",
         "What must fit: reserved by the allocator, on a CPU the worker's resident memory. Crosses failed.",
         _memory_by_batch,
     ),
-    Section(
+    Chart(
         "held",
         "Memory over a step",
         "Allocated bytes by kind; the dashed line is what the allocator has reserved. From redline profile --memory.",
         _filled("memories"),
         wide=True,
     ),
-    Section(
+    Chart(
         "distribution",
         "Latency distribution",
         "The share of steps that took at most this long. A steep line means steady times; a stair means two speeds in one run.",
         _filled("distributions"),
     ),
-    Section(
+    Chart(
         "cold",
         "Cold start and compiling",
         "Time before the first steady step, without importing torch.",
-        _has("build_s", "first_call_s"),
+        _has("build_time", "first_call_time"),
     ),
-    Section(
+    Chart(
         "learning",
         "Losses and accuracy",
         "By epoch; training losses dashed. Accuracy is on the held-out part.",
         _filled("trainings"),
     ),
-    Section(
+    Chart(
         "epochs",
         "Epochs",
         "Time, speed, share of the time spent waiting for data, memory and utilisation of each epoch.",
         _filled("trainings"),
     ),
-    Section(
+    Chart(
         "load",
         "Latency under load",
         "Requests that arrive at random; latency counts from the intended arrival. p50 dashed.",
         _filled("loads"),
     ),
-    Section(
+    Chart(
         "generation",
         "Text generation",
         "Tokens written per second against the time per token; each point is a batch under a recipe.",
-        _has("tpot_s"),
+        _has("tpot"),
     ),
-    Section("phases", "Phases of a step", "Median seconds of a training step, phase by phase.", _phases),
-    Section(
+    Chart("phases", "Phases of a step", "Median seconds of a training step, phase by phase.", _phases),
+    Chart(
         "kernels",
         "Time by kernel class",
         "From the profiles: where the device's busy time goes; on a CPU, operators by class.",
         _filled("profiles"),
         wide=True,
     ),
-    Section(
+    Chart(
         "treemap",
         "Kernels by their time",
         "Each area is as large as the time of a kernel; kernels of one class lie together. Click a class to look closer.",
         lambda payload: any(profile["kernels"] for profile in payload["profiles"]),
         wide=True,
     ),
-    Section(
+    Chart(
         "roofline",
         "Roofline",
         "Runs below the device's ceilings. The distance upwards is headroom.",
         _filled("rooflines"),
         wide=True,
     ),
-    Section(
+    Chart(
         "telemetry",
         "Telemetry over time",
         "State of the device during the timed blocks, in seconds since the first one.",
@@ -266,8 +301,8 @@ SECTIONS = (
 )
 
 
-def sections_of(payload: Payload) -> list[Section]:
-    return [section for section in SECTIONS if section.has_data(payload)]
+def charts_of(payload: Payload) -> list[Chart]:
+    return [chart for chart in CHARTS if chart.has_data(payload)]
 
 
 SCRIPTS = (
@@ -286,7 +321,8 @@ SCRIPTS = (
 STYLE = "style.css"
 
 
-def dashboard(contents: Contents) -> str:
+def dashboard(contents: Contents, result: Result) -> str:
+    """`result` has the tables of the report, which the page shows below its charts."""
     payload = payload_of(contents)
     script = _script()
     library, packed = _library()
@@ -295,14 +331,13 @@ def dashboard(contents: Contents) -> str:
         loader=PackageLoader("redline.show"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["unbroken"] = unbroken
+    tables = [table for table in result.tables if table.name in ("knees", "searches", "machines")]
     return environment.get_template("dashboard.html.j2").render(
         contents=contents,
-        sections=sections_of(payload),
-        tiles=tiles_of(contents),
-        answers=answers_of(contents),
-        advice=cards_of(contents),
-        machines=machines_of(contents.records),
-        told=tune,
+        charts=charts_of(payload),
+        answers=list(answers_of(contents)),
+        cards=list(cards_of(contents)),
+        tables=tables,
         method=METHOD,
         version=__version__,
         policy=_policy(script, library),

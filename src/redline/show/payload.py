@@ -12,88 +12,30 @@ import numpy as np
 
 from redline.analyze.blocks import latency_blocks
 from redline.analyze.profile import Profile
-from redline.analyze.recommend import is_surely_faster
-from redline.analyze.replicates import Line
-from redline.analyze.summary import RunSummary
 from redline.model.environment import TelemetrySample
+from redline.model.metrics import Table
 from redline.model.record import RunRecord
 from redline.model.work import MemoryCategory
 from redline.search.tune.gains import waterfall
-from redline.show.contents import Contents
-from redline.show.export import COLUMNS, iso_8601
+from redline.show.contents import Contents, line_row
+from redline.show.result import columns_of
 
 DIGITS = 6
 """Of numbers in the page; `results.csv` and `results.json` have all of them."""
 
-EXTRA_COLUMNS = (
-    "subject",
-    "place",
-    "setting",
-    "kind",
-    "when",
-    "latency_low_s",
-    "latency_high_s",
-    "start_s",
-    "numerics_state",
-    "reference_format",
-    "numerics_reason",
-    "trust_reasons",
-    "bound_evidence",
-    "first_recipe",
-    "decided",
-    "half_width",
-    "spread",
-    "command",
-    "decide_command",
-)
 
-
-def columns_of(contents: Contents) -> dict[str, Any]:
-    """Each column as a list, or as a list of distinct texts with an index per row; columns without a value are left out."""
-    table: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *EXTRA_COLUMNS)}
-    for line in contents.lines:
-        plain = {**msgspec.to_builtins(line.row), "created_at": iso_8601(line.record.created_at)}
-        for name, column in COLUMNS.items():
-            table[name].append(column(plain))
-        for name, value in _extra(line).items():
-            table[name].append(value)
-    return {name: _packed(values) for name, values in table.items() if any(value is not None for value in values)}
-
-
-def _extra(line: Line) -> dict[str, Any]:
-    row, subject = line.row, line.subject
-    latency, cold = row.latency_s, row.cold_start_s
-    return {
-        "subject": str(subject),
-        # A failed run never told its device's name; its siblings did.
-        "place": subject.device,
-        "setting": subject.setting or None,
-        "kind": "profile" if line.is_capture else "run",
-        "when": line.measured_at,
-        "latency_low_s": latency.low if latency else None,
-        "latency_high_s": latency.high if latency else None,
-        "start_s": cold.start_s if cold else None,
-        "numerics_state": _numerics_state(row),
-        "reference_format": row.numerics.number_format if row.numerics and row.numerics.method == "reference" else None,
-        "numerics_reason": str(row.numerics.reason) if row.numerics and row.numerics.reason else None,
-        "trust_reasons": "; ".join(map(str, (*row.verdict.reasons, *row.verdict.notes))) or None,
-        "bound_evidence": str(row.bound.evidence),
-        "first_recipe": row.vs_first.recipe if row.vs_first else None,
-        "decided": is_surely_faster(row),
-        "half_width": row.throughput_interval.half_width if row.throughput_interval else None,
-        "spread": line.told if len(line.rates) > 1 else None,
-        "command": row.command("run", [row.recipe]),
-        "decide_command": None if row.arguments is None else f"redline run {row.arguments} --decide",
+def page_columns(contents: Contents) -> dict[str, Any]:
+    """Each column as a list, or as a list of distinct texts with an index for each row; columns without a value are left out."""
+    rows = [line_row(line) for line in contents.lines]
+    table = columns_of(Table(name="results", rows=tuple(rows)))
+    table |= {
+        "subject": [str(line.subject) for line in contents.lines],
+        "item": [line.row.item for line in contents.lines],
+        "notes": ["; ".join(map(str, row.notes)) or None for row in rows],
+        "bound_evidence": [str(line.row.bound.evidence) for line in contents.lines],
+        "command": [line.row.command("run", [line.row.recipe]) for line in contents.lines],
     }
-
-
-def _numerics_state(row: RunSummary) -> str | None:
-    numerics = row.numerics
-    if numerics is None:
-        return None
-    if not numerics.is_compared:
-        return numerics.method
-    return "passed" if numerics.passed else "failed"
+    return {name: _packed(values) for name, values in table.items() if any(value is not None for value in values)}
 
 
 def _packed(values: Sequence[Any]) -> Any:
@@ -131,8 +73,8 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "schema": PAYLOAD_SCHEMA,
         "count": len(contents.lines),
         "records": len(contents.records),
-        "columns": columns_of(contents),
-        "csv_columns": list(COLUMNS),
+        "columns": page_columns(contents),
+        "csv_columns": list(columns_of(Table(name="results", rows=tuple(map(line_row, contents.lines))))),
         "knees": list(_knees(contents)),
         "distributions": list(_distributions(contents)),
         "telemetry": list(_telemetry(contents)),
@@ -162,7 +104,7 @@ def _knees(contents: Contents) -> Iterator[dict[str, Any]]:
                 "subject": str(curve.subject),
                 "recipe": curve.recipe,
                 "batch": curve.knee.batch,
-                "throughput_per_s": short(curve.knee.throughput_per_s),
+                "throughput": short(curve.knee.throughput_per_s),
                 "share": short(curve.knee.share),
                 "limit_per_s": short(curve.knee.limit_per_s),
             }

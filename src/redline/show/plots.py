@@ -1,35 +1,44 @@
-"""The pictures of a report: throughput and median latency against the batch, recipes side by side."""
+"""The pictures of a report: curves against the batch, recipes side by side, trainings, loads and captured steps."""
 
 from __future__ import annotations
 
 import html
 import math
+<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, cycle
+=======
+from collections import Counter
+from collections.abc import Sequence
+from itertools import cycle
+>>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from redline.analyze.batch import BatchSummary
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile
-from redline.analyze.recommend.evidence import Curve
-from redline.analyze.summary import RunSummary
 from redline.analyze.train import TrainingSummary
+<<<<<<< HEAD
 from redline.model.identity import Subject
 from redline.model.spec import BASELINE
 from redline.model.units import format_bytes, format_rate, format_ratio
 from redline.show.canvas import COLOURS, LABEL, batch_ticks, label_text, log_ticks, new_figure, save_figure
 from redline.show.contents import Contents
+=======
+from redline.model.metrics import Row
+from redline.show.canvas import COLOURS, label_text, new_figure, save_figure
+from redline.show.charts import Star, bar_figure, curve_figure
+from redline.show.contents import Contents, Section
+>>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
 from redline.show.profile import step_figure
 from redline.show.terminal import one_line
 
-MARKERS = "osD^Pvhp"
-MOST_LINES = 12
-MOST_BARS = 24
-BASELINE_COLOUR = "#5c6573"
-
 
 def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
+<<<<<<< HEAD
     """Those that have something to show, by their titles."""
     drawn = {
         "Throughput against batch": _against_batch(
@@ -45,11 +54,53 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
         **_steps(contents, folder),
     }
+=======
+    """The pictures that have something to show, by their titles."""
+    drawn: dict[str, Path | None] = {}
+    if curves := _curves(contents):
+        stars = _stars(contents)
+        figures = {
+            "throughput": curve_figure(curves, "throughput", stars),
+            "latency": curve_figure(curves, "latency_p50"),
+        }
+        drawn["Throughput against batch"] = save_figure(figures["throughput"], folder / "throughput.png")
+        drawn["Median latency against batch"] = save_figure(figures["latency"], folder / "latency.png")
+    if contents.trainings:
+        drawn["Trainings"] = draw_trainings(contents.trainings, folder / "training.png")
+    if contents.loads:
+        drawn["Latency under load"] = save_figure(load_figure(contents.loads), folder / "load.png")
+    if (section := next(filter(_bars, contents.sections), None)) is not None:
+        table = msgspec.structs.replace(section.table, rows=tuple(_bars(section)))
+        drawn["Recipes compared"] = save_figure(bar_figure(table), folder / "recipes.png")
+    drawn |= _steps(contents, folder)
+>>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
     return {title: path for title, path in drawn.items() if path is not None}
 
 
-def _saved(draw: Callable[[Any], Any], rows: Sequence[Any], path: Path) -> Path | None:
-    return save_figure(draw(rows), path) if rows else None
+def _curves(contents: Contents) -> list[Row]:
+    """Rows of the first task and setting of each model in which a recipe was measured at several batches."""
+    chosen: dict[str, Section] = {}
+    for section in contents.sections:
+        of_recipe = Counter(row["recipe"] for row in section.table.rows if "throughput" in row and row.get("batch"))
+        if max(of_recipe.values(), default=0) > 1:
+            chosen.setdefault(section.subject.model, section)
+    return [row for section in chosen.values() for row in section.table.rows if row.get("kind") != "profile"]
+
+
+def _stars(contents: Contents) -> list[Star]:
+    return [
+        Star(curve.subject.model, curve.recipe, curve.knee.batch, curve.knee.throughput_per_s)
+        for curve in contents.curves
+        if curve.knee is not None
+    ]
+
+
+def _bars(section: Section) -> list[Row]:
+    """The rows of the batch at which most recipes were measured; none if nothing was timed."""
+    timed = [row for row in section.table.rows if "throughput" in row and row.get("kind") != "profile"]
+    timed = timed or [row for row in section.table.rows if "throughput" in row]
+    (batch, _), *_ = Counter(row.get("batch") for row in timed).most_common(1) or [(None, 0)]
+    return [row for row in timed if row.get("batch") == batch]
 
 
 def load_figure(rows: Sequence[LoadSummary]) -> Any:
@@ -121,190 +172,6 @@ def _steps(contents: Contents, folder: Path) -> dict[str, Path]:
             step_figure(lanes, title), folder / ("step.png" if number == 1 else f"step-{number}.png")
         )
     return drawn
-
-
-def _against_batch(
-    curves: Sequence[Curve],
-    path: Path,
-    value: Callable[[RunSummary], Measured | None],
-    unit: str,
-    title: str,
-    *,
-    knee: bool = False,
-) -> Path | None:
-    lines = [curve for curve in curves if sum(value(row) is not None for row in curve.rows) > 1]
-    if not lines:
-        return None
-    shown = sorted(lines, key=lambda curve: -len(curve.points))[:MOST_LINES]
-    shown += _single_points(curves, shown)
-    figure, axes = new_figure(8.4, 4.9)
-    apart = _what_differs([curve.subject for curve in shown])
-    for number, curve in enumerate(shown):
-        points = [(row.batch, each) for row in curve.rows if (each := value(row)) is not None]
-        colour, marker = _look(number)
-        wrong = any(row.numerics and row.numerics.is_wrong for row in curve.rows)
-        name = f"{curve.recipe} (numerics ✗)" if wrong else curve.recipe
-        label = " · ".join([*apart[curve.subject], name])
-        axes.errorbar(
-            [batch for batch, _ in points],
-            [each.value for _, each in points],
-            yerr=[[each.below for _, each in points], [each.above for _, each in points]],
-            marker=marker,
-            color=colour,
-            label=label_text(label),
-            markersize=5,
-            capsize=3,
-        )
-        if knee and curve.knee is not None:
-            axes.plot([curve.knee.batch], [curve.knee.throughput_per_s], "*", color=colour, markersize=15, mec="black")
-    batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
-    if knee:
-        axes.set_ylim(bottom=0)
-    else:
-        log_ticks(axes)
-    axes.set_ylabel(unit)
-    more = f"; {len(lines) - MOST_LINES} more curves are not shown" if len(lines) > MOST_LINES else ""
-    starred = "; a star marks the knee" if knee and any(curve.knee for curve in shown) else ""
-    common = [part for part in _parts(shown[0].subject) if part not in apart[shown[0].subject]]
-    where = f"{label_text(' · '.join(common), 70)}: " if common else ""
-    axes.set_title(f"{where}{title}, 95 % intervals{starred}{more}", fontsize=10.5, loc="left")
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    return save_figure(figure, path)
-
-
-def _single_points(curves: Sequence[Curve], shown: Sequence[Curve]) -> list[Curve]:
-    """The fastest recipe of each subject shown, where it was measured at one batch only: a winner must not be missing."""
-    found = []
-    for subject in dict.fromkeys(curve.subject for curve in shown):
-        own = [curve for curve in curves if curve.subject == subject and any(row.batch for row in curve.measured)]
-        best = max(own, key=lambda curve: max(row.throughput_per_s or 0.0 for row in curve.measured), default=None)
-        if best is not None and best not in shown:
-            found.append(best)
-    return found
-
-
-def _look(number: int) -> tuple[str, str]:
-    """A colour and a symbol that no other of 64 lines has together."""
-    turn, index = divmod(number, len(COLOURS))
-    return COLOURS[index], MARKERS[(index + turn) % len(MARKERS)]
-
-
-def _parts(subject: Subject) -> list[str]:
-    return [part for part in (subject.model, subject.task, subject.setting, subject.device) if part]
-
-
-def _what_differs(subjects: Sequence[Subject]) -> dict[Subject, list[str]]:
-    """For each subject, the parts that not all have."""
-    common = set.intersection(*(set(_parts(subject)) for subject in subjects))
-    return {subject: [part for part in _parts(subject) if part not in common] for subject in subjects}
-
-
-def bars_of(contents: Contents) -> tuple[Subject, int | None, list[RunSummary]] | None:
-    """What the picture of recipes shows: the subject and batch with the most recipes, interleaved ones before others."""
-    groups: dict[tuple[Subject, int | None], dict[str, RunSummary]] = {}
-    # Records of a profile come after those that were measured thoroughly.
-    for line in sorted(contents.lines, key=lambda line: not line.is_capture):
-        if line.row.throughput_per_s is not None:
-            groups.setdefault((line.subject, line.row.batch), {})[line.row.recipe] = line.row
-    if not groups:
-        return None
-    (subject, batch), rows = max(groups.items(), key=lambda item: (_in_turns(item[1].values()), len(item[1])))
-    return subject, batch, sorted(rows.values(), key=lambda row: row.throughput_per_s or 0.0)[-MOST_BARS:]
-
-
-def _recipes(contents: Contents, path: Path) -> Path | None:
-    found = bars_of(contents)
-    if found is None:
-        return None
-    subject, batch, bars = found
-    figure, axes = new_figure(8.4, 1.7 + 0.42 * len(bars))
-    for number, row in enumerate(bars):
-        assert row.throughput_per_s is not None
-        sound = row.verdict.trusted and not (row.numerics is not None and row.numerics.is_wrong)
-        axes.barh(
-            number,
-            row.throughput_per_s,
-            xerr=_error_bars(row),
-            color="#b9c4cf" if not sound else BASELINE_COLOUR if row.recipe == BASELINE else COLOURS[0],
-            hatch=None if sound else "//",
-            edgecolor="white",
-            error_kw={"capsize": 3, "elinewidth": 1},
-        )
-        axes.annotate(
-            _bar_text(row), (_bar_end(row), number), (6, 0), textcoords="offset points", va="center", fontsize=8
-        )
-    axes.set_yticks(range(len(bars)), [_in_two_lines(row.recipe) for row in bars], fontsize=8.5)
-    axes.margins(x=0.3)
-    axes.set_xlim(left=0)
-    first = next((row.vs_first.recipe for row in bars if row.vs_first is not None), None)
-    against = f"; × against {label_text(first, 40)}" if first is not None else ""
-    axes.set_xlabel(
-        f"{label_text(bars[0].item or 'items')} per second, 95 % interval{against}\nhatched: not to be relied on"
-    )
-    axes.set_title(label_text(f"{subject}{f' · batch {batch}' if batch else ''}", 90), fontsize=10.5, loc="left")
-    return save_figure(figure, path)
-
-
-def _in_turns(rows: Iterable[RunSummary]) -> bool:
-    return any(row.vs_first is not None and row.vs_first.low is not None for row in rows)
-
-
-def _error_bars(row: RunSummary) -> list[list[float]] | None:
-    interval, speed = row.throughput_interval, row.throughput_per_s
-    if interval is None or speed is None:
-        return None
-    below, above = _reach(speed, interval.low, interval.high)
-    return [[below], [above]]
-
-
-def _bar_end(row: RunSummary) -> float:
-    """Where the error bar ends, so that no text lies on it."""
-    high = row.throughput_interval.high if row.throughput_interval is not None else 0.0
-    return max(row.throughput_per_s or 0.0, high)
-
-
-def _bar_text(row: RunSummary) -> str:
-    ratio = format_ratio(row.vs_first.ratio) if row.vs_first is not None else ""
-    doubt = "" if row.verdict.trusted else ", ".join(row.verdict.labels)
-    wrong = "numerics ✗" if row.numerics is not None and row.numerics.is_wrong else ""
-    return "  ".join(part for part in (f"{row.throughput_per_s:,.0f}", ratio, doubt, wrong) if part)
-
-
-class Measured(NamedTuple):
-    """A value with how far its interval reaches below and above it."""
-
-    value: float
-    below: float = 0.0
-    above: float = 0.0
-
-
-def throughput_of(row: RunSummary) -> Measured | None:
-    speed, interval = row.throughput_per_s, row.throughput_interval
-    if speed is None or not row.batch:
-        return None
-    return Measured(speed, *_reach(speed, interval.low, interval.high)) if interval else Measured(speed)
-
-
-def latency_ms_of(row: RunSummary) -> Measured | None:
-    latency = row.latency_s
-    if latency is None or not row.batch:
-        return None
-    if latency.low is None or latency.high is None:
-        return Measured(latency.p50 * 1e3)
-    below, above = _reach(latency.p50, latency.low, latency.high)
-    return Measured(latency.p50 * 1e3, below * 1e3, above * 1e3)
-
-
-def _reach(value: float, low: float, high: float) -> tuple[float, float]:
-    return max(0.0, value - low), max(0.0, high - value)
-
-
-def _in_two_lines(recipe: str) -> str:
-    """Wrapped between two switches: long recipes may differ in any of them."""
-    cut = recipe.rfind("+", 0, LABEL) + 1
-    if len(recipe) <= LABEL or not cut:
-        return label_text(recipe)
-    return f"{label_text(recipe[:cut])}\n{label_text(recipe[cut:])}"
 
 
 KERNELS = 15

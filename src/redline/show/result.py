@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.model.errors import UsageError
-from redline.model.metrics import Block, Fact, Headline, Metric, Row, Table, disturbances, plain
+from redline.model.metrics import Block, Fact, Headline, Row, Table, disturbances, plain
 from redline.model.note import Note
 from redline.model.record import RunRecord
 from redline.model.units import counted, printable
@@ -99,7 +99,9 @@ class Result:
             pandas: Any = importlib.import_module("pandas")
         except ImportError:
             raise UsageError("to_dataframe needs pandas: pip install pandas") from None
-        return pandas.DataFrame(flat_rows(self.table(table).rows if table is not None else self.rows))
+        return pandas.DataFrame(
+            columns_of(self.table(table) if table is not None else self.tables[0]) if self.tables else {}
+        )
 
     def plot(self, path: str | Path | None = None) -> Any:
         """The figure of this result, also written as a picture where a path is given."""
@@ -130,7 +132,7 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
             continue
         parts += [terminal_table(table, verbose=verbose), *_row_remarks(table)]
     parts += [
-        Text(f"{block.title}\n{block.text}" if block.title else block.text)
+        Text(f"{block.title}\n{block.text}" if block.title else block.text, no_wrap=True, overflow="ignore")
         for block in result.blocks
         if verbose or not block.is_detail
     ]
@@ -280,38 +282,37 @@ def _safe(text: str) -> str:
 # CSV and JSON
 
 
-def comma_separated(table: Table) -> str:
-    """One line a row: facts as they are, of a figure its value, its interval and the code of the doubt about it.
+def columns_of(table: Table) -> dict[str, list[Any]]:
+    """A table as columns of plain values, for CSV, data frames and pages: facts, then figures with their intervals and doubts.
 
-    A cell is empty where the value is unknown. Times are in seconds, sizes in bytes.
+    `throughput_low` and `throughput_high` are the interval of `throughput`, and `throughput_doubt` is the code of the doubt about it.
     """
-    facts = list(dict.fromkeys(name for row in table.rows for name in row.facts))
-    figures = {metric.name: None for row in table.rows for metric in row.metrics}
-    parts = [(name, part) for name in figures for part in _parts_of(table.rows, name)]
+    rows = table.rows
+    found: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row.facts):
+        found[name] = [row.facts.get(name) for row in rows]
+    for name in dict.fromkeys(metric.name for row in rows for metric in row.metrics):
+        metrics = [row.metric(name) for row in rows]
+        known = [metric for metric in metrics if metric is not None]
+        found[name] = [metric and metric.value for metric in metrics]
+        if any(metric.has_interval for metric in known):
+            found[f"{name}_low"] = [metric and metric.low for metric in metrics]
+            found[f"{name}_high"] = [metric and metric.high for metric in metrics]
+        if any(metric.doubt is not None for metric in known):
+            found[f"{name}_doubt"] = [metric.doubt.code if metric and metric.doubt else None for metric in metrics]
+    found["failure"] = [row.failure or None for row in rows]
+    found["record_id"] = [row.record_id or None for row in rows]
+    return found
+
+
+def comma_separated(table: Table) -> str:
+    """One line for each row. A cell is empty if the value is unknown. Times are in seconds, sizes in bytes."""
+    columns = columns_of(table)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [*facts, *(f"{name}_{part}" if part != "value" else name for name, part in parts), "failure", "record_id"]
-    )
-    for row in table.rows:
-        known = {metric.name: metric for metric in row.metrics}
-        cells = [_csv_cell(row.facts.get(name)) for name in facts]
-        cells += [_csv_cell(_part(known.get(name), part)) for name, part in parts]
-        writer.writerow([*cells, harmless(row.failure), row.record_id])
+    writer.writerow(columns)
+    writer.writerows([_csv_cell(value) for value in values] for values in zip(*columns.values(), strict=True))
     return text.getvalue()
-
-
-def _parts_of(rows: Sequence[Row], name: str) -> list[str]:
-    found = [metric for row in rows for metric in row.metrics if metric.name == name]
-    parts = ["value"]
-    parts += ["low", "high"] if any(metric.has_interval for metric in found) else []
-    return parts + (["doubt"] if any(metric.doubt is not None for metric in found) else [])
-
-
-def _part(metric: Metric | None, part: str) -> Any:
-    if metric is None:
-        return None
-    return (metric.doubt.code if metric.doubt is not None else None) if part == "doubt" else getattr(metric, part)
 
 
 def _csv_cell(value: Any) -> str:
@@ -345,18 +346,4 @@ def row_document(row: Row) -> dict[str, Any]:
     found |= {"notes": row.notes} if row.notes else {}
     found |= {"failure": row.failure} if row.failure else {}
     found |= {"record_id": row.record_id} if row.record_id else {}
-    return found
-
-
-def flat_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows for a data frame: a figure's interval stands in columns of its own."""
-    found = []
-    for row in rows:
-        flat: dict[str, Any] = {**row.facts}
-        for metric in row.metrics:
-            flat[metric.name] = metric.value
-            flat |= (
-                {f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high} if metric.has_interval else {}
-            )
-        found.append(flat | {"failure": row.failure or None, "record_id": row.record_id or None})
     return found

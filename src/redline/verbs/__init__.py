@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """Every command with the line that `redline --help` shows, by group. Commands of two words are listed below their first."""
 
-NOT_PUBLIC = ("report", "micro", "mcp")
+NOT_PUBLIC = ("micro", "mcp")
 """Commands whose function has another public name, or none."""
 
 PUBLIC: dict[str, str] = {
@@ -76,7 +76,6 @@ PUBLIC: dict[str, str] = {
     "MonitorResult": "redline.api.monitor",
     "HistoryFilters": "redline.api.history",
     "HistoryResult": "redline.api.history",
-    "write_report": "redline.api.report",
 }
 """Where the public names are that are no verbs."""
 

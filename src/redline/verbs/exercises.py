@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from redline.analyze.profile import Profile
-from redline.analyze.recommend.evidence import interval_text
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.api.workspace import Workspace
@@ -727,7 +726,7 @@ def times_text(row: RunSummary) -> str:
 def _between(versus: VersusFirst) -> str:
     if versus.low is None or versus.high is None:
         return ""
-    return f" ({interval_text(versus.low, versus.high)})"
+    return f" ({versus.low:.2f}–{versus.high:.2f})"
 
 
 def compared_values(row: RunSummary) -> dict[str, float]:

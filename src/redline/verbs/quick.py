@@ -32,10 +32,10 @@ from redline.search.train import After
 from redline.show.contents import Contents, contents_of
 from redline.show.dashboard import dashboard
 from redline.show.export import JsonDocument, json_document
-from redline.show.folder import ReportFiles, write_folder
 from redline.show.notebook import Bars, Shown
 from redline.show.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
 from redline.show.quick import QuickResults, QuickSide, quick_headline, quick_report
+from redline.show.report import ReportFiles, result_of, write_folder
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
 from redline.verbs.train import DEFAULT_DATA, OF_DATA, OF_MODEL, train_specs
@@ -122,7 +122,8 @@ class QuickProfile(Shown):
 
     def _repr_html_(self) -> str:
         """The report, and the dashboard below in a frame of its own."""
-        page = html.escape(dashboard(self._contents()))
+        contents = self._contents()
+        page = html.escape(dashboard(contents, result_of(contents)))
         frame = f'<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
         return super()._repr_html_() + frame
 

@@ -28,6 +28,7 @@ from redline.model.settings import WAY, setting
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard, dashboard_policy
 from redline.show.history import detail
+from redline.show.report import result_of as report_of
 from redline.show.serve import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
 from redline.show.terminal import as_text
 from redline.system.processes import give_way
@@ -166,7 +167,7 @@ class Pages:
         ceilings_of = self.workspace.ceilings_of(records)
         contents = contents_of(records, title="the latest records", ceilings_of=ceilings_of)
         policy = f"{dashboard_policy()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        return Answer(dashboard(contents), policy=policy)
+        return Answer(dashboard(contents, report_of(contents)), policy=policy)
 
     def as_json(self, path: Words, query: Words) -> Answer:
         return Answer(history(workspace=self.workspace).to_json(), kind="application/json", policy=None)

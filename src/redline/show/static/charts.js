@@ -2,25 +2,25 @@
 
 const CHARTS = {
   recipes(rows, section, redraw) {
-    const measured = rows.filter((row) => known(row.throughput_per_s));
+    const measured = rows.filter((row) => known(row.throughput));
     if (!measured.length) return null;
     // Rows measured in turns first, then the most recipes, then the largest batch.
     const weight = (list) => [list.some((row) => known(row.ratio_low)) ? 1 : 0, distinct(list.map((row) => row.recipe)).length, list[0].batch ?? 0];
     const together = pickWorkload(section, byWorkload(measured, weight), redraw);
     // An ablation sets its recipes against the winner; one picture has one measure.
-    const firsts = together.filter((row) => known(row.ratio)).map((row) => row.first_recipe);
+    const firsts = together.filter((row) => known(row.ratio)).map((row) => row.compared_with);
     const usual = firsts.includes("baseline") ? "baseline" : mostCommon(firsts);
-    const tellsRatio = (row) => known(row.ratio) && row.first_recipe === usual;
+    const tellsRatio = (row) => known(row.ratio) && row.compared_with === usual;
     const newest = new Map();
     for (const row of together) if (!newest.has(row.recipe) || better(row, newest.get(row.recipe))) newest.set(row.recipe, row);
-    const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput_per_s - a.throughput_per_s), MOST_BARS, "recipes");
+    const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput - a.throughput), MOST_BARS, "recipes");
     const item = bars[0].item || "items";
     const bar = {
-      type: "bar", orientation: "h", x: bars.map((row) => row.throughput_per_s), y: bars.map((_, place) => place),
+      type: "bar", orientation: "h", x: bars.map((row) => row.throughput), y: bars.map((_, place) => place),
       error_x: {
         type: "data", symmetric: false, color: colour("ink"), thickness: 1.4, width: 5,
-        array: bars.map((row) => (known(row.throughput_high) ? row.throughput_high - row.throughput_per_s : 0)),
-        arrayminus: bars.map((row) => (known(row.throughput_low) ? row.throughput_per_s - row.throughput_low : 0)),
+        array: bars.map((row) => (known(row.throughput_high) ? row.throughput_high - row.throughput : 0)),
+        arrayminus: bars.map((row) => (known(row.throughput_low) ? row.throughput - row.throughput_low : 0)),
       },
       marker: {
         color: bars.map((row) => style(row).colour), opacity: bars.map((row) => (row.trusted && row.sound ? 1 : 0.75)),
@@ -28,9 +28,9 @@ const CHARTS = {
       },
       hoverinfo: "text", hovertext: bars.map(rowTold), textposition: "none",
     };
-    const widest = Math.max(...bars.map((row) => row.throughput_high ?? row.throughput_per_s));
+    const widest = Math.max(...bars.map((row) => row.throughput_high ?? row.throughput));
     const labels = {
-      type: "scatter", mode: "text", x: bars.map((row) => Math.max(row.throughput_high ?? 0, row.throughput_per_s) + widest * 0.012), y: bars.map((_, place) => place),
+      type: "scatter", mode: "text", x: bars.map((row) => Math.max(row.throughput_high ?? 0, row.throughput) + widest * 0.012), y: bars.map((_, place) => place),
       text: bars.map((row) => barText(row, tellsRatio(row))), textposition: "middle right", hoverinfo: "skip", showlegend: false, cliponaxis: false, textfont: { size: 12, color: colour("ink") },
     };
     const range = [0, widest * (isNarrow() ? 2.3 : 1.38)];
@@ -41,15 +41,15 @@ const CHARTS = {
   },
 
   throughput(rows, section, redraw) {
-    const drawn = againstBatch(section, rows, redraw, (row) => row.throughput_per_s, {
-      error: (row) => (known(row.throughput_low) ? [row.throughput_high - row.throughput_per_s, row.throughput_per_s - row.throughput_low] : [0, 0]),
+    const drawn = againstBatch(section, rows, redraw, (row) => row.throughput, {
+      error: (row) => (known(row.throughput_low) ? [row.throughput_high - row.throughput, row.throughput - row.throughput_low] : [0, 0]),
     });
     if (!drawn) return null;
     const shown = new Map(drawn.lines.map((line) => [line[0].series, line]));
     const knees = PAYLOAD.knees.filter((knee) => shown.has(`${knee.subject}\u0000${knee.recipe}`));
     if (knees.length) {
       drawn.traces.push({
-        type: "scatter", mode: "markers", label: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput_per_s),
+        type: "scatter", mode: "markers", label: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput),
         marker: { symbol: "star", size: 16, color: knees.map((knee) => style(shown.get(`${knee.subject}\u0000${knee.recipe}`)[0]).colour), line: { width: 1.5, color: colour("ink") } },
         hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.batch}</b><br>${plain(knee.recipe, 70)}<br>${Math.round(100 * knee.share)} % of the ${figure(knee.limit_per_s, 5)} per second that larger batches near`),
       });
@@ -59,30 +59,30 @@ const CHARTS = {
   },
 
   latency(rows, section, redraw) {
-    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.latency_p50_s) ? row.latency_p50_s * 1e3 : null), {
-      error: (row) => (known(row.latency_low_s) ? [(row.latency_high_s - row.latency_p50_s) * 1e3, (row.latency_p50_s - row.latency_low_s) * 1e3] : [0, 0]),
+    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.latency_p50) ? row.latency_p50 * 1e3 : null), {
+      error: (row) => (known(row.latency_p50_low) ? [(row.latency_p50_high - row.latency_p50) * 1e3, (row.latency_p50 - row.latency_p50_low) * 1e3] : [0, 0]),
     });
     if (!drawn) return null;
     for (const line of drawn.lines) {
-      const tails = line.filter((row) => known(row.latency_p95_s));
+      const tails = line.filter((row) => known(row.latency_p95));
       if (!tails.length) continue;
       const look = style(line[0]);
       drawn.traces.push({
         type: "scatter", mode: tails.length > 1 ? "lines" : "markers", legendgroup: line[0].series, showlegend: false,
-        x: tails.map((row) => row.batch), y: tails.map((row) => row.latency_p95_s * 1e3), line: { color: look.colour, dash: "dot", width: 1.6 },
-        marker: { color: look.colour, symbol: "line-ew-open", size: 9 }, hoverinfo: "text", hovertext: tails.map((row) => `p95 ${seconds(row.latency_p95_s)}<br>${rowTold(row)}`),
+        x: tails.map((row) => row.batch), y: tails.map((row) => row.latency_p95 * 1e3), line: { color: look.colour, dash: "dot", width: 1.6 },
+        marker: { color: look.colour, symbol: "line-ew-open", size: 9 }, hoverinfo: "text", hovertext: tails.map((row) => `p95 ${seconds(row.latency_p95)}<br>${rowTold(row)}`),
       });
     }
-    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis(drawn.lines.flat()), yaxis: logWhenWide(axis("ms per step"), drawn.lines.flat().map((row) => row.latency_p50_s)) }) };
+    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis(drawn.lines.flat()), yaxis: logWhenWide(axis("ms per step"), drawn.lines.flat().map((row) => row.latency_p50 * 1e3)) }) };
   },
 
   memory(rows, section, redraw) {
-    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.held_bytes) ? row.held_bytes / 2 ** 30 : null), {});
+    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.memory) ? row.memory / 2 ** 30 : null), {});
     if (!drawn) return null;
     const subjects = new Set(drawn.lines.map((line) => line[0].subject));
-    const broken = rows.filter((row) => row.failure_kind === "oom" && known(row.batch) && subjects.has(row.subject));
+    const broken = rows.filter((row) => (row.failure ?? "").startsWith("oom") && known(row.batch) && subjects.has(row.subject));
     if (broken.length) {
-      const top = Math.max(...drawn.lines.flat().map((row) => row.held_bytes)) / 2 ** 30;
+      const top = Math.max(...drawn.lines.flat().map((row) => row.memory)) / 2 ** 30;
       drawn.traces.push({
         type: "scatter", mode: "markers", label: "out of memory", x: broken.map((row) => row.batch), y: broken.map(() => top * 1.06),
         marker: { symbol: "x", size: 11, color: colour("bad") }, hoverinfo: "text", hovertext: broken.map(rowTold),
@@ -106,7 +106,7 @@ const CHARTS = {
       return {
         type: "scatter", mode: each.s.length > 1 ? "lines" : "markers", label: name(each.about), x: each.s.map((value) => value * 1e3), y: shares,
         line: { color: look.colour, width: 2.2, dash: twin ? "dash" : look.dash }, opacity: twin ? 0.6 : 1,
-        hoverinfo: "text", hovertext: each.s.map((value, at) => `<b>${plain(each.about.recipe, 60)}</b><br>${figure(shares[at])} % of ${each.n} steps within ${seconds(value)}<br>verdict: ${plain(each.about.verdict ?? "")}`),
+        hoverinfo: "text", hovertext: each.s.map((value, at) => `<b>${plain(each.about.recipe, 60)}</b><br>${figure(shares[at])} % of ${each.n} steps within ${seconds(value)}<br>trust: ${plain(each.about.trust ?? "")}`),
       };
     });
     const guides = [50, 95, 99].map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("muted"), width: 1, dash: "dot" } }));
@@ -115,34 +115,34 @@ const CHARTS = {
   },
 
   cold(rows) {
-    const parts = [["start_s", "worker"], ["build_s", "build"], ["rest_s", "first call"], ["compile_s", "compiling"]];
-    const started = rows.filter((row) => known(row.first_call_s) || known(row.build_s)).map((row) => ({ ...row, rest_s: known(row.first_call_s) ? Math.max(0, row.first_call_s - (row.compile_s ?? 0)) : null }));
+    const parts = [["start_time", "worker"], ["build_time", "build"], ["rest_s", "first call"], ["compile_time", "compiling"]];
+    const started = rows.filter((row) => known(row.first_call_time) || known(row.build_time)).map((row) => ({ ...row, rest_s: known(row.first_call_time) ? Math.max(0, row.first_call_time - (row.compile_time ?? 0)) : null }));
     if (!started.length) return null;
     const newest = new Map();
     for (const row of started) {
       const key = `${row.subject}\u0000${row.recipe}`;
       const before = newest.get(key);
-      if (!before || (row.compile_s ?? 0) > (before.compile_s ?? 0)) newest.set(key, row);
+      if (!before || (row.compile_time ?? 0) > (before.compile_time ?? 0)) newest.set(key, row);
     }
     const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
     const [bars, remark] = limited([...newest.values()].sort((a, b) => whole(b) - whole(a)), MOST_STARTS, "recipes");
-    const traces = stacked(bars, parts.map(([name, label], place) => ({ label, colour: paletteColour([5, 0, 4, 1][place]), value: (row) => row[name], told: (row) => `${label}: ${seconds(row[name])}${name === "compile_s" && row.compile_cache ? ` (cache ${plain(row.compile_cache)})` : ""}<br>in all ${seconds(whole(row))}<br>importing torch, apart: ${seconds(row.import_s)}<br>verdict: ${plain(row.verdict ?? "")}` })));
+    const traces = stacked(bars, parts.map(([name, label], place) => ({ label, colour: paletteColour([5, 0, 4, 1][place]), value: (row) => row[name], told: (row) => `${label}: ${seconds(row[name])}${name === "compile_time" && row.compile_cache ? ` (cache ${plain(row.compile_cache)})` : ""}<br>in all ${seconds(whole(row))}<br>importing torch, apart: ${seconds(row.import_time)}<br>trust: ${plain(row.trust ?? "")}` })));
     const labels = bars.map(namer(bars)).map((label, at) => `${label}${known(bars[at].batch) ? ` · b${bars[at].batch}` : ""}`);
     return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length), xaxis: axis("seconds", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
   },
 
   phases(rows, section, redraw) {
-    const parts = [["data_s", "data"], ["forward_s", "forward"], ["backward_s", "backward"], ["optimizer_s", "optimizer"]];
+    const parts = [["data", "data"], ["forward", "forward"], ["backward", "backward"], ["optimizer", "optimizer"]];
     const newest = new Map();
-    for (const row of rows.filter((each) => known(each.forward_s))) {
+    for (const row of rows.filter((each) => known(each.forward))) {
       const key = `${row.series}\u0000${row.batch}`;
       if (!newest.has(key) || better(row, newest.get(key))) newest.set(key, row);
     }
     const shown = new Set(rows.map((row) => row.number));
     for (const profile of PAYLOAD.profiles) {
       const about = ROWS[profile.row];
-      if (!shown.has(profile.row) || known(about.forward_s) || profile.phases.length < 2) continue;
-      const each = Object.fromEntries(profile.phases.map((phase) => [`${phase.name}_s`, Math.max(phase.host_s, phase.device_s) / (profile.steps || 1)]));
+      if (!shown.has(profile.row) || known(about.forward) || profile.phases.length < 2) continue;
+      const each = Object.fromEntries(profile.phases.map((phase) => [phase.name, Math.max(phase.host_s, phase.device_s) / (profile.steps || 1)]));
       newest.set(`profile ${profile.row}`, { ...about, ...each });
     }
     if (!newest.size) return null;
@@ -153,7 +153,7 @@ const CHARTS = {
     const [bars, remark] = limited(picked.sort((a, b) => a.series.localeCompare(b.series) || a.batch - b.batch), MOST_BARS, "runs");
     const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
     const present = parts.filter(([name]) => bars.some((row) => known(row[name])));
-    const traces = stacked(bars, present.map(([name, label], place) => ({ label, colour: paletteColour([0, 1, 2, 4][place]), value: (row) => (known(row[name]) ? row[name] * 1e3 : null), told: (row) => `${label}: ${seconds(row[name])}, ${percent((row[name] ?? 0) / whole(row))} of the step<br>verdict: ${plain(row.verdict ?? "")}` })));
+    const traces = stacked(bars, present.map(([name, label], place) => ({ label, colour: paletteColour([0, 1, 2, 4][place]), value: (row) => (known(row[name]) ? row[name] * 1e3 : null), told: (row) => `${label}: ${seconds(row[name])}, ${percent((row[name] ?? 0) / whole(row))} of the step<br>trust: ${plain(row.trust ?? "")}` })));
     const labels = bars.map(namer(bars, ["task"])).map((label, at) => `${label}${known(bars[at].batch) ? ` · b${bars[at].batch}` : ""}`);
     return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length), xaxis: axis("ms per step", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
   },
@@ -171,7 +171,7 @@ const CHARTS = {
         const each = part(profile, name);
         if (!each) return "";
         const top = profile.kernels.filter((kernel) => kernel.class === name).slice(0, 3).map((kernel) => `${plain(kernel.name, 60)}: ${seconds(kernel.total_s)}`);
-        return [`<b>${plain(name)}</b>`, `${percent(each.share)}, ${seconds(each.total_s)} in ${each.calls} calls`, ...top, `bound: ${plain(profile.bound)}`, `verdict: ${plain(ROWS[profile.row].verdict ?? "")}`].join("<br>");
+        return [`<b>${plain(name)}</b>`, `${percent(each.share)}, ${seconds(each.total_s)} in ${each.calls} calls`, ...top, `bound: ${plain(profile.bound)}`, `trust: ${plain(ROWS[profile.row].trust ?? "")}`].join("<br>");
       }),
     }));
     const abouts = profiles.map((profile) => ROWS[profile.row]);
@@ -197,7 +197,7 @@ const CHARTS = {
     const trace = {
       type: "treemap", branchvalues: "remainder", ids: boxes.map((box) => box.id), parents: boxes.map((box) => box.parent), labels: boxes.map((box) => plain(box.label, 60)), values: boxes.map((box) => box.value),
       marker: { colors: boxes.map((box) => paletteColour(box.place)), line: { width: 1, color: colour("card") } }, tiling: { pad: 1 }, pathbar: { visible: false },
-      hoverinfo: "text", hovertext: boxes.map((box) => `${box.told}<br>verdict: ${plain(ROWS[profile.row].verdict ?? "")}`), textinfo: "label+percent root", textfont: { size: 12 },
+      hoverinfo: "text", hovertext: boxes.map((box) => `${box.told}<br>trust: ${plain(ROWS[profile.row].trust ?? "")}`), textinfo: "label+percent root", textfont: { size: 12 },
     };
     return { traces: [trace], layout: layout({ height: isNarrow() ? 380 : 340, margin: { l: 0, r: 0, t: 4, b: 0 }, uniformtext: { minsize: 10, mode: "hide" }, showlegend: false }) };
   },
@@ -220,7 +220,7 @@ const CHARTS = {
       return {
         type: "scatter", connectgaps: false, mode: each.t.length > 1 ? "lines" : "markers", label: `${about.recipe}${about.kind === "profile" ? " (beside a profile)" : ""}`,
         x: each.t, y: each.series[name].map((value) => (known(value) ? value * factor : null)), line: { color: look.colour, width: 1.8, dash: twin ? "dot" : "solid" }, marker: { color: look.colour, symbol: look.symbol }, opacity: twin ? 0.75 : 1,
-        hoverinfo: "text", hovertext: each.t.map((at, place_) => `<b>${plain(about.recipe, 60)}</b><br>${figure(at, 4)} s: ${known(each.series[name][place_]) ? figure(each.series[name][place_] * factor, 4) : "n/a"} ${unit}${each.throttle[place_] ? `<br>throttle: ${plain(each.throttle[place_])}` : ""}<br>verdict: ${plain(about.verdict ?? "")}`),
+        hoverinfo: "text", hovertext: each.t.map((at, place_) => `<b>${plain(about.recipe, 60)}</b><br>${figure(at, 4)} s: ${known(each.series[name][place_]) ? figure(each.series[name][place_] * factor, 4) : "n/a"} ${unit}${each.throttle[place_] ? `<br>throttle: ${plain(each.throttle[place_])}` : ""}<br>trust: ${plain(about.trust ?? "")}`),
       };
     });
     return { traces, remark, layout: layout({ height: 360, xaxis: axis("seconds since the first timed block"), yaxis: axis(`${title}, ${unit}`, { rangemode: name === "clock_hz" || name === "memory_used_bytes" ? "normal" : "tozero" }) }) };
@@ -246,9 +246,9 @@ const CHARTS = {
   },
 
   generation: (rows, section, redraw) => {
-    const kept = rows.filter((row) => known(row.tpot_s));
+    const kept = rows.filter((row) => known(row.tpot));
     if (!kept.length) return null;
-    const figures = { tpot_s: ["time per token", "ms", 1e3], ttft_s: ["time to the first token", "ms", 1e3], bandwidth_share: ["copy bandwidth reached in decode", "%", 100] };
+    const figures = { tpot: ["time per token", "ms", 1e3], ttft: ["time to the first token", "ms", 1e3], bandwidth_share: ["copy bandwidth reached in decode", "%", 100] };
     const field = pick(section, "figure", Object.keys(figures).map((name) => [name, figures[name][0]]), redraw);
     const [title, unit, factor] = figures[field];
     const name = namer(kept);
@@ -257,9 +257,9 @@ const CHARTS = {
     const traces = shown.map((line, place) => {
       const points = [...line].sort((one, other) => (one.batch ?? 0) - (other.batch ?? 0));
       return {
-        type: "scatter", mode: "lines+markers", label: name(points[0]), x: points.map((row) => row.decode_tokens_per_s), y: points.map((row) => (known(row[field]) ? row[field] * factor : null)),
+        type: "scatter", mode: "lines+markers", label: name(points[0]), x: points.map((row) => row.decode_rate), y: points.map((row) => (known(row[field]) ? row[field] * factor : null)),
         line: { color: paletteColour(place), width: 2 }, marker: { size: 7, color: paletteColour(place) }, hoverinfo: "text",
-        hovertext: points.map((row) => `<b>${plain(name(row), 70)}</b><br>batch ${row.batch}: ${figure(row.decode_tokens_per_s, 4)} tokens/s, ${known(row[field]) ? figure(row[field] * factor, 4) : "n/a"} ${unit}<br>record ${plain(row.record_id)}`),
+        hovertext: points.map((row) => `<b>${plain(name(row), 70)}</b><br>batch ${row.batch}: ${figure(row.decode_rate, 4)} tokens/s, ${known(row[field]) ? figure(row[field] * factor, 4) : "n/a"} ${unit}<br>record ${plain(row.record_id)}`),
       };
     });
     const [across, up] = ["x", "y"].map((side) => traces.flatMap((trace) => trace[side].filter(known)));
@@ -353,7 +353,7 @@ const CHARTS = {
     const operators = points.flatMap((point) => point.operators.map((each) => ({ ...each, of: point })));
     if (operators.length) traces.push({ type: "scatter", mode: isNarrow() || operators.length > 12 ? "markers" : "markers+text", label: "operators, unfused", meta: "guide", x: operators.map((each) => each.intensity), y: operators.map((each) => each.flops_per_s / 1e12), text: operators.map((each) => plain(each.label, 18)), textposition: "bottom center", marker: { size: 7, symbol: "circle-open", color: operators.map((each) => style(ROWS[each.of.row]).colour) }, hoverinfo: "text", hovertext: operators.map((each) => `<b>${plain(each.label, 40)}</b> of ${plain(each.of.label, 50)}<br>at its own limit: ${figure(each.flops_per_s / 1e12)} TFLOP/s, ${figure(each.intensity)} FLOP/byte<br>limited by ${plain(each.limited_by)}`) });
     const base = points.find((point) => ROWS[point.row].recipe === "baseline");
-    const best = [...points].filter((point) => ROWS[point.row].sound && ROWS[point.row].decided).sort((one, other) => ROWS[other.row].ratio - ROWS[one.row].ratio)[0];
+    const best = [...points].filter((point) => ROWS[point.row].sound && ROWS[point.row].verdict === "faster").sort((one, other) => ROWS[other.row].ratio - ROWS[one.row].ratio)[0];
     const log = Math.log10;
     const arrows = base && best && best !== base ? [{ x: log(best.intensity), y: log(best.flops_per_s / 1e12), ax: log(base.intensity), ay: log(base.flops_per_s / 1e12), xref: "x", yref: "y", axref: "x", ayref: "y", showarrow: true, arrowhead: 3, arrowwidth: 2, arrowcolor: colour("accent"), opacity: 0.7, text: "" }] : [];
     return { traces, remark, layout: layout({ height: 420, annotations: arrows, xaxis: axis("FLOP per byte", { type: "log", dtick: 1 }), yaxis: axis("TFLOP/s", { type: "log", dtick: 1 }) }) };
@@ -362,8 +362,8 @@ const CHARTS = {
 
 function barText(row, tellsRatio) {
   const ratio = tellsRatio ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";
-  const doubt = row.sound ? (row.trusted ? "" : (row.verdict ?? "").replace(/;/g, ", ")) : "numerics ✗";
-  return [figure(row.throughput_per_s, Math.max(3, String(Math.round(row.throughput_per_s)).length)), ratio, doubt].filter(Boolean).map((part) => plain(part)).join("   ");
+  const doubt = row.sound ? (row.trusted ? "" : row.trust ?? "") : "numerics ✗";
+  return [figure(row.throughput, Math.max(3, String(Math.round(row.throughput)).length)), ratio, doubt].filter(Boolean).map((part) => plain(part)).join("   ");
 }
 
 function againstBatch(section, rows, redraw, value, { error }) {
@@ -392,7 +392,7 @@ function againstBatch(section, rows, redraw, value, { error }) {
 function withFewSinglePoints(series) {
   const lines = series.filter((line) => line.length > 1);
   if (!lines.length) return series;
-  const single = series.filter((line) => line.length === 1).sort((a, b) => (b[0].throughput_per_s ?? 0) - (a[0].throughput_per_s ?? 0));
+  const single = series.filter((line) => line.length === 1).sort((a, b) => (b[0].throughput ?? 0) - (a[0].throughput ?? 0));
   return [...lines, ...single.slice(0, MOST_SINGLE_POINTS)];
 }
 

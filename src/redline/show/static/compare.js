@@ -21,7 +21,7 @@ function drawComparison() {
   tellPicked(rows);
   if (rows.length < 2) return;
   // The older one, or what the other was set against, comes first.
-  const [a, b] = rows[0].first_recipe === rows[1].recipe && rows[0].subject === rows[1].subject ? [rows[1], rows[0]] : rows;
+  const [a, b] = rows[0].compared_with === rows[1].recipe && rows[0].subject === rows[1].subject ? [rows[1], rows[0]] : rows;
   const parts = [comparedNames(a, b), element("p", { class: "told" }, comparison(a, b)), ...decideLine(a, b), ...whyLines(a, b), comparedTable(a, b)];
   section.querySelector(".body").replaceChildren(...parts);
   drawBoth(section, a, b);
@@ -43,22 +43,22 @@ function comparedNames(a, b) {
 function comparison(a, b) {
   const alike = a.subject === b.subject && a.batch === b.batch;
   const [name, other] = [oneLine(b.recipe), oneLine(a.recipe)];
-  if (alike && known(b.ratio_low) && b.first_recipe === a.recipe) {
-    const words = { faster: "faster than A", slower: "slower than A", same: "as fast as A" }[b.ratio_verdict] ?? "not decided against A";
+  if (alike && known(b.ratio_low) && b.compared_with === a.recipe) {
+    const words = { faster: "faster than A", slower: "slower than A", same: "as fast as A" }[b.verdict] ?? "not decided against A";
     const doubt = a.trusted && b.trusted ? "" : "; the numbers are doubted, see trust below";
     return `B is ${words}: ${name} runs at ${figure(b.ratio)}× (${figure(b.ratio_low)}–${figure(b.ratio_high)}) the speed of ${other}, measured in turns${doubt}.`;
   }
-  if (!known(a.throughput_per_s) || !known(b.throughput_per_s)) return "One of them has no speed, so there is nothing to compare.";
+  if (!known(a.throughput) || !known(b.throughput)) return "One of them has no speed, so there is nothing to compare.";
   const apart = alike ? "they were not set against each other in turns" : "they are different workloads";
   const doubt = a.trusted && b.trusted ? "" : "; the numbers are doubted, see trust below";
-  return `B runs at ${figure((b.sustained_per_s ?? b.throughput_per_s) / (a.sustained_per_s ?? a.throughput_per_s))}× the speed of A, without an interval: ${apart}${doubt}.`;
+  return `B runs at ${figure((b.sustained ?? b.throughput) / (a.sustained ?? a.throughput))}× the speed of A, without an interval: ${apart}${doubt}.`;
 }
 
 // What would decide it: both in turns.
 function decideLine(a, b) {
   const alike = a.subject === b.subject && a.batch === b.batch;
-  if (!alike || !b.decide_command || !known(a.throughput_per_s) || !known(b.throughput_per_s) || (known(b.ratio_low) && b.first_recipe === a.recipe)) return [];
-  const command = `${b.decide_command} -r ${a.recipe} -r ${b.recipe}`;
+  if (!alike || !b.command || !known(a.throughput) || !known(b.throughput) || (known(b.ratio_low) && b.compared_with === a.recipe)) return [];
+  const command = `${b.command.replace(/ -r .*/, "")} --decide -r ${a.recipe} -r ${b.recipe}`;
   const line = element("p", { class: "hint" }, "What decides it: ");
   line.append(element("code", {}, command), " ", element("button", { type: "button", class: "copy", "data-copy": command }, "Copy command"));
   return [line];
@@ -89,9 +89,9 @@ function comparedTable(a, b) {
   for (const text of ["", "A", "B", "B/A"]) head.append(element("th", { scope: "col" }, text));
   table.append(head);
   const figures = [
-    ["speed", (row) => row.throughput_per_s, (value, row) => rate(value, row.item)], ["sustained", (row) => row.sustained_per_s, (value, row) => rate(value, row.item)],
-    ["±", (row) => row.half_width, percent, true], ["p50", (row) => row.latency_p50_s, seconds], ["p95", (row) => row.latency_p95_s, seconds], ["p99", (row) => row.latency_p99_s, seconds],
-    ["memory", (row) => row.held_bytes, bytes], ["energy per item", (row) => row.energy_per_item_j, (value) => `${figure(value * 1e3)} mJ`], ["of the roofline left", (row) => row.headroom, (value) => `${figure(value)}×`, true], ["rel. error", (row) => (row.numerics_state === "reference" ? null : row.rel_l2), (value) => value.toExponential(1), true],
+    ["speed", (row) => row.throughput, (value, row) => rate(value, row.item)], ["sustained", (row) => row.sustained, (value, row) => rate(value, row.item)],
+    ["±", (row) => row.half_width, percent, true], ["p50", (row) => row.latency_p50, seconds], ["p95", (row) => row.latency_p95, seconds], ["p99", (row) => row.latency_p99, seconds],
+    ["memory", (row) => row.memory, bytes], ["energy per item", (row) => row.energy_per_item, (value) => `${figure(value * 1e3)} mJ`], ["of the roofline left", (row) => row.headroom, (value) => `${figure(value)}×`, true], ["rel. error", (row) => row.rel_error, (value) => value.toExponential(1), true],
   ];
   for (const [label, value, show, plainly] of figures) {
     const values = [value(a), value(b)];
@@ -102,7 +102,7 @@ function comparedTable(a, b) {
     line.append(element("td", {}, !plainly && values.every(known) && values[0] ? `${figure(values[1] / values[0])}×` : ""));
     table.append(line);
   }
-  for (const [label, value] of [["bound", (row) => row.bound], ["trust", (row) => (row.verdict ?? "").replace(/;/g, ", ")], ["setting", (row) => row.setting], ["device", (row) => row.place]]) {
+  for (const [label, value] of [["bound", (row) => row.bound], ["trust", (row) => row.trust ?? ""], ["setting", (row) => row.setting], ["device", (row) => row.device]]) {
     // Where they ran is only worth a line where that differs.
     if (["setting", "device"].includes(label) && value(a) === value(b)) continue;
     const line = element("tr");

@@ -10,9 +10,8 @@ for (const [name, column] of Object.entries(PAYLOAD.columns)) {
   });
 }
 for (const row of ROWS) {
-  row.held_bytes = row.peak_reserved_bytes ?? row.peak_rss_bytes ?? null;
-  row.trusted = row.verdict === "valid";
-  row.sound = row.numerics_state !== "failed";
+  row.trusted = row.trust === "valid";
+  row.sound = row.numerics !== "wrong";
   row.series = `${row.subject}\u0000${row.recipe}`;
 }
 
@@ -57,34 +56,33 @@ function element(tag, attributes = {}, text = null) {
 }
 
 // What the rows have in common need not be said with each of them.
-// Errors grow along a path of losses: rows compare only where it was as long.
-const errorText = (row) => `${known(row.rel_l2) ? row.rel_l2.toExponential(1) : "not finite"}${known(row.loss_steps) ? ` in ${row.loss_steps} steps` : ""}`;
-const SEVERAL_PLACES = distinct(ROWS.map((row) => row.place)).length > 1;
+const errorText = (row) => (known(row.rel_error) ? row.rel_error.toExponential(1) : "not finite");
+const SEVERAL_PLACES = distinct(ROWS.map((row) => row.device)).length > 1;
 // What a series is called beside others: the recipe, and whatever else tells them apart.
 function namer(rows, without = []) {
-  const telling = ["model", "task", "setting", "place"].filter((name) => !without.includes(name) && distinct(rows.map((row) => row[name] ?? "")).length > 1);
+  const telling = ["model", "task", "setting", "device"].filter((name) => !without.includes(name) && distinct(rows.map((row) => row[name] ?? "")).length > 1);
   return (row) => [row.recipe, ...telling.map((name) => row[name]).filter(Boolean)].join(" · ");
 }
 function workloadName(row) {
   const batch = known(row.batch) ? [`batch ${row.batch}`] : [];
-  return [row.model, row.task, row.setting, ...batch, SEVERAL_PLACES ? row.place : null].filter(Boolean).join(" · ");
+  return [row.model, row.task, row.setting, ...batch, SEVERAL_PLACES ? row.device : null].filter(Boolean).join(" · ");
 }
 function rowTold(row) {
   const lines = [
     `<b>${plain(row.recipe, 70)}</b>`,
     plain(`${row.model} · ${row.task}${known(row.batch) ? ` · batch ${row.batch}` : ""}`, 90),
-    plain(row.place ?? "", 70),
+    plain(row.device ?? "", 70),
   ];
   if (row.setting) lines.push(plain(row.setting, 70));
-  if (row.failure_kind) return [...lines, `failed: ${plain(row.failure_kind)} at ${plain(row.failure_stage)}`, plain(row.failure_message ?? "", 90)].join("<br>");
-  if (known(row.throughput_per_s)) {
+  if (row.failure) return [...lines, `failed: ${plain(row.failure, 120)}`].join("<br>");
+  if (known(row.throughput)) {
     const interval = known(row.throughput_low) ? ` (${figure(row.throughput_low, 5)}–${figure(row.throughput_high, 5)})` : "";
-    lines.push(`${figure(row.throughput_per_s, 6)} ${plain(row.item || "items")}/s${interval}`);
+    lines.push(`${figure(row.throughput, 6)} ${plain(row.item || "items")}/s${interval}`);
   }
-  if (known(row.latency_p50_s)) lines.push(`p50 ${seconds(row.latency_p50_s)}, p95 ${seconds(row.latency_p95_s)}, n ${row.samples}`);
-  if (known(row.ratio)) lines.push(`${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""} against ${plain(row.first_recipe ?? "the first", 40)}`);
-  if (known(row.held_bytes)) lines.push(`memory ${bytes(row.held_bytes)}`);
-  if (known(row.rel_l2) && row.numerics_state !== "reference") lines.push(`rel. error ${errorText(row)}${row.sound ? "" : " ✗ too far"}`);
-  lines.push(`verdict: ${plain(row.verdict ?? "")}; bound: ${plain(row.bound ?? "")}`, `record ${plain(row.record_id)}`);
+  if (known(row.latency_p50)) lines.push(`p50 ${seconds(row.latency_p50)}, p95 ${seconds(row.latency_p95)}, n ${row.samples}`);
+  if (known(row.ratio)) lines.push(`${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""} against ${plain(row.compared_with ?? "the first", 40)}`);
+  if (known(row.memory)) lines.push(`memory ${bytes(row.memory)}`);
+  if (known(row.rel_error)) lines.push(`rel. error ${errorText(row)}${row.sound ? "" : " ✗ too far"}`);
+  lines.push(`trust: ${plain(row.trust ?? "")}; bound: ${plain(row.bound ?? "")}`, `record ${plain(row.record_id)}`);
   return lines.join("<br>");
 }

@@ -5,8 +5,8 @@ const FILTERS = [
   ["task", "Task"],
   ["recipe", "Recipe"],
   ["batch", "Batch"],
-  ["place", "Device"],
-  ["verdict", "Verdict"],
+  ["device", "Device"],
+  ["trust", "Trust"],
 ];
 const chosen = new Map(FILTERS.map(([name]) => [name, new Set()]));
 
@@ -20,7 +20,7 @@ function shownRows() {
   return ROWS.filter((row) => active.every(([name, values]) => values.has(String(valueOf(row, name)))) && words.every((word) => searched(row).includes(word)));
 }
 function searched(row) {
-  row.words ??= [row.model, row.task, row.recipe, row.batch, row.setting, row.place, row.verdict, row.bound, row.record_id].filter(known).join(" ").toLowerCase();
+  row.words ??= [row.model, row.task, row.recipe, row.batch, row.setting, row.device, row.trust, row.bound, row.record_id].filter(known).join(" ").toLowerCase();
   return row.words;
 }
 

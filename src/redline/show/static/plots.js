@@ -94,7 +94,7 @@ function batchSeries(rows) {
   return lines.sort((a, b) => b.length - a.length);
 }
 function better(row, before) {
-  const rank = (each) => [each.failure_kind ? 0 : 1, each.kind === "run" ? 1 : 0, ["unchecked", "skipped"].includes(each.numerics_state) ? 0 : 1, each.when ?? 0];
+  const rank = (each) => [each.failure ? 0 : 1, each.kind === "run" ? 1 : 0, each.numerics === "not checked" ? 0 : 1, each.measured_at ?? ""];
   const [one, other] = [rank(row), rank(before)];
   for (let place = 0; place < one.length; place += 1) if (one[place] !== other[place]) return one[place] > other[place];
   return false;

@@ -11,7 +11,7 @@
   };
   const left = (value) => (value == null ? "" : value < 90 ? `about ${Math.round(value)} s left` : value < 5400 ? `about ${Math.round(value / 60)} min left` : `about ${(value / 3600).toFixed(1)} h left`);
   const readings = (each) => [
-    each.power_w ? `${Math.round(each.power_w)} W` : "", each.temperature_c ? `${Math.round(each.temperature_c)} °C` : "",
+    each.power ? `${Math.round(each.power)} W` : "", each.temperature_c ? `${Math.round(each.temperature_c)} °C` : "",
     each.utilisation != null ? `${Math.round(100 * each.utilisation)} % busy` : "",
     each.memory_used_bytes ? `${(each.memory_used_bytes / 1e9).toFixed(1)} GB used` : "",
   ];

@@ -6,31 +6,31 @@ const TABLE = [
   { name: "model", label: "model", text: true, spare: true },
   { name: "task", label: "task", text: true, tight: true, spare: true },
   { name: "batch", label: "batch", show: (row) => row.batch ?? "–" },
-  { name: "throughput_per_s", label: "items/s", show: (row) => (known(row.throughput_per_s) ? `${figure(row.throughput_per_s, Math.max(4, String(Math.round(row.throughput_per_s)).length))}${known(row.sustained_per_s) ? ` (sustained ${figure(row.sustained_per_s, 4)})` : ""}` : "–") },
-  { name: "ratio", label: "vs first", show: (row) => (known(row.ratio) ? `${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""}${[null, undefined, "baseline"].includes(row.first_recipe) ? "" : ` of ${cut(row.first_recipe, 14)}`}` : "–") },
+  { name: "throughput", label: "items/s", show: (row) => (known(row.throughput) ? `${figure(row.throughput, Math.max(4, String(Math.round(row.throughput)).length))}${known(row.sustained) ? ` (sustained ${figure(row.sustained, 4)})` : ""}` : "–") },
+  { name: "ratio", label: "vs first", show: (row) => (known(row.ratio) ? `${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""}${[null, undefined, "baseline"].includes(row.compared_with) ? "" : ` of ${cut(row.compared_with, 14)}`}` : "–") },
   { name: "half_width", label: "±", show: (row) => (known(row.half_width) ? percent(row.half_width) : "–") },
-  { name: "verdict", label: "verdict", text: true, tight: true },
-  { name: "latency_p50_s", label: "p50", show: (row) => (known(row.latency_p50_s) ? seconds(row.latency_p50_s) : "–") },
-  { name: "latency_p95_s", label: "p95", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p95_s)) },
-  { name: "latency_p99_s", label: "p99", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p99_s)) },
-  { name: "held_bytes", label: "memory", show: (row) => (known(row.held_bytes) ? bytes(row.held_bytes) : "–") },
-  { name: "rel_l2", label: "rel. error", show: (row) => (row.numerics_state === "reference" ? row.reference_format : ["passed", "failed"].includes(row.numerics_state) ? `${errorText(row)}${row.sound ? "" : " ✗"}` : "–") },
-  { name: "energy_per_item_j", label: "mJ/item", show: (row) => (known(row.energy_per_item_j) ? figure(row.energy_per_item_j * 1e3) : row.energy_too_short ? "too short" : "–") },
-  { name: "power_w", label: "W", show: (row) => (known(row.power_w) ? figure(row.power_w) : "–") },
+  { name: "trust", label: "trust", text: true, tight: true },
+  { name: "latency_p50", label: "p50", show: (row) => (known(row.latency_p50) ? seconds(row.latency_p50) : "–") },
+  { name: "latency_p95", label: "p95", show: (row) => (row.failure ? "–" : seconds(row.latency_p95)) },
+  { name: "latency_p99", label: "p99", show: (row) => (row.failure ? "–" : seconds(row.latency_p99)) },
+  { name: "memory", label: "memory", show: (row) => (known(row.memory) ? bytes(row.memory) : "–") },
+  { name: "rel_error", label: "rel. error", show: (row) => (known(row.rel_error) ? `${errorText(row)}${row.sound ? "" : " ✗"}` : row.numerics ?? "–") },
+  { name: "energy_per_item", label: "mJ/item", show: (row) => (known(row.energy_per_item) ? figure(row.energy_per_item * 1e3) : "–") },
+  { name: "power", label: "W", show: (row) => (known(row.power) ? figure(row.power) : "–") },
   { name: "utilisation", label: "busy", show: (row) => (known(row.utilisation) ? percent(row.utilisation) : "–") },
   { name: "cost_per_million", label: "per million", show: (row) => (known(row.cost_per_million) ? figure(row.cost_per_million) : "–") },
-  { name: "spread", label: "processes", show: (row) => row.spread ?? "1" },
+  { name: "processes", label: "processes", show: (row) => row.processes ?? 1 },
   { name: "bound", label: "bound", text: true, tight: true },
   { name: "setting", label: "setting", text: true },
-  { name: "place", label: "device", text: true, tight: true },
-  { name: "created_at", label: "when", text: true, tight: true, show: (row) => row.created_at?.slice(0, 16).replace("T", " ") ?? "–" },
+  { name: "device", label: "device", text: true, tight: true },
+  { name: "measured_at", label: "when", text: true, tight: true, show: (row) => row.measured_at ?? "–" },
   { name: "record_id", label: "record", text: true, tight: true, show: (row) => row.record_id.slice(0, 13) },
-].filter((column) => column.name === "held_bytes" || ROWS.some((row) => known(row[column.name])));
+].filter((column) => column.name === "memory" || ROWS.some((row) => known(row[column.name])));
 
-const sorting = { name: "created_at", down: true, changed: false };
+const sorting = { name: "measured_at", down: true, changed: false };
 let page = 0;
 // On a phone only the numbers stay beside the recipe; the chooser brings the rest back.
-let hiddenColumns = new Set(isNarrow() ? TABLE.filter((column) => !["recipe", "batch", "throughput_per_s", "ratio"].includes(column.name)).map((column) => column.name) : []);
+let hiddenColumns = new Set(isNarrow() ? TABLE.filter((column) => !["recipe", "batch", "throughput", "ratio"].includes(column.name)).map((column) => column.name) : []);
 // What a narrow page hides is not the reader's choice, so it does not go into the address.
 let columnsChosen = false;
 const opened = new Set();
@@ -108,12 +108,12 @@ function tableRow(row) {
   for (const column of shownColumns()) {
     const classes = ["text", "tight", "wide"].filter((name) => column[name]).join(" ");
     const cell = element("td", classes ? { class: classes } : {});
-    if (column.name === "verdict") cell.append(...verdictChips(row));
+    if (column.name === "trust") cell.append(...verdictChips(row));
     else if (column.name === "recipe") cell.append(compareBox(row), element("span", { title: oneLine(row.recipe) }, cut(row.recipe, 60)));
     else {
       const told = column.show ? column.show(row) : row[column.name] ?? "–";
       cell.textContent = column.text ? cut(told, 60) : told;
-      if (known(row[column.name])) cell.title = column.name === "bound" ? row.bound_evidence ?? "" : column.name === "ratio" ? `against ${oneLine(row.first_recipe ?? "the first")}` : oneLine(row[column.name]);
+      if (known(row[column.name])) cell.title = column.name === "bound" ? row.bound_evidence ?? "" : column.name === "ratio" ? `against ${oneLine(row.compared_with ?? "the first")}` : oneLine(row[column.name]);
     }
     line.append(cell);
   }
@@ -140,10 +140,10 @@ function detailRow(row) {
   });
   const list = element("dl");
   const facts = [
-    ["what", workloadName(row)], ["recipe", row.recipe], ["speed", known(row.throughput_per_s) ? `${rate(row.throughput_per_s, row.item)}${known(row.throughput_low) ? ` (${figure(row.throughput_low, 5)}–${figure(row.throughput_high, 5)})` : ""}` : null],
-    ["processes", row.spread], ["latency", known(row.latency_p50_s) ? `p50 ${seconds(row.latency_p50_s)}, p95 ${seconds(row.latency_p95_s)}, p99 ${seconds(row.latency_p99_s)}` : null],
-    ["bound", known(row.bound) ? `${row.bound}: ${row.bound_evidence ?? ""}` : null], ["trust", [row.verdict, row.trust_reasons].filter(Boolean).join(": ")], ["numerics", row.numerics_reason], ["failed", row.failure_message],
-    ["roofline", known(row.roofline_s) ? `${seconds(row.roofline_s)}${known(row.headroom) ? `, ${figure(row.headroom)}× left` : ""}` : null], ["record", row.record_id],
+    ["what", workloadName(row)], ["recipe", row.recipe], ["speed", known(row.throughput) ? `${rate(row.throughput, row.item)}${known(row.throughput_low) ? ` (${figure(row.throughput_low, 5)}–${figure(row.throughput_high, 5)})` : ""}` : null],
+    ["processes", row.processes], ["latency", known(row.latency_p50) ? `p50 ${seconds(row.latency_p50)}, p95 ${seconds(row.latency_p95)}, p99 ${seconds(row.latency_p99)}` : null],
+    ["bound", known(row.bound) ? `${row.bound}: ${row.bound_evidence ?? ""}` : null], ["trust", [row.trust, row.notes].filter(Boolean).join(": ")], ["failed", row.failure],
+    ["roofline", known(row.headroom) ? `${figure(row.headroom)}× left` : null], ["record", row.record_id],
   ];
   for (const [name, told] of facts) if (told) list.append(element("dt", {}, name), element("dd", {}, oneLine(told)));
   const processes = PAYLOAD.processes[row.number] ?? [];
@@ -178,9 +178,9 @@ function buildChooser(changed) {
 }
 
 function verdictChips(row) {
-  if (row.failure_kind) return [element("span", { class: "chip bad", title: oneLine(row.failure_message ?? "") }, `failed: ${row.failure_kind}`)];
-  const chips = (row.verdict ?? "").split(";").filter(Boolean).map((label) => element("span", { class: `chip ${label === "valid" ? "good" : label === "invalid" ? "bad" : "warn"}`, title: oneLine(row.trust_reasons ?? "") }, label));
-  if (!row.sound) chips.push(element("span", { class: "chip bad", title: oneLine(row.numerics_reason ?? "") }, "numerics ✗"));
+  if (row.failure) return [element("span", { class: "chip bad", title: oneLine(row.failure ?? "") }, "failed")];
+  const chips = (row.trust ?? "").split(", ").filter(Boolean).map((label) => element("span", { class: `chip ${label === "valid" ? "good" : label === "invalid" ? "bad" : "warn"}`, title: oneLine(row.notes ?? "") }, label));
+  if (!row.sound) chips.push(element("span", { class: "chip bad", title: oneLine(row.notes ?? "") }, "numerics ✗"));
   return chips.flatMap((chip, place) => (place ? [" ", chip] : [chip]));
 }
 

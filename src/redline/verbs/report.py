@@ -1,10 +1,10 @@
-"""`redline.write_report`: choose records and write the report folder."""
+"""`redline report`: choose records, and write a folder with their dashboard, Markdown, pictures, CSV and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf
@@ -13,15 +13,20 @@ from redline.api.profile import kept_memories
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace, use
 from redline.model.errors import RecordError, UsageError
+from redline.model.metrics import Block, Headline
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
+from redline.model.settings import OUTPUT, WHICH, setting
 from redline.model.work import Ceilings
 from redline.search.tune.record import KeptSearches
 from redline.search.tune.result import TuneSummary
 from redline.show.contents import contents_of
-from redline.show.folder import ReportFiles, write_folder
+from redline.show.folder import open_in_browser
+from redline.show.report import ReportFiles, write_folder
+from redline.show.result import Result
 from redline.store import History
 from redline.store.codec import read_exported
+from redline.verbs.verb import verb
 
 
 class Chosen:
@@ -80,33 +85,66 @@ def choose(
         return _sweep(sweep, history) if sweep is not None else _from_history(what, last, opened, history)
 
 
-def write_report(
-    what: str | Sequence[str] = (),
-    folder: str | Path = "redline-report",
+@verb(
+    examples=(
+        "redline report --last --open",
+        "redline report --sweep resnet50-grid -o report",
+        "redline report backup.redline -o report",
+    ),
+)
+def report(
+    what: Annotated[
+        Any,
+        setting(
+            "Records; or files: a back-up, a history or what --save wrote. Default: the whole history.",
+            kind=list[str],
+            is_argument=True,
+            shape="[ID|FILE]...",
+        ),
+    ] = (),
     *,
-    last: bool = False,
-    sweep: str | None = None,
-    tune: str | None = None,
-    across: bool = False,
+    out: Annotated[
+        Any, setting("The folder to write.", short="-o", group=OUTPUT, shape="DIR", kind=str)
+    ] = "redline-report",
+    last: Annotated[bool, setting("The last run, with all recipes measured in it.", group=WHICH)] = False,
+    sweep: Annotated[str | None, setting("The finished cells of a sweep, by its name.", group=WHICH)] = None,
+    tune: Annotated[str | None, setting("A search for the fastest recipe, by its name.", group=WHICH)] = None,
+    open: Annotated[bool, setting("Open the dashboard in a browser.", group=OUTPUT)] = False,
     workspace: Workspace | None = None,
-) -> ReportFiles:
-    """Write the report of the chosen records (see `choose`) into a folder, and list what was written.
+) -> Result:
+    """Write a folder: dashboard, Markdown with pictures, CSV, JSON.
 
-    `across` also sets runs on different devices and with different thread counts side by side.
+    The dashboard is one file, which fetches nothing.
     """
     with use(workspace) as opened:
         chosen = choose([what] if isinstance(what, str) else what, last=last, sweep=sweep, tune=tune, workspace=opened)
-        return report_records(
+        files = report_records(
             chosen.records,
-            folder,
+            out,
             title=chosen.title,
             notes=chosen.notes,
             tunes=chosen.tunes,
-            across=across,
             memories="none" if chosen.only_files else "matching" if what or last or sweep or tune else "all",
             ceilings_of=chosen.ceilings_of,
             workspace=opened,
         )
+    if open:
+        open_in_browser(Path(files.dashboard))
+    return files_result(files)
+
+
+def files_result(files: ReportFiles) -> Result:
+    """What a report says, and where it is."""
+    made = {"dashboard": files.dashboard, "markdown": files.markdown, "csv": files.csv, "json": files.json}
+    made |= {Path(picture).stem: picture for picture in files.pictures}
+    return Result(
+        verb="report",
+        headline=Headline(template="{headline}", figures={"headline": files.headline}),
+        blocks=(Block(title="", text="\n".join(f"{name}: {path}" for name, path in made.items())),),
+        about={"folder": files.folder, "records": files.records, **made},
+        notes=files.notes,
+        next="" if files.records else "redline demo",
+    )
 
 
 def report_records(
@@ -117,7 +155,6 @@ def report_records(
     notes: Sequence[Note] = (),
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneSummary] = (),
-    across: bool = False,
     memories: Literal["all", "matching", "none"] = "matching",
     ceilings_of: CeilingsOf | None = None,
     workspace: Workspace | None = None,
@@ -140,7 +177,6 @@ def report_records(
         profiles=profiles,
         tunes=tunes,
         ceilings_of=lambda record: (ceilings_of(record) if ceilings_of else None) or known(record),
-        across=across,
         memories=rows,
     )
     return write_folder(contents, Path(folder))

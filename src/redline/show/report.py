@@ -1,29 +1,33 @@
-"""A report as one result: its headline, its tables of metrics, its notes. Pages, Markdown, CSV and JSON print it."""
+"""A report as a folder: dashboard.html, report.md, pictures, results.csv and results.json, all made of the same tables of metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
+from pathlib import Path
 
-import msgspec
-
+from redline import __version__
+from redline.analyze.curves import Curve
 from redline.analyze.load import load_rows
 from redline.analyze.profile import Profile
-from redline.analyze.recommend.evidence import Curve
-from redline.analyze.replicates import Line
 from redline.analyze.rows import FIGURES, row_of
-from redline.analyze.summary import RunSummary
 from redline.analyze.train import TrainingSummary
 from redline.model import figures
 from redline.model.environment import Environment
-from redline.model.identity import is_capture
+from redline.model.errors import SpecError
+from redline.model.fields import Frozen
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
-from redline.model.record import RunRecord
+from redline.model.note import Note
 from redline.model.units import format_bytes
 from redline.search.tune.gains import GainPath, waterfall
-from redline.show.contents import Contents
-from redline.show.result import Result
+from redline.show.contents import METHOD, Contents, line_row
+from redline.show.dashboard import dashboard
+from redline.show.folder import check_folder
+from redline.show.plots import draw_pictures
+from redline.show.result import Result, comma_separated, markdown
+from redline.show.terminal import markdown_line
 from redline.show.tune import answer
 
 RESULT_COLUMNS = (
@@ -31,26 +35,91 @@ RESULT_COLUMNS = (
     "accuracy", "sustainable_rate", "memory", "rel_error", "energy_per_item", "cost_per_million", "headroom", "bound", "trust",
     "setting", "device", "measured_at",
 )  # fmt: skip
-"""What a person reads of a row, the most important first; documents, CSV and the chooser of columns have the rest."""
+"""What a person reads of a row, the most important first; documents and CSV have the rest."""
 KERNELS = 40
-"""Of each profile, the longest."""
+"""Of each profile the longest kernels are listed."""
 
-OF_ROWS = {figure.name: figure for figure, _ in FIGURES}
 
-KNEE = Figure(name="knee_batch", header="knee", doc="The batch from which larger ones hardly bring more.")
-OF_LIMIT = Figure(name="of_limit", unit="share", header="of the limit")
-LIMIT = Figure(name="limit", unit="{item}/s", header="limit")
-STEP = Figure(name="step", unit="s", header="time of a step", better="lower")
-GAIN = Figure(name="gain", unit="x", header="at most", better="higher", doc="The speed-up without this cause.")
-TOTAL = Figure(name="total", unit="s", better="lower")
-SHARE = Figure(name="share", unit="share")
-CALLS = Figure(name="calls")
+class ReportFiles(Frozen):
+    """What was written."""
+
+    folder: str
+    headline: str
+    dashboard: str
+    markdown: str
+    csv: str
+    json: str
+    pictures: tuple[str, ...]
+    records: int
+    notes: tuple[Note, ...] = ()
+    trace: str | None = None
+    """Where the report of a quick profile holds its trace."""
+
+
+def write_folder(contents: Contents, folder: Path) -> ReportFiles:
+    check_folder(folder)
+    result = result_of(contents)
+    try:
+        pictures = draw_pictures(contents, folder)
+        texts = {
+            "dashboard.html": dashboard(contents, result),
+            "report.md": report_text(contents, result, {title: path.name for title, path in pictures.items()}),
+            "results.json": result.to_json(),
+            "results.csv": comma_separated(all_rows(contents)),
+        }
+        if len(contents.lines) < len(contents.records):
+            texts["records.csv"] = comma_separated(Table(name="records", rows=tuple(_process_rows(contents))))
+        if contents.trainings:
+            texts["epochs.csv"] = comma_separated(result.table("epochs"))
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot write the report to {folder}: {error.strerror}") from None
+    return ReportFiles(
+        folder=str(folder),
+        headline=contents.headline,
+        dashboard=str(folder / "dashboard.html"),
+        markdown=str(folder / "report.md"),
+        csv=str(folder / "results.csv"),
+        json=str(folder / "results.json"),
+        pictures=tuple(str(path) for path in pictures.values()),
+        records=len(contents.records),
+        notes=tuple(contents.notes),
+    )
+
+
+def report_text(contents: Contents, result: Result, pictures: Mapping[str, str]) -> str:
+    """The report as Markdown: the answer, the sections with their sentences, the pictures, and how it was measured."""
+    brief = replace(result, tables=tuple(table.only(table.columns) for table in result.tables))
+    parts = [markdown_line("# {}", contents.title), markdown(brief).rstrip()]
+    if pictures:
+        parts += ["## Pictures", *(markdown_line("![{}]", title) + f"({path})" for title, path in pictures.items())]
+    parts += ["## Method", "\n".join(f"- {line}" for line in METHOD)]
+    parts += [
+        f"---\n\nMade by Redline {__version__} from its records. `results.csv` and `results.json` hold every number."
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def all_rows(contents: Contents) -> Table:
+    """Every row of the report in one table: results.csv, and the table of the dashboard."""
+    return Table(name="results", rows=tuple(map(line_row, contents.lines)), columns=RESULT_COLUMNS)
 
 
 def result_of(contents: Contents) -> Result:
-    """Every figure of a report, as rows. Tables without a row are left out."""
+    """Every figure of a report, as tables: one for each subject, then what was learned beside them."""
+    several = len(contents.sections) > 1
+    sections = [
+        Table(
+            name=f"results-{number}" if number > 1 else "results",
+            title=f"{section.subject}: {section.headline}" if several else str(section.subject),
+            rows=section.table.rows,
+            columns=section.table.columns,
+        )
+        for number, section in enumerate(contents.sections, 1)
+    ]
     tables = (
-        Table(name="results", title="Results", rows=_results(contents), columns=RESULT_COLUMNS),
+        *sections,
         Table(name="epochs", title="Epochs", rows=_all(map(epoch_rows, contents.trainings))),
         Table(name="loads", title="Latency under load", rows=_all(map(load_rows, contents.loads))),
         Table(name="knees", title="Where larger batches stop paying", rows=_all(map(_knee_rows, contents.curves))),
@@ -65,37 +134,36 @@ def result_of(contents: Contents) -> Result:
         Table(name="kernels", title="Longest kernels", rows=_all(map(_kernel_rows, contents.profiles)), is_detail=True),
         Table(name="machines", title="Environment", rows=_all([_machine_rows(contents)]), is_detail=True),
     )
+    times = [record.created_at for record in contents.records]
+    span = " to ".join(dict.fromkeys(_day(at) for at in (min(times), max(times)))) if times else ""
+    about: dict[str, Fact] = {"title": contents.title, "records": len(contents.records), "measured": span}
     return Result(
         verb="report",
         headline=Headline(template="{headline}", figures={"headline": contents.headline}),
         tables=tuple(table for table in tables if table.rows),
-        about={"title": contents.title, "records": len(contents.records)},
+        about=about,
         notes=tuple(contents.notes),
         record_ids=tuple(record.id for record in contents.records),
     )
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
 
 
 def _all(parts: Iterable[Iterable[Row]]) -> tuple[Row, ...]:
     return tuple(chain.from_iterable(parts))
 
 
-def _results(contents: Contents) -> tuple[Row, ...]:
-    return tuple(_of_line(line.row, line.record, line, len(line.rates), line.measured_at) for line in contents.lines)
-
-
-def _of_line(row: RunSummary, record: RunRecord, line: Line, processes: int, at: float) -> Row:
-    """A row with what tells it from those of other reports: the setting, when it was measured, and in how many processes."""
-    made = row_of(row)
-    more: dict[str, Fact] = {
-        "setting": line.subject.setting or None,
-        "device": line.subject.device,
-        "kind": "profile" if is_capture(record) else "run",
-        "processes": processes,
-        "measured_at": datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M"),
-    }
-    return msgspec.structs.replace(made, facts={**made.facts, **more})
-
-
+OF_ROWS = {figure.name: figure for figure, _ in FIGURES}
+KNEE = Figure(name="knee_batch", header="knee", doc="The batch from which larger ones hardly bring more.")
+OF_LIMIT = Figure(name="of_limit", unit="share", header="of the limit")
+LIMIT = Figure(name="limit", unit="{item}/s", header="limit")
+STEP = Figure(name="step", unit="s", header="time of a step", better="lower")
+GAIN = Figure(name="gain", unit="x", header="at most", better="higher", doc="The speed-up without this cause.")
+TOTAL = Figure(name="total", unit="s", better="lower")
+SHARE = Figure(name="share", unit="share")
+CALLS = Figure(name="calls")
 EPOCH_SECONDS = Figure(name="seconds", unit="s", better="lower", doc="The whole epoch, validation included.")
 
 
@@ -245,8 +313,8 @@ def machine_facts(environment: Environment) -> Mapping[str, Fact]:
     return {name: value for name, value in facts.items() if value}
 
 
-def processes_of(contents: Contents) -> Iterator[Row]:
-    """One row for each record, where several processes measured the same: what `records.csv` has."""
+def _process_rows(contents: Contents) -> Iterator[Row]:
+    """One row for each record, for readers who want every process of a line."""
     for line in contents.lines:
-        for record, row in line.processes:
-            yield _of_line(row, record, line, 1, record.created_at)
+        for _, row in line.processes:
+            yield row_of(row)
