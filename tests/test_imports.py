@@ -22,7 +22,7 @@ DESK = (
     "cli.main",
     "verbs.profile",
     "verbs.run",
-    "api.report",
+    "verbs.report",
     "verbs.quick",
     "verbs.study",
     "api.tune",

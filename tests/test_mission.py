@@ -455,14 +455,14 @@ def test_row_17_the_roofline_gives_intensity_headroom_and_a_picture(
 ) -> None:
     on_gpu()
     told("ceilings")
-    (row,) = told("run", "resnet50", "--batch", 32)["results"]
+    (row,) = measured("run", "resnet50", "--batch", 32)
     (under,) = told("roofline", "--last", "--plot", tmp_path / "roof.png")["tables"]["recipes"]
     found = figures(under)
     assert (tmp_path / "roof.png").read_bytes().startswith(PNG)
     assert found["intensity"] == pytest.approx(32 * 8e9 / 1e8)
     assert found["roofline"] == pytest.approx(32 * 8e9 / CEILINGS.flops_per_s["fp32"])
     assert found["headroom"] == pytest.approx(found["measured"] / found["roofline"])
-    assert row["roofline"]["efficiency"] == pytest.approx(1 / found["headroom"])
+    assert row["of_peak"] == pytest.approx(1 / found["headroom"])
     assert found["bound"] == "compute"
     maker = TraceMaker()
     maker.kernel(GEMM, 10_000, 500_000, launched=0)
@@ -625,15 +625,15 @@ def test_row_23_a_report_has_every_form_and_the_dashboard_is_one_file(
     on_gpu()
     told("grid", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "1..64")
     told("run", "resnet50", "--batch", 32, "-r", "baseline", "-r", "fp16")
-    found = told("report", "-o", tmp_path / "report")
-    pictures = {Path(path).name for path in found["pictures"]}
-    assert {"throughput.png", "latency.png", "recipes.png"} <= pictures
-    assert all(Path(path).read_bytes().startswith(PNG) for path in found["pictures"])
+    found = told("report", "-o", tmp_path / "report")["about"]
+    pictures = [Path(str(path)) for path in found.values() if str(path).endswith(".png")]
+    assert {"throughput.png", "latency.png", "recipes.png"} <= {path.name for path in pictures}
+    assert all(path.read_bytes().startswith(PNG) for path in pictures)
     rows = list(csv.DictReader(Path(found["csv"]).read_text().splitlines()))
     assert {(row["recipe"], row["batch"]) for row in rows} == {
         (recipe, str(2**power)) for recipe in ("baseline", "fp16") for power in range(7)
     }
-    assert len(json.loads(Path(found["json"]).read_text())["results"]) == len(rows)
+    assert len(json.loads(Path(found["json"]).read_text())["tables"]["results"]) == len(rows)
     text = Path(found["markdown"]).read_text()
     assert all(f"]({name})" in text for name in ("throughput.png", "recipes.png"))
     page = Path(found["dashboard"]).read_text()

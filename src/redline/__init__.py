@@ -16,14 +16,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.monitor import monitor as monitor
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
-<<<<<<< HEAD
-    from redline.api.report import write_report as write_report
-=======
-    from redline.api.train import LoaderResult as LoaderResult
-    from redline.api.train import TrainResult as TrainResult
-    from redline.api.train import find_workers as find_workers
-    from redline.api.train import train as train
->>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
     from redline.api.tune import TuneResult as TuneResult
     from redline.api.tune import kept_tune as kept_tune
     from redline.api.tune import tune as tune
@@ -39,6 +31,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.models import models as models
     from redline.verbs.profile import ProfileResult as ProfileResult
     from redline.verbs.profile import profile as profile
+    from redline.verbs.report import report as report
     from redline.verbs.quick import QuickProfile as QuickProfile
     from redline.verbs.quick import run_quick_profile as run_quick_profile
     from redline.verbs.roofline import roofline as roofline

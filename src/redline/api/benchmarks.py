@@ -12,11 +12,11 @@ import msgspec
 from redline.analyze.checks import COMPILE_THRESHOLD, MEMORY_THRESHOLD, CheckName
 from redline.analyze.gate import THRESHOLD
 from redline.api.history import history_in
-from redline.api.report import is_file
 from redline.api.workspace import Workspace
 from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import Frozen, require_choice, shown_number
+from redline.model.files import is_file
 from redline.model.record import RunRecord
 from redline.model.spec import Recipe, RunSpec
 from redline.model.spec_table import TableError, layered, read_toml, refuse_too_many, specs_from_table

@@ -31,3 +31,10 @@ def read_up_to(file: BufferedIOBase, most_bytes: int, name: str) -> bytes:
     if len(body) > most_bytes:
         raise UsageError(f"{name} holds more than {most_bytes >> 20} MiB, which is the most that is read")
     return body
+
+
+def is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # too long for a name, or a zero byte in it
+        return False

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-<<<<<<< HEAD
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, cycle
-=======
 from collections import Counter
 from collections.abc import Sequence
-from itertools import cycle
->>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,59 +16,33 @@ from redline.analyze.batch import BatchSummary
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile
 from redline.analyze.train import TrainingSummary
-<<<<<<< HEAD
-from redline.model.identity import Subject
-from redline.model.spec import BASELINE
-from redline.model.units import format_bytes, format_rate, format_ratio
-from redline.show.canvas import COLOURS, LABEL, batch_ticks, label_text, log_ticks, new_figure, save_figure
-from redline.show.contents import Contents
-=======
 from redline.model.metrics import Row
+from redline.model.units import format_bytes, format_rate
 from redline.show.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.show.charts import Star, bar_figure, curve_figure
 from redline.show.contents import Contents, Section
->>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
 from redline.show.profile import step_figure
 from redline.show.terminal import one_line
 
 
 def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
-<<<<<<< HEAD
-    """Those that have something to show, by their titles."""
-    drawn = {
-        "Throughput against batch": _against_batch(
-            contents.curves, folder / "throughput.png", throughput_of, "items per second", "throughput", knee=True
-        ),
-        "Median latency against batch": _against_batch(
-            contents.curves, folder / "latency.png", latency_ms_of, "ms per step", "median latency"
-        ),
-        "Trainings": save_figure(training_figure(contents.trainings), folder / "training.png")
-        if contents.trainings
-        else None,
-        "Latency under load": _saved(load_figure, contents.loads, folder / "load.png"),
-        "Recipes compared": _recipes(contents, folder / "recipes.png"),
-        **_steps(contents, folder),
-    }
-=======
     """The pictures that have something to show, by their titles."""
     drawn: dict[str, Path | None] = {}
-    if curves := _curves(contents):
-        stars = _stars(contents)
-        figures = {
-            "throughput": curve_figure(curves, "throughput", stars),
-            "latency": curve_figure(curves, "latency_p50"),
-        }
-        drawn["Throughput against batch"] = save_figure(figures["throughput"], folder / "throughput.png")
-        drawn["Median latency against batch"] = save_figure(figures["latency"], folder / "latency.png")
+    for name, figure, title in (
+        ("throughput", "throughput", "Throughput against batch"),
+        ("latency", "latency_p50", "Median latency against batch"),
+    ):
+        if curves := [row for row in _curves(contents) if figure in row]:
+            stars = _stars(contents) if figure == "throughput" else ()
+            drawn[title] = save_figure(curve_figure(curves, figure, stars), folder / f"{name}.png")
     if contents.trainings:
-        drawn["Trainings"] = draw_trainings(contents.trainings, folder / "training.png")
+        drawn["Trainings"] = save_figure(training_figure(contents.trainings), folder / "training.png")
     if contents.loads:
         drawn["Latency under load"] = save_figure(load_figure(contents.loads), folder / "load.png")
     if (section := next(filter(_bars, contents.sections), None)) is not None:
         table = msgspec.structs.replace(section.table, rows=tuple(_bars(section)))
         drawn["Recipes compared"] = save_figure(bar_figure(table), folder / "recipes.png")
     drawn |= _steps(contents, folder)
->>>>>>> b770e18b (Make report a verb whose files are printed from the rows)
     return {title: path for title, path in drawn.items() if path is not None}
 
 

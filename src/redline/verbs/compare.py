@@ -16,12 +16,13 @@ from redline.analyze.profile_diff import diff_profiles
 from redline.api.profile import read_profile
 from redline.api.workspace import Workspace, use
 from redline.model.errors import Exit, UsageError
+from redline.model.files import is_file
 from redline.model.metrics import Figure, Headline, Row, Table
 from redline.model.record import RunRecord
 from redline.model.settings import WAY, setting
 from redline.show.canvas import label_axes, label_text, new_figure
 from redline.show.result import Result
-from redline.verbs.report import Chosen, choose, is_file
+from redline.verbs.report import Chosen, choose
 from redline.verbs.verb import verb
 
 RATIO = Figure(name="ratio", unit="x", header="A/B", better="higher", doc="Time of A over time of B.")

@@ -13,6 +13,7 @@ from redline.api.profile import kept_memories
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace, use
 from redline.model.errors import RecordError, UsageError
+from redline.model.files import is_file
 from redline.model.metrics import Block, Headline
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
@@ -285,10 +286,3 @@ def _add_files(chosen: Chosen, files: Sequence[Path]) -> None:
             with Workspace(history=history) as workspace:
                 _add_searches(chosen, workspace, history)
                 chosen.know(workspace.ceilings_of(chosen.records))
-
-
-def is_file(word: str) -> bool:
-    try:
-        return Path(word).is_file()
-    except (OSError, ValueError):  # too long for a name, or a zero byte in it
-        return False

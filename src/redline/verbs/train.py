@@ -34,7 +34,7 @@ from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
 from redline.show.plots import training_figure
 from redline.show.result import Result
-from redline.show.tables import epoch_rows
+from redline.show.report import epoch_rows
 from redline.verbs.verb import ISOLATED, Models, Recipes, verb
 
 DEFAULT_DATA = "synthetic-learnable"

@@ -18,13 +18,12 @@ from redline.model.spec import Recipe
 from redline.search.tune.estimates import Estimate
 from redline.search.tune.finals import _is_behind
 from redline.search.tune.flight import UntilPlaced
-from redline.search.tune.gains import _is_surely_better, gain_path_of, waterfall
+from redline.search.tune.gains import gain_path_of, waterfall
 from redline.search.tune.record import Refused, TuneRecord, TuneSpec
 from redline.search.tune.result import Ranked, Rejected, TuneSummary
 from redline.search.tune.space import Space
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import SwitchGain, Winner, against_baseline, simplest_of_the_fastest
-from redline.show.contents import contents_of
 from redline.show.terminal import as_text
 from redline.show.tune import answer, ratio_told, reasons, tune_report
 
@@ -101,141 +100,6 @@ def test_only_measured_times_are_bars(gains: tuple[float, ...]) -> None:
     assert found is not None
     without = [bar.seconds for bar in waterfall(found) if bar.kind == "without"]
     assert without == [pytest.approx(found.winner_s * gain) for gain in sorted(gains, reverse=True)]
-
-
-def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> None:
-    contents = contents_of(RECORDS, tunes=[summary(ratio=3.5)])
-    (told,) = [each for each in contents.advice if each.kind == "recipe"]
-    assert contents.headline == told.headline
-    assert told.headline == "fp16+compile runs resnet50 3.50× (3.90–4.10) as fast as baseline on fake cuda device"
-    assert "(3.90–4.10) over fresh processes" in told.details[0]
-    assert "without fp16 it takes 2.50× as long" in told.details[1]
-    assert any(detail.startswith("memory:") for detail in told.details)
-
-
-@pytest.mark.parametrize(("low", "high", "verdict"), [(0.18, 52.23, "inconclusive"), (0.99, 1.02, "same")])
-def test_a_gain_that_may_be_none_is_not_told_as_one(low: float, high: float, verdict: str) -> None:
-    contents = contents_of(RECORDS, tunes=[with_interval(summary(ratio=3.05), low, high)])
-    (told,) = [each for each in contents.advice if each.kind == "recipe"]
-    assert told.headline == "Stay with baseline for resnet50: nothing that was tried is clearly faster"
-    assert told.decided == (verdict == "same")
-    assert (contents.headline == told.headline) == told.decided
-    assert told.details == (
-        f"next best: fp16+compile, 3.05× ({low:.2f}–{high:.2f}) over fresh processes, measured in turns: {verdict}",
-    )
-    assert (told.recipe, told.record_id, told.ratio) == ("baseline", RECORDS[0].id, None)
-    (way,) = contents.gain_paths
-    assert way.verdict == f"valid, {verdict}"
-
-
-def test_what_one_process_showed_is_told_as_that() -> None:
-    alone = with_interval(summary(ratio=3.05), None, None)
-    contents = contents_of(RECORDS, tunes=[alone])
-    (told,) = [each for each in contents.advice if each.kind == "recipe"]
-    assert "no comparison is decided yet" in contents.headline
-    assert told.headline == (
-        "fp16+compile ran resnet50 3.05× as fast as baseline on fake cuda device in one process: "
-        "whether it does in others is not known"
-    )
-    assert told.details[0].startswith("3.05×, seen in one process only")
-    assert told.details[0].endswith(": inconclusive")
-    assert told.ratio is None, "no figure at the top of the page"
-    assert contents.gain_paths[0].verdict == "valid, inconclusive, seen in one process only"
-    hardly = with_interval(summary(ratio=1.03), None, None)
-    assert contents_of(RECORDS, tunes=[hardly]).advice[0].headline.startswith("Stay with baseline")
-
-
-def test_what_is_decided_stands_before_what_is_not() -> None:
-    mine = summary(ratio=3.5)
-    unsure = with_interval(msgspec.structs.replace(mine, name="at 1"), 0.5, 9.0, batch=1)
-    contents = contents_of(RECORDS, tunes=[unsure, mine])
-    told = [each for each in contents.advice if each.kind == "recipe"]
-    assert [(each.recipe, each.batch) for each in told] == [("fp16+compile", 32), ("baseline", 1)]
-    assert contents.headline.startswith("fp16+compile runs resnet50 3.50× (3.90–4.10) as fast")
-    assert "for resnet50 at batch 1: " in told[1].headline
-
-
-def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None:
-    other = race_records(model="vit_b_16")
-    records = [*RECORDS, *other]
-    mine = summary(ratio=3.5)
-    older = with_leader(msgspec.structs.replace(mine, name="older"), ratio=2.0)
-    contents = contents_of(records, tunes=[older, mine])
-    told = {each.subject.model: each for each in contents.advice if each.kind == "recipe"}
-    assert told["resnet50"].ratio == 3.5
-    short = msgspec.structs.replace(mine, state="out-of-budget")
-    (newer,) = [each for each in contents_of(RECORDS, tunes=[older, short]).advice if each.kind == "recipe"]
-    assert newer.ratio == 3.5, "it ended with a winner, if not with all it could have told"
-    cut = msgspec.structs.replace(mine, state="interrupted")
-    (ended,) = [each for each in contents_of(RECORDS, tunes=[older, cut]).advice if each.kind == "recipe"]
-    assert ended.ratio == 2.0
-    assert "interleaved: " in told["vit_b_16"].details[0], "as its records alone suggest"
-    at_one = with_leader(msgspec.structs.replace(mine, name="at 1"), batch=1)
-    several = [each for each in contents_of(records, tunes=[mine, at_one]).advice if each.kind == "recipe"]
-    assert [each.batch for each in several if each.subject.model == "resnet50"] == [32, 1]
-    assert several[0].headline.endswith("at batch 32")
-
-
-def test_an_older_search_speaks_where_its_winner_is_surely_faster() -> None:
-    """A short search may miss what a long one found; on a model that has changed since, the newer one knows better."""
-    newer = summary()
-
-    def told(older: TuneSummary) -> float | None:
-        contents = contents_of(RECORDS, tunes=[older, newer])
-        return next(each.ratio for each in contents.advice if each.kind == "recipe")
-
-    better = with_interval(msgspec.structs.replace(newer, name="older"), 8.9, 9.2, ratio=9.0)
-    assert told(better) == 9.0
-    assert told(with_interval(better, 4.0, 9.2, ratio=6.0)) == 4.0, "their intervals overlap"
-    assert told(msgspec.structs.replace(better, state="interrupted")) == 4.0
-    assert RECORDS[0].prepared is not None
-    workload = msgspec.structs.replace(RECORDS[0].prepared.workload, model_hash="changed")
-    prepared = msgspec.structs.replace(RECORDS[0].prepared, workload=workload)
-    before = [msgspec.structs.replace(each, id=f"{each.id}x", prepared=prepared, group="x") for each in RECORDS]
-    of_before = msgspec.structs.replace(better, record_ids=tuple(each.id for each in before))
-    lines = contents_of([*RECORDS, *before]).lines
-    assert not _is_surely_better(of_before, newer, lines)
-    assert _is_surely_better(better, newer, lines)
-
-
-def test_what_others_measured_speaks_where_it_is_surely_faster_than_the_winner() -> None:
-    fast = race_records(("baseline", "tf32"), fake_door(step_s={"tf32": 0.001, "*": 0.01}))
-    found = [each for each in contents_of([*RECORDS, *fast], tunes=[summary()]).advice if each.kind == "recipe"]
-    assert [(each.recipe, each.ratio) for each in found] == [("tf32", pytest.approx(10, rel=0.1))]
-    slow = race_records(("baseline", "tf32"), fake_door(step_s={"tf32": 0.005, "*": 0.01}))
-    found = [each for each in contents_of([*RECORDS, *slow], tunes=[summary()]).advice if each.kind == "recipe"]
-    assert [each.recipe for each in found] == ["fp16+compile"]
-
-
-def test_a_search_without_a_winner_takes_back_what_its_records_suggest() -> None:
-    contents = contents_of(RECORDS, tunes=[msgspec.structs.replace(summary(), winner=None, leader=None)])
-    assert not [each for each in contents.advice if each.kind == "recipe"]
-
-
-def test_a_search_that_was_cut_short_does_not_speak_before_one_that_ended() -> None:
-    short = msgspec.structs.replace(summary(RECORDS[0], ratio=1.0), name="short", state="interrupted")
-    told = [each for each in contents_of(RECORDS, tunes=[summary(ratio=3.5), short]).advice if each.kind == "recipe"]
-    assert [each.ratio for each in told] == [3.5]
-    alone = [each for each in contents_of(RECORDS, tunes=[short]).advice if each.kind == "recipe"]
-    assert not alone, "nothing was tried that could have beaten the baseline"
-
-
-def test_what_others_measured_is_recommended_beside_a_search_that_found_nothing() -> None:
-    nothing = msgspec.structs.replace(summary(), winner=None, leader=None, record_ids=(RECORDS[0].id,))
-    (told,) = [each for each in contents_of(RECORDS, tunes=[nothing]).advice if each.kind == "recipe"]
-    assert told.recipe == "fp16+compile"
-
-
-def test_a_winner_without_a_baseline_has_no_ratio() -> None:
-    (told,) = [each for each in contents_of(RECORDS, tunes=[summary(ratio=math.nan)]).advice if each.kind == "recipe"]
-    assert told.ratio is None
-    assert "nan" not in told.headline + " ".join(told.details)
-
-
-def test_costs_of_another_batch_are_not_told() -> None:
-    elsewhere = with_leader(summary(), batch=512)
-    (told,) = [each for each in contents_of(RECORDS, tunes=[elsewhere]).advice if each.kind == "recipe"]
-    assert not [line for line in told.details if line.startswith("memory:")]
 
 
 def test_without_ceilings_there_is_no_roofline() -> None:
