@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.models import models as models
     from redline.verbs.profile import ProfileResult as ProfileResult
     from redline.verbs.profile import profile as profile
-    from redline.verbs.report import report as report
     from redline.verbs.quick import QuickProfile as QuickProfile
     from redline.verbs.quick import run_quick_profile as run_quick_profile
+    from redline.verbs.report import report as report
     from redline.verbs.roofline import roofline as roofline
     from redline.verbs.run import run as run
     from redline.verbs.run import run_step as run_step

@@ -33,8 +33,8 @@ from redline.model.units import counted, format_seconds, format_share, parse_pri
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
 from redline.show.plots import training_figure
-from redline.show.result import Result
 from redline.show.report import epoch_rows
+from redline.show.result import Result
 from redline.verbs.verb import ISOLATED, Models, Recipes, verb
 
 DEFAULT_DATA = "synthetic-learnable"
