@@ -40,54 +40,6 @@ def group(make_record: Any, make_block: Any, *, rounds: int = 8, second_rounds: 
     return [first, second]
 
 
-def test_json_has_the_promised_fields(make_record: Any) -> None:
-    row = msgspec.to_builtins(row_of(make_record()))
-    assert {
-        *("model", "task", "recipe", "batch", "device", "device_name", "item", "throughput_per_s"),
-        *("throughput_interval", "throughput_wall_per_s", "latency_s", "phases_s", "memory", "cold_start_s"),
-        *(
-            "numerics",
-            "capabilities",
-            "vs_first",
-            "verdict",
-            "bound",
-            "failure",
-            "record_id",
-            "replicate_ids",
-            "printed",
-            "group",
-            "energy_per_item_j",
-            "items_per_j",
-            "power_w",
-            "energy_too_short",
-            "utilisation",
-            "cost_per_million",
-            "stopped",
-        ),
-        *("flops", "roofline", "batch_from", "items_per_step", "printed", "replicate_ids", "conditions"),
-        *("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s", "weight_bytes", "cache_bytes"),
-        *("bandwidth_share", "reads_from_cache", "energy_per_token_j", "cache", "rank_peak_bytes", "straggler"),
-        *("training", "worth_trying", "arguments", "options", "sustained_per_s", "load"),
-    } == set(row)
-    assert set(row["throughput_interval"]) == {"low", "high", "half_width"}
-    assert set(row["latency_s"]) == {"p50", "p90", "p95", "p99", "mean", "std", "n", "clock", "low", "high"}
-    assert set(row["memory"]) == set(Memory.__struct_fields__)
-    assert set(row["cold_start_s"]) == {
-        "import",
-        "start",
-        "build",
-        "first_call",
-        "compile",
-        "compile_cache",
-        "graph_breaks",
-        "contended",
-        "shared",
-    }
-    assert {"rel_l2", "cosine", "top1_agreement", "finite", "degenerate", "passed", "tolerance"} <= set(row["numerics"])
-    assert set(row["verdict"]) == {"labels", "reasons", "notes"}
-    assert set(row["bound"]) == {"label", "evidence"}
-
-
 def test_json_survives_the_way_there_and_back(make_record: Any, make_block: Any) -> None:
     rows = summarize(group(make_record, make_block))
     assert msgspec.json.decode(msgspec.json.encode(rows), type=list[RunSummary]) == rows
@@ -97,7 +49,7 @@ def test_a_row_says_what_was_measured(make_record: Any) -> None:
     row = row_of(make_record("channels-last+fp16"))
     assert (row.model, row.task, row.recipe) == ("resnet50", "infer", "channels-last+fp16")
     assert (row.batch, row.item, row.device, row.device_name) == (32, "img", "cuda:0", "some cuda")
-    assert (row.record_id, row.stopped, row.group) == ("id-channels-last+fp16", "target", None)
+    assert (row.record_id, row.group) == ("id-channels-last+fp16", None)
     assert row.cold_start_s is not None
     assert (row.cold_start_s.import_s, row.cold_start_s.first_call_s) == (4.0, 3.0)
 
@@ -110,7 +62,6 @@ def test_auto_is_told_as_what_it_was(make_record: Any, make_prepared: Any) -> No
 def test_throughput_is_items_over_the_median_step(make_record: Any, make_block: Any) -> None:
     row = row_of(make_record(blocks=(make_block(samples=(0.01,) * 9 + (0.5,), settling=(0.02, 0.02), wall_s=0.8),)))
     assert row.throughput_per_s == pytest.approx(3200)
-    assert row.throughput_wall_per_s == pytest.approx(32 * 12 / 0.8)
     assert row.throughput_interval is not None
     assert row.throughput_interval.low <= 3200 <= row.throughput_interval.high
 
@@ -121,10 +72,6 @@ def test_the_throughput_interval_turns_that_of_the_step_around(make_record: Any,
     assert row.throughput_interval is not None
     assert (row.throughput_interval.low, row.throughput_interval.high) == pytest.approx((32 / 0.009, 32 / 0.002))
     assert row.throughput_interval.half_width == pytest.approx(3.5 / 5.5)
-
-
-def test_without_wall_time_there_is_no_wall_throughput(make_record: Any, make_block: Any) -> None:
-    assert row_of(make_record(blocks=(make_block(wall_s=0.0),))).throughput_wall_per_s is None
 
 
 class TestLatency:
@@ -177,7 +124,7 @@ def test_energy_counts_every_item_of_a_metered_block(make_record: Any, make_bloc
     metered = make_block(count=8, settling=(0.01, 0.01), energy_j=640.0, wall_s=2.0)
     row = row_of(make_record(blocks=(metered, make_block())))
     assert row.energy_per_item_j == pytest.approx(640 / 320)
-    assert (row.items_per_j, row.power_w) == (pytest.approx(0.5), pytest.approx(320.0))
+    assert row.power_w == pytest.approx(320.0)
     assert row_of(make_record()).energy_per_item_j is None
 
 

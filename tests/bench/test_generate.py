@@ -141,18 +141,19 @@ def test_a_row_tells_first_token_further_tokens_and_what_they_read(model: str) -
     (row,) = msgspec.to_builtins(summarize([record]))
     assert row["item"] == "tok"
     assert row["items_per_step"] == 16
-    assert 0 < row["ttft_s"] < min(block.samples) + max(block.samples)
-    assert set(row["tpot_s"]) == {"p50", "p95", "p99", "n"}
-    assert row["prefill_tokens_per_s"] == pytest.approx(18 / row["ttft_s"])
-    assert row["decode_tokens_per_s"] == pytest.approx(2 / row["tpot_s"]["p50"])
-    assert (row["bandwidth_share"] > 0) == (info.read_bytes > 0)
+    found = row["generation"]
+    assert 0 < found["ttft_s"] < min(block.samples) + max(block.samples)
+    assert set(found["tpot_s"]) == {"p50", "p95", "p99", "n"}
+    assert found["prefill_tokens_per_s"] == pytest.approx(18 / found["ttft_s"])
+    assert found["decode_tokens_per_s"] == pytest.approx(2 / found["tpot_s"]["p50"])
+    assert (found["bandwidth_share"] > 0) == (info.read_bytes > 0)
     if model == LLAMA:
         assert prepared.prepared.workload.class_name == "LlamaForCausalLM"
         parameters = prepared.prepared.workload.parameters
-        assert row["weight_bytes"] == 4 * parameters
+        assert found["weight_bytes"] == 4 * parameters
         assert info.read_bytes == 4 * (parameters - 97 * 64)  # without the table, of which a row is taken
         assert (
-            row["cache_bytes"] == 4 * 2 * 2 * (2 * 2 * 16) * 16
+            found["cache_bytes"] == 4 * 2 * 2 * (2 * 2 * 16) * 16
         )  # layers, keys and values, batch, heads, width, length
 
 

@@ -85,9 +85,9 @@ NAMES = [
     "sustained_per_s",
     "processes",
     "ratio_verdict",
-    *("energy_per_item_j", "items_per_j", "power_w", "cost_per_million", "energy_too_short"),
+    *("energy_per_item_j", "power_w", "cost_per_million", "energy_too_short"),
     *("prompt", "new_tokens", "ttft_s", "tpot_s", "tpot_p95_s", "tpot_p99_s", "prefill_tokens_per_s"),
-    *("decode_tokens_per_s", "weight_bytes", "cache_bytes", "bandwidth_share", "energy_per_token_j", "cache"),
+    *("decode_tokens_per_s", "weight_bytes", "cache_bytes", "bandwidth_share", "cache"),
 ]
 
 

@@ -45,7 +45,7 @@ def generate(ask: Ask, row: str, _: None) -> Outcome:
         row = result.winner.recipe
     found = ask.run(model, recipes=ask.sized(row, "static-cache"), **settings)
     figures: Figures = {"recipe": row, "tpot_s": found.tpot_s.p50, "ttft_s": found.ttft_s.p50}
-    figures["bandwidth_share"] = found.bandwidth_share
+    figures["bandwidth_share"] = found.generation.bandwidth_share
     hands = [ask.known[name]["tpot_s"] for name in BY_HAND if "tpot_s" in ask.known.get(name, {})]
     if not hands:
         return None, figures

@@ -220,7 +220,7 @@ def energy(ask: Ask, row: str, case: tuple[str, str]) -> Outcome:
     measure = {"check_numerics": False, "block_seconds": 0.4, "min_rounds": 6}
     found = ask.run(case[0], batch=32, recipes=case[1], measure=measure)
     figures = {"images_per_s": found.throughput_per_s, "joules_per_image": found.energy_per_item_j}
-    figures |= {"images_per_joule": found.items_per_j, "power_w": found.power_w, "utilisation": found.utilisation}
+    figures |= {"power_w": found.power_w, "utilisation": found.utilisation}
     return found.energy_per_item_j is not None, figures
 
 

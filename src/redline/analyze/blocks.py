@@ -341,7 +341,7 @@ def energy_figures(blocks: Sequence[Block], items: int | None) -> dict[str, Any]
     if wall_s < ENERGY_LEAST_S or not energy_j:
         return {"energy_too_short": True}
     count = (items or 0) * _steps(metered_blocks(blocks))
-    per_item = {"energy_per_item_j": energy_j / count, "items_per_j": count / energy_j} if count else {}
+    per_item = {"energy_per_item_j": energy_j / count} if count else {}
     return {**per_item, "power_w": energy_j / wall_s}
 
 

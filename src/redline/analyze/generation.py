@@ -54,6 +54,11 @@ class Generation(Frozen):
     """Host time to issue a decode step over the time per token; None where nothing is issued ahead of the device."""
 
     @property
+    def where(self) -> str:
+        """How keys and values are kept; `in cache` where what is read stays in a cache of the processor."""
+        return "in cache" if self.reads_from_cache else self.cache
+
+    @property
     def reads_all_the_time(self) -> bool:
         """Whether memory limits decoding."""
         return self.bandwidth_share is not None and self.bandwidth_share >= READING_SHARE

@@ -27,10 +27,9 @@ from redline.analyze.blocks import (
     utilisation_of,
 )
 from redline.analyze.bound import Bound, bound
-from redline.analyze.generation import TokenTimes, generation_of
+from redline.analyze.generation import Generation, TokenTimes, generation_of
 from redline.analyze.load import LoadSummary, load_of
 from redline.analyze.pairs import TIME_BAND, RaceVerdict, racer_name, verdict_of
-from redline.analyze.ranks import late_rank, rank_peaks
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.train import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
@@ -45,11 +44,10 @@ from redline.model.record import (
     Failure,
     Numerics,
     RunRecord,
-    StopReason,
     device_of,
 )
 from redline.model.spec import BASELINE, Task
-from redline.model.work import CacheKind, Ceilings
+from redline.model.work import Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
 """What is known of the limits of the device a record was measured on."""
@@ -94,25 +92,18 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """Threads, sizes, optimizer, loss, versions: what tells it from its neighbours."""
     throughput_per_s: float | None = None
     throughput_interval: ThroughputInterval | None = None
-    throughput_wall_per_s: float | None = None
-    """By the wall clock over whole blocks: what device events do not see shows as the difference."""
     sustained_per_s: float | None = None
     """By the wall clock, where that says clearly less than the median step: the machine stalled now and then, and this is
     what a user would get. None where the two agree."""
     latency_s: Latency | None = None
     phases_s: dict[str, float] | None = None
     memory: Memory | None = None
-    rank_peak_bytes: tuple[int | None, ...] = ()
-    """With several ranks, each one's peak: reserved on a GPU, resident on a CPU."""
-    straggler: int | None = None
-    """With several ranks, one that is clearly slower than the others."""
     cold_start_s: ColdStart | None = None
     numerics: Numerics | None = None
     capabilities: Capabilities | None = None
     """What the recipe does to the program, as its switches say; None where it was never prepared."""
     energy_per_item_j: float | None = None
     """None where the device has no counter, or its blocks were too short for it."""
-    items_per_j: float | None = None
     power_w: float | None = None
     """Mean over the metered blocks."""
     energy_too_short: bool = False
@@ -128,32 +119,13 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """Products of one step, forward and backward; None where they were not counted."""
     roofline: Roofline | None = None
     """None where work or ceilings are not known."""
-    ttft_s: float | None = None
-    """Generation: the median time to the first token."""
-    tpot_s: TokenTimes | None = None
-    """Generation: the time per output token after the first."""
-    prefill_tokens_per_s: float | None = None
-    """Prompt tokens read per second, over the whole batch."""
-    decode_tokens_per_s: float | None = None
-    """Tokens written per second after the first, over the whole batch."""
-    weight_bytes: int | None = None
-    cache_bytes: int | None = None
-    cache: CacheKind | None = None
-    """Generation: how keys and values are kept."""
-    bandwidth_share: float | None = None
-    """What a decode step has to read, weights and filled cache, over its time and the copy bandwidth of the device."""
-    reads_from_cache: bool = False
-    """For a generation whose tokens come faster than memory could be read: it has no share of the bandwidth."""
-    energy_per_token_j: float | None = None
+    generation: Generation | None = None
     training: TrainingSummary | None = None
     """For a training on data."""
     load: LoadSummary | None = None
     """Of requests that arrived by themselves."""
     failure: Failure | None = None
     """Without its traceback."""
-    printed: str = ""
-    """The last lines that the worker printed, the model in it included."""
-    stopped: StopReason | None = None
     worth_trying: tuple[str, ...] = ()
     """Recipes that model and device allow and that may help, the most promising last."""
     arguments: str | None = None
@@ -178,6 +150,16 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     def delivered_per_s(self) -> float | None:
         """What a user would get: recommendations go by this."""
         return self.sustained_per_s if self.sustained_per_s is not None else self.throughput_per_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Generation: the median time to the first token."""
+        return self.generation.ttft_s if self.generation is not None else None
+
+    @property
+    def tpot_s(self) -> TokenTimes | None:
+        """Generation: the time per output token after the first."""
+        return self.generation.tpot_s if self.generation is not None else None
 
     @property
     def step_s(self) -> float | None:
@@ -282,11 +264,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         group=record.group,
         batch=batch_of(record),
         memory=largest_memory(record),
-        rank_peak_bytes=rank_peaks(record.blocks) if record.spec.ranks > 1 else (),
-        straggler=late.rank if (late := late_rank(record)) is not None else None,
         failure=record.failure.brief() if record.failure is not None else None,
-        stopped=record.stopped,
-        printed=record.closed.printed if record.closed else "",
     )
     if (prepared := record.prepared) is not None:
         row = msgspec.structs.replace(
@@ -317,26 +295,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
             )
     if record.failure is not None:
         return row
-    return _with_tokens(_with_speed(row, record, first), record, ceilings)
-
-
-def _with_tokens(row: RunSummary, record: RunRecord, ceilings: Ceilings | None) -> RunSummary:
-    found = generation_of(record, ceilings)
-    if found is None:
-        return row
-    return msgspec.structs.replace(
-        row,
-        ttft_s=found.ttft_s,
-        tpot_s=found.tpot_s,
-        prefill_tokens_per_s=found.prefill_tokens_per_s,
-        decode_tokens_per_s=found.decode_tokens_per_s,
-        weight_bytes=found.weight_bytes,
-        cache_bytes=found.cache_bytes,
-        cache=found.cache,
-        bandwidth_share=found.bandwidth_share,
-        reads_from_cache=found.reads_from_cache,
-        energy_per_token_j=row.energy_per_item_j,
-    )
+    return msgspec.structs.replace(_with_speed(row, record, first), generation=generation_of(record, ceilings))
 
 
 def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> RunSummary:
@@ -349,7 +308,6 @@ def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> 
         row,
         throughput_per_s=per_s,
         throughput_interval=interval,
-        throughput_wall_per_s=by_wall,
         sustained_per_s=by_wall if _stalled(per_s, interval, by_wall) else None,
         latency_s=latency_of(record),
         phases_s=phase_medians(record),

@@ -94,16 +94,18 @@ def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
 
 def generation_cells(row: RunSummary) -> dict[str, str]:
     """The first token, the others, and the share of the copy bandwidth that decoding reaches."""
-    tpot = row.tpot_s
+    found, tpot = row.generation, row.tpot_s
+    if found is None:
+        return {}
     return {
         "TTFT": format_seconds(row.ttft_s),
         "TPOT": format_seconds(tpot.p50 if tpot else None),
         "TPOT p95": format_seconds(tpot.p95 if tpot else None),
-        "prefill tok/s": format_rate(row.prefill_tokens_per_s),
-        "decode tok/s": format_rate(row.decode_tokens_per_s),
-        "of copy": "in cache" if row.reads_from_cache else format_share(row.bandwidth_share),
-        "weights": format_bytes(row.weight_bytes),
-        "cache": " ".join(part for part in (row.cache, format_bytes(row.cache_bytes)) if part),
+        "prefill tok/s": format_rate(found.prefill_tokens_per_s),
+        "decode tok/s": format_rate(found.decode_tokens_per_s),
+        "of copy": "in cache" if found.reads_from_cache else format_share(found.bandwidth_share),
+        "weights": format_bytes(found.weight_bytes),
+        "cache": " ".join(part for part in (found.cache, format_bytes(found.cache_bytes)) if part),
     }
 
 

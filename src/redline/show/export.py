@@ -248,7 +248,6 @@ COLUMNS: dict[str, _Column] = {
     "energy_per_item_j": lambda row: (
         _at("training", "energy_per_sample_j")(row) if row.get("training") else row.get("energy_per_item_j")
     ),
-    "items_per_j": _at("items_per_j"),
     "power_w": _at("power_w"),
     "cost_per_million": lambda row: (
         _at("training", "cost_per_million")(row) if row.get("training") else row.get("cost_per_million")
@@ -256,17 +255,16 @@ COLUMNS: dict[str, _Column] = {
     "energy_too_short": lambda row: row.get("energy_too_short") or None,
     "prompt": _at("conditions", "prompt"),
     "new_tokens": _at("conditions", "new_tokens"),
-    "ttft_s": _at("ttft_s"),
-    "tpot_s": _at("tpot_s", "p50"),
-    "tpot_p95_s": _at("tpot_s", "p95"),
-    "tpot_p99_s": _at("tpot_s", "p99"),
-    "prefill_tokens_per_s": _at("prefill_tokens_per_s"),
-    "decode_tokens_per_s": _at("decode_tokens_per_s"),
-    "weight_bytes": _at("weight_bytes"),
-    "cache_bytes": _at("cache_bytes"),
-    "bandwidth_share": _at("bandwidth_share"),
-    "energy_per_token_j": _at("energy_per_token_j"),
-    "cache": _at("cache"),
+    "ttft_s": _at("generation", "ttft_s"),
+    "tpot_s": _at("generation", "tpot_s", "p50"),
+    "tpot_p95_s": _at("generation", "tpot_s", "p95"),
+    "tpot_p99_s": _at("generation", "tpot_s", "p99"),
+    "prefill_tokens_per_s": _at("generation", "prefill_tokens_per_s"),
+    "decode_tokens_per_s": _at("generation", "decode_tokens_per_s"),
+    "weight_bytes": _at("generation", "weight_bytes"),
+    "cache_bytes": _at("generation", "cache_bytes"),
+    "bandwidth_share": _at("generation", "bandwidth_share"),
+    "cache": _at("generation", "cache"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from redline.analyze.generation import Generation
 from redline.analyze.history import SMALLEST_CHANGE, Drift
 from redline.analyze.rows import columns_for, row_of, table_of
 from redline.analyze.summary import RunSummary
@@ -43,7 +44,6 @@ BATCH_WORDS: dict[BatchOrigin, str] = {
 }
 
 
-GENERATED = ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s", "cache")
 """What the list also carries of a generation."""
 
 
@@ -68,7 +68,7 @@ class Listed(NamedTuple):
             "half_width": interval.half_width if interval else None,
             "vs_first": msgspec.to_builtins(found.vs_first) if found else None,
             "trust": list(found.verdict.labels) if found else None,
-            **{name: msgspec.to_builtins(getattr(found, name)) for name in GENERATED if found and found.ttft_s},
+            "generation": msgspec.to_builtins(found.generation) if found else None,
         }
 
 
@@ -96,7 +96,7 @@ def listing(listed: Sequence[Listed]) -> RenderableType:
 
 def _listed_cells(each: Listed) -> list[str]:
     row, found = each.row, each.result
-    kept = [f"{found.cache} cache"] if found and found.cache else []
+    kept = [f"{found.generation.cache} cache"] if found and found.generation else []
     words = ", ".join([*condition_words(each.conditions, row.device).values(), *kept])
     interval = found.throughput_interval if found else None
     half_width = interval.half_width if interval else None
@@ -155,7 +155,7 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
     lines += [("note", str(each)) for each in row.verdict.notes if each.code not in {one.code for one in own}]
     if record.failure:
         lines += [("failed", f"{record.failure.kind} at {record.failure.stage}: {record.failure.told}")]
-    lines += [("printed", line) for line in row.printed.splitlines()]
+    lines += [("printed", line) for line in (record.closed.printed if record.closed else "").splitlines()]
     grid = Table.grid(padding=(0, 2))
     for name, value in lines:
         grid.add_row(Text(name, style="dim"), Text(value))
@@ -165,14 +165,14 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
 
 
 def _generation_lines(row: RunSummary) -> list[tuple[str, str]]:
-    if row.ttft_s is None:
+    if (found := row.generation) is None:
         return []
     asked = row.conditions
     cells = generation_cells(row)
     p99 = f", p99 {format_seconds(row.tpot_s.p99)}" if row.tpot_s and row.tpot_s.p99 is not None else ""
-    energy = "" if row.energy_per_token_j is None else f"; {row.energy_per_token_j:.3g} J per token"
+    energy = "" if row.energy_per_item_j is None else f"; {row.energy_per_item_j:.3g} J per token"
     return [
-        ("text", f"prompt {asked.prompt}, {asked.new_tokens} new tokens, batch {row.batch}, {row.cache} cache"),
+        ("text", f"prompt {asked.prompt}, {asked.new_tokens} new tokens, batch {row.batch}, {found.cache} cache"),
         ("first token", f"TTFT {cells['TTFT']}: {cells['prefill tok/s']} tokens of the prompt per second"),
         (
             "further tokens",
@@ -180,14 +180,14 @@ def _generation_lines(row: RunSummary) -> list[tuple[str, str]]:
         ),
         (
             "reads",
-            f"weights {cells['weights']}, cache {format_bytes(row.cache_bytes)}; {_bandwidth(row, cells)}",
+            f"weights {cells['weights']}, cache {format_bytes(found.cache_bytes)}; {_bandwidth(found, cells)}",
         ),
     ]
 
 
-def _bandwidth(row: RunSummary, cells: dict[str, str]) -> str:
+def _bandwidth(found: Generation, cells: dict[str, str]) -> str:
     faster = "faster than memory can be copied: they stay in a cache of the processor"
-    return faster if row.reads_from_cache else f"{cells['of copy']} of the copy bandwidth"
+    return faster if found.reads_from_cache else f"{cells['of copy']} of the copy bandwidth"
 
 
 def _latency_lines(row: RunSummary) -> list[tuple[str, str]]:

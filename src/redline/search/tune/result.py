@@ -212,7 +212,7 @@ def _against(
         energy_per_item_j=row.energy_per_item_j,
         ttft_s=row.ttft_s,
         tpot_s=row.tpot_s.p50 if row.tpot_s is not None else None,
-        bandwidth_share=row.bandwidth_share,
+        bandwidth_share=row.generation.bandwidth_share if row.generation is not None else None,
         compile_s=cold.compile_s,
         compile_is_contended=cold.contended,
         compile_is_shared=cold.shared,
