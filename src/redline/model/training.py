@@ -172,7 +172,8 @@ class Epoch(Frozen):
     learning_rate: float = 0.0
     """Of the last step."""
     phases_s: dict[str, float] = {}
-    """Seconds of all steps together, by phase; `data` is waiting for batches."""
+    """Seconds of all steps together, by phase; `data` is waiting for batches. The other phases are timed in some of the steps,
+    and divide the time of all."""
     host_wait_s: float = 0.0
     """Host seconds blocked on the loader: on a GPU they need not hold it up."""
     gradient_scale: float | None = None

@@ -86,11 +86,24 @@ class TestRecorded:
         assert 0 <= (epoch.data_wait_share or 0.0) < 1
         assert epoch.peak_bytes
         assert len(block.samples) == 6  # the smaller batch is no sample of a step
-        assert {name: len(each) for name, each in block.phases.items()} == dict.fromkeys(epoch.phases_s, 6)
+        assert {name: len(each) for name, each in block.phases.items()} == {
+            **dict.fromkeys(epoch.phases_s, 1),
+            "data": 6,
+        }
         assert block.round == 1
         # Whether others had the processors meanwhile can be told afterwards.
         assert block.cpu_s is not None
         assert block.others_cpu_s is not None
+
+    def test_phases_are_timed_in_one_step_of_ten_and_divide_the_time_of_all(self) -> None:
+        with training(spec_of(data={"train_samples": 400})) as run:
+            reply = run.epoch(1)
+        epoch, block = reply.epoch, reply.block
+        assert {name: len(each) for name, each in block.phases.items()} == {
+            "data": 25, "forward": 3, "backward": 3, "optimizer": 3,
+        }  # fmt: skip
+        assert sum(epoch.phases_s.values()) == pytest.approx(sum(block.samples))
+        assert epoch.phases_s["data"] == pytest.approx(sum(block.phases["data"]))
 
     @pytest.mark.parametrize(
         ("samples", "last", "fate", "steps"), [(97, "run", "dropped", 6), (100, "drop", "dropped", 6)]

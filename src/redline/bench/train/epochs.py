@@ -18,9 +18,9 @@ from redline.bench.data.feed import loader_errors
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.device.process import ProcessorUse
-from redline.bench.measure.blocks import Sampling, quiet_collector
+from redline.bench.measure.blocks import STEPS_PER_PHASED, Sampling, quiet_collector
 from redline.bench.train.loss import Answers
-from redline.bench.train.steps import Stepper, Timeline, sums
+from redline.bench.train.steps import WHOLE_STEP, Stepper, Timeline, phase_seconds
 from redline.model.environment import Memory
 from redline.model.errors import BenchError
 from redline.model.record import Block
@@ -107,8 +107,8 @@ class Training:
             started = clock()
             held_out = self._validate(number)
             validation_s = clock() - started
-        self._stepper.put(self._stepper.supply.first)  # what is profiled or fed later is a whole batch
-        phases = passed.timeline.seconds()
+        self._stepper.rest()
+        steps = passed.timeline.steps()
         epoch = Epoch(
             number=number,
             seconds=passed.seconds + validation_s,
@@ -126,7 +126,7 @@ class Training:
             trainable=len(before),
             unchanged=int((self._sizes() == before).sum()),
             learning_rate=passed.rate,
-            phases_s=sums(phases),
+            phases_s=phase_seconds(steps),
             host_wait_s=passed.host_wait_s,
             gradient_scale=self._stepper.step.gradient_scale,
             peak_bytes=memory.peak_rss_bytes if memory.peak_reserved_bytes is None else memory.peak_reserved_bytes,
@@ -134,13 +134,14 @@ class Training:
             energy_j=sampling.energy_j,
             is_cut=passed.is_cut,
         )
-        return epoch, _block(passed, phases, device, sampling, started_at, memory, number, used)
+        return epoch, _block(passed, steps, device, sampling, started_at, memory, number, used)
 
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
         """All batches of an epoch; fewer where the time is over."""
         stepper, clock = self._stepper, time.perf_counter
         passed, watched = _Passed(Timeline(self._device), [], []), RunningLoss(self._sum)
         timeline, told = passed.timeline, started
+        phased_at = 0 if self._train.steps == 1 else 1  # the first step of an epoch follows a validation
         with stepper.feed(batches) as feed:
             while not passed.is_cut:
                 asked = clock()
@@ -149,11 +150,12 @@ class Training:
                 passed.host_wait_s += now - asked
                 if batch is None:
                     break
-                timeline.data()
+                timeline.note(DATA_PHASE)
                 passed.rate = self._rate(number, passed.steps)
                 stepper.step.learn_at(passed.rate)
                 try:
-                    loss = stepper.take(batch, timeline)
+                    is_phased = passed.steps % STEPS_PER_PHASED == phased_at
+                    loss = stepper.take(batch, timeline, with_phases=is_phased)
                 except Exception as error:
                     self._explain(error, batch.count, passed.steps)
                     raise
@@ -332,7 +334,7 @@ def be_deterministic() -> None:
 
 def _block(
     passed: _Passed,
-    phases: list[tuple[str, float]],
+    steps: list[dict[str, float]],
     device: Device,
     sampling: Sampling,
     started_at: float,
@@ -341,18 +343,18 @@ def _block(
     used: dict[str, Any],
 ) -> Block:
     """The steps with whole batches, one by one; the smaller batch at the end of an epoch is no sample of them."""
-    steps: list[dict[str, float]] = []
-    for name, seconds in phases:
-        if name == DATA_PHASE:
-            steps.append({})
-        steps[-1][name] = seconds
-    kept = _spread([step for step, is_whole in zip(steps, passed.whole, strict=True) if is_whole], KEPT_STEPS)
+    whole = [step for step, is_whole in zip(steps, passed.whole, strict=True) if is_whole]
+    kept = _spread(whole, KEPT_STEPS)
+    names = dict.fromkeys(name for step in whole for name in step if name != DATA_PHASE)
+    if len(names) > 1:
+        names.pop(WHOLE_STEP, None)
+    phases = {name: tuple(step[name] for step in whole if name in step) for name in names}
     return Block(
         kind="throughput",
         clock=device.clock,
         issue_s=tuple(passed.issue_s[:ISSUED]) if device.is_accelerator else (),
         samples=tuple(sum(step.values()) for step in kept),
-        phases={name: tuple(step[name] for step in kept) for name in kept[0]} if kept else {},
+        phases={DATA_PHASE: tuple(step[DATA_PHASE] for step in kept), **phases} if kept else {},
         wall_s=passed.seconds,
         started_at=started_at,
         round=number,

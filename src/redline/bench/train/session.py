@@ -37,7 +37,7 @@ from redline.bench.train.prepare import (
     supply_of,
     take_over,
 )
-from redline.bench.train.steps import Stepper, Timeline, sums
+from redline.bench.train.steps import Stepper, Timeline, phase_seconds
 from redline.bench.workload.build import source_of
 from redline.bench.workload.step import Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
@@ -246,14 +246,14 @@ def _together(
                 break
             batch = feed.next()
             assert batch is not None
-            timeline.data()
+            timeline.note(DATA_PHASE)
             stepper.take(batch, timeline)
             feed.ahead()
             stepper.stay_near(timeline.marks[-1], prefetch=prefetch)
             samples += batch.count if number >= ready else 0
         device.synchronize()
         took = time.perf_counter() - started
-    return samples, took, sums(timeline.seconds()).get(DATA_PHASE, 0.0)
+    return samples, took, phase_seconds(timeline.steps())[DATA_PHASE]
 
 
 def _is_enough(batches: int, passed_s: float, seconds: float) -> bool:

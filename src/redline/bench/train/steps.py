@@ -17,9 +17,12 @@ from redline.bench.data.batches import Batches
 from redline.bench.data.feed import Arrive, Arrived, Feed
 from redline.bench.device.base import Device
 from redline.bench.train.loss import BatchLoss
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.model.training import DATA_PHASE, DataSpec
 
+WHOLE_STEP = "step"
+"""Stands for all phases together where they were not timed apart."""
 STEPS_AHEAD = 4
 """The host waits for the device once it is this many steps ahead: unread batches take memory."""
 
@@ -44,32 +47,46 @@ class Supply:
 
 
 class Timeline:
-    """When each phase of each step ended, by the device's clock."""
+    """When each step had its batch and when it ended, by the device's clock; of some steps also when each phase ended.
+
+    Every step gets the same two marks. The others, which would make a step longer, are set in one step of
+    `STEPS_PER_PHASED`: waiting for data comes and goes, but the phases of a step take equally long each time.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.begin()
 
     def begin(self) -> None:
-        self.names: list[str] = []
+        self._names: list[str] = []
         self.marks: list[Any] = [self._device.mark()]
 
-    def data(self) -> None:
-        """The batch is there."""
-        self._note(DATA_PHASE)
-
-    def phases(self, names: tuple[str, ...]) -> Callable[[], None]:
-        """What a step is to call at the end of each of its phases."""
-        left = iter(names)
-        return lambda: self._note(next(left))
-
-    def seconds(self) -> list[tuple[str, float]]:
-        """Each phase with its length. The device must have come to the end."""
-        return list(zip(self.names, self._device.seconds_between(self.marks), strict=True))
-
-    def _note(self, name: str) -> None:
-        self.names.append(name)
+    def note(self, name: str) -> None:
+        """Mark the end of a phase; `data` ends when the batch is there."""
+        self._names.append(name)
         self.marks.append(self._device.mark())
+
+    def steps(self) -> list[dict[str, float]]:
+        """Seconds of each part of each step: `data`, then either its phases or the whole `step`. The device must be done."""
+        steps: list[dict[str, float]] = []
+        for name, seconds in zip(self._names, self._device.seconds_between(self.marks), strict=True):
+            if name == DATA_PHASE:
+                steps.append({})
+            steps[-1][name] = seconds
+        return steps
+
+
+def phase_seconds(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Seconds of all steps together, by phase. The time of all steps is divided as in those whose phases were timed."""
+    waited = sum(step[DATA_PHASE] for step in steps)
+    worked = sum(sum(step.values()) for step in steps) - waited
+    sums: dict[str, float] = {}
+    for step in steps:
+        for name in step.keys() - {DATA_PHASE} if WHOLE_STEP not in step else ():
+            sums[name] = sums.get(name, 0.0) + step[name]
+    phased = sum(sums.values())
+    shares = {name: sums[name] / phased for name in TrainingStep.phases if name in sums} if phased > 0 else {}
+    return {DATA_PHASE: waited, **{name: worked * share for name, share in (shares or {WHOLE_STEP: 1.0}).items()}}
 
 
 @dataclass
@@ -83,14 +100,19 @@ class Stepper:
     data: DataSpec
     _ends: deque[Any] = field(default_factory=deque)
 
+    def __post_init__(self) -> None:
+        self._batch = self.supply.first
+        self._timeline = Timeline(self.device)
+        self._phases: Iterator[str] = iter(())
+        self._plain = self.step.over(self._inputs)
+        self._phased = self.step.over(self._inputs, lambda: self._timeline.note(next(self._phases)))
+
+    def _inputs(self) -> Inputs:
+        return self._batch.args, self._batch.kwargs
+
     @property
     def device(self) -> Device:
         return self.setup.device
-
-    @property
-    def needs_whole_batches(self) -> bool:
-        """Compiled or recorded for one size: a smaller batch runs eagerly."""
-        return needs_whole_batches(self.setup)
 
     def feed(self, batches: Iterator[Any], *, prefetch: bool | None = None, held_out: bool = False) -> Feed:
         return Feed(
@@ -105,16 +127,26 @@ class Stepper:
     def is_whole(self, batch: Arrived) -> bool:
         return batch.count == self.supply.batch
 
-    def take(self, batch: Arrived, timeline: Timeline) -> Tensor:
+    def take(self, batch: Arrived, timeline: Timeline, *, with_phases: bool = False) -> Tensor:
         """One step on this batch; its loss, which the next step may overwrite."""
-        self.put(batch)
-        if self.is_whole(batch) or not self.needs_whole_batches:
-            return self.step(timeline.phases(self.step.phases))
-        return self.step.eagerly(timeline.phases(TrainingStep.phases))
-
-    def put(self, batch: Arrived) -> None:
-        self.setup.args, self.setup.kwargs = batch.args, batch.kwargs
+        self._batch = batch
         self.loss.put(batch.targets)
+        if not self.is_whole(batch) and needs_whole_batches(self.setup):  # compiled or recorded for one size
+            self.setup.args, self.setup.kwargs = batch.args, batch.kwargs
+            loss = self.step.eagerly()
+        elif with_phases and len(self.step.phases) > 1:
+            self._timeline, self._phases = timeline, iter(self.step.phases)
+            return self._phased().detach()
+        else:
+            loss = self._plain().detach()
+        timeline.note(WHOLE_STEP)
+        return loss
+
+    def rest(self) -> None:
+        """Leave a whole batch in place, for what is profiled or measured alone afterwards."""
+        first = self._batch = self.supply.first
+        self.setup.args, self.setup.kwargs = first.args, first.kwargs
+        self.loss.put(first.targets)
 
     def stay_near(self, end: Any, *, prefetch: bool) -> None:
         if not prefetch:
@@ -127,11 +159,3 @@ class Stepper:
 
 def needs_whole_batches(setup: Setup) -> bool:
     return setup.step_class is not None or setup.model is not setup.workload.model
-
-
-def sums(phases: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Seconds of all phases of one name."""
-    found: dict[str, float] = {}
-    for name, seconds in phases:
-        found[name] = found.get(name, 0.0) + seconds
-    return found

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from redline.bench.device.base import Device
 from redline.bench.device.compile_pool import end_compile_pool
 from redline.bench.workload.called import TrainsItself, name_of, plain_call
-from redline.bench.workload.inputs import input_tensors
+from redline.bench.workload.inputs import Inputs, input_tensors
 from redline.bench.workload.state import Untouched, contents
 from redline.bench.workload.structure import is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
@@ -173,7 +173,10 @@ class Setup:
             forward = lambda: plain_call(self.model, self.args, self.kwargs)()  # noqa: E731
         elif plain:
             forward = plain_call(self.model, self.args, self.kwargs)
-        work = forward if loss is None else lambda: loss(forward())
+        return self.under_autocast(forward if loss is None else lambda: loss(forward()))
+
+    def under_autocast(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """The work in the recipe's number format. Without autocast it is the work itself, which then costs nothing more."""
         if self.autocast_dtype is None:
             return work
 
@@ -302,6 +305,17 @@ class TrainingStep:
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
         return self._body(self._setup.call(self._loss or self._setup.workload.loss, plain=True), mark)
+
+    def over(self, inputs: Callable[[], Inputs], mark: Mark = no_mark) -> Callable[[], torch.Tensor]:
+        """The plain step on inputs that change from step to step. The step was called before."""
+        model, loss = self._setup.model, self._setup.workload.loss.chosen
+        assert loss is not None
+
+        def forward() -> torch.Tensor:
+            args, kwargs = inputs()
+            return loss(model(*args, **kwargs))
+
+        return self._body(self._setup.under_autocast(forward), mark)
 
     def _body(self, forward: Callable[[], torch.Tensor], mark: Mark) -> Callable[[], torch.Tensor]:
         before, optimizer, scaler = tuple(self._setup.before_step), self._optimizer, self._scaler

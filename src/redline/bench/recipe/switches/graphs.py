@@ -27,6 +27,7 @@ from redline.bench.recipe.base import (
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.ranks import world_size
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
 from redline.model.errors import BenchError
@@ -106,6 +107,13 @@ class GraphedTraining(TrainingStep):
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
         return partial(self, mark) if self._recording is None else self._recording.step(mark)
+
+    def over(self, inputs: Callable[[], Inputs], mark: Mark = no_mark) -> Callable[[], torch.Tensor]:
+        def step() -> torch.Tensor:
+            self._setup.args, self._setup.kwargs = inputs()
+            return self(mark)
+
+        return step
 
     def record(self) -> Recording:
         """Record as if the steps before recording had never been: training begins with the first replay."""
