@@ -114,7 +114,6 @@ class Allocations:
     device: Ids
     allocated: Ints
     """In use on that device afterwards, as the allocator counts; UNKNOWN where the file does not say."""
-    reserved: Ints
 
     def __len__(self) -> int:
         return len(self.at)

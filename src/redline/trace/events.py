@@ -50,7 +50,6 @@ class Args(msgspec.Struct, gc=False):
     device_type: Whole = msgspec.field(default=0, name="Device Type")
     device_id: Whole = msgspec.field(default=UNKNOWN, name="Device Id")
     total_allocated: Whole = msgspec.field(default=UNKNOWN, name="Total Allocated")
-    total_reserved: Whole = msgspec.field(default=UNKNOWN, name="Total Reserved")
     # Of collectives: on the kernel, and on the operator that describes it.
     collective: msgspec.Raw = msgspec.field(default=NOTHING, name="Collective name")
     dtype: msgspec.Raw = NOTHING

@@ -281,9 +281,6 @@ class Host(Frozen):
     """Calls that launch work, whether the work is in the trace or not."""
 
 
-_EDGES_NS = (5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 10_000_000, 100_000_000)
-
-
 class Launches(Frozen):
     """How work gets to the device."""
 
@@ -304,29 +301,8 @@ class Launches(Frozen):
     graphs: int = 0
     """Of the calls, launches of recorded graphs."""
     graph_work: int = 0
-    delays: Delays | None = None
-    queue: Queue | None = None
-
-
-class Delays(Frozen):
-    """From the beginning of a launch call to the beginning of its work. Short delays: the host is hardly ahead."""
-
-    p10_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    max_s: float
-    histogram: tuple[tuple[float, int], ...]
-    """Upper edge in seconds, and how many delays lie below it and above the edge before; all are counted."""
-
-
-class Queue(Frozen):
-    """Work launched and not yet begun, over time; of several traces together, all their queues."""
-
-    mean: float
-    largest: int
-    empty_share: float
-    """Share of the time: the device then has nothing to go on with once it is done."""
+    p90_latency_s: float | None = None
+    p99_latency_s: float | None = None
 
 
 def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:
@@ -357,8 +333,7 @@ def _verdict(ratio: float | None, launched: int) -> str:
 
 def launches_of(links: Sequence[Links]) -> Launches:
     calls = work = host = graphs = graph_work = 0
-    latencies: list[Ints] = []
-    kernels: list[Ints] = []
+    latencies, kernels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for each in links:
         trace, known = each.trace, each.is_launched
         launching = distinct(each.call[known])
@@ -367,60 +342,22 @@ def launches_of(links: Sequence[Links]) -> Launches:
         host += int(trace.calls.duration[launching].sum())
         graphs += len(distinct(each.call[each.by_graph]))
         graph_work += int(each.by_graph.sum())
-        latencies.append(trace.work.start[known] - each.launched_at[known])
+        latencies.append(np.maximum(trace.work.start[known] - each.launched_at[known], 0))
         kernels.append(trace.work.duration[trace.work.kind == Work.KERNEL])
-    durations = np.concatenate(kernels) if kernels else np.empty(0, np.int64)
-    delays = np.maximum(np.concatenate(latencies), 0) if latencies else durations[:0]
+    durations, delays = np.concatenate(kernels), np.concatenate(latencies)
     short = int((durations <= SHORT_KERNEL_NS).sum())
+    usual, late, latest = (seconds(float(one)) for one in np.percentile(delays, (50, 90, 99))) if work else [None] * 3
     return Launches(
         calls=calls,
         work=work,
         host_s=seconds(host),
         mean_call_s=seconds(host / calls) if calls else None,
-        median_latency_s=_median(np.concatenate(latencies)) if latencies else None,
-        median_kernel_s=_median(durations),
+        median_latency_s=usual,
+        p90_latency_s=late,
+        p99_latency_s=latest,
+        median_kernel_s=seconds(float(np.median(durations))) if len(durations) else None,
         short_kernels=short,
         short_share=short / len(durations) if len(durations) else 0.0,
         graphs=graphs,
         graph_work=graph_work,
-        delays=_delays(delays),
-        queue=_queue(links),
     )
-
-
-def _delays(delays: Ints) -> Delays | None:
-    if not len(delays):
-        return None
-    p10, p50, p90, p99, most = (seconds(float(value)) for value in np.percentile(delays, (10, 50, 90, 99, 100)))
-    edges = (*(edge for edge in _EDGES_NS if edge <= delays.max()), int(delays.max()))
-    below = np.searchsorted(np.sort(delays), edges, side="right")
-    counts = np.diff(below, prepend=0).tolist()
-    histogram = tuple((seconds(edge), count) for edge, count in zip(edges, counts, strict=True))
-    return Delays(p10_s=p10, p50_s=p50, p90_s=p90, p99_s=p99, max_s=most, histogram=histogram)
-
-
-def _queue(links: Sequence[Links]) -> Queue | None:
-    """A graph's work waits for itself: only its first piece counts as queued."""
-    length = 0.0
-    span = empty = largest = 0
-    for each in links:
-        known = np.flatnonzero(each.is_launched)
-        if not len(known):
-            continue
-        order = known[np.argsort(each.trace.work.start[known], kind="stable")]
-        _, first = np.unique(each.call[order], return_index=True)
-        rows = order[first]
-        asked, begun = each.launched_at[rows], np.maximum(each.trace.work.start[rows], each.launched_at[rows])
-        moments = np.concatenate((asked, begun))
-        by_time = np.argsort(moments, kind="stable")
-        change = np.concatenate((np.ones(len(rows), np.int64), np.full(len(rows), -1)))[by_time]
-        waiting, lasts = np.cumsum(change)[:-1], np.diff(moments[by_time])
-        length += float((waiting.astype(np.float64) * lasts).sum())
-        span += int(lasts.sum())
-        empty += int(lasts[waiting == 0].sum())
-        largest = max(largest, int(waiting.max(initial=0)))
-    return Queue(mean=length / span, largest=largest, empty_share=empty / span) if span else None
-
-
-def _median(values: Ints) -> float | None:
-    return seconds(float(np.median(values))) if len(values) else None

@@ -23,6 +23,13 @@ def distinct(values: npt.NDArray[AnyInt]) -> npt.NDArray[AnyInt]:
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
 
 
+def summed(at: npt.NDArray[Any], values: npt.NDArray[Any] | int, count: int) -> Ints:
+    """The sum of the values for each index from 0 to below `count`."""
+    total = np.zeros(count, np.int64)
+    np.add.at(total, at, values)
+    return total
+
+
 @dataclass(frozen=True)
 class Intervals:
     """In order of time; each ends before the next begins."""
@@ -67,10 +74,6 @@ class Intervals:
         """How much of the intervals lies inside each stretch of time."""
         return self.before(end) - self.before(start)
 
-    def shortened(self, share: float) -> Intervals:
-        """The first part of each, so large a share of it."""
-        return Intervals(self.start, self.start + ((self.end - self.start) * share).astype(np.int64), self.first)
-
 
 NEVER = Intervals(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -111,8 +114,3 @@ def both(one: Intervals, other: Intervals) -> Intervals:
     borders = distinct(np.concatenate((one.start, one.end, other.start, other.end)))
     keep = one.holds(borders[:-1]) & other.holds(borders[:-1])
     return union(borders[:-1][keep], borders[1:][keep])
-
-
-def gaps(busy: Intervals) -> Intervals:
-    """What lies between them; `first` then tells which of the given intervals ended each gap."""
-    return Intervals(busy.end[:-1], busy.start[1:], busy.first[1:])

@@ -9,15 +9,17 @@ import numpy as np
 
 from redline.model.fields import Frozen
 from redline.trace.classes import class_of
-from redline.trace.columns import UNKNOWN, Ints, Trace
+from redline.trace.columns import Trace
 from redline.trace.host import HostView
-from redline.trace.intervals import distinct
+from redline.trace.intervals import Intervals, distinct
 from redline.trace.names import label_of, short_name
 from redline.trace.replay import DeviceRun, device_runs
+from redline.trace.tree import TreeNode, tree_of
 from redline.trace.window import phases_marked, recorded
 
 MOST_BOXES = 20_000
 """Longer traces lose their shortest boxes, which are too small to see, so that the page stays fast."""
+MOST_PHASES = 200
 MOST_DEPTH = 12
 FLAME_NODES = 600
 
@@ -51,7 +53,7 @@ class Gap(NamedTuple):
 
 
 class Flame(NamedTuple):
-    """Operators by what called them, added up over all steps: a share of the host's time, and where it starts."""
+    """A place in the program: its share of the host's time, and where it starts."""
 
     name: int
     start: float
@@ -75,46 +77,42 @@ class Lanes(Frozen):
     """Boxes too short to be shown."""
 
 
-class _Names:
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def __call__(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
+class _Names(dict[str, int]):
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
 
 
 def lanes_of(trace: Trace, most: int = MOST_BOXES) -> Lanes | None:
     """None where the trace holds neither operators nor device work."""
     one = recorded(trace)
-    trace = one.trace
-    host = HostView(one.links)
+    trace, host = one.trace, HostView(one.links)
     runs = device_runs(one, host)
-    starts = [column.min() for column in (trace.operators.start, trace.work.start) if len(column)]
-    ends = [column.max() for column in (trace.operators.end, trace.work.end) if len(column)]
-    if not starts:
+    tables = [table for table in (trace.operators, trace.work) if len(table)]
+    if not tables:
         return None
-    begin, end = int(min(starts)), int(max(ends))
-    least = _least(np.concatenate([trace.operators.duration, trace.work.duration]), most)
+    begin, end = min(int(table.start.min()) for table in tables), max(int(table.end.max()) for table in tables)
+    durations = np.sort(np.concatenate([table.duration for table in tables]))
+    least = 0 if len(durations) <= most else int(durations[-most]) + 1
     names = _Names()
     lanes = [*_host_lanes(host, begin, least, names), *_device_lanes(runs, begin, least, names)]
-    shown = sum(len(lane.boxes) for lane in lanes)
     devices = [number for number, lane in enumerate(lanes) if lane.on_device]
     return Lanes(
         span_us=_us(end - begin),
-        gaps=tuple(_gaps(runs, devices, begin)),
+        gaps=tuple(
+            Gap(lane, start, length, cause)
+            for lane, run in zip(devices, runs, strict=True)
+            for cause, when in run.idle.when.items()
+            for start, length in _boxed(when, begin, MOST_BOXES // 4)
+        ),
         phases=tuple(
-            (name, _us(int(start) - begin), _us(int(stop - start)))
-            for name, when in phases_marked(host).items()
-            for start, stop in zip(when.start[:200], when.end[:200], strict=True)
+            (name, *box) for name, when in phases_marked(host).items() for box in _boxed(when, begin, MOST_PHASES)
         ),
-        flame=tuple(_flame(host, names)),
-        steps=tuple(
-            (_us(int(start) - begin), _us(int(stop - start)))
-            for start, stop in zip(one.steps.start, one.steps.end, strict=True)
-        ),
+        flame=tuple(_flame(tree_of([one.links]), names)),
+        steps=tuple(_boxed(one.steps, begin)),
         lanes=tuple(lanes),
-        names=tuple(names.numbers),
-        left_out=len(trace.operators) + len(trace.work) - shown,
+        names=tuple(names),
+        left_out=len(durations) - sum(len(lane.boxes) for lane in lanes),
     )
 
 
@@ -122,28 +120,20 @@ def _us(ns: int) -> float:
     return round(ns / 1e3, 2)
 
 
-def _least(durations: Ints, most: int) -> int:
-    """The shortest box that is shown, in nanoseconds."""
-    return (
-        0 if len(durations) <= most else int(np.partition(durations, len(durations) - most)[len(durations) - most]) + 1
-    )
+def _boxed(when: Intervals, begin: int, most: int | None = None) -> list[tuple[float, float]]:
+    """Start and length of the first of them."""
+    pairs = zip(when.start.tolist()[:most], when.end.tolist()[:most], strict=True)
+    return [(_us(start - begin), _us(end - start)) for start, end in pairs]
 
 
 def _host_lanes(host: HostView, begin: int, least: int, names: _Names) -> Iterator[Lane]:
-    trace, nesting = host.trace, host.links.nesting
-    operators = trace.operators
-    depth = nesting.depth
+    trace, operators, depth = host.trace, host.trace.operators, host.links.nesting.depth
     for thread in distinct(operators.thread).tolist():
         rows = np.flatnonzero((operators.thread == thread) & (operators.duration >= least) & (depth < MOST_DEPTH))
+        columns = (operators.name[rows], operators.start[rows] - begin, operators.duration[rows], depth[rows])
         boxes = tuple(
-            Box(
-                names(label_of(trace.names[operators.name[row]])),
-                _us(int(operators.start[row]) - begin),
-                _us(int(operators.duration[row])),
-                int(depth[row]),
-                "operator",
-            )
-            for row in rows.tolist()
+            Box(names[label_of(trace.names[name])], _us(start), _us(length), level, "operator")
+            for name, start, length, level in zip(*(column.tolist() for column in columns), strict=True)
         )
         if boxes:
             yield Lane(label=f"host thread {label_of(str(trace.threads[thread][1]))}", on_device=False, boxes=boxes)
@@ -152,53 +142,37 @@ def _host_lanes(host: HostView, begin: int, least: int, names: _Names) -> Iterat
 def _device_lanes(runs: Sequence[DeviceRun], begin: int, least: int, names: _Names) -> Iterator[Lane]:
     """One lane for each device; its streams lie below each other."""
     for run in runs:
-        links = run.view.links
-        work = links.trace.work
-        streams = np.unique(work.stream[run.view.rows]).tolist()
-        depth = {stream: min(number, MOST_DEPTH - 1) for number, stream in enumerate(streams)}
-        boxes = tuple(
-            Box(
-                names(short_name(links.trace.names[work.name[row]])),
-                _us(int(work.start[row]) - begin),
-                _us(int(work.duration[row])),
-                depth[int(work.stream[row])],
-                class_of(links.trace.names[work.name[row]]),
-                _us(int(links.launched_at[row]) - begin) if links.is_launched[row] else None,
-            )
-            for row in run.view.rows[work.duration[run.view.rows] >= least].tolist()
+        links, work = run.view.links, run.view.links.trace.work
+        rows = run.view.rows[work.duration[run.view.rows] >= least]
+        streams, depth = np.unique(work.stream[run.view.rows]), np.minimum(np.arange(len(work)), MOST_DEPTH - 1)
+        columns = (
+            work.name[rows],
+            work.start[rows] - begin,
+            work.duration[rows],
+            depth[np.searchsorted(streams, work.stream[rows])],
+            np.where(links.is_launched[rows], links.launched_at[rows] - begin, np.iinfo(np.int64).min),
         )
+        boxes = []
+        for number, start, length, level, launch in zip(*(column.tolist() for column in columns), strict=True):
+            name = links.trace.names[number]
+            launched = _us(launch) if launch > np.iinfo(np.int64).min else None
+            boxes.append(Box(names[short_name(name)], _us(start), _us(length), level, class_of(name), launched))
         several = f", {len(streams)} streams" if len(streams) > 1 else ""
-        yield Lane(label=f"device {run.view.device}{several}", on_device=True, boxes=boxes)
+        yield Lane(label=f"device {run.view.device}{several}", on_device=True, boxes=tuple(boxes))
 
 
-def _gaps(runs: Sequence[DeviceRun], lanes: Sequence[int], begin: int) -> Iterator[Gap]:
-    for lane, run in zip(lanes, runs, strict=True):
-        for cause, when in run.idle.when.items():
-            for start, end in list(zip(when.start.tolist(), when.end.tolist(), strict=True))[: MOST_BOXES // 4]:
-                yield Gap(lane, _us(start - begin), _us(end - start), cause)
-
-
-def _flame(host: HostView, names: _Names) -> Iterator[Flame]:
-    """Merged by the path of names, widest first."""
-    trace, operators = host.trace, host.trace.operators
-    parents = host.links.nesting.parent
-    paths: dict[tuple[int, ...], list[int]] = {}
-    path_of: list[tuple[int, ...]] = [()] * len(operators)
-    for row in np.lexsort((-operators.duration, operators.start)).tolist():
-        above = path_of[parents[row]] if parents[row] != UNKNOWN else ()
-        path_of[row] = (*above, names(label_of(trace.names[operators.name[row]])))
-        entry = paths.setdefault(path_of[row], [0, 0])
-        entry[0] += int(operators.duration[row])
-        entry[1] += 1
-    whole = sum(ns for path, (ns, _) in paths.items() if len(path) == 1) or 1
-    starts: dict[tuple[int, ...], float] = {(): 0.0}
-    widest = sorted(paths, key=lambda path: (len(path), -paths[path][0]))
-    for path in widest[:FLAME_NODES]:
-        ns, calls = paths[path]
-        above = path[:-1]
-        if len(path) > MOST_DEPTH or above not in starts:
-            continue
-        start = starts[above]
-        starts[above] = start + ns / whole
-        starts[path] = start
-        yield Flame(path[-1], round(start, 6), round(ns / whole, 6), len(path) - 1, ns / 1e9, calls)
+def _flame(tree: TreeNode | None, names: _Names) -> Iterator[Flame]:
+    """The host's time by place in the program, widest first in each row."""
+    rows = [(node, 0.0) for node in (tree,) if node is not None]
+    whole, shown = (tree.host_s if tree is not None else 0.0) or 1.0, 0
+    for depth in range(MOST_DEPTH):
+        below = []
+        for node, start in rows:
+            for child in sorted(node.children, key=lambda one: -one.host_s):
+                if shown < FLAME_NODES:
+                    share = child.host_s / whole
+                    yield Flame(names[child.name], round(start, 6), round(share, 6), depth, child.host_s, child.calls)
+                    below.append((child, start))
+                    start += share
+                    shown += 1
+        rows = below

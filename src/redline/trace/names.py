@@ -7,7 +7,9 @@ Anyone may write a trace, so that only the beginning of a name is looked at, and
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+import tomllib
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 from redline.model.units import printable
 
@@ -29,24 +31,12 @@ _OWN_LENGTH = re.compile(r"\d{1,4}")
 _TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
 _TOLD_BY = ("Functor", "Op", "_kernel", "Epilogue", "KernelImpl")
 """Where none of these stands, no telling word does."""
-_WRAPPERS = frozenset(("gpu_kernel_impl", "ReduceOp", "BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor"))
-"""Functors that only carry another one."""
-
-GENERIC = frozenset(
-    ("kernel", "kernel2", "kentry", "device_kernel", "trampoline_kernel", "main", "run", "type", "cutlass_kernel",
-     "generickernel", "launch", "kernel_entry", "__kernel__")
-)  # fmt: skip
-"""Names of functions that say nothing: what they run stands in their template arguments."""
-
-_LIBRARIES = frozenset(("cutlass", "ck_tile", "ck", "detail", "device", "impl", "internal", "kernel", "cute"))
-"""Namespaces that say as little."""
-
-_BUILT_IN = """
-    float double int long unsigned char short bool half void const signed auto true false size_t int8_t uint8_t int32_t
-    int64_t uint32_t uint64_t __half __half2 half2 float2 float4 half_t tfloat32_t __nv_bfloat16 __hip_bfloat16
-    bfloat16_t BFloat16 Half hip_bfloat16 lambda operator array tuple TensorInfo OpaqueType integral_constant
-"""
-_TYPES = frozenset((*_BUILT_IN.split(), *re.sub(r"\d", "0", _BUILT_IN).split()))
+WORDS: dict[str, Any] = tomllib.loads((files("redline.trace") / "data" / "kernels.toml").read_text("utf-8"))
+"""What the words in names tell."""
+_GENERIC, _NAMESPACES, _WRAPPERS, _BUILT_IN = (
+    frozenset(WORDS["names"][kind].split()) for kind in ("generic", "namespaces", "wrappers", "types")
+)
+_TYPES = _BUILT_IN | {re.sub(r"\d", "0", word) for word in _BUILT_IN}
 """Also with every digit a 0: so names that differ only in numbers are looked at."""
 
 
@@ -65,7 +55,7 @@ class Parts(NamedTuple):
 
     @property
     def says_nothing(self) -> bool:
-        return self.function.rpartition("::")[2].lower() in GENERIC
+        return self.function.rpartition("::")[2].lower() in _GENERIC
 
 
 def parts_of(name: str) -> Parts:
@@ -106,11 +96,11 @@ def label_of(name: str) -> str:
 def _base(parts: Parts) -> str:
     """The function's own name; of one that says nothing, what it runs, else where it comes from."""
     path, _, base = parts.function.rpartition("::")
-    if base.lower() not in GENERIC:
+    if base.lower() not in _GENERIC:
         return base
     owner = path.rpartition("::")[2]
     told = next((word for word in parts.arguments if len(word) > 3), None)
-    if told is not None and (owner in _LIBRARIES or not owner):
+    if told is not None and (owner in _NAMESPACES or not owner):
         return told
     return f"{owner}::{base}" if owner else base
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.trace.columns import UNKNOWN, Ints, Mask, Trace
-from redline.trace.intervals import distinct, seconds
+from redline.trace.columns import UNKNOWN, Ints, Mask
+from redline.trace.intervals import distinct, seconds, summed
 from redline.trace.kernels import NamedTime
 from redline.trace.links import Links
 
 OperatorSource = Literal["operator", "graph", "no-operator", "no-launch"]
 """`graph`: replayed by a graph launch, which knows no operators. `no-operator`: launched outside any operator.
 `no-launch`: the file does not say what launched it."""
-
-_NO_OPERATOR = "(launched outside any operator)"
-_NO_LAUNCH = "(no launch in the file)"
 
 
 class OperatorRow(Frozen):
@@ -43,48 +39,36 @@ class OperatorRow(Frozen):
     """Share of all device time, by what it launched itself; over all rows this adds up to 1."""
 
 
-@dataclass
-class _Sums:
-    calls: int = 0
-    cpu_self: int = 0
-    cpu_total: int = 0
-    device_self: int = 0
-    device_total: int = 0
-    cpu_bytes: int = 0
-    device_bytes: int = 0
-
-    def add(self, other: _Sums) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-
-
 Key = tuple[str, str | None, str | None, OperatorSource]
 
 
 def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[OperatorRow]:
     """Over all traces; most device time first, then most host time."""
-    merged: dict[Key, _Sums] = {}
+    merged: dict[Key, Ints] = {}
     for each in links:
-        for key, sums in _of_one(each, by_shape).items():
-            merged.setdefault(key, _Sums()).add(sums)
-    whole = sum(sums.device_self for sums in merged.values())
-    rows = [
-        OperatorRow(
-            name=name,
-            calls=sums.calls,
-            cpu_self_s=seconds(sums.cpu_self),
-            cpu_total_s=seconds(sums.cpu_total),
-            device_self_s=seconds(sums.device_self),
-            device_total_s=seconds(sums.device_total),
-            cpu_allocated_bytes=sums.cpu_bytes,
-            device_allocated_bytes=sums.device_bytes,
-            dims=dims,
-            types=types,
-            source=source,
-            device_share=sums.device_self / whole if whole else 0.0,
+        for key, sums in (*_without_operator(each), *_of_one(each, by_shape)):
+            merged[key] = merged.get(key, 0) + sums
+    whole = int(sum(sums[3] for sums in merged.values())) or 1
+    rows = []
+    for (name, dims, types, source), sums in merged.items():
+        calls, *times, cpu_bytes, device_bytes = sums.tolist()
+        own, total, device_own, device_total = map(seconds, times)
+        rows.append(
+            OperatorRow(
+                name=name,
+                calls=calls,
+                cpu_self_s=own,
+                cpu_total_s=total,
+                device_self_s=device_own,
+                device_total_s=device_total,
+                cpu_allocated_bytes=cpu_bytes,
+                device_allocated_bytes=device_bytes,
+                dims=dims,
+                types=types,
+                source=source,
+                device_share=times[2] / whole,
+            )
         )
-        for (name, dims, types, source), sums in merged.items()
-    ]
     return sorted(rows, key=lambda row: (-row.device_self_s, -row.cpu_self_s, row.name))
 
 
@@ -96,93 +80,49 @@ def class_times(links: Sequence[Links]) -> list[NamedTime]:
 
 def self_times(links: Links) -> tuple[Ints, Ints]:
     """For every operator: host time without its children, and device time that it launched itself."""
-    operators, nesting = links.trace.operators, links.nesting
-    own = np.maximum(operators.duration - nesting.children_sum(operators.duration), 0)
-    launched = np.zeros(len(operators), np.int64)
-    known = (links.operator >= 0) & ~links.by_graph
-    np.add.at(launched, links.operator[known], links.trace.work.duration[known])
-    return own, launched
+    operators, known = links.trace.operators, (links.operator >= 0) & ~links.by_graph
+    own = np.maximum(operators.duration - links.nesting.children_sum(operators.duration), 0)
+    return own, summed(links.operator[known], links.trace.work.duration[known], len(operators))
 
 
-def _without_operator(links: Links) -> dict[Key, _Sums]:
+def _without_operator(links: Links) -> Iterator[tuple[Key, Ints]]:
     """Device work that no operator launched: rows of their own, so that the table covers all of it."""
-    trace = links.trace
-    by_graph, launched = links.by_graph, links.is_launched
-    groups: dict[Key, Mask] = {}
-    for number in distinct(trace.calls.name[links.call[by_graph]]).tolist():
-        name = f"{trace.names[number]} (replayed graph)"
-        groups[(name, None, None, "graph")] = by_graph & (trace.calls.name[links.call] == number)
-    groups[(_NO_OPERATOR, None, None, "no-operator")] = launched & (links.operator < 0) & ~by_graph
-    groups[(_NO_LAUNCH, None, None, "no-launch")] = ~launched
-    found = {}
-    for key, rows in groups.items():
+    trace, by_graph, launched = links.trace, links.by_graph, links.is_launched
+    groups: list[tuple[str, OperatorSource, Mask]] = [
+        (f"{trace.names[number]} (replayed graph)", "graph", by_graph & (trace.calls.name[links.call] == number))
+        for number in distinct(trace.calls.name[links.call[by_graph]]).tolist()
+    ]
+    groups.append(("(launched outside any operator)", "no-operator", launched & (links.operator < 0) & ~by_graph))
+    groups.append(("(no launch in the file)", "no-launch", ~launched))
+    for name, source, rows in groups:
         if rows.any():
             calls = distinct(links.call[rows & launched])
             device, host = int(trace.work.duration[rows].sum()), int(trace.calls.duration[calls].sum())
-            count = len(calls) or int(rows.sum())
-            found[key] = _Sums(count, host, host, device, device)
-    return found
+            yield (name, None, None, source), np.array([len(calls) or rows.sum(), host, host, device, device, 0, 0])
 
 
-def _of_one(links: Links, by_shape: bool) -> dict[Key, _Sums]:
-    trace, nesting = links.trace, links.nesting
-    operators = trace.operators
+def _of_one(links: Links, by_shape: bool) -> Iterator[tuple[Key, Ints]]:
+    trace, nesting, operators = links.trace, links.nesting, links.trace.operators
     if not len(operators):
-        return _without_operator(links)
+        return
     cpu_self, device_self = self_times(links)
-    device_total = nesting.with_all_inside(device_self)
-    group = operators.name.astype(np.int64)
-    if by_shape:
-        group = group * (len(trace.shapes) + 1) + operators.shape + 1
-    groups, row = np.unique(group, return_inverse=True)
-    outermost = np.ones(len(operators), np.bool_)
-    outermost[nesting.repeats(operators.name)] = False
-    cpu_bytes, device_bytes = _allocated(trace, links)
-
-    def summed(values: Ints, rows: Mask | None = None) -> list[int]:
-        total = np.zeros(len(groups), np.int64)
-        np.add.at(total, row if rows is None else row[rows], values if rows is None else values[rows])
-        return total.tolist()
-
-    columns = zip(
-        groups.tolist(),
-        summed(np.ones(len(operators), np.int64)),
-        summed(cpu_self),
-        summed(operators.duration, outermost),
-        summed(device_self),
-        summed(device_total, outermost),
-        summed(nesting.with_all_inside(cpu_bytes), outermost),
-        summed(nesting.with_all_inside(device_bytes), outermost),
-        strict=True,
-    )
-    found = _without_operator(links)
-    for number, *sums in columns:
-        # Shapes may differ in values that the table does not show.
-        found.setdefault(_key(trace, number, by_shape), _Sums()).add(_Sums(*sums))
-    return found
-
-
-def _key(trace: Trace, group: int, by_shape: bool) -> Key:
-    if not by_shape:
-        return trace.names[group], None, None, "operator"
-    name, shape = divmod(group, len(trace.shapes) + 1)
-    if shape == 0:
-        return trace.names[name], None, None, "operator"
-    found = trace.shapes[shape - 1]
-    return trace.names[name], found.dims, found.types, "operator"
-
-
-def _allocated(trace: Trace, links: Links) -> tuple[Ints, Ints]:
-    """Bytes each operator took, on the host and on devices; frees are not counted."""
-    taken = trace.allocations
-    owner = links.nesting.around(taken.thread, taken.at)
-    sizes = []
-    for on_device in (0, 1):
-        rows = (taken.on_device == on_device) & (taken.bytes > 0) & (owner != UNKNOWN)
-        total = np.zeros(len(trace.operators), np.int64)
-        np.add.at(total, owner[rows], taken.bytes[rows])
-        sizes.append(total)
-    return sizes[0], sizes[1]
+    owner = nesting.around(trace.allocations.thread, trace.allocations.at)
+    taken = (trace.allocations.bytes > 0) & (owner != UNKNOWN)  # frees are not counted
+    took = [taken & (trace.allocations.on_device == on_device) for on_device in (0, 1)]
+    sizes = [summed(owner[rows], trace.allocations.bytes[rows], len(operators)) for rows in took]
+    outermost = np.ones(len(operators), np.int64)
+    outermost[nesting.repeats(operators.name)] = 0
+    columns = [np.ones(len(operators), np.int64), cpu_self, operators.duration * outermost, device_self]
+    columns += [nesting.with_all_inside(inside) * outermost for inside in (device_self, *sizes)]
+    shape = operators.shape.astype(np.int64) + 1 if by_shape else np.zeros(len(operators), np.int64)
+    shapes = len(trace.shapes) + 1
+    groups, row = np.unique(operators.name.astype(np.int64) * shapes + shape, return_inverse=True)
+    sums = np.stack([summed(row, column, len(groups)) for column in columns], axis=1)
+    for group, own in zip(groups.tolist(), sums, strict=True):
+        name, number = divmod(group, shapes)
+        known = trace.shapes[number - 1] if number else None
+        dims, types = (known.dims, known.types) if known is not None else (None, None)
+        yield (trace.names[name], dims, types, "operator"), own
 
 
 def forward_rows(links: Links) -> tuple[Ints, Ints]:

@@ -6,19 +6,18 @@ it came from but not the process; what decides is which process has a launch of 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from redline.model.errors import TraceError
-from redline.trace.columns import UNKNOWN, Allocations, HostRanges, Ids, Ints, Mask, Trace
+from redline.trace.columns import UNKNOWN, Ids, Ints, Trace
 from redline.trace.intervals import distinct
 
 MOST_PROCESSES = 1024
-
-Table = TypeVar("Table", bound=HostRanges | Allocations)
+FITS_AS_WELL = 0.99
+"""Ranks of one job launch the same things: processes that explain this share of the best one's work fit equally well."""
 
 
 def split_by_process(trace: Trace, device_numbers: list[int]) -> list[Trace]:
@@ -31,86 +30,58 @@ def split_by_process(trace: Trace, device_numbers: list[int]) -> list[Trace]:
         return [replace(trace, work=replace(trace.work, device=numbers[trace.work.device]))]
     if len(working) > MOST_PROCESSES:
         raise TraceError(f"{trace.source} names {len(working):,} processes: this is not the trace of one job")
-    owner = _owners(trace, of_thread, working.tolist())
-    names = list(processes)
+    owner, names = _owners(trace, of_thread, working.tolist()), list(processes)
     found = []
     for process in working.tolist():
-        mine, work = of_thread == process, trace.work.only(owner == process)
-        found.append(
-            replace(
-                trace,
-                operators=_only(trace.operators, mine),
-                calls=_only(trace.calls, mine),
-                annotations=_only(trace.annotations, mine),
-                frames=_only(trace.frames, mine),
-                allocations=_only(trace.allocations, mine),
-                work=replace(work, device=numbers[work.device]),
-                process=str(names[process]),
-            )
-        )
+        tables = {}
+        for name in ("operators", "calls", "annotations", "frames", "allocations"):
+            table = getattr(trace, name)
+            mine = of_thread[table.thread] == process
+            tables[name] = replace(table, **{column: values[mine] for column, values in vars(table).items()})
+        work = trace.work.only(owner == process)
+        work = replace(work, device=numbers[work.device])
+        found.append(replace(trace, work=work, process=str(names[process]), **tables))
     return found
 
 
-def _only(table: Table, wanted: Mask) -> Table:
-    rows = wanted[table.thread]
-    return replace(table, **{name: column[rows] for name, column in vars(table).items()})
+class _Fit(NamedTuple):
+    """How well a process explains the work of a device."""
+
+    distance: int
+    """Devices and processes are numbered as they appear in the file, where those of one rank stand together."""
+    delay: float
+    """From launch to work, the median."""
+    matches: int
+    device: int
+    process: int
 
 
 def _owners(trace: Trace, of_thread: Ids, processes: list[int]) -> Ints:
     """For each row of device work, the process that launched it."""
     work = trace.work
-    latest = np.full(len(work), np.iinfo(np.int64).min)
-    owner = np.full(len(work), UNKNOWN, np.int64)
+    latest, owner = np.full(len(work), np.iinfo(np.int64).min), np.full(len(work), UNKNOWN, np.int64)
+    launched = {process: _launched(trace, of_thread, process) for process in processes}
     fits: list[_Fit] = []
-    for process in processes:
-        rows, launched = _launched(trace, of_thread, process)
-        is_later = launched > latest[rows]
-        latest[rows[is_later]], owner[rows[is_later]] = launched[is_later], process
+    for process, (rows, at) in launched.items():
+        is_later = at > latest[rows]
+        latest[rows[is_later]], owner[rows[is_later]] = at[is_later], process
         for device in distinct(work.device[rows]).tolist():
             mine = work.device[rows] == device
-            delay = float(np.median(work.start[rows[mine]] - launched[mine]))
-            fits.append(_Fit(device, process, int(mine.sum()), delay))
+            delay = float(np.median(work.start[rows[mine]] - at[mine]))
+            fits.append(_Fit(abs(device - process), delay, int(mine.sum()), device, process))
     # A device is nearly always driven by one process; only elsewhere must the latest launch before the work decide.
-    driver = _drivers(fits)
-    usual = np.array([driver.get(device, processes[0]) for device in range(int(work.device.max(initial=0)) + 1)])
-    for process in processes:
-        rows, _ = _launched(trace, of_thread, process)
-        owner[rows[usual[work.device[rows]] == process]] = process
-    return np.where(owner == UNKNOWN, usual[work.device], owner)
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """How well a process explains the work of a device."""
-
-    device: int
-    process: int
-    matches: int
-    delay: float
-    """From launch to work, the median."""
-
-
-def _likeliest(fit: _Fit) -> tuple[int, float]:
-    """Devices and processes are numbered as they appear in the file, where those of one rank stand together."""
-    return abs(fit.device - fit.process), fit.delay
-
-
-def _drivers(fits: list[_Fit]) -> dict[int, int]:
-    """The process that drives each device: the one with the most matching launches.
-
-    Ranks of one job launch the same things, so that several fit equally well; then each drives a device of its own.
-    """
-    most: defaultdict[int, int] = defaultdict(int)
-    for fit in fits:
-        most[fit.device] = max(most[fit.device], fit.matches)
-    likely = sorted((fit for fit in fits if fit.matches >= 0.99 * most[fit.device]), key=_likeliest)
+    most = {device: max(fit.matches for fit in fits if fit.device == device) for device in {fit.device for fit in fits}}
+    likely = sorted(fit for fit in fits if fit.matches >= FITS_AS_WELL * most[fit.device])
     driver: dict[int, int] = {}
-    for fit in likely:
-        if fit.device not in driver and fit.process not in driver.values():
-            driver[fit.device] = fit.process
+    for fit in likely:  # each drives a device of its own, where that is possible
+        if fit.process not in driver.values():
+            driver.setdefault(fit.device, fit.process)
     for fit in likely:
         driver.setdefault(fit.device, fit.process)
-    return driver
+    usual = np.array([driver.get(device, processes[0]) for device in range(int(work.device.max(initial=0)) + 1)])
+    for process, (rows, _) in launched.items():
+        owner[rows[usual[work.device[rows]] == process]] = process
+    return np.where(owner == UNKNOWN, usual[work.device], owner)
 
 
 def _launched(trace: Trace, of_thread: Ids, process: int) -> tuple[Ints, Ints]:
