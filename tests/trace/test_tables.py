@@ -14,7 +14,7 @@ from redline.trace.kernels import class_rows, copy_rows, kernel_rows, most_of_th
 from redline.trace.links import Links
 from redline.trace.operators import operator_rows
 from redline.trace.timeline import device_time, device_views, timeline_of
-from redline.trace.window import bottleneck, phases_of, recorded, steps_of
+from redline.trace.window import phases_of, recorded, steps_of
 
 US = 1000
 
@@ -200,7 +200,7 @@ class TestPhases:
             ("backward", 200e-6, 500e-6),
             ("optimizer", pytest.approx(30e-6), 10e-6),
         ]
-        assert bottleneck(phases) == "backward"
+        assert max(phases, key=lambda phase: phase.needs_s).name == "backward"
 
     def test_marks_of_torch(self, decoded) -> None:
         maker = TraceMaker()
@@ -216,7 +216,8 @@ class TestPhases:
         assert list(phases) == ["data", "forward", "backward", "optimizer"]
         assert phases["data"] == 900e-6
         assert phases["forward"] == pytest.approx(100e-6)
-        assert bottleneck(phases_of([HostView(Links(decoded(maker)))])) == "data"
+        phases = phases_of([HostView(Links(decoded(maker)))])
+        assert max(phases, key=lambda phase: phase.needs_s).name == "data"
 
 
 class TestSteps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -14,7 +15,7 @@ from redline.analyze.bound import Bound, bound_of_counters, least_issue_s, telli
 from redline.analyze.finding import Finding
 from redline.analyze.generation import Generation, generation_of
 from redline.analyze.hardware import Hardware, OperatorLimit, hardware_by_kernels, hardware_of, operator_limits
-from redline.analyze.profile_ranks import RankTime, SlowestRank, rank_times, slowest_rank, with_waiting, works_of
+from redline.analyze.profile_ranks import RankTime, SlowestRank, rank_times, slowest_rank
 from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose, limit_of
 from redline.model.conditions import conditions_text
@@ -22,6 +23,7 @@ from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import Capabilities, RunRecord
 from redline.model.work import Ceilings
+from redline.trace.classes import UNCLASSIFIED
 from redline.trace.collectives import CollectiveRow, Straggler, collective_rows, host_calls, waiting_of
 from redline.trace.columns import Lost, Trace, Work
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
@@ -36,9 +38,8 @@ from redline.trace.kernels import (
     kernel_rows,
     most_of_the_time,
     times_by_name,
-    unclassified_share,
 )
-from redline.trace.links import Links, named
+from redline.trace.links import Links, matching
 from redline.trace.memory import MemoryLine, memory_lines
 from redline.trace.operators import OperatorRow, class_times, operator_rows
 from redline.trace.replay import device_runs, gradient_reductions
@@ -46,7 +47,7 @@ from redline.trace.selections import OnDevice, OnHost
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors.counters import Counter, Reading, bandwidth_share, counters_of
-from redline.trace.window import Outside, Phase, Recorded, Steps, bottleneck, phases_of, recorded, steps_of
+from redline.trace.window import Outside, Phase, Steps, phases_of, recorded, steps_of
 
 KERNELS_WITH_COUNTERS = 10
 """How many of the longest kernels have their counters listed one by one."""
@@ -89,27 +90,21 @@ class Profile(Frozen):
     timeline: Timeline
     idle: Idle
     bound: Bound
-    findings: tuple[Finding, ...]
-    """What would save the most time first."""
-    classes: tuple[ClassRow, ...]
-    unclassified_share: float
-    kernels: tuple[KernelRow, ...]
-    kernels_for_most: int
-    """How many kernels, from the top of the table, take 80 % of the time in kernels."""
-    operators: tuple[OperatorRow, ...]
-    phases_s: dict[str, float]
-    """What each phase needs at least: the longer of its host and device time, over all steps."""
-    phases: tuple[Phase, ...]
-    bottleneck: str | None
-    steps: Steps | None
-    launches: Launches
-    host: Host
-    copies: tuple[Direction, ...]
-    counters: tuple[Counter, ...]
-    ranks: tuple[RankTime, ...]
-    lost: Lost | None
     has_device: bool
     sources: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    """What would save the most time first."""
+    classes: tuple[ClassRow, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+    operators: tuple[OperatorRow, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    steps: Steps | None = None
+    launches: Launches
+    host: Host
+    copies: tuple[Direction, ...] = ()
+    counters: tuple[Counter, ...] = ()
+    ranks: tuple[RankTime, ...] = ()
+    lost: Lost | None = None
     capture: Capture | None = None
     notes: tuple[Note, ...] = ()
     hardware: Hardware = Hardware()
@@ -139,6 +134,20 @@ class Profile(Frozen):
     """The program as a tree, with host and device time: a flame graph, and what comparisons align."""
 
     @property
+    def unclassified_share(self) -> float:
+        return next((row.share for row in self.classes if row.name == UNCLASSIFIED), 0.0)
+
+    @property
+    def kernels_for_most(self) -> int:
+        """How many kernels, from the top of the table, take 80 % of the time in kernels."""
+        return most_of_the_time(self.kernels)
+
+    @property
+    def bottleneck(self) -> str | None:
+        """The phase that needs most: the longer of its host and device time."""
+        return max(self.phases, key=lambda phase: phase.needs_s).name if len(self.phases) > 1 else None
+
+    @property
     def steps_seen(self) -> int | None:
         return self.steps.count if self.steps else None
 
@@ -159,7 +168,7 @@ class Profile(Frozen):
     def whole_work_s(self) -> float:
         """What the device did, or the host where it is the device."""
         if self.has_device:
-            return sum(row.total_s for row in self.kernels) + sum(row.total_s for row in self.copies)
+            return sum(row.total_s for row in (*self.kernels, *self.copies))
         return sum(row.cpu_self_s for row in self.operators)
 
 
@@ -174,6 +183,9 @@ def profile_of(
     facts = facts_of(traces, record, by_shape=by_shape, ceilings=ceilings)
     profile = msgspec.structs.replace(facts.profile, findings=tuple(diagnose(facts)))
     return msgspec.structs.replace(profile, bound=limit_of(profile, record, ceilings))
+
+
+UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
 
 
 def facts_of(
@@ -193,49 +205,40 @@ def facts_of(
     has_device = bool(every)
     on_host = [] if has_device else [OnHost.of(one, host) for one, host in zip(each, hosts, strict=True)]
     times = [run.time for run in every] if has_device else [host_time(one.trace, one.steps) for one in each]
-    timeline = timeline_of(times)
+    timeline, hardware, tree, steps = timeline_of(times), hardware_of(traces, record), tree_of(links), steps_of(each)
     kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
-    classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
-    hardware = hardware_of(traces, record)
-    limits = operator_limits(links, hardware, ceilings)
     calls = [run.calls for run in every] if has_device else [host_calls(one) for one in links]
     waiting = waiting_of(calls)
-    missing = _missing(traces, host_of(hosts, 0.0).launched, record) if not has_device else ""
-    phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
-    tree = tree_of(links)
+    host = host_of(hosts, timeline.busy_s if has_device else 0.0)
     profile = Profile(
         timeline=timeline,
         idle=idle_of([run.idle for run in every or on_host]),
-        bound=Bound(label="unknown", evidence=note("not-measured", "")),
-        findings=(),
-        classes=tuple(classes),
-        unclassified_share=unclassified_share(classes),
-        kernels=tuple(rows),
-        kernels_for_most=most_of_the_time(rows),
+        bound=UNKNOWN,
+        classes=tuple(class_rows(kernels, others) if has_device else class_rows(class_times(links))),
+        kernels=tuple(kernel_rows(kernels)),
         operators=tuple(operator_rows(links, by_shape=by_shape)),
-        phases_s={phase.name: phase.needs_s for phase in phases},
-        phases=tuple(phases),
-        bottleneck=bottleneck(phases),
+        phases=tuple(phases_of(hosts)),
         steps=steps,
         launches=launches_of(links),
-        host=host_of(hosts, timeline.busy_s if has_device else 0.0),
+        host=host,
         copies=tuple(copy_rows(cut)),
-        counters=(),
-        ranks=tuple(with_waiting(rank_times(every, on_host, times), waiting)),
+        ranks=tuple(rank_times(every, on_host, times, waiting)),
         lost=_lost(links),
         has_device=has_device,
         sources=tuple(dict.fromkeys(trace.source for trace in traces)),
         capture=None if record is None else _capture(record, steps),
         notes=tuple(note for trace in cut for note in trace.notes),
         hardware=hardware,
-        outside=_outside(each),
-        missing=missing,
+        outside=Outside(
+            **{name: sum(getattr(one.outside, name) for one in each) for name in Outside.__struct_fields__}
+        ),
+        missing=_missing(traces, host.launched, record) if not has_device else "",
         waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
         collectives=tuple(collective_rows(calls, waiting)),
         gradient_reductions=gradient_reductions(every) if has_device else None,
         stragglers=tuple(waiting.stragglers),
-        slowest=slowest_rank(works_of(every, links, times), waiting) if waiting.from_ranks else None,
-        limits=tuple(limits),
+        slowest=slowest_rank(every, links, times, waiting) if waiting.from_ranks else None,
+        limits=tuple(operator_limits(links, hardware, ceilings)),
         strips=tuple(strip_of(run.view, run.bounds, run.idle) for run in every),
         parts=tuple(parts_of(tree)),
         memory=tuple(memory_lines(links)),
@@ -265,53 +268,39 @@ def with_tool(
 
     `record`: what was measured where Redline ran the tool. `sources`: the files, where somebody else did.
     """
-    rows, classes = kernel_rows(kernels), class_rows(kernels)
+    rows = kernel_rows(kernels)
     counters = counters_of(readings, [row.name for row in rows[:KERNELS_WITH_COUNTERS]])
     total = sum(row.total_s for row in rows)
     talking = sum(row.total_s for row in rows if row.kernel_class == "communication")
+    nothing = timeline_of([])
+    timeline = msgspec.structs.replace(
+        nothing, span_s=total, busy_s=total, compute_s=total - talking, communication_s=talking
+    )
     capture = msgspec.structs.replace(_capture(record, None), tool=tool) if record is not None else None
     profile = Profile(
-        timeline=Timeline(
-            span_s=total,
-            busy_s=total,
-            idle_s=0.0,
-            compute_s=total - talking,
-            communication_s=talking,
-            exposed_communication_s=0.0,
-            copy_s=0.0,
-            exposed_copy_s=0.0,
-        ),
+        timeline=timeline,
         idle=idle_of([]),
         bound=bound_of_counters(bandwidth_share(counters)),
-        findings=(),
-        classes=tuple(classes),
-        unclassified_share=unclassified_share(classes),
+        classes=tuple(class_rows(kernels)),
         kernels=tuple(rows),
-        kernels_for_most=most_of_the_time(rows),
-        operators=(),
-        phases_s={},
-        phases=(),
-        bottleneck=None,
-        steps=None,
         launches=launches_of([]),
         host=host_of([], 0.0),
-        copies=(),
         counters=tuple(counters),
-        ranks=(),
-        lost=None,
         has_device=True,
         sources=sources or (tool,),
         capture=capture,
         hardware=hardware_by_kernels([row.name for row in rows], tool, record),
-        notes=(
-            *notes,
-            note(
-                "kernel-table",
-                "a kernel table has no timeline: nothing is known of idle time and of what runs at the same time",
-            ),
-        ),
+        notes=(*notes, NO_TIMELINE),
     )
     return msgspec.structs.replace(profile, findings=tuple(diagnose(TraceFacts(profile))))
+
+
+NO_TIMELINE = note(
+    "kernel-table", "a kernel table has no timeline: nothing is known of idle time and of what runs at the same time"
+)
+_CAPTURES = re.compile(r"(Begin|End)Capture")
+_REPLAYS = re.compile(r"GraphLaunch")
+_LAUNCHES = re.compile(r"^(?!.*Host).*Launch")
 
 
 def _without_captures(traces: Sequence[Trace]) -> Sequence[Trace]:
@@ -319,14 +308,16 @@ def _without_captures(traces: Sequence[Trace]) -> Sequence[Trace]:
 
     Two recordings of one device, one after the other, are not two devices.
     """
-    captures = [trace for trace in traces if named(trace, trace.calls, "BeginCapture", "EndCapture").any()]
+    captures = [matching(trace, trace.calls, _CAPTURES).any() for trace in traces]
     replays = [
         trace
-        for trace in traces
-        if named(trace, trace.calls, "GraphLaunch").any() and not any(trace is one for one in captures)
+        for trace, is_capture in zip(traces, captures, strict=True)
+        if not is_capture and matching(trace, trace.calls, _REPLAYS).any()
     ]
-    left_out = [one for one in captures if any(_same_device(one, other) for other in replays)]
-    kept = [trace for trace in traces if not any(trace is one for one in left_out)]
+    kept, left_out = [], []
+    for trace, is_capture in zip(traces, captures, strict=True):
+        is_replayed = is_capture and any(_same_device(trace, replay) for replay in replays)
+        (left_out if is_replayed else kept).append(trace)
     if not left_out:
         return traces
     names = ", ".join(trace.source for trace in left_out)
@@ -355,11 +346,6 @@ def _missing(traces: Sequence[Trace], launched: int, record: RunRecord | None) -
     return f"{told}: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or nothing ran on the device"
 
 
-def _outside(each: Sequence[Recorded]) -> Outside:
-    fields = Outside.__struct_fields__
-    return Outside(**{name: sum(getattr(one.outside, name) for one in each) for name in fields})
-
-
 def _lost(links: Sequence[Links]) -> Lost | None:
     damaged = [each for each in links if each.trace.lost]
     if not damaged:
@@ -383,9 +369,8 @@ def _lost(links: Sequence[Links]) -> Lost | None:
 
 def _launches_without_work(links: Links) -> int:
     """Calls that must have put something on the device which the file does not show."""
-    calls = links.trace.calls
-    rows = named(links.trace, calls, "Launch") & ~named(links.trace, calls, "Host")
-    return int((~np.isin(np.flatnonzero(rows), links.call)).sum())
+    calls = np.flatnonzero(matching(links.trace, links.trace.calls, _LAUNCHES))
+    return int((~np.isin(calls, links.call)).sum())
 
 
 def _capture(record: RunRecord, steps: Steps | None) -> Capture:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-import msgspec
 import numpy as np
 
 from redline.model.fields import Frozen
@@ -19,7 +17,7 @@ from redline.trace.columns import Trace, Work
 from redline.trace.idle import Idle, idle_of
 from redline.trace.intervals import seconds
 from redline.trace.kernels import NamedTime, times_by_name
-from redline.trace.links import Links, matching
+from redline.trace.links import Links
 from redline.trace.operators import class_times
 from redline.trace.replay import DeviceRun
 from redline.trace.selections import OnHost
@@ -51,108 +49,87 @@ class SlowestRank(Frozen):
     why: Note
 
 
-@dataclass(frozen=True)
-class RankWork:
-    """What one rank did."""
+def slowest_rank(
+    runs: Sequence[DeviceRun], links: Sequence[Links], times: Sequence[DeviceTime], waiting: Waiting
+) -> SlowestRank | None:
+    """None where the ranks are not all there, or where none is clearly late. Without devices, `times` are of the hosts."""
+    if len(times) < 2 or len(times) != len(waiting.waits):
+        return None
+    # The others wait; the one that waits least is the one they wait for.
+    waited = [float(np.nansum(each)) for each in waiting.waits]
+    late = min(range(len(times)), key=lambda index: waited[index])
+    cost = float(np.mean([each for index, each in enumerate(waited) if index != late])) - waited[late]
+    if cost <= NOTED * times[late].span:
+        return None
+    traces = [run.recorded.trace for run in runs] or [each.trace for each in links]
+    compute, idle = (_beside(late, [getattr(time, name) for time in times]) for name in ("compute", "idle"))
+    if max(own - usual for own, usual in (compute, idle)) < EXPLAINS * cost:
+        why = note(
+            "cause-unknown",
+            "it computes no longer and pauses no longer than the others: its clock may differ, or its memory is slower",
+        )
+    elif compute[0] - compute[1] >= idle[0] - idle[1]:
+        computing = (
+            [times_by_name([trace], [Work.KERNEL]) for trace in traces]
+            if runs
+            else [class_times([each]) for each in links]
+        )
+        names = [{one.name: one for one in each if class_of(one.name) != "communication"} for each in computing]
+        took = f"it computes {_time(compute[0])}, the others {_time(compute[1])}"
+        why = note("computes-longer", f"{took}{_most_of_it(names.pop(late), names)}")
+    elif runs:
+        causes = [{cause: float(run.idle.ns(cause)) for cause in run.idle.when} for run in runs]
+        most = _most_extra(causes.pop(late), causes)
+        pauses = f"its device is idle {_time(idle[0])}, those of the others {_time(idle[1])}"
+        why = note("waits-for-something", f"{pauses}: {CAUSES[most or 'unknown']}")
+    else:
+        marks = [_annotated(trace) for trace in traces]
+        own = marks.pop(late)
+        most = _most_extra(own, marks)
+        is_more = most is not None and own[most] > median(each.get(most, 0.0) for each in marks)
+        inside = f", most of it in {most}" if is_more else ""
+        pauses = f"it spends outside any operator {_time(idle[0])}, the others {_time(idle[1])}"
+        why = note(
+            "waits-for-something", f"{pauses}: Python code, loading data, or a processor that others use{inside}"
+        )
+    return SlowestRank(label=traces[late].label, waited_s=seconds(cost), why=why)
 
-    label: str
-    time: DeviceTime
-    names: dict[str, NamedTime]
-    """Kernels, or operators where the host is the device, without communication."""
-    idle: dict[str, float]
-    """In nanoseconds, by cause; of a host, by the annotation around it."""
-    on_device: bool
 
-
-def works_of(runs: Sequence[DeviceRun], links: Sequence[Links], times: Sequence[DeviceTime]) -> list[RankWork]:
-    """One for each device; without devices one for each host, whose `times` are given."""
-    if runs:
-        return [
-            RankWork(
-                label=run.recorded.trace.label,
-                time=run.time,
-                names=_computing(times_by_name([run.recorded.trace], [Work.KERNEL])),
-                idle={cause: float(run.idle.ns(cause)) for cause in run.idle.when},
-                on_device=True,
-            )
-            for run in runs
-        ]
-    return [
-        RankWork(each.trace.label, time, _computing(class_times([each])), _annotated(each.trace), on_device=False)
-        for each, time in zip(links, times, strict=True)
-    ]
-
-
-def _computing(times: Sequence[NamedTime]) -> dict[str, NamedTime]:
-    return {each.name: each for each in times if class_of(each.name) != "communication"}
+def _beside(late: int, values: Sequence[int]) -> tuple[float, float]:
+    """The value of one rank, and the usual one of the others."""
+    return values[late], median(value for index, value in enumerate(values) if index != late)
 
 
 def _annotated(trace: Trace) -> dict[str, float]:
     """Time in each annotation, whatever is inside it; collectives and the profiler's own steps are left out."""
-    table = trace.annotations
-    found: Counter[str] = Counter()
-    for row in np.flatnonzero(~matching(trace, table, ANNOTATED)).tolist():
-        name = trace.names[table.name[row]]
-        if not name.startswith("ProfilerStep"):
-            found[name] += int(table.end[row] - table.start[row])
-    return {name: float(total) for name, total in found.items()}
+    table, found = trace.annotations, Counter[str]()
+    for number, lasts in zip(table.name.tolist(), table.duration.tolist(), strict=True):
+        found[trace.names[number]] += lasts
+    return {
+        name: float(total)
+        for name, total in found.items()
+        if not name.startswith("ProfilerStep") and not ANNOTATED.search(name)
+    }
 
 
-def slowest_rank(works: Sequence[RankWork], waiting: Waiting) -> SlowestRank | None:
-    """None where the ranks are not all there, or where none is clearly late."""
-    if not waiting.from_ranks or len(works) < 2 or len(works) != len(waiting.waits):
-        return None
-    # The others wait; the one that waits least is the one they wait for.
-    waited = [float(np.nansum(each)) for each in waiting.waits]
-    late = min(range(len(works)), key=lambda index: waited[index])
-    cost = float(np.mean([each for index, each in enumerate(waited) if index != late])) - waited[late]
-    if cost <= NOTED * works[late].time.span:
-        return None
-    others = [work for index, work in enumerate(works) if index != late]
-    why = _why(works[late], others, cost)
-    return SlowestRank(label=works[late].label, waited_s=seconds(cost), why=why)
-
-
-def _why(late: RankWork, others: Sequence[RankWork], cost: float) -> Note:
-    usual_compute = median(each.time.compute for each in others)
-    usual_idle = median(each.time.idle for each in others)
-    by_compute, by_idle = late.time.compute - usual_compute, late.time.idle - usual_idle
-    if max(by_compute, by_idle) < EXPLAINS * cost:
-        text = (
-            "it computes no longer and pauses no longer than the others: its clock may differ, or its memory is slower"
-        )
-        return note("cause-unknown", text)
-    if by_compute >= by_idle:
-        told = f"it computes {_time(late.time.compute)}, the others {_time(usual_compute)}"
-        return note("computes-longer", f"{told}{_most_of_it(late, others)}")
-    where = "its device is idle" if late.on_device else "it spends outside any operator"
-    told = f"{where} {_time(late.time.idle)}, {'those of ' if late.on_device else ''}the others {_time(usual_idle)}"
-    return note("waits-for-something", f"{told}: {_cause(late, others)}")
-
-
-def _most_of_it(late: RankWork, others: Sequence[RankWork]) -> str:
+def _most_of_it(late: Mapping[str, NamedTime], others: Sequence[Mapping[str, NamedTime]]) -> str:
     def usual(name: str) -> NamedTime:
-        found = [each.names.get(name, NamedTime(name, 0, 0, None, None)) for each in others]
+        found = [each.get(name, NamedTime(name, 0, 0, None, None)) for each in others]
         return sorted(found, key=lambda each: each.total_ns)[len(found) // 2]
 
-    if not late.names:
+    most = max(late.values(), key=lambda each: each.total_ns - usual(each.name).total_ns, default=None)
+    if most is None or most.total_ns <= usual(most.name).total_ns:
         return ""
-    most = max(late.names.values(), key=lambda each: each.total_ns - usual(each.name).total_ns)
     there = usual(most.name)
-    if most.total_ns <= there.total_ns:
-        return ""
     calls = "in as many calls" if most.calls == there.calls else f"in {most.calls:,} calls against {there.calls:,}"
     kind = "it has more work" if most.calls > there.calls else "larger inputs, or a slower device"
     return f"; most of the difference is {most.name}, {_time(most.total_ns)} against {_time(there.total_ns)} {calls}: {kind}"
 
 
-def _cause(late: RankWork, others: Sequence[RankWork]) -> str:
-    extra = {name: own - median(each.idle.get(name, 0.0) for each in others) for name, own in late.idle.items()}
-    most = max(extra, key=lambda name: (round(extra[name], -5), -late.idle[name]), default=None)
-    if late.on_device:
-        return CAUSES[most] if most is not None else CAUSES["unknown"]
-    inside = f", most of it in {most}" if most is not None and extra[most] > 0 else ""
-    return f"Python code, loading data, or a processor that others use{inside}"
+def _most_extra(late: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str | None:
+    """What one rank has most more of than the others; of what differs by less than a tenth of a millisecond, the least itself."""
+    extra = {name: own - median(each.get(name, 0.0) for each in others) for name, own in late.items()}
+    return max(extra, key=lambda name: (round(extra[name], -5), -late[name]), default=None)
 
 
 def _time(nanoseconds: float) -> str:
@@ -174,40 +151,26 @@ class RankTime(Frozen):
     """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
 
 
-def rank_times(runs: Sequence[DeviceRun], on_host: Sequence[OnHost], times: Sequence[DeviceTime]) -> list[RankTime]:
+def rank_times(
+    runs: Sequence[DeviceRun], on_host: Sequence[OnHost], times: Sequence[DeviceTime], waiting: Waiting
+) -> list[RankTime]:
     """Devices; where there are none, the hosts of traces that belong to ranks, whose `times` are given."""
-    if runs:
-        return list(map(_rank, runs))
+    one_of: list[DeviceRun | OnHost] = [*runs, *on_host]
+    traces = [one.recorded.trace for one in one_of]
+    waited: list[float | None] = (
+        [seconds(float(np.nansum(waits))) for waits in waiting.waits] if waiting.from_ranks else [None] * len(one_of)
+    )
     return [
         RankTime(
             source=trace.source,
             rank=trace.rank,
-            device=0,
+            device=one.view.device if isinstance(one, DeviceRun) else 0,
             timeline=timeline_of([time]),
-            idle=idle_of([run.idle]),
+            idle=idle_of([one.idle]),
             world_size=trace.world_size,
             process=trace.process,
+            waiting_s=waits,
         )
-        for run, time in zip(on_host, times, strict=True)
-        if (trace := run.recorded.trace).rank is not None and (trace.world_size or 1) > 1
+        for one, trace, time, waits in zip(one_of, traces, times, waited, strict=True)
+        if runs or (trace.rank is not None and (trace.world_size or 1) > 1)
     ]
-
-
-def with_waiting(ranks: Sequence[RankTime], waiting: Waiting) -> list[RankTime]:
-    if not waiting.from_ranks or len(ranks) != len(waiting.waits):
-        return list(ranks)
-    waited = [float(np.nansum(waits)) / 1e9 for waits in waiting.waits]
-    return [msgspec.structs.replace(rank, waiting_s=each) for rank, each in zip(ranks, waited, strict=True)]
-
-
-def _rank(run: DeviceRun) -> RankTime:
-    trace = run.recorded.trace
-    return RankTime(
-        source=trace.source,
-        rank=trace.rank,
-        device=run.view.device,
-        timeline=timeline_of([run.time]),
-        idle=idle_of([run.idle]),
-        world_size=trace.world_size,
-        process=trace.process,
-    )

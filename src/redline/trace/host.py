@@ -11,7 +11,7 @@ import numpy as np
 
 from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
-from redline.trace.intervals import Intervals, both, distinct, overlap, seconds, union
+from redline.trace.intervals import Intervals, both, distinct, overlap, seconds, summed, union
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
 
@@ -219,9 +219,7 @@ def meanwhile(view: HostView, when: Intervals) -> str:
         inside = when.within(ranges.start[rows], ranges.end[rows])
         rows, inside = rows[inside > 0], inside[inside > 0]
         numbers, which = np.unique(ranges.name[rows], return_inverse=True)
-        covered, whole = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
-        np.add.at(covered, which, inside)
-        np.add.at(whole, which, ranges.duration[rows])
+        covered, whole = (summed(which, values, len(numbers)) for values in (inside, ranges.duration[rows]))
         for number, cover, total in zip(numbers.tolist(), covered.tolist(), whole.tolist(), strict=True):
             name = trace.names[number]
             if cover < MOSTLY * when.total or _NOT_TELLING.search(name):
@@ -241,9 +239,8 @@ def other_threads(view: HostView, when: Intervals) -> str:
     busy = union(operators.start[rows], operators.end[rows])
     if both(busy, when).total < MOSTLY * when.total or not when.total:
         return ""
-    total = np.zeros(len(view.trace.names), np.int64)
-    np.add.at(total, operators.name[rows], when.within(operators.start[rows], operators.end[rows]))
-    return label_of(view.trace.names[int(total.argmax())])
+    inside = when.within(operators.start[rows], operators.end[rows])
+    return label_of(view.trace.names[int(summed(operators.name[rows], inside, len(view.trace.names)).argmax())])
 
 
 def compiling(trace: Trace) -> HostRanges:

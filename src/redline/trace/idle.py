@@ -38,25 +38,25 @@ _OF_LIBRARIES = re.compile(
 
 
 class Idle(Frozen):
-    """A device's idle time by cause; together all of it, except for `other_s`."""
+    """A device's idle time by cause; together all of it."""
 
     host_wait_s: float
     """The host was late: Python, operators, launching."""
+    sync_s: float
+    """The host sat in a call that waits for the device."""
+    data_wait_s: float
+    """The host sat in a data loader."""
+    allocator_s: float
+    """The host sat in a call that takes memory from the driver or gives it back."""
+    warm_up_s: float
+    """The host loaded code, compiled or captured a graph: this happens once."""
+    latency_s: float
+    """From the end of a launch that came late to the start of its work."""
     launch_gap_s: float
     """The next work was launched in time and the gap is short: the price of one kernel after another."""
-    data_wait_s: float = 0.0
-    """The host sat in a data loader."""
-    sync_s: float = 0.0
-    """The host sat in a call that waits for the device."""
-    allocator_s: float = 0.0
-    """The host sat in a call that takes memory from the driver or gives it back."""
-    warm_up_s: float = 0.0
-    """The host loaded code, compiled or captured a graph: this happens once."""
-    latency_s: float = 0.0
-    """From the end of a launch that came late to the start of its work."""
-    dependency_s: float = 0.0
+    dependency_s: float
     """The next work was launched in time, but waited for an event of another stream."""
-    unknown_s: float = 0.0
+    unknown_s: float
     """Launched in time, the gap is long, and nothing in the trace says why."""
 
 
@@ -87,31 +87,6 @@ class IdleTime:
 
     def ns(self, cause: Cause) -> int:
         return self.when[cause].total
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """A device's gaps. The last may have no work after it, the first none before."""
-
-    start: Ints
-    end: Ints
-    late_until: Ints
-    """Up to here the host was late; the gap's own start where it was not."""
-    call: Ints
-    """The call that launched the work after the gap; UNKNOWN where there is none."""
-
-
-def gaps_of(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals) -> Gaps:
-    """`rows`: the device's work among that of the trace. `busy`: its union, whose `first` counts within `rows`."""
-    links = view.links
-    start, end = np.concatenate(([bounds[0]], busy.end)), np.concatenate((busy.start, [bounds[1]]))
-    following = np.concatenate((rows[busy.first], [UNKNOWN]))
-    call = np.where(following >= 0, links.call[following], UNKNOWN)
-    known = call >= 0
-    late_until = np.where(known, np.clip(links.launched_by[following], start, end), start)
-    late_until[-1] = end[-1]  # nothing follows: the host has not launched anything yet, or is through
-    real = end > start
-    return Gaps(start[real], end[real], late_until[real], call[real])
 
 
 @dataclass(frozen=True)
@@ -160,68 +135,61 @@ def usual_at_least(lengths: Ints) -> int:
 
 
 def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals, latency: Latency) -> IdleTime:
-    gaps = gaps_of(view, rows, bounds, busy)
+    """`rows`: the device's work among that of the trace. `busy`: its union, whose `first` counts within `rows`.
+
+    The last gap may have no work after it, the first none before.
+    """
+    links, calls = view.links, view.trace.calls
+    start, end = np.append(bounds[0], busy.end), np.append(busy.start, bounds[1])
+    following = np.append(rows[busy.first], UNKNOWN)
+    call = np.where(following >= 0, links.call[following], UNKNOWN)
+    # Up to here the host was late. Where nothing follows, it has not launched anything yet, or is through.
+    until = np.where(call >= 0, np.clip(links.launched_by[following], start, end), start)
+    until[-1] = end[-1]
+    real = end > start
+    start, end, until, call = start[real], end[real], until[real], call[real]
     when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
-    by_call = np.zeros(len(view.trace.calls), np.int64)
-    _split_lateness(view, gaps, when, by_call)
-    _split_the_rest(view, gaps, when, latency.ns)
+    by_call, late = np.zeros(len(calls), np.int64), until > start
+
+    def add(cause: Cause, more: Intervals) -> None:
+        when[cause] = joined(when[cause], more) if len(more) else when[cause]
+
+    # By what the launching thread did, else the main one.
+    main = view.main_thread
+    thread = np.where(call >= 0, calls.thread[call] if len(calls) else main, main)
+    for one in distinct(thread[late]).tolist():
+        rest = union(start[late & (thread == one)], until[late & (thread == one)])
+        for where in dict.fromkeys((one, main)):
+            for cause, ranges in _named(view):
+                if cause == "sync":
+                    mine = view.blocking[ranges.thread == where]
+                    by_call[mine] += rest.within(calls.start[mine], calls.end[mine])
+                add(cause, both(rest, on_thread(ranges, where)))
+                rest = without(rest, on_thread(ranges, where))
+            if where != main:
+                own = joined(on_thread(view.trace.operators, where), on_thread(calls, where))
+                add("host", both(rest, own))
+                rest = without(rest, own)
+        add("host", rest)
+    # From the launch to the start of the work. What the host does meanwhile cannot delay work that is launched.
+    launched = np.minimum(until + latency.ns, end)
+    waits = (end > launched) & _waits_for_event(view, call)
+    add("latency", union(until[late], launched[late]))
+    add("launch", union(until[~late], launched[~late]))
+    add("dependency", union(launched[waits], end[waits]))
+    add("unknown", without(union(launched, end), union(launched[waits], end[waits])))
     return IdleTime(when, by_call)
 
 
-def _split_lateness(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], by_call: Ints) -> None:
-    """From the beginning of a gap to the end of the launch: by what the launching thread did, else the main one."""
+def _named(view: HostView) -> list[tuple[Cause, HostRanges]]:
+    """What a thread's calls and marks explain, the most telling first."""
     calls = view.trace.calls
-    main = view.main_thread
-    thread = np.where(gaps.call >= 0, calls.thread[gaps.call] if len(calls) else main, main)
-    late = gaps.late_until > gaps.start
-    for one in distinct(thread[late]).tolist():
-        mine = late & (thread == one)
-        rest = union(gaps.start[mine], gaps.late_until[mine])
-        for where in dict.fromkeys((one, main)):
-            rest = _take_named(view, where, rest, when, by_call)
-            if where != main:
-                busy = joined(on_thread(view.trace.operators, where), on_thread(calls, where))
-                _add(when, "host", both(rest, busy))
-                rest = without(rest, busy)
-        _add(when, "host", rest)
-
-
-def _take_named(view: HostView, thread: int, rest: Intervals, when: dict[Cause, Intervals], by_call: Ints) -> Intervals:
-    """Give what a thread's calls and marks explain to their causes; what is left is returned."""
-    calls = view.trace.calls
-    blocking, allocating = picked(calls, view.blocking), picked(calls, view.allocating)
-    causes: tuple[tuple[Cause, HostRanges], ...] = (
+    return [
         ("warm-up", view.warming_up),
-        ("sync", blocking),
-        ("allocator", allocating),
+        ("sync", picked(calls, view.blocking)),
+        ("allocator", picked(calls, view.allocating)),
         ("data", view.loader),
-    )
-    for cause, ranges in causes:
-        if not len(rest):
-            return rest
-        busy = on_thread(ranges, thread)
-        if not len(busy):
-            continue
-        if cause == "sync":
-            rows = view.blocking[blocking.thread == thread]
-            by_call[rows] += rest.within(calls.start[rows], calls.end[rows])
-        _add(when, cause, both(rest, busy))
-        rest = without(rest, busy)
-    return rest
-
-
-def _split_the_rest(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], usual_ns: int) -> None:
-    """From the launch to the start of the work. What the host does meanwhile cannot delay work that is launched."""
-    late = gaps.late_until > gaps.start
-    launched = np.minimum(gaps.late_until + usual_ns, gaps.end)
-    _add(when, "latency", union(gaps.late_until[late], launched[late]))
-    _add(when, "launch", union(gaps.late_until[~late], launched[~late]))
-    longer = gaps.end > launched
-    rest = union(launched[longer], gaps.end[longer])
-    waits = longer & _waits_for_event(view, gaps.call)
-    waiting = union(launched[waits], gaps.end[waits])
-    _add(when, "dependency", both(rest, waiting))
-    _add(when, "unknown", without(rest, waiting))
+    ]
 
 
 def _waits_for_event(view: HostView, call: Ints) -> Mask:
@@ -247,54 +215,33 @@ def _last_before(times: Ints, at: Ints) -> Ints:
     return np.where(index >= 0, times[np.maximum(index, 0)], np.iinfo(np.int64).min)
 
 
-def _add(when: dict[Cause, Intervals], cause: Cause, more: Intervals) -> None:
-    if len(more):
-        when[cause] = joined(when[cause], more)
+_FIELDS = {"host": "host_wait_s", "data": "data_wait_s", "launch": "launch_gap_s", "warm-up": "warm_up_s"}
 
 
 def idle_of(times: Sequence[IdleTime]) -> Idle:
     ns = {cause: sum(time.ns(cause) for time in times) for cause in CAUSES}
-    return Idle(
-        host_wait_s=seconds(ns["host"]),
-        launch_gap_s=seconds(ns["launch"]),
-        data_wait_s=seconds(ns["data"]),
-        sync_s=seconds(ns["sync"]),
-        allocator_s=seconds(ns["allocator"]),
-        warm_up_s=seconds(ns["warm-up"]),
-        latency_s=seconds(ns["latency"]),
-        dependency_s=seconds(ns["dependency"]),
-        unknown_s=seconds(ns["unknown"]),
-    )
+    return Idle(**{_FIELDS.get(cause, f"{cause}_s"): seconds(total) for cause, total in ns.items()})
 
 
 def waits_of(views: Sequence[tuple[HostView, Sequence[IdleTime]]]) -> list[Wait]:
     """Where the host waited for devices, the largest idle time first, then the longest wait."""
     sums: defaultdict[tuple[str, str | None, str | None, bool], list[int]] = defaultdict(lambda: [0, 0, 0])
     for view, times in views:
-        rows = view.blocking
+        rows, trace, names = view.blocking, view.trace, view.trace.names
         idle = sum((time.by_call[rows] for time in times), start=np.zeros(len(rows), np.int64))
-        trace, names = view.trace, view.trace.names
-        operators = view.links.operators_of(rows)
-        copies = view.copying[rows].tolist()
-        columns = zip(rows.tolist(), operators.tolist(), _callers(view, rows), copies, idle.tolist(), strict=True)
-        for row, operator, frame, is_copy, caused in columns:
+        operators, copies = view.links.operators_of(rows), view.copying[rows]
+        columns = (trace.calls.name[rows], operators, copies, trace.calls.duration[rows], idle)
+        for (name, operator, is_copy, lasts, caused), frame in zip(
+            zip(*(column.tolist() for column in columns), strict=True), _callers(view, rows), strict=True
+        ):
             called = label_of(names[trace.operators.name[operator]]) if operator >= 0 else None
-            key = (label_of(names[trace.calls.name[row]]), called, frame, is_copy)
-            for index, value in enumerate((1, int(trace.calls.duration[row]), caused)):
-                sums[key][index] += value
-    rows_of = [
-        Wait(
-            call=call,
-            operator=operator,
-            frame=frame,
-            calls=count,
-            blocked_s=seconds(blocked),
-            idle_s=seconds(idle),
-            copies=is_copy,
-        )
-        for (call, operator, frame, is_copy), (count, blocked, idle) in sums.items()
-    ]
-    return sorted(rows_of, key=lambda wait: (-wait.idle_s, -wait.blocked_s, wait.call))
+            for index, value in enumerate((1, lasts, caused)):
+                sums[label_of(names[name]), called, frame, is_copy][index] += value
+    found = [
+        Wait(call=call, operator=operator, frame=frame, calls=count, blocked_s=seconds(blocked), idle_s=seconds(idle), copies=copies)
+        for (call, operator, frame, copies), (count, blocked, idle) in sums.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda wait: (-wait.idle_s, -wait.blocked_s, wait.call))
 
 
 def _callers(view: HostView, rows: Ints) -> list[str | None]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of
+from redline.trace.classes import CLASSES, KernelClass, class_of
 from redline.trace.columns import Trace, Work
 from redline.trace.intervals import distinct, seconds
 from redline.trace.names import short_name
@@ -150,10 +150,6 @@ def class_rows(kernels: Sequence[NamedTime], copies: Sequence[NamedTime] = ()) -
         if calls[name]
     ]
     return sorted(rows, key=lambda row: -row.total_s)
-
-
-def unclassified_share(classes: Sequence[ClassRow]) -> float:
-    return next((row.share for row in classes if row.name == UNCLASSIFIED), 0.0)
 
 
 def most_of_the_time(rows: Sequence[KernelRow], share: float = MOST_OF_THE_TIME) -> int:

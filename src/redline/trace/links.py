@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from redline.trace.classes import CLASSES, Described, KernelClass, describe
-from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
-from redline.trace.intervals import distinct
+from redline.trace.columns import UNKNOWN, DeviceWork, HostRanges, Ids, Ints, Mask, Trace, Work
+from redline.trace.intervals import distinct, summed
 
 _NUMBER = {name: number for number, name in enumerate(CLASSES)}
 
@@ -63,10 +63,8 @@ class Nesting:
 
     def children_sum(self, values: Ints) -> Ints:
         """For each range, the values of those directly inside it."""
-        total = np.zeros(len(self.parent), np.int64)
         inside = self.parent >= 0
-        np.add.at(total, self.parent[inside], values[inside])
-        return total
+        return summed(self.parent[inside], values[inside], len(self.parent))
 
     def with_all_inside(self, values: Ints) -> Ints:
         """For each range, its own value and those of everything inside it."""
@@ -194,7 +192,7 @@ class Links:
     def by_graph(self) -> Mask:
         """Rows of device work that a graph launch replayed."""
         calls = self.trace.calls
-        graphs = named(self.trace, calls, "GraphLaunch")
+        graphs = where_name(self.trace, calls, lambda name: "GraphLaunch" in name)
         found = np.zeros(len(self.call), np.bool_)
         found[self.is_launched] = np.isin(self.call[self.is_launched], np.flatnonzero(graphs))
         return found
@@ -226,19 +224,16 @@ class Links:
         return found
 
 
-def named(trace: Trace, ranges: HostRanges, *parts: str) -> Mask:
-    """Rows whose name holds one of these parts; each name is looked at once."""
-    numbers = distinct(ranges.name).tolist()
-    wanted = [number for number in numbers if any(part in trace.names[number] for part in parts)]
-    found: Mask = np.isin(ranges.name, wanted)
+def where_name(trace: Trace, table: HostRanges | DeviceWork, is_meant: Callable[[str], bool]) -> Mask:
+    """Rows with a name that is meant; each name is looked at once."""
+    numbers = distinct(table.name).tolist()
+    found: Mask = np.isin(table.name, [number for number in numbers if is_meant(trace.names[number])])
     return found
 
 
-def matching(trace: Trace, ranges: HostRanges, rule: re.Pattern[str]) -> Mask:
-    """Rows whose name the rule finds; each name is looked at once."""
-    numbers = distinct(ranges.name).tolist()
-    found: Mask = np.isin(ranges.name, [number for number in numbers if rule.search(trace.names[number])])
-    return found
+def matching(trace: Trace, table: HostRanges | DeviceWork, rule: re.Pattern[str]) -> Mask:
+    """Rows whose name the rule finds."""
+    return where_name(trace, table, lambda name: rule.search(name) is not None)
 
 
 def _look_up(keys: Ints, order: Ints, wanted: Ints) -> Ints:

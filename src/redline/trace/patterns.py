@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from redline.trace.classes import class_of
 from redline.trace.columns import Ids, Ints, Mask, Work
-from redline.trace.intervals import distinct, union
-from redline.trace.links import Links, Nesting, matching
+from redline.trace.intervals import distinct, summed, union
+from redline.trace.links import Links, Nesting, matching, where_name
 from redline.trace.window import Recorded, step_borders
 
 _BATCHED_PRODUCT = re.compile(r"^aten::(bmm|baddbmm_?)$")
@@ -44,7 +44,7 @@ def unfused_attention(links: Links) -> Mask:
         return found
     softmax, product = _softmax_and_products(links)
     queue = np.cumsum(np.concatenate(([True], _differs(work.device[order]) | _differs(work.stream[order]))))
-    backward = _is_backward(links, work.name[order])
+    backward = where_name(links.trace, work, _names_backward)[order]
     for first, last in _around_softmax(softmax[order], product[order], queue, backward):
         found[order[first : last + 1]] = True
     return found
@@ -57,15 +57,14 @@ def attention_on_host(links: Links) -> Mask:
     softmax, product = matching(trace, operators, _SOFTMAX), matching(trace, operators, _BATCHED_PRODUCT)
     if not softmax.any() or not product.any():
         return found
-    working = [number for number in distinct(operators.name).tolist() if class_of(trace.names[number]) != "other"]
     # An operator that only calls another of the same kind is not a second one; views and allocations compute nothing.
     counted = (softmax | product) & ~_have_inside(nesting, softmax | product)
-    works = np.isin(operators.name, working)
+    works = where_name(trace, operators, lambda name: class_of(name) != "other")
     counted |= works & ~softmax & ~product & ~_have_inside(nesting, works)
     order = np.lexsort((operators.start, operators.thread))
     order = order[counted[order]]
     queue = np.cumsum(np.concatenate(([True], _differs(operators.thread[order]))))
-    backward = _is_backward(links, operators.name[order])
+    backward = where_name(trace, operators, _names_backward)[order]
     spans = np.array(list(_around_softmax(softmax[order], product[order], queue, backward)), np.int64).reshape(-1, 2)
     first, last = order[spans[:, 0]], order[spans[:, 1]]
     for thread in distinct(operators.thread[first]).tolist():
@@ -81,10 +80,8 @@ def _have_inside(nesting: Nesting, rows: Mask) -> Mask:
     return found
 
 
-def _is_backward(links: Links, names: Ids) -> Mask:
-    numbers = distinct(names).tolist()
-    found: Mask = np.isin(names, [number for number in numbers if "backward" in links.trace.names[number].lower()])
-    return found
+def _names_backward(name: str) -> bool:
+    return "backward" in name.lower()
 
 
 def _around_softmax(softmax: Mask, product: Mask, queue: Ints, backward: Mask) -> Iterator[tuple[int, int]]:
@@ -252,7 +249,6 @@ def _trials(links: Links, kernels: Ints, step: Ints, count: int) -> tuple[Mask, 
 def _by_step(names: Ids, step: Ints, duration: Ints, count: int) -> tuple[Ints, Ints, Ints]:
     """For each row which name it has; for each name and step the time and the number of its rows."""
     found, name = np.unique(names, return_inverse=True)
-    total, calls = np.zeros((len(found), count), np.int64), np.zeros((len(found), count), np.int64)
-    np.add.at(total, (name, step), duration)
-    np.add.at(calls, (name, step), 1)
-    return name, total, calls
+    at, cells = name * count + step, len(found) * count
+    total, calls = summed(at, duration, cells), summed(at, 1, cells)
+    return name, total.reshape(-1, count), calls.reshape(-1, count)

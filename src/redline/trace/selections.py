@@ -9,12 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from redline.trace.classes import Described, class_of, describe
+from redline.trace.classes import Described, describe
 from redline.trace.columns import HostRanges, Ids, Ints, Mask, Trace, Work
 from redline.trace.host import MOSTLY, HostView, on_thread, picked
 from redline.trace.idle import CAUSES, QUARTILES, Cause, IdleTime, usual
-from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, union, without
-from redline.trace.links import Links, matching
+from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, summed, union, without
+from redline.trace.links import Links, matching, where_name
 from redline.trace.names import short_name
 from redline.trace.operators import self_times
 from redline.trace.patterns import attention_on_host, recomputed_operators
@@ -221,10 +221,7 @@ class OnDevice:
 def _longest(trace: Trace, names: Ids, duration: Ints) -> str:
     if not len(names):
         return ""
-    numbers, which = np.unique(names, return_inverse=True)
-    total = np.zeros(len(numbers), np.int64)
-    np.add.at(total, which, duration)
-    return short_name(trace.names[int(numbers[total.argmax()])])
+    return short_name(trace.names[int(summed(names, duration, len(trace.names)).argmax())])
 
 
 @dataclass(frozen=True)
@@ -293,16 +290,12 @@ class OnHost:
 
     def named(self, is_meant: Callable[[Described], bool]) -> Mask:
         """Operators whose name tells what is meant."""
-        names, column = self.trace.names, self.trace.operators.name
-        meant = [number for number in distinct(column).tolist() if is_meant(describe(names[number]))]
-        found: Mask = np.isin(column, meant)
-        return found
+        return where_name(self.trace, self.trace.operators, lambda name: is_meant(describe(name)))
 
     def with_helpers(self, rows: Mask) -> Mask:
         """With the operators that these call to prepare their work: views, allocations, conversions of a number."""
-        names, column, nesting = self.trace.names, self.trace.operators.name, self.links.nesting
-        helping = [number for number in distinct(column).tolist() if class_of(names[number]) in ("other", "copy")]
-        helps, found = np.isin(column, helping), rows.copy()
+        nesting, found = self.links.nesting, rows.copy()
+        helps = self.named(lambda name: name.kernel_class in ("other", "copy"))
         for level in list(nesting.levels())[1:]:
             found[level] |= helps[level] & found[nesting.parent[level]]
         return found

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from redline.model.fields import Frozen
 from redline.trace.classes import class_of
 from redline.trace.columns import Ints, Mask, Trace, Work
 from redline.trace.host import compiling, joined_ranges, on_thread, picked
-from redline.trace.idle import CAUSES, Cause, IdleTime
+from redline.trace.idle import Cause, IdleTime
 from redline.trace.intervals import NEVER, Intervals, distinct, joined, seconds, union, without
-from redline.trace.links import Links, matching
+from redline.trace.links import Links, matching, where_name
 
 ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
 """How torch marks a collective while it is under way."""
@@ -76,7 +75,7 @@ def device_views(links: Links) -> list[DeviceView]:
     talking = links.is_class("communication")
     kernels = work.kind == Work.KERNEL
     copying = work.kind == Work.COPY
-    moving = copying & ~_within_device(links, copying)
+    moving = copying & ~where_name(links.trace, work, lambda name: _WITHIN_DEVICE(name) is not None)
     found = []
     for device in distinct(work.device).tolist():
         mine = work.device == device
@@ -97,13 +96,6 @@ def device_views(links: Links) -> list[DeviceView]:
                 moving=when(moving),
             )
         )
-    return found
-
-
-def _within_device(links: Links, rows: Mask) -> Mask:
-    work, names = links.trace.work, links.trace.names
-    numbers = [number for number in distinct(work.name[rows]).tolist() if _WITHIN_DEVICE(names[number])]
-    found: Mask = np.isin(work.name, numbers)
     return found
 
 
@@ -139,10 +131,7 @@ def host_compute(trace: Trace) -> Intervals:
 
 
 def _collective_operators(trace: Trace) -> Mask:
-    names = distinct(trace.operators.name).tolist()
-    collectives = [number for number in names if class_of(trace.names[number]) == "communication"]
-    found: Mask = np.isin(trace.operators.name, collectives)
-    return found
+    return where_name(trace, trace.operators, lambda name: class_of(name) == "communication")
 
 
 def host_communication(trace: Trace) -> Intervals:
@@ -200,25 +189,18 @@ def strip_of(
     view: DeviceView, bounds: tuple[int, int], idle: IdleTime | None = None, stretches: int = STRETCHES
 ) -> Strip:
     edges = np.linspace(bounds[0], max(bounds[1], bounds[0] + 1), stretches + 1)
-    kernels = joined(view.compute, view.communication)
-    busy = [_shares(each, edges) for each in (view.compute, kernels, view.busy)]
-    causes = [cause for cause in CAUSES if idle is not None and len(idle.when[cause])]
+    moments, widths = np.rint(edges).astype(np.int64), np.maximum(np.diff(edges), 1.0)
+
+    def shares(when: Intervals, beside: Intervals = NEVER) -> tuple[float, ...]:
+        """How much of each stretch lies inside the intervals and in none of those beside them."""
+        inside = without(when, beside).within(moments[:-1], moments[1:]) / widths
+        return tuple(np.round(np.clip(inside, 0, 1), 4).tolist())
+
     return Strip(
         label=f"{view.links.trace.label}, device {view.device}",
         span_s=seconds(bounds[1] - bounds[0]),
-        compute=_rounded(busy[0]),
-        communication=_rounded(busy[1] - busy[0]),
-        copy=_rounded(busy[2] - busy[1]),
-        idle={cause: _rounded(_shares(idle.when[cause], edges)) for cause in causes if idle is not None},
+        compute=shares(view.compute),
+        communication=shares(view.communication, view.compute),
+        copy=shares(view.busy, joined(view.compute, view.communication)),
+        idle={cause: shares(when) for cause, when in idle.when.items() if len(when)} if idle is not None else {},
     )
-
-
-def _shares(busy: Intervals, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much of each stretch lies inside the intervals."""
-    moments = np.rint(edges).astype(np.int64)
-    widths = np.maximum(np.diff(edges), 1.0)
-    return np.clip(busy.within(moments[:-1], moments[1:]) / widths, 0, 1)
-
-
-def _rounded(shares: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(np.round(np.clip(shares, 0, 1), 4).tolist())

@@ -278,10 +278,6 @@ def phases_of(views: Sequence[HostView]) -> list[Phase]:
     ]
 
 
-def bottleneck(phases: Sequence[Phase]) -> str | None:
-    return max(phases, key=lambda phase: phase.needs_s).name if len(phases) > 1 else None
-
-
 def phases_marked(view: HostView) -> dict[str, Intervals]:
     """When each phase was under way on the host; those without marks are left out."""
     trace = view.trace
