@@ -319,6 +319,22 @@ class TestWhereTheHostIsTheDevice:
         assert first.code == expected
         assert first.saves_s == pytest.approx(4 * 300 * 10e-6, rel=0.01)
 
+    @pytest.mark.parametrize(("length", "lasts_us", "least", "most"), [(256, 3, 5.0, 100.0), (1 << 20, 300, 1.0, 1.1)])
+    def test_a_loop_over_rows_may_gain_all_but_the_work_unless_the_rows_are_long(
+        self, tmp_path: Path, length: int, lasts_us: int, least: float, most: float
+    ) -> None:
+        """As measured on a CPU: 64 rows of 256 values one by one take five times as long as all at once."""
+        program, dims = OnHost(pause_ns=US), [[length], []]
+
+        def loop() -> None:
+            for _ in range(64):
+                for name in ("aten::relu", "aten::mul", "aten::add"):
+                    program.work(name, lasts_us * US, dims=dims, types=["float", "Scalar"])
+
+        found = program.steps(lambda: program.work("aten::addmm", 90 * US), loop).profile(tmp_path).findings
+        gain = max((finding.gain_bound for finding in found if finding.code == "host-bound"), default=1.0)
+        assert least <= gain <= most
+
     @pytest.mark.parametrize(("operator", "expected"), [("aten::copy_", {"copies"}), ("aten::addmm", set())])
     def test_a_program_that_mostly_copies(self, tmp_path: Path, operator: str, expected: set[str]) -> None:
         program = OnHost()

@@ -19,11 +19,15 @@ from redline.trace.names import short_name
 from redline.trace.operators import self_times
 from redline.trace.patterns import attention_on_host, recomputed_operators
 from redline.trace.replay import DeviceRun, Replay, Without
+from redline.trace.shapes import work_of
 from redline.trace.timeline import host_communication, host_compute
 from redline.trace.window import Recorded
 
 WORTH_A_LINE = 0.02
 """Share of the time that is worth a line of its own."""
+
+FIRST_CACHE_BYTES = 32 << 10
+"""The size of the first data cache of most processors."""
 
 _READS_A_NUMBER = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|equal)$")
 
@@ -351,12 +355,24 @@ class OnHost:
         return found
 
     @cached_property
+    def is_little(self) -> Mask:
+        """Operators whose inputs and outputs fit in a processor's first cache and which multiply no matrices: computing them takes
+        less time than calling them. Only known where shapes were recorded."""
+        operators, trace = self.trace.operators, self.trace
+        _, first = np.unique(self._alike, return_index=True)
+        pairs = zip(operators.name[first].tolist(), operators.shape[first].tolist(), strict=True)
+        works = [work_of(trace.names[name], trace.shapes[shape]) if shape >= 0 else None for name, shape in pairs]
+        little = [work is not None and not work.flops and work.bytes <= FIRST_CACHE_BYTES for work in works]
+        found: Mask = np.array(little, np.bool_)[self._alike]
+        return found
+
+    @cached_property
     def calling(self) -> int:
         """The time that operators take to be called, outside of loops that read numbers: all of their own time, but of those that
         take longer only what calling them takes."""
         inside = ~self.reading.holds(self.trace.operators.start)
-        called = np.bincount(self._alike, inside) * self.call_ns
-        taken = np.bincount(self._alike, np.where(inside, self.own_ns, 0))
+        most = np.where(self.is_little, self.own_ns, self.call_ns)
+        called, taken = (np.bincount(self._alike, np.where(inside, each, 0)) for each in (most, self.own_ns))
         return int(np.minimum(taken, called).sum())
 
     @cached_property

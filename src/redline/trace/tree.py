@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from redline.model.fields import Frozen
 from redline.trace.building import MODULE_FRAME
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace
-from redline.trace.intervals import seconds
+from redline.trace.intervals import seconds, summed
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
 from redline.trace.operators import forward_rows
@@ -81,122 +81,94 @@ class PartRow(Frozen):
     """Share of all device time; of host time where there is no device."""
 
 
-@dataclass
-class _Node:
-    name: str
-    kind: NodeKind
-    values: list[int]
-    """Calls; host, device and backward time of its own."""
-    children: dict[tuple[str, NodeKind], _Node] = field(default_factory=dict)
-    totals: list[int] = field(default_factory=list)
-
-    def add_up(self) -> list[int]:
-        self.totals = list(self.values)
-        for child in self.children.values():
-            for index, value in enumerate(child.add_up()):
-                self.totals[index] += value if index else 0
-        return self.totals
-
-    def frozen(self) -> TreeNode:
-        below = sorted(self.children.values(), key=lambda node: (-node.totals[2], -node.totals[1], node.name))
-        return TreeNode(
-            name=label_of(self.name),
-            kind=self.kind,
-            calls=self.values[0],
-            host_s=seconds(self.totals[1]),
-            host_self_s=seconds(self.values[1]),
-            device_s=seconds(self.totals[2]),
-            device_self_s=seconds(self.values[2]),
-            backward_s=seconds(self.totals[3]),
-            children=tuple(child.frozen() for child in below),
-        )
-
-
 def tree_of(links: Sequence[Links], least_share: float = LEAST_SHARE) -> TreeNode | None:
     """The tree of all traces together; None where nothing was recorded on the host."""
-    root = _Node("all", "all", [0, 0, 0, 0])
+    root = _Node("all", "all")
     for each in links:
         if len(each.trace.operators) or len(each.trace.annotations) or len(each.trace.frames):
             _add_trace(each, root, least_share)
     root.values[0] = len(links)
-    root.add_up()
-    return root.frozen() if root.children else None
+    return root.frozen()[1] if root.children else None
 
 
-@dataclass(frozen=True)
-class _Ranges:
-    """Everything that may stand around work, in one table."""
+class _Node:
+    """A node on its way: calls, and host, device and backward time of its own."""
 
-    table: HostRanges
-    kind: Ids
-    nesting: Nesting
-    first_operator: int
+    def __init__(self, name: str, kind: NodeKind) -> None:
+        self.name, self.kind, self.values = name, kind, [0, 0, 0, 0]
+        self.children: dict[tuple[str, NodeKind], _Node] = {}
+
+    def child(self, name: str, kind: NodeKind) -> _Node:
+        if (name, kind) not in self.children:
+            self.children[name, kind] = _Node(name, kind)
+        return self.children[name, kind]
+
+    def add(self, values: Sequence[int]) -> None:
+        self.values = [one + other for one, other in zip(self.values, values, strict=True)]
+
+    def frozen(self) -> tuple[list[int], TreeNode]:
+        """Its times with everything inside it, and the node."""
+        below = [child.frozen() for child in self.children.values()]
+        below.sort(key=lambda one: (-one[0][2], -one[0][1], one[1].name))
+        totals = [own + sum(inner[at] for inner, _ in below) for at, own in enumerate(self.values)]
+        return totals, TreeNode(
+            name=label_of(self.name),
+            kind=self.kind,
+            calls=self.values[0],
+            host_s=seconds(totals[1]),
+            host_self_s=seconds(self.values[1]),
+            device_s=seconds(totals[2]),
+            device_self_s=seconds(self.values[2]),
+            backward_s=seconds(totals[3]),
+            children=tuple(node for _, node in below),
+        )
 
 
-def _ranges(trace: Trace) -> _Ranges:
+def _add_trace(links: Links, root: _Node, least_share: float) -> None:
+    """Every range is one entry: annotations and frames first, operators from `first_operator` on."""
+    trace = links.trace
     marks, frames, operators = trace.annotations, trace.frames, trace.operators
     kept = np.flatnonzero(~matching(trace, marks, _STEP))
-    own_modules = matching(trace, marks, _OWN_MODULE)[kept]
-    modules = matching(trace, frames, _MODULE)
     columns = {
         name: np.concatenate((getattr(marks, name)[kept], getattr(frames, name), getattr(operators, name)))
         for name in HostRanges.__dataclass_fields__
     }
-    table = HostRanges(**columns)
-    kind = np.concatenate((np.where(own_modules, 1, 0), np.where(modules, 1, 2), np.full(len(operators), 3))).astype(
-        np.int32
+    table, first_operator = HostRanges(**columns), len(kept) + len(frames)
+    modules = (
+        np.where(matching(trace, frames, _MODULE), 1, 2),
+        np.where(matching(trace, marks, _OWN_MODULE)[kept], 1, 0),
     )
+    kind = np.concatenate((modules[1], modules[0], np.full(len(operators), 3)))
     nesting = Nesting(table.thread, table.start, table.end)
-    return _Ranges(table, kind, nesting, len(kept) + len(frames))
-
-
-def _add_trace(links: Links, root: _Node, least_share: float) -> None:
-    trace = links.trace
-    ranges = _ranges(trace)
-    parent, is_backward = _parents(links, ranges)
-    paths = _Paths.of(ranges, parent, is_backward)
-    own = np.maximum(ranges.table.duration - ranges.nesting.children_sum(ranges.table.duration), 0)
-    where = _places_of_work(links, ranges)
-    known = where >= 0
-    device, backward = np.zeros(len(own), np.int64), np.zeros(len(own), np.int64)
-    np.add.at(device, where[known], trace.work.duration[known])
-    backward[is_backward] = device[is_backward]
-    root.values[2] += int(trace.work.duration[~known].sum())
-    paths.add_to(
-        root, trace, [paths.summed(column) for column in (np.ones_like(own), own, device, backward)], least_share
-    )
-
-
-def _places_of_work(links: Links, ranges: _Ranges) -> Ints:
-    """The innermost range that each piece of work was launched from."""
-    calls = links.trace.calls
-    found = np.where(links.operator >= 0, links.operator + ranges.first_operator, UNKNOWN)
-    rest = np.flatnonzero((found < 0) & links.is_launched)
+    parent, is_backward = _parents(links, nesting, kind, first_operator)
+    own = np.maximum(table.duration - nesting.children_sum(table.duration), 0)
+    # The innermost range that each piece of work was launched from.
+    where = np.where(links.operator >= 0, links.operator + first_operator, UNKNOWN)
+    rest = np.flatnonzero((where < 0) & links.is_launched)
     called = links.call[rest]
-    found[rest] = ranges.nesting.around(calls.thread[called], calls.start[called])
-    return found
+    where[rest] = nesting.around(trace.calls.thread[called], trace.calls.start[called])
+    known = where >= 0
+    device = summed(where[known], trace.work.duration[known], len(own))
+    root.add([0, 0, int(trace.work.duration[~known].sum()), 0])
+    values = np.stack((np.ones_like(own), own, device, np.where(is_backward, device, 0)), axis=1)
+    _add_places(root, trace, table.name, kind, nesting, parent, is_backward, values, least_share)
 
 
-def _parents(links: Links, ranges: _Ranges) -> tuple[Ints, Mask]:
+def _parents(links: Links, nesting: Nesting, kind: Ints, first_operator: int) -> tuple[Ints, Mask]:
     """What each range stands under, and whether it is of the backward pass.
 
     A backward operator stands under the nearest module or annotation around its forward operator, if there is one.
     """
-    nesting, kind = ranges.nesting, ranges.kind
-    parent = nesting.parent.copy()
-    moved = np.zeros(len(parent), np.bool_)
+    parent, moved, is_backward = nesting.parent.copy(), *(np.zeros(len(kind), np.bool_) for _ in range(2))
     backward, forward = forward_rows(links)
-    home = forward + ranges.first_operator
+    home, rows = forward + first_operator, backward + first_operator
     for _ in range(int(nesting.depth.max(initial=0)) + 1):
         inner = (home >= 0) & (kind[home] >= 2)
         if not inner.any():
             break
         home[inner] = nesting.parent[home[inner]]
-    rows = backward + ranges.first_operator
     fits = home >= 0
-    parent[rows[fits]], moved[rows[fits]] = home[fits], True
-    is_backward = np.zeros(len(parent), np.bool_)
-    is_backward[rows] = True
+    parent[rows[fits]], moved[rows[fits]], is_backward[rows] = home[fits], True, True
     for level in list(nesting.levels())[1:]:
         above = nesting.parent[level]
         # Inside one that has moved already: it comes along.
@@ -206,79 +178,59 @@ def _parents(links: Links, ranges: _Ranges) -> tuple[Ints, Mask]:
     return parent, is_backward
 
 
-@dataclass(frozen=True)
-class _Paths:
-    """The nodes: each range's own, and for each node its parent, name and kind. Parents come before their children."""
+def _add_places(
+    root: _Node,
+    trace: Trace,
+    name: Ids,
+    kind: Ints,
+    nesting: Nesting,
+    parent: Ints,
+    is_backward: Mask,
+    values: Ints,
+    least: float,
+) -> None:
+    """Ranges at the same place in the program become one node. What is too small to be told gives its time to what is around it.
 
-    node: Ints
-    parent: Ints
-    name: Ints
-    kind: Ints
-    batches: list[tuple[int, int]]
-
-    @classmethod
-    def of(cls, ranges: _Ranges, parent: Ints, is_backward: Mask) -> _Paths:
-        node = np.full(len(parent), UNKNOWN, np.int64)
-        names = int(ranges.table.name.max(initial=0)) + 1
-        made: list[Ints] = []
-        batches = []
-        count = 0
-        for wanted in (~is_backward, is_backward):
-            for level in ranges.nesting.levels():
-                rows = level[wanted[level]]
-                if not len(rows):
-                    continue
-                above = np.where(parent[rows] >= 0, node[parent[rows]], UNKNOWN)
-                key = ((above + 1) * names + ranges.table.name[rows]) * len(_KINDS) + ranges.kind[rows]
-                keys, which = np.unique(key, return_inverse=True)
-                node[rows] = which + count
+    Places are numbered level by level, forward before backward, so that parents come before their children.
+    """
+    place, names = np.full(len(parent), UNKNOWN, np.int64), int(name.max(initial=0)) + 1
+    made: list[Ints] = []
+    batches = [0]
+    for wanted in (~is_backward, is_backward):
+        for level in nesting.levels():
+            rows = level[wanted[level]]
+            if len(rows):
+                above = np.where(parent[rows] >= 0, place[parent[rows]], UNKNOWN)
+                keys, which = np.unique(
+                    ((above + 1) * names + name[rows]) * len(_KINDS) + kind[rows], return_inverse=True
+                )
+                place[rows] = which + batches[-1]
                 made.append(keys)
-                batches.append((count, count + len(keys)))
-                count += len(keys)
-        keys = np.concatenate(made) if made else np.empty(0, np.int64)
-        above, rest = np.divmod(keys, names * len(_KINDS))
-        return cls(node, above - 1, rest // len(_KINDS), rest % len(_KINDS), batches)
-
-    def summed(self, values: Ints) -> Ints:
-        total = np.zeros(len(self.parent), np.int64)
-        np.add.at(total, self.node, values)
-        return total
-
-    def with_all_inside(self, values: Ints) -> Ints:
-        total = values.copy()
-        for low, high in reversed(self.batches):
-            inside = np.arange(low, high)[self.parent[low:high] >= 0]
-            np.add.at(total, self.parent[inside], total[inside])
-        return total
-
-    def _depths(self) -> Ints:
-        depth = np.zeros(len(self.parent), np.int64)
-        for low, high in self.batches:
-            above = self.parent[low:high]
-            depth[low:high] = np.where(above >= 0, depth[above] + 1, 0)
-        return depth
-
-    def add_to(self, root: _Node, trace: Trace, columns: list[Ints], least: float) -> None:
-        """What is too small to be told gives its time to what is around it."""
-        host, device = self.with_all_inside(columns[1]), self.with_all_inside(columns[2])
-        share = np.maximum(host / max(int(columns[1].sum()), 1), device / max(int(columns[2].sum()), 1))
-        if (share >= least).sum() > MOST_NODES:
-            least = float(np.sort(share)[-MOST_NODES])
-        kept = (share >= least) & (self._depths() < DEEPEST_NODE)
-        for low, high in reversed(self.batches):
-            small = np.arange(low, high)[~kept[low:high] & (self.parent[low:high] >= 0)]
-            for column in columns[1:]:
-                np.add.at(column, self.parent[small], column[small])
-        lost = ~kept & (self.parent < 0)
-        for index, column in enumerate(columns[1:], start=1):
-            root.values[index] += int(column[lost].sum())
-        nodes: dict[int, _Node] = {}
-        for row in np.flatnonzero(kept).tolist():
-            above = nodes[int(self.parent[row])] if self.parent[row] >= 0 else root
-            key = (trace.names[int(self.name[row])], _KINDS[int(self.kind[row])])
-            found = above.children.setdefault(key, _Node(*key, [0, 0, 0, 0]))
-            found.values = [one + int(column[row]) for one, column in zip(found.values, columns, strict=True)]
-            nodes[row] = found
+                batches.append(batches[-1] + len(keys))
+    above, rest = np.divmod(np.concatenate(made), names * len(_KINDS))
+    above -= 1
+    own = np.stack([summed(place, column, batches[-1]) for column in values.T], axis=1)
+    total, depth = own.copy(), np.zeros(batches[-1], np.int64)
+    levels = [np.arange(low, high) for low, high in pairwise(batches)]
+    for level in reversed(levels):
+        inside = level[above[level] >= 0]
+        np.add.at(total, above[inside], total[inside])
+    for level in levels:
+        depth[level] = np.where(above[level] >= 0, depth[above[level]] + 1, 0)
+    share = (total[:, 1:3] / np.maximum(own[:, 1:3].sum(axis=0), 1)).max(axis=1)
+    if (share >= least).sum() > MOST_NODES:
+        least = float(np.sort(share)[-MOST_NODES])
+    kept = (share >= least) & (depth < DEEPEST_NODE)
+    own[~kept, 0] = 0
+    for level in reversed(levels):
+        small = level[~kept[level] & (above[level] >= 0)]
+        np.add.at(own, above[small], own[small])
+    root.add(own[~kept & (above < 0)].sum(axis=0).tolist())
+    nodes: dict[int, _Node] = {}
+    for row in np.flatnonzero(kept).tolist():
+        number, sort = divmod(int(rest[row]), len(_KINDS))
+        nodes[row] = nodes.get(int(above[row]), root).child(trace.names[number], _KINDS[sort])
+        nodes[row].add(own[row].tolist())
 
 
 def parts_of(tree: TreeNode | None) -> list[PartRow]:
@@ -328,10 +280,7 @@ def _walked(
 def _modules_inside(node: TreeNode) -> Iterator[TreeNode]:
     """The nearest modules below, through whatever lies between."""
     for child in node.children:
-        if child.kind == "module":
-            yield child
-        else:
-            yield from _modules_inside(child)
+        yield from (child,) if child.kind == "module" else _modules_inside(child)
 
 
 def module_times(links: Links) -> dict[str, float]:
