@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from redline.analyze.profile import Profile, profile_of
 from redline.trace.decode import read_traces
 
 US, MS = 1000, 1_000_000
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
 
 
@@ -48,6 +50,56 @@ class Program:
 
     def step(self, number: int, begin: int) -> None:
         self.maker.annotation(f"ProfilerStep#{number}", begin, self.now - begin)
+
+    def profile(self, folder: Path) -> Profile:
+        return profile_of(read_traces([self.maker.write(folder / "trace.json")]))
+
+
+def served(frame: str | None) -> Program:
+    """Requests that come every 20 ms and take 3 ms of the device."""
+    program = Program()
+    for _ in range(8):
+        if frame is not None:
+            program.maker.frame(frame, program.now, 17 * MS)
+            program.maker.frame("threading.py(288): wait", program.now + 5 * US, 17 * MS - 10 * US)
+        program.now += 17 * MS
+        for _ in range(10):
+            program.work("aten::mm", GEMM, 280 * US)
+        program.copy("Memcpy DtoH (Device -> Pageable)", 20 * US, blocks=True)
+    return program
+
+
+class OnHost:
+    """A program without a device: its operators are the work. `pause_ns`: Python between one and the next."""
+
+    def __init__(self, *, pause_ns: int = 3 * US) -> None:
+        self.maker, self.now, self.pause_ns = TraceMaker(), 0, pause_ns
+
+    def work(self, name: str, lasts: int, **how: Any) -> None:
+        self.maker.operator(name, self.now, lasts, **how)
+        self.now += lasts + self.pause_ns
+
+    def layers(self) -> None:
+        for _ in range(5):
+            self.work("aten::addmm", 900 * US)
+            self.work("aten::layer_norm", 60 * US)
+
+    def steps(self, *parts: Callable[[], None], count: int = 4) -> OnHost:
+        for number in range(count):
+            begin = self.now
+            for part in parts:
+                part()
+            self.maker.annotation(f"ProfilerStep#{number}", begin, self.now - begin)
+        return self
+
+    def load(self, lasts: int) -> None:
+        """With a batch put together by operators at its end, as without workers."""
+        self.maker.annotation(LOADER, self.now, lasts)
+        self.maker.operator("aten::stack", self.now + lasts - 200 * US, 200 * US)
+        self.now += lasts
+
+    def sleep(self, lasts: int) -> None:
+        self.now += lasts
 
     def profile(self, folder: Path) -> Profile:
         return profile_of(read_traces([self.maker.write(folder / "trace.json")]))

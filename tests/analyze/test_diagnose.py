@@ -1,4 +1,4 @@
-"""Each rule of the diagnosis on a trace that shows it and on one that does not."""
+"""What findings say beside each other, what they promise, and advice that fits the recipe, the hardware and the trace."""
 
 from __future__ import annotations
 
@@ -71,96 +71,6 @@ def test_nothing_is_found_where_nothing_is_wrong(made: Made) -> None:
     assert made(BUSY).findings == ()
 
 
-def test_host_bound(made: Made) -> None:
-    profile = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
-    found = finding(profile, "host-bound")
-    assert profile.bound.label == "host"
-    assert found.next.startswith(
-        "torch.compile(model, mode='reduce-overhead')"
-    )  # nobody's recipe: what to change in code
-    assert found.gain_bound == pytest.approx(950 / 500, rel=1e-6)
-    assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=2 * US, late=True)))
-    # The same gaps, but the work was launched in time: the host is not to blame.
-    assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US)))
-
-
-def test_launch_bound(made: Made) -> None:
-    profile = made(row(TraceMaker(), *[(GEMM, 5)] * 50, gap_ns=2 * US))
-    found = finding(profile, "launch-bound")
-    assert profile.bound.label == "launch"
-    assert found.next.startswith("torch.compile(model)")
-    assert found.gain_bound == pytest.approx(348 / 250, rel=1e-6)
-    assert "launch-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 50, gap_ns=2 * US)))
-
-
-def test_data_bound(made: Made) -> None:
-    def with_loader(milliseconds: int) -> TraceMaker:
-        maker = TraceMaker()
-        maker.kernel(GEMM, 0, 1000 * US, launched=-10 * US)
-        maker.annotation(LOADER, 500 * US, 500 * US + milliseconds * 1000 * US)
-        begin = 1010 * US + milliseconds * 1000 * US
-        maker.kernel(GEMM, begin, 1000 * US, launched=begin - 5 * US)
-        return maker
-
-    profile = made(with_loader(2))
-    assert profile.bound.label == "data"
-    # Without the loader the host has the second kernel launched before the first has ended.
-    assert finding(profile, "data-wait").gain_bound == pytest.approx(4010 / 2000, rel=1e-3)
-    assert "host-bound" not in codes(profile)  # the host waited, but for the loader
-    assert profile.bottleneck == "data"
-    assert "data-wait" not in codes(made(with_loader(0)))
-
-
-def test_copy_bound(made: Made) -> None:
-    def with_copy(name: str, microseconds: int) -> TraceMaker:
-        maker = TraceMaker()
-        maker.copy(name, 0, microseconds * US, launched=-20 * US, size=10**6)
-        maker.kernel(GEMM, microseconds * US, 500 * US, launched=-10 * US)
-        return maker
-
-    profile = made(with_copy("Memcpy HtoD (Pageable -> Device)", 250))
-    found = finding(profile, "copy-bound")
-    assert profile.bound.label == "data"
-    assert "pinned memory first" in found.next
-    assert "4.0 GB/s" in found.evidence
-    assert found.gain_bound == pytest.approx(1.5)
-    assert "pinned" not in finding(made(with_copy("Memcpy HtoD (Pinned -> Device)", 250)), "copy-bound").next
-    assert "copy-bound" not in codes(made(with_copy("Memcpy HtoD (Pageable -> Device)", 9)))
-    overlapped = with_copy("Memcpy HtoD (Pageable -> Device)", 250)
-    overlapped.kernel(GEMM, 0, 250 * US, launched=-30 * US, stream=9)
-    assert "copy-bound" not in codes(made(overlapped))
-
-
-def test_communication_bound(made: Made) -> None:
-    def with_collective(begin: int) -> TraceMaker:
-        maker = TraceMaker()
-        maker.kernel(GEMM, 0, 500 * US, launched=-10 * US)
-        maker.kernel(REDUCE, begin * US, 400 * US, launched=-5 * US, stream=20)
-        return maker
-
-    profile = made(with_collective(300))
-    assert profile.bound.label == "communication"
-    assert finding(profile, "communication-bound").gain_bound == pytest.approx(700 / 500)
-    assert "communication-bound" not in codes(made(with_collective(90)))
-
-
-def test_layout_conversions(made: Made) -> None:
-    profile = made(row(TraceMaker(), (TO_NHWC, 10), (CONV, 90), (TO_NHWC, 10), (CONV, 90)))
-    found = finding(profile, "layout-conversions")
-    assert "memory_format=torch.channels_last" in found.next
-    assert "10%" in found.evidence
-    assert "layout-conversions" not in codes(made(row(TraceMaker(), (TO_NHWC, 2), (CONV, 198))))
-    assert "layout-conversions" not in codes(made(row(TraceMaker(), (ADD, 10), (CONV, 90))))
-
-
-def test_fp32_products(made: Made) -> None:
-    found = finding(made(row(TraceMaker(), (SGEMM, 80), (NAMELESS, 20))), "fp32-matmul")
-    assert "set_float32_matmul_precision" in found.next
-    assert found.gain_bound == pytest.approx(101 / 21, rel=1e-6)
-    assert "fp32-matmul" not in codes(made(row(TraceMaker(), (TF32, 80), (NAMELESS, 20))))
-    assert "fp32-matmul" not in codes(made(row(TraceMaker(), (SGEMM, 5), (GEMM, 95))))
-
-
 @pytest.mark.parametrize(
     ("turned_by", "saved_us"),
     [("convolution", 90), ("another operator", 60), ("graph", 90)],
@@ -186,21 +96,6 @@ def test_what_prepares_a_product_goes_with_it(made: Made, turned_by: str, saved_
 def test_fp32_products_on_amd(made: Made) -> None:
     found = finding(made(row(TraceMaker(rocm=True), ("Cijk_Ailk_Bljk_SB_MT64x64x16", 80))), "fp32-matmul")
     assert found.next.startswith("torch.autocast('cuda', dtype=torch.bfloat16)")
-
-
-def test_batch_norm_in_eval(made: Made) -> None:
-    found = finding(made(row(TraceMaker(), (CONV, 80), (BN_EVAL, 20))), "batch-norm-eval")
-    assert "fuse(model.eval())" in found.next
-    assert found.gain_bound == pytest.approx(101 / 80, rel=1e-6)  # the gap before it goes too
-    assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 80), (BN_TRAIN, 20))))
-    assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 99), (BN_EVAL, 1))))
-
-
-def test_elementwise(made: Made) -> None:
-    found = finding(made(row(TraceMaker(), (GEMM, 60), (ADD, 40))), "elementwise")
-    assert found.next.startswith("torch.compile(model)")
-    assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 60), (FUSED, 40))))
-    assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 90), (ADD, 10))))
 
 
 def test_a_function_that_is_run_as_it_is_gets_advice_about_its_code(traced: Traced) -> None:
@@ -342,14 +237,6 @@ class TestFindingsAreIndependentOfTheBound:
         assert found[0] in ("host-bound", "host-stall")
         assert "communication-bound" in found
 
-    def test_idle_time_that_nothing_explains_has_a_rule(self, made: Made) -> None:
-        maker = TraceMaker()
-        for number in range(10):
-            maker.kernel(GEMM, (100 + 1000 * number) * US, 390 * US, launched=number * US)
-        profile = made(maker)
-        found = finding(profile, "dependency")
-        assert "not in the trace" in found.evidence
-
     def test_a_loader_that_costs_nine_percent(self, made: Made) -> None:
         maker = TraceMaker()
         for number in range(5):
@@ -409,9 +296,6 @@ class TestAdviceFitsTheHardwareAndTheTrace:
         profile = made(maker)
         assert profile.findings[0].code == "warm-up"
         assert not {"host-bound", "host-stall"} & codes(profile)
-
-    def test_a_fused_embedding_is_not_told_to_compile(self, made: Made) -> None:
-        assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 30), (EMBEDDING, 70))))
 
 
 class TestAttention:

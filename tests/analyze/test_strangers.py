@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kineto import ADAM, AUTOGRAD, REDUCE, TraceMaker
-from strangers import GEMM, MS, US, Program
+from kineto import ADAM, AUTOGRAD, REDUCE
+from strangers import GEMM, MS, US, OnHost, Program, served
 
-from redline.analyze.profile import Profile, profile_of
-from redline.trace.decode import read_traces
-
-LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 TENSILE = "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN"
 SEND_RECEIVE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def served(frame: str | None) -> Program:
-    """Requests that come every 20 ms and take 3 ms of the device."""
-    program = Program()
-    for _ in range(8):
-        if frame is not None:
-            program.maker.frame(frame, program.now, 17 * MS)
-            program.maker.frame("threading.py(288): wait", program.now + 5 * US, 17 * MS - 10 * US)
-        program.now += 17 * MS
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 280 * US)
-        program.copy("Memcpy DtoH (Device -> Pageable)", 20 * US, blocks=True)
-    return program
 
 
 def test_a_server_without_requests_has_nothing_to_do(tmp_path: Path) -> None:
@@ -238,42 +218,6 @@ def test_a_loop_of_graphs_that_asks_for_each_token(tmp_path: Path) -> None:
     assert all("reduce-overhead" not in finding.next for finding in profile.findings)
 
 
-class OnHost:
-    """A program without a device: its operators are the work. `pause_ns`: Python between one and the next."""
-
-    def __init__(self, *, pause_ns: int = 3 * US) -> None:
-        self.maker, self.now, self.pause_ns = TraceMaker(), 0, pause_ns
-
-    def work(self, name: str, lasts: int, **how: Any) -> None:
-        self.maker.operator(name, self.now, lasts, **how)
-        self.now += lasts + self.pause_ns
-
-    def layers(self) -> None:
-        for _ in range(5):
-            self.work("aten::addmm", 900 * US)
-            self.work("aten::layer_norm", 60 * US)
-
-    def steps(self, *parts: Callable[[], None], count: int = 4) -> OnHost:
-        for number in range(count):
-            begin = self.now
-            for part in parts:
-                part()
-            self.maker.annotation(f"ProfilerStep#{number}", begin, self.now - begin)
-        return self
-
-    def load(self, lasts: int) -> None:
-        """With a batch put together by operators at its end, as without workers."""
-        self.maker.annotation(LOADER, self.now, lasts)
-        self.maker.operator("aten::stack", self.now + lasts - 200 * US, 200 * US)
-        self.now += lasts
-
-    def sleep(self, lasts: int) -> None:
-        self.now += lasts
-
-    def profile(self, folder: Path) -> Profile:
-        return profile_of(read_traces([self.maker.write(folder / "trace.json")]))
-
-
 class TestWhereTheHostIsTheDevice:
     """A step of layers takes 4.83 ms."""
 
@@ -334,12 +278,6 @@ class TestWhereTheHostIsTheDevice:
         found = program.steps(lambda: program.work("aten::addmm", 90 * US), loop).profile(tmp_path).findings
         gain = max((finding.gain_bound for finding in found if finding.code == "host-bound"), default=1.0)
         assert least <= gain <= most
-
-    @pytest.mark.parametrize(("operator", "expected"), [("aten::copy_", {"copies"}), ("aten::addmm", set())])
-    def test_a_program_that_mostly_copies(self, tmp_path: Path, operator: str, expected: set[str]) -> None:
-        program = OnHost()
-        found = program.steps(program.layers, lambda: program.work(operator, 4 * MS)).profile(tmp_path)
-        assert {finding.code for finding in found.findings} == expected
 
     @pytest.mark.parametrize(("between", "expected"), [("aten::_softmax", {"attention"}), ("aten::relu", set())])
     def test_attention_written_out(self, tmp_path: Path, between: str, expected: set[str]) -> None:

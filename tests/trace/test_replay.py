@@ -78,20 +78,6 @@ def test_what_happens_while_a_graph_is_recorded_is_warm_up(tmp_path: Path) -> No
     assert program.profile(tmp_path).findings[0].code == "warm-up"
 
 
-@pytest.mark.parametrize(("again", "code"), [(False, "warm-up"), (True, "allocator")])
-def test_memory_that_only_the_first_step_takes_is_warm_up(tmp_path: Path, again: bool, code: str) -> None:
-    program = Program()
-    for step in range(4):
-        begin = program.now
-        if step == 0 or again:
-            program.maker.call("cudaFree", program.now, 6 * MS)
-            program.now += 6 * MS
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 300 * US)
-        program.step(step, begin)
-    assert program.profile(tmp_path).findings[0].code == code
-
-
 @pytest.mark.parametrize("skew_us", [-300, 0, 200])
 def test_clocks_that_disagree_are_found_and_the_host_stays_the_cause(tmp_path: Path, skew_us: int) -> None:
     program = Program()
@@ -160,22 +146,6 @@ def test_a_packed_table_of_rocprof_is_read(tmp_path: Path) -> None:
     plain.write_text(json.dumps(document))
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_file(packed) == read_file(plain)
-
-
-def test_a_kernel_far_from_its_roofline_is_a_finding(tmp_path: Path) -> None:
-    def findings(lasts: int) -> set[str]:
-        maker = TraceMaker()
-        maker.gpu("NVIDIA H100 80GB HBM3", (9, 0))
-        dims = [[4096, 4096], [4096, 4096]]
-        for number in range(8):
-            operator = maker.operator("aten::mm", number * 10 * US, 8 * US, dims=dims, types=["c10::BFloat16"] * 2)
-            maker.kernel(
-                GEMM, (100 + number * (lasts + 1)) * US, lasts * US, launched=number * 10 * US, operator=operator
-            )
-        return {finding.code for finding in profiled(maker, tmp_path).findings}
-
-    assert findings(2000) == {"slow-kernel"}  # 69 TFLOP/s
-    assert findings(200) == set()  # 687 TFLOP/s
 
 
 def test_the_first_finding_never_promises_less_than_a_later_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ must cross the slowest link whatever the number of ranks, and can be held agains
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -116,27 +117,24 @@ def host_calls(links: Links) -> Calls:
 
 def _described(links: Links, rows: Ints) -> list[Collective]:
     """From the kernel itself, from the operator that describes it, from the annotation around its launch."""
-    trace = links.trace
-    described = _by_operator(links, rows)
-    annotated = matching(trace, trace.annotations, ANNOTATED)
-    marks = np.flatnonzero(annotated)
-    table = trace.annotations
+    trace, table, parent = links.trace, links.trace.annotations, links.nesting.parent
+    number, operator = trace.work.collective[rows], links.operator[rows]
+    while ((operator >= 0) & (number < 0)).any():
+        unknown = (operator >= 0) & (number < 0)
+        number = np.where(unknown, trace.operators.collective[operator], number)
+        operator = np.where(unknown, parent[operator], UNKNOWN)
+    marks, calls = np.flatnonzero(matching(trace, table, ANNOTATED)), links.call[rows]
     nesting = Nesting(table.thread[marks], table.start[marks], table.end[marks])
-    calls = links.call[rows]
-    known = calls >= 0
-    around = np.full(len(rows), UNKNOWN, np.int64)
+    around, known = np.full(len(rows), UNKNOWN, np.int64), calls >= 0
     around[known] = nesting.around(trace.calls.thread[calls[known]], trace.calls.start[calls[known]])
-    found = []
-    for row, number, mark in zip(rows.tolist(), described.tolist(), around.tolist(), strict=True):
-        own = int(trace.work.collective[row])
-        number = own if own >= 0 else number
-        if number >= 0:
-            found.append(trace.collectives[number])
-        elif mark >= 0:
-            found.append(_of_mark(links, int(marks[mark])))
-        else:
-            found.append(Collective(_kind_by_names(links, row), "", UNKNOWN, UNKNOWN, UNKNOWN))
-    return found
+    return [
+        trace.collectives[described]
+        if described >= 0
+        else _of_mark(links, int(marks[mark]))
+        if mark >= 0
+        else Collective(_kind_by_names(links, row), "", UNKNOWN, UNKNOWN, UNKNOWN)
+        for row, described, mark in zip(rows.tolist(), number.tolist(), around.tolist(), strict=True)
+    ]
 
 
 def _kind_by_names(links: Links, row: int) -> str:
@@ -145,18 +143,6 @@ def _kind_by_names(links: Links, row: int) -> str:
     kind = kind_of(trace.names[trace.work.name[row]])
     told = kind_of(trace.names[trace.operators.name[operator]]) if operator >= 0 else "other"
     return told if kind in ("sendrecv", "other") and told != "other" else kind
-
-
-def _by_operator(links: Links, rows: Ints) -> Ints:
-    """The description that the operators around each launch carry."""
-    operators, parent = links.trace.operators, links.nesting.parent
-    operator = links.operator[rows]
-    found = np.full(len(rows), UNKNOWN, np.int64)
-    while (operator >= 0).any():
-        known = operator >= 0
-        found[known] = np.where(found[known] >= 0, found[known], operators.collective[operator[known]])
-        operator = np.where(known & (found < 0), parent[operator], UNKNOWN)
-    return found
 
 
 def _of_mark(links: Links, mark: int) -> Collective:
@@ -278,42 +264,35 @@ def _against_fastest(calls: Calls) -> NDArray[np.float64]:
 
 
 def collective_rows(all_calls: Sequence[Calls], waiting: Waiting) -> list[CollectiveRow]:
-    groups: defaultdict[tuple[str, str, int | None, int | None], list[tuple[int, int]]] = defaultdict(list)
-    for device, calls in enumerate(all_calls):
-        for index, one in enumerate(calls.kinds):
+    groups: defaultdict[tuple[str, str, int | None, int | None], list[tuple[int, float, int]]] = defaultdict(list)
+    for calls, waits in zip(all_calls, waiting.waits, strict=True):
+        lengths = (calls.end - calls.start).tolist()
+        for one, *times in zip(calls.kinds, lengths, waits.tolist(), calls.hidden.tolist(), strict=True):
             ranks = one.group_size if one.group_size > 0 else None
-            groups[(kind_of(one.name), one.dtype, message_bytes(one), ranks)].append((device, index))
-    rows = [_row(key, members, all_calls, waiting) for key, members in groups.items()]
+            groups[kind_of(one.name), one.dtype, message_bytes(one), ranks].append((times[0], times[1], times[2]))
+    rows = []
+    for (name, dtype, size, ranks), members in groups.items():
+        lengths, waits, hidden = zip(*members, strict=True)
+        total, waited = float(sum(lengths)), float(sum(waits))
+        is_known = not math.isnan(waited)
+        over = (total - waited if is_known else total) or total
+        speed = size * len(members) / seconds(over) if size and over else None
+        rows.append(
+            CollectiveRow(
+                name=name,
+                dtype=dtype,
+                message_bytes=size,
+                group_size=ranks,
+                calls=len(members),
+                total_s=seconds(total),
+                mean_s=seconds(total / len(members)),
+                min_s=seconds(min(lengths)),
+                max_s=seconds(max(lengths)),
+                hidden_s=seconds(sum(hidden)),
+                wait_s=seconds(waited) if is_known else None,
+                transfer_s=seconds(total - waited) if is_known else None,
+                algorithm_bytes_per_s=speed,
+                bus_bytes_per_s=speed * bus_factor(name, ranks) if speed and ranks else None,
+            )
+        )
     return sorted(rows, key=lambda row: -row.total_s)
-
-
-def _row(
-    key: tuple[str, str, int | None, int | None],
-    members: list[tuple[int, int]],
-    all_calls: Sequence[Calls],
-    waiting: Waiting,
-) -> CollectiveRow:
-    name, dtype, size, ranks = key
-    length = np.array([all_calls[device].end[index] - all_calls[device].start[index] for device, index in members])
-    waits = np.array([waiting.waits[device][index] for device, index in members])
-    total = float(length.sum())
-    wait = None if np.isnan(waits).any() else float(waits.sum())
-    transfer = None if wait is None else total - wait
-    over = transfer if transfer else total
-    speed = size * len(members) / seconds(over) if size and over else None
-    return CollectiveRow(
-        name=name,
-        dtype=dtype,
-        message_bytes=size,
-        group_size=ranks,
-        calls=len(members),
-        total_s=seconds(total),
-        mean_s=seconds(total / len(members)),
-        min_s=seconds(float(length.min())),
-        max_s=seconds(float(length.max())),
-        hidden_s=seconds(sum(int(all_calls[device].hidden[index]) for device, index in members)),
-        wait_s=None if wait is None else seconds(wait),
-        transfer_s=None if transfer is None else seconds(transfer),
-        algorithm_bytes_per_s=speed,
-        bus_bytes_per_s=speed * bus_factor(name, ranks) if speed and ranks else None,
-    )

@@ -207,7 +207,7 @@ def _add_places(
                 place[rows] = which + batches[-1]
                 made.append(keys)
                 batches.append(batches[-1] + len(keys))
-    above, rest = np.divmod(np.concatenate(made), names * len(_KINDS))
+    above, rest = np.divmod(np.concatenate([np.empty(0, np.int64), *made]), names * len(_KINDS))
     above -= 1
     own = np.stack([summed(place, column, batches[-1]) for column in values.T], axis=1)
     total, depth = own.copy(), np.zeros(batches[-1], np.int64)

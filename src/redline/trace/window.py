@@ -19,8 +19,8 @@ from redline.model.note import note
 from redline.model.units import format_seconds
 from redline.trace.columns import HostRanges, Ints, Mask, Trace
 from redline.trace.host import HostView
-from redline.trace.intervals import NEVER, Intervals, distinct, joined, overlap, seconds, union
-from redline.trace.links import Links, matching
+from redline.trace.intervals import NEVER, Intervals, distinct, joined, overlap, seconds, union, without
+from redline.trace.links import Links, matching, where_name
 
 _STEP = re.compile(r"^ProfilerStep\s*#\d+$")
 
@@ -204,19 +204,18 @@ class Steps(Frozen):
 
 def steps_of(each: Sequence[Recorded]) -> Steps | None:
     """None where the trace has no marks of steps; of several traces, all their steps."""
-    lengths = np.concatenate([step_lengths(one) for one in each]) if each else np.empty(0, np.int64)
+    lengths = np.concatenate([np.empty(0, np.int64), *map(step_lengths, each)])
     if not len(lengths):
         return None
-    mean = float(lengths.mean())
-    std = float(lengths.std(ddof=1)) if len(lengths) > 1 else None
+    mean, std = float(lengths.mean()), float(lengths.std(ddof=1)) if len(lengths) > 1 else None
     return Steps(
         count=len(lengths),
-        seconds=tuple(seconds(length) for length in lengths.tolist()),
+        seconds=tuple(map(seconds, lengths.tolist())),
         mean_s=seconds(mean),
         std_s=None if std is None else seconds(std),
         min_s=seconds(int(lengths.min())),
         max_s=seconds(int(lengths.max())),
-        spread=None if std is None or not mean else std / mean,
+        spread=std / mean if std is not None and mean else None,
     )
 
 
@@ -263,18 +262,14 @@ class Phase(Frozen):
 
 def phases_of(views: Sequence[HostView]) -> list[Phase]:
     """Those that occur, in the order of a step; of several traces, sums."""
-    sums = {name: [0, 0] for name in PHASES}
-    seen: set[str] = set()
+    sums = dict.fromkeys(PHASES, np.zeros(2, np.int64))
     for view in views:
-        marks = phases_marked(view)
-        for name, (host, device) in _times(view, marks).items():
-            sums[name][0] += host
-            sums[name][1] += device
-            seen.add(name)
+        for name, times in _times(view, phases_marked(view)).items():
+            sums[name] = sums[name] + np.array(times)
     return [
-        Phase(name=name, host_s=seconds(host), device_s=seconds(device))
+        Phase(name=name, host_s=seconds(int(host)), device_s=seconds(int(device)))
         for name, (host, device) in sums.items()
-        if name in seen and (host or device)
+        if host or device
     ]
 
 
@@ -282,37 +277,34 @@ def phases_marked(view: HostView) -> dict[str, Intervals]:
     """When each phase was under way on the host; those without marks are left out."""
     trace = view.trace
     own = {name: _named(trace, trace.annotations, re.compile(f"^{OWN_PREFIX}{name}$")) for name in PHASES}
-    own = {name: ranges for name, ranges in own.items() if len(ranges)}
-    if own:
-        return own
-    found = {
+    by_torch = {
         "data": union(view.loader.start, view.loader.end),
-        "optimizer": joined(_named(trace, trace.annotations, _OPTIMIZER), _named(trace, trace.operators, _OPTIMIZER)),
+        "optimizer": joined(*(_named(trace, table, _OPTIMIZER) for table in (trace.annotations, trace.operators))),
         "backward": _named(trace, trace.operators, _BACKWARD),
     }
+    found = own if any(map(len, own.values())) else by_torch
     return {name: ranges for name, ranges in found.items() if len(ranges)}
 
 
 def _times(view: HostView, marks: dict[str, Intervals]) -> dict[str, tuple[int, int]]:
-    """Host and device nanoseconds of each phase in one trace."""
+    """Host and device nanoseconds of each phase in one trace; without marks of our own, the rest is forward."""
     links, blocked = view.links, view.blocked
-    left = links.is_launched.copy()
-    times = {}
+    left, times = links.is_launched.copy(), {}
     for name, ranges in marks.items():
         inside = left & ranges.holds(links.launched_at)
         left &= ~inside
         times[name] = (ranges.total - overlap(ranges, blocked), _device(links, inside))
-    if "forward" not in marks and not _is_marked_by_us(view.trace):
-        others = joined(*marks.values()) if marks else NEVER
-        rest = joined(view.active, others).total - others.total
-        waiting = overlap(blocked, view.active) - overlap(blocked, others) if len(blocked) else 0
-        times["forward"] = (max(rest - max(waiting, 0), 0), _device(links, left))
+    if not {*marks} <= {"data", "optimizer", "backward"} or _is_marked_by_us(view.trace):
+        return times
+    rest = without(view.active, joined(NEVER, *marks.values()))
+    times["forward"] = (rest.total - overlap(rest, blocked), _device(links, left))
     return times
 
 
 def _is_marked_by_us(trace: Trace) -> bool:
-    marks = {OWN_PREFIX + name for name in PHASES}
-    return any(trace.names[number] in marks for number in distinct(trace.annotations.name).tolist())
+    return where_name(
+        trace, trace.annotations, lambda name: name.removeprefix(OWN_PREFIX) in PHASES and name not in PHASES
+    ).any()
 
 
 def _device(links: Links, rows: Mask) -> int:
