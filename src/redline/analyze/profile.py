@@ -90,6 +90,8 @@ class Profile(Frozen):
     timeline: Timeline
     idle: Idle
     bound: Bound
+    launches: Launches
+    host: Host
     has_device: bool
     sources: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
@@ -99,8 +101,6 @@ class Profile(Frozen):
     operators: tuple[OperatorRow, ...] = ()
     phases: tuple[Phase, ...] = ()
     steps: Steps | None = None
-    launches: Launches
-    host: Host
     copies: tuple[Direction, ...] = ()
     counters: tuple[Counter, ...] = ()
     ranks: tuple[RankTime, ...] = ()
@@ -168,7 +168,7 @@ class Profile(Frozen):
     def whole_work_s(self) -> float:
         """What the device did, or the host where it is the device."""
         if self.has_device:
-            return sum(row.total_s for row in (*self.kernels, *self.copies))
+            return sum(row.total_s for row in self.kernels) + sum(row.total_s for row in self.copies)
         return sum(row.cpu_self_s for row in self.operators)
 
 
@@ -314,7 +314,8 @@ def _without_captures(traces: Sequence[Trace]) -> Sequence[Trace]:
         for trace, is_capture in zip(traces, captures, strict=True)
         if not is_capture and matching(trace, trace.calls, _REPLAYS).any()
     ]
-    kept, left_out = [], []
+    kept: list[Trace] = []
+    left_out: list[Trace] = []
     for trace, is_capture in zip(traces, captures, strict=True):
         is_replayed = is_capture and any(_same_device(trace, replay) for replay in replays)
         (left_out if is_replayed else kept).append(trace)

@@ -78,7 +78,7 @@ def slowest_rank(
         took = f"it computes {_time(compute[0])}, the others {_time(compute[1])}"
         why = note("computes-longer", f"{took}{_most_of_it(names.pop(late), names)}")
     elif runs:
-        causes = [{cause: float(run.idle.ns(cause)) for cause in run.idle.when} for run in runs]
+        causes: list[dict[str, float]] = [{cause: float(run.idle.ns(cause)) for cause in run.idle.when} for run in runs]
         most = _most_extra(causes.pop(late), causes)
         pauses = f"its device is idle {_time(idle[0])}, those of the others {_time(idle[1])}"
         why = note("waits-for-something", f"{pauses}: {CAUSES[most or 'unknown']}")

@@ -272,8 +272,8 @@ def collective_rows(all_calls: Sequence[Calls], waiting: Waiting) -> list[Collec
             groups[kind_of(one.name), one.dtype, message_bytes(one), ranks].append((times[0], times[1], times[2]))
     rows = []
     for (name, dtype, size, ranks), members in groups.items():
-        lengths, waits, hidden = zip(*members, strict=True)
-        total, waited = float(sum(lengths)), float(sum(waits))
+        took, waiting_ns, hidden = zip(*members, strict=True)
+        total, waited = float(sum(took)), float(sum(waiting_ns))
         is_known = not math.isnan(waited)
         over = (total - waited if is_known else total) or total
         speed = size * len(members) / seconds(over) if size and over else None
@@ -286,8 +286,8 @@ def collective_rows(all_calls: Sequence[Calls], waiting: Waiting) -> list[Collec
                 calls=len(members),
                 total_s=seconds(total),
                 mean_s=seconds(total / len(members)),
-                min_s=seconds(min(lengths)),
-                max_s=seconds(max(lengths)),
+                min_s=seconds(min(took)),
+                max_s=seconds(max(took)),
                 hidden_s=seconds(sum(hidden)),
                 wait_s=seconds(waited) if is_known else None,
                 transfer_s=seconds(total - waited) if is_known else None,

@@ -302,9 +302,8 @@ def _times(view: HostView, marks: dict[str, Intervals]) -> dict[str, tuple[int, 
 
 
 def _is_marked_by_us(trace: Trace) -> bool:
-    return where_name(
-        trace, trace.annotations, lambda name: name.removeprefix(OWN_PREFIX) in PHASES and name not in PHASES
-    ).any()
+    marks = {OWN_PREFIX + name for name in PHASES}
+    return bool(where_name(trace, trace.annotations, lambda name: name in marks).any())
 
 
 def _device(links: Links, rows: Mask) -> int:
