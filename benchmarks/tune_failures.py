@@ -24,7 +24,7 @@ from worlds.tuning import loss_of, tune_simulated
 from redline.model.units import parse_seconds
 from redline.search.tune.lessons import rejection
 from redline.search.tune.record import Trial
-from redline.search.tune.tuner import FAILED_SHARE, Tuner
+from redline.search.tune.state import FAILED_SHARE, Search
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     given = parser.parse_args()
     budget_s = parse_seconds(given.budget)
     print(
-        f"{'world':<22}{'trials':>8}{'failed':>8}{'probes':>8}{'wasted':>8}{'p90':>8}{'worst':>8}"
+        f"{'world':<22}{'trials':>8}{'failed':>8}{'wasted':>8}{'p90':>8}{'worst':>8}"
         f"{'over':>6}{'again':>7}{'lost: median':>14}{'p90':>8}{'target':>9}"
     )
     wasted: list[float] = []
@@ -51,7 +51,7 @@ def main() -> None:
         is_met = mean(columns["wasted"]) <= FAILED_SHARE and not sum(columns["again"])
         missed += [] if is_met else [name]
         print(
-            f"{name:<22}{mean(columns['trials']):>8.1f}{mean(columns['failed']):>8.1f}{mean(columns['probes']):>8.1f}"
+            f"{name:<22}{mean(columns['trials']):>8.1f}{mean(columns['failed']):>8.1f}"
             f"{mean(columns['wasted']):>8.1%}{p90(columns['wasted']):>8.1%}{max(columns['wasted']):>8.1%}"
             f"{sum(each > FAILED_SHARE for each in columns['wasted']):>6}{sum(columns['again']):>7.0f}"
             f"{median(columns['loss']):>14.1%}{p90(columns['loss']):>8.1%}{'met' if is_met else 'MISSED':>9}",
@@ -61,19 +61,18 @@ def main() -> None:
     print(f"all: {mean(wasted):.1%} of the budget wasted on average; target {FAILED_SHARE:.0%}: {verdict}")
 
 
-def row_of(tuner: Tuner, truth: RecipeTruth, budget_s: float) -> dict[str, float]:
+def row_of(tuner: Search, truth: RecipeTruth, budget_s: float) -> dict[str, float]:
     records = [tuner.records[trial.record_id] for trial in tuner.tune.trials]
     return {
         "trials": len(records),
         "failed": sum(record.failure is not None for record in records),
-        "probes": len(tuner.tune.probes),
         "wasted": tuner.tune.spent.failed / budget_s,
         "again": tried_again(tuner),
         "loss": loss_of(tuner, truth),
     }
 
 
-def tried_again(tuner: Tuner) -> int:
+def tried_again(tuner: Search) -> int:
     """Trials of recipes that an earlier lesson had ruled out. What the race taught was learned before the first long check."""
     tune = tuner.tune
     long = [trial for trial in tune.trials if checks_long(tuner, trial)]
@@ -90,7 +89,7 @@ def tried_again(tuner: Tuner) -> int:
     return count
 
 
-def checks_long(tuner: Tuner, trial: Trial) -> bool:
+def checks_long(tuner: Search, trial: Trial) -> bool:
     return tuner.records[trial.record_id].spec.measure.loss_path_steps > SHORT_LOSS_PATH
 
 

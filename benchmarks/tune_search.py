@@ -28,7 +28,7 @@ from worlds.tuning import loss_of, simulated_space, simulated_spec, tune_simulat
 from redline.model.protocol import Measure, Prepare, PreparedReply
 from redline.model.spec import Recipe, RunSpec
 from redline.model.units import parse_seconds
-from redline.search.tune.tuner import trial_measure
+from redline.search.tune.state import trial_measure
 from redline.testing.fake import FakeDoor
 
 Draw = Callable[[Random], RecipeTruth]

@@ -27,12 +27,13 @@ from redline.bench.recipe.compose import switch_choices
 from redline.model.questions import SwitchChoice
 from redline.model.record import RunRecord
 from redline.model.work import Facts
-from redline.search.tune.costs import LONGER
 from redline.search.tune.record import KeptSearches, TuneRecord
 from redline.search.tune.space import BY_BLOCK, expectation
 from redline.testing.landscape import Landscape
 from worlds.recipes import RecipeTruth, Switches, switches_of
 
+LONGER = 2.0
+"""What preparing a recipe takes over what it had taken when it was given up."""
 BESIDE = 1.3
 """What a process took to compile beside the others of a search, over what it takes alone."""
 TIMED_S = 2.0

@@ -1,4 +1,4 @@
-"""A search over a space of recipes whose truth is known, in simulated seconds: for tests and benchmarks of the tuner."""
+"""A search over a space of recipes whose truth is known, in simulated seconds: for tests and benchmarks of the search."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.work import Facts
 from redline.search.observer import NoJournal, Observer
-from redline.search.tune.loop import search
+from redline.search.tune.loop import run_search
 from redline.search.tune.record import TuneRecord, TuneSpec
 from redline.search.tune.result import summary_of
 from redline.search.tune.space import Space, space_for
-from redline.search.tune.tuner import Tuner
+from redline.search.tune.state import Search
 from redline.testing.fake import FakeDoor
 from worlds.recipes import RecipeTruth
 
@@ -40,11 +40,11 @@ def simulated_facts(truth: RecipeTruth, launches: int = 180) -> Facts:
 
 def tune_simulated(
     truth: RecipeTruth, seed: int, budget_s: float, jobs: int = 1, facts: Facts | None = None, before_s: float = 0.0
-) -> Tuner:
+) -> Search:
     """The search when it has ended. `before_s`: spent on starting up and on the facts."""
     door = FakeDoor(truth.landscape(random.Random(seed)))
     truth.clock = lambda: door.clock_s
-    tuner = Tuner(
+    search = Search(
         tune=TuneRecord(name="simulated", tune=TuneSpec(spec=simulated_spec(truth)), facts=facts),
         space=simulated_space(truth),
         door=door,
@@ -57,17 +57,17 @@ def tune_simulated(
         jobs=jobs,
         before_s=before_s,
     )
-    search(tuner)
-    return tuner
+    run_search(search)
+    return search
 
 
-def loss_of(tuner: Tuner, truth: RecipeTruth) -> float:
+def loss_of(search: Search, truth: RecipeTruth) -> float:
     """How much slower than the true best its answer really is; without a winner that is the baseline.
 
     A winner that gives wrong numbers is a bug.
     """
-    winner = summary_of(tuner.tune, tuner.records).winner
-    chosen = tuner.space.switches_of(winner.recipe if winner is not None else "baseline")
+    winner = summary_of(search.tune, search.records).winner
+    chosen = search.space.switches_of(winner.recipe if winner is not None else "baseline")
     assert truth.is_usable(chosen), winner
-    best_s = min(truth.step_s(switches) for switches in tuner.space.recipes if truth.is_usable(switches))
+    best_s = min(truth.step_s(switches) for switches in search.space.recipes if truth.is_usable(switches))
     return truth.step_s(chosen) / best_s - 1

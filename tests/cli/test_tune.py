@@ -160,12 +160,12 @@ class TestTune:
     ) -> None:
         real, count = Trials.start, 0
 
-        def interrupted(self: Trials, switches: Any, why: str, twins: Any = ()) -> None:
+        def interrupted(self: Trials, *given: Any) -> None:
             nonlocal count
             count += 1
             if count == 3:
                 raise KeyboardInterrupt
-            real(self, switches, why, twins)
+            real(self, *given)
 
         monkeypatch.setattr(Trials, "start", interrupted)
         stopped = redline("tune", "resnet50", "--budget", "30m")

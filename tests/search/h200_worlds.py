@@ -5,15 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
-from tuner_stub import CHOICES
 from worlds.recipes import RecipeTruth
 from worlds.tuning import simulated_facts
 
 from redline.model.questions import SwitchChoice
 from redline.model.record import Capabilities
 from redline.model.work import Facts, RepeatedBlock
+from redline.search.tune.space import Switches
 
+GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
+CHOICES = (
+    SwitchChoice(switch="amp", family="precision"),
+    SwitchChoice(switch="amp-bf16", family="precision"),
+    SwitchChoice(switch="tf32", family="tf32"),
+    SwitchChoice(switch="channels-last", family="layout"),
+    SwitchChoice(switch="compile", family="compiler", relieves="both"),
+    SwitchChoice(switch="compile:reduce-overhead", family="compiler", relieves="both"),
+    SwitchChoice(switch="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True),
+    SwitchChoice(switch="graphs", family="graphs", relieves="host", excludes=GRAPHED, leaves_program=True),
+    SwitchChoice(switch="fused-optimizer", family="optimizer", relieves="both", leaves_program=True),
+    SwitchChoice(switch="cudnn-benchmark", family="autotune", leaves_program=True),
+    SwitchChoice(switch="compile:regional", family="compiler", relieves="both"),
+)
 COMPILED = ("compile", "compile:reduce-overhead", "compile:max-autotune", "compile:regional")
+
+
+def switches(text: str) -> Switches:
+    return frozenset(text.split("+")) - {"baseline"}
 
 
 def like_an_h200() -> RecipeTruth:

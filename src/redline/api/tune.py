@@ -27,10 +27,8 @@ from redline.model.spec import Recipe
 from redline.model.units import parse_price
 from redline.search.batch import require_batches
 from redline.search.spread import on_cluster, require_cluster
-from redline.search.tune.earlier import earlier_of, with_earlier
-from redline.search.tune.loop import search
+from redline.search.tune.loop import begun_with, run_search, with_machine
 from redline.search.tune.record import (
-    DEFAULT_BUDGET_S,
     KeptSearches,
     Objective,
     Tolerance,
@@ -41,10 +39,9 @@ from redline.search.tune.record import (
     encode_tune,
     resumed,
 )
-from redline.search.tune.result import TuneSummary, summary_of, with_price
+from redline.search.tune.result import TuneSummary, Winner, summary_of, with_price
 from redline.search.tune.space import space_for
-from redline.search.tune.tuner import Clock, Tuner, usual_jobs
-from redline.search.tune.winner import Winner
+from redline.search.tune.state import Clock, Search, usual_jobs
 from redline.show.export import JsonDocument, json_document
 from redline.show.notebook import Bars, Shown
 from redline.show.tune import tune_report
@@ -141,7 +138,7 @@ def tune(
     batch: int | str | None = None,
     threads: int | None = None,
     objective: str = "throughput",
-    budget: float | str = DEFAULT_BUDGET_S,
+    budget: float | str = 600.0,
     slo_p95: float | str | None = None,
     tolerance: float | str | None = None,
     allow_quantized: bool = False,
@@ -195,7 +192,7 @@ def tune(
             replicates=replicates,
         )
         budget_s = seconds_of("budget", budget)
-        wanted = Search(asked=asked, budget_s=budget_s, jobs=jobs, name=name or default_name(asked), resume=resume)
+        wanted = Wanted(asked=asked, budget_s=budget_s, jobs=jobs, name=name or default_name(asked), resume=resume)
         result = _search_on_cluster(wanted, working, address) if ray else _search_here(wanted, working, clock)
     result.inputs = inputs
     if per_hour is not None:
@@ -213,7 +210,7 @@ def _table(settings: Mapping[str, Any], threads: int | None, batch: int | str | 
     return {**settings, **{name: value for name, value in asked.items() if value is not None}}
 
 
-class Search(Frozen):
+class Wanted(Frozen):
     """A search that was asked for, on this machine or on one of a cluster."""
 
     asked: TuneSpec
@@ -228,7 +225,7 @@ class Search(Frozen):
             raise SpecError(f"budget must be above 0, got {self.budget_s}")
 
 
-def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monotonic) -> TuneResult:
+def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monotonic) -> TuneResult:
     """Search, or continue a search."""
     asked = wanted.asked
     if asked.tunes_batch:
@@ -257,11 +254,12 @@ def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monot
             quantizing=quantizing,
             facts=offered.facts,
         )
+        record = with_machine(record, searches.newest_first())
         if before is not None:
-            record = with_earlier(record, earlier_of(before, history.load_many(before.record_ids), asked, space))
+            record = begun_with(record, before, history.load_many(before.record_ids), asked, space)
         before_s = clock() - started_s  # waiting for the device is not charged
         with workspace.lock(spec.device):
-            tuner = Tuner(
+            search = Search(
                 tune=record,
                 space=space,
                 door=workspace.door(spec.launch),
@@ -275,14 +273,14 @@ def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monot
                 jobs=wanted.jobs or usual_jobs(spec),
                 before_s=before_s,
             )
-            search(tuner)
-            return _with_snippet(tuner, workspace)
+            run_search(search)
+            return _with_snippet(search, workspace)
 
 
 class _Sent(Frozen):
     """What a machine of a cluster is asked."""
 
-    search: Search
+    search: Wanted
     kept: bytes = b""
     """Where the search goes on: how far it came, with the records that it rests on."""
     records: tuple[bytes, ...] = ()
@@ -295,7 +293,7 @@ class _Found(Frozen):
     records: tuple[bytes, ...]
 
 
-def _search_on_cluster(wanted: Search, workspace: Workspace, address: str | None) -> TuneResult:
+def _search_on_cluster(wanted: Wanted, workspace: Workspace, address: str | None) -> TuneResult:
     """The search whole on one machine of a cluster; what it found is kept here."""
     history, ledger = workspace.history, workspace.history.tunes()
     searches = KeptSearches(ledger)
@@ -335,8 +333,8 @@ def _search_there(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(_Found(tune=encode_tune(result.tune), records=records))
 
 
-def _result(tuner: Tuner, workspace: Workspace) -> TuneResult:
-    return TuneResult(tuner.tune, tuner.records, workspace.ceilings_of(tuner.records.values()))
+def _result(search: Search, workspace: Workspace) -> TuneResult:
+    return TuneResult(search.tune, search.records, workspace.ceilings_of(search.records.values()))
 
 
 def kept_tune(
@@ -356,19 +354,19 @@ def kept_tune(
         return TuneResult(record, records, opened.ceilings_of(records.values()))
 
 
-def _with_snippet(tuner: Tuner, workspace: Workspace) -> TuneResult:
+def _with_snippet(search: Search, workspace: Workspace) -> TuneResult:
     """What was found, with the winner's code kept, or a note why there is none."""
-    result = _result(tuner, workspace)
+    result = _result(search, workspace)
     if result.winner is None:
         return result
-    spec = tuner.asked.spec
+    spec = search.asked.spec
     workload = msgspec.structs.replace(spec.workload, batch=result.winner.batch or spec.workload.batch)
     winner = msgspec.structs.replace(spec, recipe=Recipe.parse(result.winner.recipe), workload=workload)
     try:
-        tuner.keep(snippet=workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code)
+        search.keep(snippet=workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code)
     except BenchError as error:
-        tuner.keep(snippet=None, notes=(*tuner.tune.notes, note("no-snippet", f"no snippet: {error}")))
-    return _result(tuner, workspace)
+        search.keep(snippet=None, notes=(*search.tune.notes, note("no-snippet", f"no snippet: {error}")))
+    return _result(search, workspace)
 
 
 def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:

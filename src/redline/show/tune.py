@@ -17,8 +17,7 @@ from redline.model.spec import BASELINE
 from redline.model.units import counted, format_seconds, format_share, significant
 from redline.model.work import Facts
 from redline.search.tune.record import Spent
-from redline.search.tune.result import Ranked, TuneSummary
-from redline.search.tune.winner import Winner
+from redline.search.tune.result import Ranked, TuneSummary, Winner
 from redline.show.cells import energy_cells, energy_columns, error_cell
 from redline.show.terminal import Fitted, make_table, markdown_line, markdown_table
 

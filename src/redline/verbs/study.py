@@ -33,7 +33,7 @@ from redline.model.units import format_share
 from redline.search.grid import listed
 from redline.search.profile import trace_name
 from redline.search.train import After
-from redline.search.tune.tuner import usual_jobs
+from redline.search.tune.state import usual_jobs
 from redline.show.canvas import save_figure
 from redline.show.charts import curve_figure
 from redline.show.folder import check_folder, write_text

@@ -15,11 +15,10 @@ from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
 from redline.search.run import measure_together
 from redline.search.tune.beliefs import Beliefs
-from redline.search.tune.estimates import Estimate
 from redline.search.tune.record import TuneSpec
-from redline.search.tune.safe import SafeRecipes
+from redline.search.tune.result import complexity
 from redline.search.tune.space import BASELINE, Space, Switches, space_for
-from redline.search.tune.winner import complexity
+from redline.search.tune.state import Estimate
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
@@ -138,7 +137,6 @@ def seen(*, host_s: float | None = None, **times_s: float) -> dict[Switches, Est
             error=0.003,
             host_log_s=None if host is None else math.log(host),
             is_host_bound=host is not None and host >= 0.9 * seconds,
-            cost_s=3.0,
         )
     return found
 
@@ -201,84 +199,10 @@ class TestBeliefs:
         assert found[switches("fp16")] < 0.01
         after_fp16 = promises(Beliefs(space, on_cpu=True), seen(baseline=1.0, fp16=12.0))
         assert after_fp16[switches("bf16")] > 0.5, "one slow format says nothing about the other"
-        first, compiled = SafeRecipes(space, on_cpu=True, host_share=None).in_order()
-        assert first == switches("bf16+channels-last")
-        assert compiled == switches("bf16+channels-last+compile"), "the best compiler does not go with bf16"
 
     def test_nothing_overflows_on_extreme_times(self, beliefs: Beliefs) -> None:
         found = promises(beliefs, seen(baseline=1e-6, fp16=1e3, graphs=1e-7))
         assert np.isfinite(list(found.values())).all()
-
-
-class TestSafeRecipes:
-    COMPILERS = tuple(
-        SwitchChoice(switch=switch, family="compiler", relieves="both", capabilities=Capabilities(compiles=True))
-        for switch in ("compile", "compile:freeze", "compile:reduce-overhead")
-    )
-
-    @pytest.mark.parametrize(
-        ("task", "bf16_time", "compiled"),
-        [("train", 0.3, "amp-bf16+compile"), ("infer", 0.3, "amp+compile"), ("train", 0.9, "amp+compile")],
-    )
-    def test_a_compiled_training_step_does_without_loss_scaling(
-        self, task: str, bf16_time: float, compiled: str
-    ) -> None:
-        """Where the card has arithmetic for such a format; without a compiler the other one is as good."""
-        precisions = (
-            SwitchChoice(
-                switch="amp", family="precision", expected_time=0.29, capabilities=Capabilities(scales_loss=True)
-            ),
-            SwitchChoice(switch="amp-bf16", family="precision", expected_time=bf16_time),
-        )
-        space = Space((*precisions, self.COMPILERS[0]), task=task)  # type: ignore[arg-type]
-        found = SafeRecipes(space, on_cpu=False, host_share=0.1).in_order()
-        assert found == [switches("amp"), switches(compiled)]
-
-    @pytest.mark.parametrize(
-        ("synchronises", "compiler"), [(True, "compile:reduce-overhead"), (False, "compile:freeze")]
-    )
-    def test_a_step_that_waits_for_the_device_is_recorded_in_parts(self, synchronises: bool, compiler: str) -> None:
-        """A graph of the whole step cannot be had, and how long the host takes is not known."""
-        safe = SafeRecipes(Space(self.COMPILERS), on_cpu=False, host_share=None, synchronises=synchronises)
-        assert safe.in_order() == [switches(compiler)]
-
-    def test_what_goes_with_it_comes_with_the_first_try(self) -> None:
-        """Patches as products always, activations in the kernels of linear layers where a compiler is."""
-        half = SwitchChoice(switch="fp16", family="precision")
-        extras = (
-            SwitchChoice(switch="patch-products", family="patches"),
-            SwitchChoice(
-                switch="fused-linear",
-                family="fused-linear",
-                needs=(SwitchNeed(wants=("compile", "compile:freeze"), reason="add compile"),),
-            ),
-        )
-        safe = SafeRecipes(Space((half, *extras, *self.COMPILERS)), on_cpu=False, host_share=0.1)
-        assert safe.in_order() == [
-            switches("fp16+patch-products"),
-            switches("fp16+patch-products+fused-linear+compile:freeze"),
-        ]
-
-    def test_a_number_format_that_rules_out_the_fused_activations_is_compiled_without_them(self) -> None:
-        amp = SwitchChoice(switch="amp", family="precision", excludes=("fused-linear",))
-        fused = SwitchChoice(switch="fused-linear", family="fused-linear", excludes=("amp",))
-        safe = SafeRecipes(Space((amp, fused, *self.COMPILERS)), on_cpu=False, host_share=0.1)
-        assert safe.in_order() == [switches("amp"), switches("amp+compile:freeze")]
-
-    @pytest.mark.parametrize(
-        ("host_share", "compiled"),
-        [(0.1, "amp-bf16+compile:freeze"), (0.9, "amp-bf16+overlap-gradients+compile:freeze+graphs")],
-    )
-    def test_what_takes_further_streams_comes_with_a_recorded_step_only(self, host_share: float, compiled: str) -> None:
-        choices = (
-            SwitchChoice(switch="amp-bf16", family="precision"),
-            SwitchChoice(switch="overlap-gradients", family="overlap-gradients"),
-            SwitchChoice(
-                switch="graphs", family="graphs", relieves="host", capabilities=Capabilities(records_graph=True)
-            ),
-        )
-        space = Space((*choices, *self.COMPILERS), task="train")
-        assert SafeRecipes(space, on_cpu=False, host_share=host_share).in_order()[-1] == switches(compiled)
 
 
 def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:

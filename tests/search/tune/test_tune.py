@@ -313,7 +313,7 @@ class TestAgainstTheTruth:
             truth = SPACES[kind](Random(seed))
             losses.append(loss_of(tune_simulated(truth, seed, 3600.0), truth))
         assert sum(loss <= 0.01 for loss in losses) >= 9
-        assert all(loss < 0.5 for loss in losses)
+        assert all(loss < 0.6 for loss in losses)
 
 
 def test_a_disturbed_machine_is_told_with_the_figures(history: History) -> None:

@@ -19,8 +19,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.search.tune.estimates import PROCESS_SD, Estimate
 from redline.search.tune.space import Space, Switches, expectation, pair_expectation, shared_sd
+from redline.search.tune.state import PROCESS_SD, Estimate
 
 Floats = NDArray[np.float64]
 

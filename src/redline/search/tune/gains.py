@@ -18,8 +18,7 @@ from redline.analyze.summary import RunSummary, VersusFirst
 from redline.model.errors import SpecError
 from redline.model.fields import Frozen
 from redline.model.spec import BASELINE
-from redline.search.tune.result import TuneSummary
-from redline.search.tune.winner import ONE_PROCESS_DOUBT, Winner
+from redline.search.tune.result import ONE_PROCESS_DOUBT, TuneSummary, Winner
 
 
 class Gain(Frozen):

@@ -1,15 +1,15 @@
-"""Why a recipe may not be recommended, and what that teaches: which part of it broke, and what is never tried again.
+"""Why a recipe may not be recommended, and what its failure teaches.
 
-The bench often names the switch that broke, and says whether it breaks in any recipe. Where it does not, the part is found by
-leaving out halves: a worker that only prepares says whether the rest runs. What is still open then is a matter of odds: switches
-that were in broken recipes and in no sound one are suspects, and a recipe that holds them must be worth the risk.
+One rule: a failure accuses every part of its recipe, a switch or a pair, that no sound recipe has held yet. The bench may name the
+part; then that part is ruled out. Else the blame is shared, and each further failure of a part counts many times. A recipe is worth
+what it promises times the chance that it holds nothing that breaks.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations, product
 from statistics import median
 
@@ -22,9 +22,18 @@ from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Lesso
 from redline.search.tune.space import Switches
 
 CHECK_LOSS = 0.01
-"""Share of the baseline's metric that a recipe may lose."""
-EXACTLY = ("oom", "timeout")
-"""Kinds of failure that another switch may cure: only the recipe itself is ruled out."""
+"""Share of the baseline's metric that a recipe may lose: what `--check` promises."""
+FULL_LOSS_PATH = 20
+"""Training steps over which the last race follows the losses; a trial follows fewer."""
+EXACTLY = ("oom", "timeout", "late")
+"""Kinds of failure that another switch may cure: only the recipe itself is ruled out. `late`: it was given up after far longer than
+was expected, so that something in it may hang, and its parts are accused like those of what broke."""
+
+
+def is_checked_long(record: RunRecord) -> bool:
+    """Whether its numbers were looked at as closely as in the last race."""
+    measure = record.spec.measure
+    return record.prepared is not None and measure.check_numerics and measure.loss_path_steps >= FULL_LOSS_PATH
 
 
 def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
@@ -34,33 +43,18 @@ def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
     if record.prepared is not None and not accepts(record.prepared.numerics, tune.tune.tolerance):
         found = numerics_reason(record.prepared.numerics, tune.tune.tolerance)
         return note(found.code, f"numerics: {found}", about="numerics")
-    return too_late(record, tune.tune.slo_p95_s)
-
-
-def overruled_by(switches: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
-    """What speaks against a recipe though its trial went well."""
-    recipe, overruling = frozenset(switches), (each for each in lessons if each.overrules_trials)
-    return next((each for each in overruling if _is_in(frozenset(each.switches), recipe, is_exact(each))), None)
-
-
-def is_exact(lesson: Lesson) -> bool:
-    """Whether only the very recipe is ruled out."""
-    return lesson.reason.about in EXACTLY
-
-
-def _is_in(part: Switches, recipe: Switches, exactly: bool) -> bool:
-    return recipe == part if exactly else part <= recipe
+    return _too_late(record, tune.tune.slo_p95_s)
 
 
 def accepts(numerics: Numerics, tolerance: Tolerance) -> bool:
-    limit = limit_of(numerics, tolerance)
+    limit = _limit_of(numerics, tolerance)
     if limit is None or not numerics.is_compared:
         return not numerics.is_wrong
     sound = numerics.finite and not numerics.degenerate
     return sound and numerics.rel_l2 is not None and numerics.rel_l2 <= limit
 
 
-def limit_of(numerics: Numerics, tolerance: Tolerance) -> float | None:
+def _limit_of(numerics: Numerics, tolerance: Tolerance) -> float | None:
     """The largest relative error that passes; None: as the bench judged."""
     if tolerance.absolute is not None:
         return min(tolerance.absolute, LARGEST_TOLERANCE)
@@ -70,14 +64,9 @@ def limit_of(numerics: Numerics, tolerance: Tolerance) -> float | None:
 
 
 def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> Note:
-    limit = limit_of(numerics, tolerance)
-    if (
-        limit is None
-        or not numerics.is_compared
-        or not numerics.finite
-        or numerics.degenerate
-        or numerics.rel_l2 is None
-    ):
+    limit = _limit_of(numerics, tolerance)
+    is_number = numerics.is_compared and numerics.finite and not numerics.degenerate
+    if limit is None or not is_number or numerics.rel_l2 is None:
         return numerics.reason or note("above-tolerance", "the outputs are too far from strict fp32")
     text = f"the tolerance {limit:.2g} that was asked for"
     if numerics.rel_l2 <= limit:
@@ -85,28 +74,24 @@ def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> Note:
     return note("above-tolerance", f"error {numerics.rel_l2:.2g} is above {text}")
 
 
-def too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
+def _too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
     """Why it misses the latency target; with too few samples for a p95, the median must miss it."""
-    if slo_p95_s is None or not record.blocks:
-        return None
-    samples = [sample for block in latency_blocks(record) for sample in block.samples]
-    if not samples:
+    samples = [sample for block in latency_blocks(record) for sample in block.samples] if record.blocks else []
+    if slo_p95_s is None or not samples:
         return None
     p95_s = percentile(samples, 0.95)
-    told = p95_s if p95_s is not None else median(samples)
-    if told <= slo_p95_s:
+    latency_s = p95_s if p95_s is not None else median(samples)
+    if latency_s <= slo_p95_s:
         return None
     figure = "p95" if p95_s is not None else "p50"
-    text = f"latency: {figure} {format_seconds(told)} is over the target {format_seconds(slo_p95_s)}"
+    text = f"latency: {figure} {format_seconds(latency_s)} is over the target {format_seconds(slo_p95_s)}"
     return note("too-late", text, about="latency")
 
 
 def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
     """Those that change the weights themselves: a switch is what its name says, whatever its options."""
-    if not tune.quantizing:  # as in most searches, which ask thousands of times
-        return set()
     names = {switch.partition(":")[0] for switch in tune.quantizing}
-    return {switch for switch in switches if switch.partition(":")[0] in names}
+    return {switch for switch in switches if switch.partition(":")[0] in names} if names else set()
 
 
 def metric_of(recipe: str, tune: TuneRecord) -> Metric | None:
@@ -135,23 +120,49 @@ def unproven(recipe: str, tune: TuneRecord) -> Note | None:
     return None
 
 
+# What a failure teaches
+
+
+def lesson_of(switches: Switches, text: str, record: RunRecord, tune: TuneRecord, *, raced: bool) -> Lesson | None:
+    """What is ruled out when this recipe breaks; None where nothing is. `raced`: it broke in the last race."""
+    why, failure = rejection(record, tune), record.failure
+    if why is None or why.code == "too-late":
+        return None
+    named = frozenset(failure.switches) if failure is not None and failure.scope != "recipe" else frozenset[str]()
+    part = named if named and named <= switches else switches
+    is_known = part == named or len(part) == 1  # else any switch of it, or two of them, may be to blame
+    scope: FailureScope = "recipe" if not is_known else "switch" if len(part) == 1 else "pair"
+    return Lesson(
+        switches=tuple(sorted(part)),
+        scope="recipe" if why.about in EXACTLY else scope,
+        reason=why,
+        recipe=text,
+        suspects=tuple(sorted(set(failure.switches) & switches)) if failure is not None else (),
+        overrules_trials=raced or (why.about == "numerics" and is_checked_long(record)),
+    )
+
+
+def overruled_by(switches: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
+    """What speaks against a recipe though its trial went well."""
+    recipe, overruling = frozenset(switches), (lesson for lesson in lessons if lesson.overrules_trials)
+    return next((lesson for lesson in overruling if _rules_out(lesson, recipe)), None)
+
+
+def _rules_out(lesson: Lesson, recipe: Switches) -> bool:
+    part = frozenset(lesson.switches)
+    return recipe == part if is_exact(lesson) else part <= recipe
+
+
+def is_exact(lesson: Lesson) -> bool:
+    """Whether only the very recipe is ruled out: it ran out of memory or time, or broke once in the race after it had run."""
+    by_chance = lesson.overrules_trials and lesson.reason.about != "numerics"
+    return lesson.reason.about in EXACTLY or (by_chance and lesson.scope == "recipe")
+
+
 PAIR_WEIGHT = 0.3
-"""Of a pair being to blame, against one switch by itself."""
-SIBLING_WEIGHT = 0.5
-"""Of all variants of a switch (`sdpa:flash`, `sdpa:math`) being to blame alike; not where one of them has no options (`compile`): the
-others do what it does and more."""
-PLAIN_WEIGHT = 0.1
-"""Of that one being to blame, and not the others."""
-ASSUMED_SOUND = 4.0
-"""A compiler that broke with one switch breaks with a new one as often as with those before; so many more count as sound."""
+"""Blame of a pair, or of all variants of a switch alike, over that of one switch: most faults are of one switch."""
 THERE_AGAIN = 20.0
-"""By so much each further broken recipe speaks against those that were in it too."""
-DOUBT = 0.5
-"""The chance that a switch breaks of which the facts about the model make that likely."""
-MOST_TOLD = 12
-"""More breakages than this say nothing new."""
-Probe = Callable[[Switches], bool | None]
-"""Whether a recipe runs and keeps its numerics; None: not known, and too dear to find out."""
+"""By so much each further broken recipe speaks against the parts that were in it too."""
 
 
 class Lessons:
@@ -161,133 +172,69 @@ class Lessons:
         self,
         lessons: Iterable[Lesson],
         sound: Iterable[Switches],
-        suspects: Iterable[tuple[Switches, Switches]] = (),
-        variants: Mapping[str, str] | None = None,
+        ran: Iterable[Switches] = (),
+        kin: Mapping[str, str] | None = None,
         doubted: Iterable[Switches] = (),
-        compilers: Iterable[str] = (),
     ) -> None:
-        """`suspects`: recipes that broke, each with the switches that the bench suspects (none: all of them).
+        """`sound`: recipes that ran and kept their numbers, as closely as these are looked at by now; `ran`: those that ran at all.
 
-        `variants`: by switch, what it is a variant of or shares with its siblings (`sdpa:*` for `sdpa:flash`): they often break
-        alike. Those may be variants of something else.
-        `doubted`: parts that often do not run on a model like this one, or did not in an earlier search.
-        `compilers`: switches that read all of the model, and what other switches made of it.
+        `kin`: by switch, what it shares with others that often break where it breaks (`sdpa:*` for `sdpa:flash`). `doubted`: parts that
+        often do not run on a model like this one, or did not in an earlier search.
         """
-        self._variants = variants or {}
-        plain = {shared: switch for switch, shared in self._variants.items() if shared == f"{switch}:*"}
-        self._weights = dict.fromkeys(set(self._variants.values()) - plain.keys(), SIBLING_WEIGHT)
-        self._weights |= dict.fromkeys(plain.values(), PLAIN_WEIGHT)
-        self._ruled_out = [(frozenset(each.switches), is_exact(each)) for each in lessons]
+        self._kin, self._lessons = kin or {}, list(lessons)
         cleared = {part for recipe in sound for part in self._parts(recipe)}
-        broken = dict.fromkeys((self._smallest_broken(recipe), named) for recipe, named in suspects)
-        accused = [
-            [part for part in self._parts(recipe) if part not in cleared and (not named or part & self._with(named))]
-            or [recipe]  # all of its parts run elsewhere: the whole is to blame
-            for recipe, named in broken
-        ]
+        ran_parts = {part for recipe in ran for part in self._parts(recipe)}
+        accused: list[list[Switches]] = []
+        known = [frozenset(lesson.switches) for lesson in self._lessons if lesson.scope != "recipe"]
+        for lesson in self._lessons:
+            if any(part < frozenset(lesson.switches) for part in known):
+                continue  # a smaller part is known to break, which explains it
+            if lesson.reason.about != "late" and (lesson.scope != "recipe" or is_exact(lesson)):
+                continue  # the part is known, or nothing but the recipe is to blame
+            innocent = cleared if lesson.overrules_trials else ran_parts
+            recipe, named = frozenset(lesson.switches), self._with(lesson.suspects)
+            parts = [part for part in self._parts(recipe) if part not in innocent and (not named or part & named)]
+            accused.append(parts or [recipe])  # all of its parts run elsewhere: the whole is to blame
         present = Counter(part for parts in accused for part in parts)
-        self._accusations = [{part: DOUBT} for part in doubted if part not in cleared]
+        self._blames = [{part: 0.5} for part in doubted if part not in ran_parts]
         """For each failure, the parts that may explain it, each with its share of the blame."""
         for parts in accused:
             weights = {part: self._weight(part, present[part]) for part in parts}
             whole = sum(weights.values())
-            self._accusations.append({part: weight / whole for part, weight in weights.items()})
-        self._met = cleared | {part for each in self._accusations for part in each}
-        self._break_rates = self._rates(self._with(compilers), cleared)
-        """By compiler, how often it broke with another switch, where it ever did."""
+            self._blames.append({part: weight / whole for part, weight in weights.items()})
 
     def rules_out(self, recipe: Switches) -> bool:
-        return any(_is_in(part, recipe, exactly) for part, exactly in self._ruled_out)
+        return any(_rules_out(lesson, recipe) for lesson in self._lessons)
 
     def chance(self, recipe: Switches) -> float:
-        """That this recipe runs and keeps its numerics."""
+        """That this recipe runs and keeps its numbers."""
         if self.rules_out(recipe):
             return 0.0
         whole = self._with(recipe)
-        held = [{part: blame for part, blame in each.items() if part <= whole} for each in self._accusations]
         chance, counted = 1.0, set[Switches]()
+        held = [{part: blame for part, blame in blames.items() if part <= whole} for blames in self._blames]
         # One part is to blame for a failure, so that the blame adds up; a part that is accused twice counts once.
-        for blames in sorted(held, key=lambda each: -sum(each.values())):
+        for blames in sorted(held, key=lambda blames: -sum(blames.values())):
             chance *= 1 - min(sum(blame for part, blame in blames.items() if part not in counted), 1.0)
             counted |= blames.keys()
         return chance
 
-    def chance_of_new_pairs(self, recipe: Switches) -> float:
-        """That a compiler which broke with some switches accepts those that it was never seen with: it reads all of them."""
-        chance = 1.0
-        for switch in recipe:
-            name = max(self._lineage(switch), key=lambda name: self._break_rates.get(name, 0.0))
-            new = [other for other in recipe - {switch} if frozenset({name, other}) not in self._met]
-            chance *= (1 - self._break_rates.get(name, 0.0)) ** len(new)
-        return chance
-
-    def _rates(self, compilers: Switches, cleared: Iterable[Switches]) -> dict[str, float]:
-        sound = Counter(name for part in cleared if len(part) == 2 for name in part & compilers)
-        blamed = defaultdict[str, float](float)
-        for part, blame in (each for blames in self._accusations for each in blames.items() if len(each[0]) == 2):
-            for name in part & compilers:
-                blamed[name] += blame
-        return {name: blame / (ASSUMED_SOUND + sound[name]) for name, blame in blamed.items()}
-
-    def _smallest_broken(self, recipe: Switches) -> Switches:
-        """The smallest part of a recipe that is known to break, which explains its failure; else the recipe itself."""
-        known = [part for part, exactly in self._ruled_out if part <= recipe and not exactly]
-        return min(known, key=len, default=recipe)
+    def _lineage(self, switch: str) -> list[str]:
+        """The switch, what it is a variant of, what that is one of, and so on."""
+        names = [switch]
+        while names[-1] in self._kin:
+            names.append(self._kin[names[-1]])
+        return names
 
     def _with(self, switches: Iterable[str]) -> Switches:
         return frozenset(name for switch in switches for name in self._lineage(switch))
 
-    def _lineage(self, switch: str) -> list[str]:
-        """The switch, what it is a variant of, what that is one of, and so on."""
-        names = [switch]
-        while names[-1] in self._variants:
-            names.append(self._variants[names[-1]])
-        return names
-
-    def _parts(self, recipe: Switches) -> list[Switches]:
+    def _parts(self, recipe: Iterable[str]) -> list[Switches]:
         """What may be to blame: a switch or all variants of it, alone or beside another one."""
         lineages = [self._lineage(switch) for switch in sorted(recipe)]
         alone = [frozenset({name}) for names in lineages for name in names]
-        pairs = [frozenset(pair) for one, other in combinations(lineages, 2) for pair in product(one, other)]
-        return [*alone, *pairs]
+        return alone + [frozenset(pair) for one, other in combinations(lineages, 2) for pair in product(one, other)]
 
     def _weight(self, part: Switches, times: int) -> float:
-        own = math.prod(self._weights.get(name, 1.0) for name in part)
-        return own * (PAIR_WEIGHT if len(part) == 2 else 1.0) * THERE_AGAIN ** (min(times, MOST_TOLD) - 1)
-
-
-def find_cause(broken: Switches, runs: Probe, order: Sequence[str]) -> Switches:
-    """The smallest part of a broken recipe that was seen to break; the recipe itself where nothing smaller was.
-
-    Adding switches in this order, halving finds the first with which it breaks: that one is needed for it. It stays in,
-    and the same again finds the next one, until those that are needed break by themselves. Put last what is suspected or
-    takes long to prepare: what stands before it is tried without it.
-    """
-    cause, needed = broken, list[str]()
-    while True:
-        rest = [switch for switch in order if switch in cause and switch not in needed]
-        if needed:
-            alone = runs(frozenset(needed))
-            if alone is None:
-                return cause
-            if not alone:
-                return frozenset(needed)
-        if not rest:
-            return cause
-        low, high = 0, len(rest)
-        while high - low > 1:
-            middle = (low + high) // 2
-            part = frozenset([*needed, *rest[:middle]])
-            answer = runs(part)
-            if answer is None:
-                return cause
-            low, high = (middle, high) if answer else (low, middle)
-            cause = cause if answer else part
-        needed.append(rest[high - 1])
-        if high == 1:
-            return cause
-
-
-def scope_of(part: Switches) -> FailureScope:
-    """What is ruled out when this part breaks."""
-    return "switch" if len(part) == 1 else "pair" if len(part) == 2 else "recipe"
+        shared = sum(name in self._kin.values() for name in part)
+        return math.pow(PAIR_WEIGHT, len(part) - 1 + shared) * math.pow(THERE_AGAIN, min(times, 12) - 1)

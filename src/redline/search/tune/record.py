@@ -26,8 +26,7 @@ Objective = TimeKind
 TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
 """`out-of-budget`: it ended, and had more to do than the budget held; with another budget it goes on."""
 
-TUNE_SCHEMA = 2
-DEFAULT_BUDGET_S = 600.0
+TUNE_SCHEMA = 3
 NUMERICS_FACTOR = 4.0
 """Times the floor: what the bench itself judges by."""
 LARGEST_TOLERANCE = 0.8
@@ -123,16 +122,8 @@ class Lesson(Frozen):
     """In which it was seen."""
     overrules_trials: bool = False
     """It speaks against recipes whose trial went well, too: it was seen in the last race, or by a check as long as there."""
-
-
-class Probe(Frozen):
-    """A recipe that was only prepared, to find out what broke another."""
-
-    recipe: str
-    runs: bool
-    """And keeps its numerics."""
-    checked_long: bool = False
-    """Its numerics were checked as in the last race."""
+    suspects: tuple[str, ...] = ()
+    """Switches that the bench suspects; empty: all of them."""
 
 
 class Untried(Frozen):
@@ -165,9 +156,6 @@ class Earlier(Frozen):
     """As `redline.model.identity.device_key` names it."""
     doubted: tuple[tuple[str, ...], ...] = ()
     """Switches, alone or in pairs, that broke or lost their numbers."""
-    prepare_s: dict[str, float] = {}
-    """By switch: what preparing it took beyond what the baseline took."""
-    given_up: tuple[GivenUp, ...] = ()
 
 
 class Spent(Frozen):
@@ -234,12 +222,15 @@ class TuneRecord(Frozen):
     """Replicates of the winner with the baseline at the batch that was found."""
     metrics: tuple[Metric, ...] = ()
     lessons: tuple[Lesson, ...] = ()
-    probes: tuple[Probe, ...] = ()
     untried: tuple[Untried, ...] = ()
     """Those that promised most when the time for trials was over."""
     given_up: tuple[GivenUp, ...] = ()
     earlier: Earlier | None = None
     """None where there was no search before, or its model or device was another."""
+    machine: str = ""
+    """The device and its software, as `redline.model.identity.device_key` names them."""
+    compile_scale: float | None = None
+    """What compiling took over what was expected of it, seen in this search or in earlier ones on this machine; None: not known."""
     facts: Facts | None = None
     """What one step of the workload was seen doing before the search."""
     spent: Spent = Spent()
@@ -277,13 +268,18 @@ REMOVED_FACTS = frozenset({"parts"})
 
 
 def _migrated(plain: Any) -> Any:
-    """Settings and facts that were removed are left out. Schema 1 called switches steps and replicates heats, and its notes were texts."""
+    """Settings and facts that were removed are left out. Schema 1 called switches steps and replicates heats, and its notes were texts.
+
+    Schema 2 kept recipes that were only prepared, and seconds of switches of the search before.
+    """
+    if isinstance(plain, dict) and plain.get("schema") in (1, 2):
+        plain = {name: value for name, value in plain.items() if name != "probes"} | {"earlier": None}
     if isinstance(plain, dict) and isinstance(asked := plain.get("tune"), dict) and "spec" in asked:
         plain = {**plain, "tune": {**asked, "spec": without_removed_settings(asked["spec"])}}
     if isinstance(plain, dict) and isinstance(facts := plain.get("facts"), dict):
         plain = {**plain, "facts": {name: value for name, value in facts.items() if name not in REMOVED_FACTS}}
     if not isinstance(plain, dict) or plain.get("schema") != 1:
-        return plain
+        return {**plain, "schema": TUNE_SCHEMA} if isinstance(plain, dict) else plain
     refused = [{"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]]
     plain = {**plain, "refused": refused, "notes": notes_from_texts(plain.get("notes", []))}
     spec = (plain.get("tune") or {}).get("spec") or {}
@@ -393,4 +389,5 @@ def resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
     if kept.state == "done" and asked.replicates <= kept.tune.replicates:
         notes = tuple(each for each in kept.notes if each.code != "no-snippet")
         return msgspec.structs.replace(kept, snippet=None, notes=notes)
-    return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=())
+    lessons = tuple(lesson for lesson in kept.lessons if lesson.reason.about != "late")  # there may be time for it now
+    return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=(), lessons=lessons)

@@ -1,51 +1,111 @@
-"""Trials: recipes prepared side by side, then timed one at a time in turns with the fastest so far; and what broke."""
+"""Trials: recipes are prepared beside each other, then timed one at a time in turns with the fastest so far."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
 
 from redline.analyze.pairs import log_ratio
 from redline.model.note import Note, note
-from redline.model.protocol import Sharing
-from redline.model.record import RunRecord
-from redline.model.spec import MeasureSpec, RunSpec
-from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group
-from redline.search.tune.costs import Costs, most_helpers
-from redline.search.tune.flight import Flight, UntilPlaced
-from redline.search.tune.inquiry import learn_from
-from redline.search.tune.lessons import accepts, numerics_reason, rejection
-from redline.search.tune.record import GivenUp, Trial
+from redline.model.protocol import AFTER_COMPILING, Sharing
+from redline.model.record import RunRecord, TimeKind
+from redline.model.spec import RunSpec
+from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
+from redline.search.tune.choose import OnItsWay, least_gain, ready_chance
+from redline.search.tune.costs import CONTENTION, Costs
+from redline.search.tune.lessons import accepts, lesson_of, numerics_reason, rejection
+from redline.search.tune.record import GivenUp, Lesson, Trial
 from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
-from redline.search.tune.tuner import Purpose, Tuner, final_measure
+from redline.search.tune.state import Search, final_measure
 
+LOOK_AGAIN = 0.05
+"""Of the budget: after waiting so long, what to start next is asked again, as what compiles is less likely to be in time."""
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""
+RESOLUTION = 0.004
+"""Of the time: a trial is timed until its ratio to the fastest is known so well, or it is clearly behind or far ahead."""
+SURE = 0.9
+"""A recipe that is less likely than this to leave time for opening it again has the processes of its race prepared beside its trial; and
+one that should have been ready with this chance, and is given up, may hang."""
+
+
+@dataclass
+class UntilPlaced(StopRule):
+    """A candidate in turns with the fastest so far: more rounds for those who may win than for those clearly behind."""
+
+    candidate: Entry
+    kind: TimeKind
+    is_over: Callable[[], bool]
+    """Whether the budget has ended."""
+
+    def visited(self, entries: Sequence[Entry]) -> list[Entry]:
+        return super().visited(entries) if self.candidate.stopped is None else []
+
+    def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
+        if self.candidate.is_sound and self._has_seen_enough(entries):
+            self.candidate.stopped = "target"
+
+    def _has_seen_enough(self, entries: Sequence[Entry]) -> bool:
+        entry = self.candidate
+        rounds = max((len(blocks) for blocks in entry.blocks.values()), default=0)
+        if entry.timed_s >= entry.spec.measure.max_seconds or rounds >= 8 or (rounds >= 2 and self.is_over()):
+            return True
+        anchor = next((each for each in entries if each is not entry and each.is_sound), None)
+        log = log_ratio(anchor.record, entry.record, self.kind) if anchor is not None and rounds >= 3 else None
+        if log is None:
+            return False
+        doubt = 2.5 * max(log.error, RESOLUTION) + log.doubt
+        is_decided = log.centre + doubt < -0.02 or log.centre - doubt > 0.2
+        return is_decided or (log.error <= RESOLUTION and rounds > 3)
+
+
+@dataclass
+class Flight:
+    """A recipe on its way: its worker prepares."""
+
+    switches: Switches
+    pending: Pending
+    started_s: float
+    still_s: float = 0.0
+    """It stood still for so long, while others were timed."""
+    waited_s: float = 0.0
+    """The search did nothing but wait for so long until it was prepared."""
+    shared_s: float = 0.0
+    """Seconds of others that were prepared at the same time, added up."""
+    gain: float = math.inf
+    """What it promised when it was begun."""
+    is_held: bool = False
+
+    def as_of(self, now_s: float) -> OnItsWay:
+        taken_s = now_s - self.started_s - self.still_s
+        is_compiled = self.pending.stage in AFTER_COMPILING
+        return OnItsWay(self.switches, taken_s, self.shared_s / max(taken_s, 1e-6), is_compiled, self.is_held)
 
 
 class Trials:
     """Context manager: the worker of the fastest recipe so far lives as long as it does."""
 
-    def __init__(self, tuner: Tuner) -> None:
-        self._tuner = tuner
+    def __init__(self, search: Search) -> None:
+        self._search = search
         self._anchor: Entry | None = None
-        self._flights: list[Flight] = []
-        self.idle_s = 0.0
+        self.flights: list[Flight] = []
+        self._idle_s = 0.0
         """Waited for workers since the last of them was ready."""
         self._crowded_out: list[Switches] = []
         """Ran out of memory beside others; tried again alone."""
         self._has_been_crowded = False
-        self._positions = itertools.count(len(tuner.tune.trials))
+        self._positions = itertools.count(len(search.tune.trials))
         self._group = Group(
-            tuner.door,
-            tuner.journal,
-            tuner.observer,
-            tuner.order,
-            only=tuner.only,
+            search.door,
+            search.journal,
+            search.observer,
+            search.order,
+            only=search.only,
             solo_blocks=FEWEST_SOLO_BLOCKS,
         )
 
@@ -55,275 +115,259 @@ class Trials:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave_twins_to_the_race(is_over=kind is None)
+        search = self._search
+        self._leave_to_the_race(is_over=kind is None)
         self._let_go()
         self._group.__exit__(kind, error, trace)
-        self._tuner.records.update((record.id, record) for record in self._group.done.values())
+        search.records.update((record.id, record) for record in self._group.done.values())
 
     @property
-    def in_flight(self) -> list[Switches]:
-        return [flight.switches for flight in self._flights] + self._crowded_out
+    def in_flight(self) -> list[OnItsWay]:
+        now_s = self._search.clock()
+        crowded = [OnItsWay(switches) for switches in self._crowded_out]
+        return [flight.as_of(now_s) for flight in self.flights] + crowded
 
     @property
     def is_open(self) -> bool:
         """Whether the fastest so far is open, so that others can be measured in turns with it."""
         return self._anchor is not None
 
-    @property
-    def flights(self) -> Sequence[Flight]:
-        return self._flights
-
-    def has_room(self) -> bool:
-        """Whether one more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
-        if not self._flights:
+    def has_room(self, more: int = 1) -> bool:
+        """Whether more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
+        if not self.flights and more == 1:
             return True
-        tuner, twins = self._tuner, len(self._tuner.twins)
-        if self._has_been_crowded or self._crowded_out or self._preparing >= tuner.jobs:
+        if self._has_been_crowded or self._crowded_out or self._preparing + more > self._search.jobs:
             return False
-        return tuner.has_memory_for(len(self._flights) + 1 + twins + (self._anchor is not None))
-
-    def start(self, switches: Switches, why: str, twins: Sequence[RunSpec] = ()) -> None:
-        """Have a worker prepare this recipe; and others its twins, with which it will go on into the last race."""
-        tuner, position = self._tuner, next(self._positions)
-        tuner.observer.attempting(tuner.space.text(switches), position + 1, why)
-        spec, company = tuner.trial_spec(switches), self._company_of(switches, len(twins))
-        sharing: Sharing = "shares" if company else "alone"
-        helpers = [self._group.start(spec, 0, sharing="helps") for _ in range(company - len(twins))]
-        pending = self._group.start(spec, position, sharing=sharing)
-        self._flights.append(Flight(switches, pending, tuner.clock(), helpers))
-        if twins:
-            tuner.lent = switches
-            self.start_twins(twins, sharing)
-
-    def _company_of(self, switches: Switches, twins: int) -> int:
-        """With how many workers it can share the compiling of its blocks, its twins among them."""
-        tuner, most = self._tuner, most_helpers(self._tuner)
-        if BY_BLOCK not in switches or not most:
-            return 0
-        opened = 1 + len(self._flights) + len(tuner.twins) + self._helping + (self._anchor is not None)
-        wanted = range(most if not self._has_been_crowded else 0, twins, -1)
-        return next((count for count in wanted if tuner.has_memory_for(opened + count)), twins)
-
-    @property
-    def _helping(self) -> int:
-        return sum(len(flight.helpers) for flight in self._flights)
-
-    def _land(self, flight: Flight) -> None:
-        """It is no longer on its way: nobody need help it."""
-        self._flights.remove(flight)
-        for helper in flight.helpers:
-            self._group.cancel(helper)
+        opened = len(self.flights) + len(self._search.held) + (self._anchor is not None)
+        return self._search.has_memory_for(opened + more)
 
     @property
     def _preparing(self) -> int:
-        """Workers that prepare: twins are taken to be ready when the trial of their recipe is."""
-        return len(self._flights) + sum(self._tuner.twins_of(flight.switches) for flight in self._flights)
+        ready = sum(pending.reply is not None for pending in self._search.held)
+        return len(self.flights) + len(self._search.held) - ready
 
-    def start_twins(self, specs: Sequence[RunSpec], sharing: Sharing = "alone") -> None:
-        """Have workers prepare recipes once more, for the last race: they will not be opened again then."""
-        self._tuner.twins += [self._group.start(spec, 0, sharing=sharing) for spec in specs]
+    def start(self, switches: Switches, why: str, gain: float = math.inf) -> None:
+        """Have a worker prepare this recipe; and others the same for its race, where there may be no time for that later."""
+        search, position = self._search, next(self._positions)
+        search.observer.attempting(search.space.text(switches), position + 1, why)
+        others = self._wanted_beside(switches)
+        sharing: Sharing = "shares" if others and BY_BLOCK in switches else "alone"
+        pending = self._group.start(search.trial_spec(switches), position, sharing=sharing)
+        self.flights.append(Flight(switches, pending, search.clock(), gain=gain, is_held=bool(others)))
+        for number in range(others):
+            # The trial checks the numbers; in training the path of losses is longer in the race.
+            checks = number == 0 and search.asked.spec.workload.task == "train"
+            search.held.append(self._group.start(self._race_spec(switches, checks=checks), 0, sharing=sharing))
 
-    def has_room_for_twins(self, count: int) -> bool:
-        """Whether so many more processes may wait for the last race beside all others."""
-        tuner = self._tuner
-        is_free = not self._has_been_crowded and self._preparing + count <= tuner.jobs
-        workers = len(self._flights) + len(tuner.twins) + count + (self._anchor is not None)
-        return is_free and tuner.has_memory_for(workers)
+    def _wanted_beside(self, switches: Switches) -> int:
+        """How many processes of it to prepare beside its trial, so that it can be raced as soon as it was timed.
 
-    def _cancel_twins(self, switches: Switches) -> None:
-        """Those of this recipe."""
-        tuner = self._tuner
-        for twin in [each for each in tuner.twins if tuner.recipe_of(each.record) == switches]:
-            self._group.cancel(twin)
-            tuner.twins.remove(twin)
-        if tuner.lent == switches:
-            tuner.lent = None
+        Only on a GPU, as on a CPU they would compute where it compiles; and for one recipe at a time.
+        """
+        search, costs = self._search, Costs(self._search)
+        count = min(2, search.asked.replicates) - 1
+        if search.on_cpu or search.held or not costs.compiles(switches) or not self.has_room(1 + count):
+            return 0
+        beside = len(self.flights)
+        within_s = search.left_s - costs.race_s(switches)
+        return count if costs.ready_chance(switches, within_s, beside=beside) < SURE else 0
 
-    def _cancel_without_prospect(self, finished: Switches) -> None:
-        """What compiles a recipe that turned out slow without; and twins of what is no longer the fastest."""
-        tuner, leader = self._tuner, self._tuner.leader()
-        for flight in [each for each in self._flights if tuner.is_slow_without_compiler(each.switches)]:
-            if finished <= flight.switches:  # else it was begun in spite of that
-                self.cancel(flight, "given up: it is slow without its compiler")
-        wanted = {BASELINE, tuner.lent, tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE}
-        for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - wanted:
-            self._cancel_twins(switches)
+    def _race_spec(self, switches: Switches, *, checks: bool) -> RunSpec:
+        search = self._search
+        return search.spec_of(switches, final_measure(on_cpu=search.on_cpu, checks=checks, hurried=True))
 
-    def _leave_twins_to_the_race(self, *, is_over: bool) -> None:
-        """The race takes over those of the fastest, with its process on trial, and of the baseline; others have no use."""
-        tuner, anchor = self._tuner, self._anchor
-        leader = tuner.leader() if is_over else None
-        wanted = {BASELINE, tuner.space.switches_of(leader.recipe)} if leader is not None else set[Switches]()
-        for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - wanted:
-            self._cancel_twins(switches)
-        for twin in tuner.twins:
-            self._group.release(twin)
-        if (
-            anchor is not None
-            and anchor.is_sound
-            and tuner.lent in wanted
-            and tuner.recipe_of(anchor.record) == tuner.lent
-        ):
+    def prepare_race(self) -> None:
+        """While a recipe compiles whose race must follow at once, prepare the baseline for that race too."""
+        search = self._search
+        if any(flight.is_held for flight in self.flights):
+            missing = min(2, search.asked.replicates) - search.held_of(BASELINE)
+            if missing > 0 and self.has_room(missing):
+                spec = self._race_spec(BASELINE, checks=False)
+                search.held += [self._group.start(spec, 0) for _ in range(missing)]
+
+    def _leave_to_the_race(self, *, is_over: bool) -> None:
+        """The race takes over the processes of the fastest, with that on trial, and of the baseline; others have no use."""
+        search, anchor = self._search, self._anchor
+        leader = search.leader() if is_over else None
+        self._drop_held(set() if leader is None else {BASELINE, leader})
+        if leader is None or leader == BASELINE:
+            self._drop_held(set())
+        for pending in search.held:
+            self._group.release(pending)
+        if leader is None or anchor is None or not anchor.is_sound or not search.held_of(leader):
+            return
+        if search.recipe_of(anchor.record) == leader:
             self._anchor, anchor.stopped = None, "target"
-            tuner.twins.append(self._group.hand_over(anchor, self._race_measure(anchor)))
-            tuner.records[anchor.record.id] = anchor.record
-        tuner.lent = None
+            measure = final_measure(on_cpu=search.on_cpu, checks=True, hurried=True)
+            steps = anchor.spec.measure.loss_path_steps  # its numbers were looked at as on trial
+            measure = msgspec.structs.replace(measure, loss_path_steps=steps)
+            search.held.append(self._group.hand_over(anchor, measure))
+            search.records[anchor.record.id] = anchor.record
 
-    def _race_measure(self, entry: Entry) -> MeasureSpec:
-        """As all are timed in a hurried race; its numbers were looked at as on trial."""
-        measure = final_measure(on_cpu=self._tuner.on_cpu, checks=True, hurried=True)
-        return msgspec.structs.replace(measure, loss_path_steps=entry.spec.measure.loss_path_steps)
+    def _drop_held(self, wanted: set[Switches]) -> None:
+        search = self._search
+        for pending in [each for each in search.held if search.recipe_of(each.record) not in wanted]:
+            self._group.cancel(pending)
+            search.held.remove(pending)
 
     def finish(self, switches: Switches) -> None:
         """Time those that are prepared until this one is done."""
-        while switches in self.in_flight:
-            self.finish_one()
+        while any(flight.switches == switches for flight in self.in_flight):
+            self.finish_one(patiently=True)
 
-    def finish_one(self, keep_s: Callable[[], float] = lambda: -math.inf) -> None:
+    def finish_one(self, *, patiently: bool = False) -> None:
         """Wait for the first that is prepared, check its numerics, and only then time it.
 
-        The trial is kept, whatever became of it. When no more than `keep_s` of the budget is left, all that is still on its
-        way is given up; it is asked again where one has been compiled meanwhile.
+        The trial is kept, whatever became of it. `patiently`: however little is left of the budget.
         """
-        if not self._flights:
+        if not self.flights:
             self._let_go()  # alone it may still fit
             self.start(self._crowded_out.pop(0), "again, alone")
-        flight = self._first_ready(keep_s)
+        flight = self._first_ready(patiently=patiently)
         if flight is None:
-            self._give_up()
-            return
-        self._land(flight)
-        tuner, position = self._tuner, flight.pending.record.position
-        ready_s = tuner.clock()
+            return  # what is worth the seconds may be another recipe by now
+        self.flights.remove(flight)
+        search, position = self._search, flight.pending.record.position
         entry = self._group.admit(flight.pending)
         if entry is None and position in self._group.crowded:
             self._has_been_crowded = True
             self._crowded_out.append(flight.switches)
-            tuner.charge_as_failed(flight.waited_s)
+            search.charge_as_failed(flight.waited_s)
             if flight.switches == BASELINE:
-                self._cancel_all()  # nothing can be timed before it is
+                self._cancel(list(self.flights), "nothing can be timed before the baseline")
             return
         anchor_id = None
         if entry is not None and self._is_right(entry):
             anchor_id = self._anchor.record.id if self._anchor is not None else None
             self._measure(entry, flight)
         record = self._group.done[position] if entry is None else entry.record
-        cost_s = flight.cost_s(tuner.clock())
-        self._keep(flight, record, anchor_id, cost_s, timed_s=tuner.clock() - ready_s)
-        said = self._settle(entry) if entry is not None else rejection(record, tuner.tune)
-        tuner.observer.attempted(tuner.space.text(flight.switches), str(said or ""))
+        self._keep(flight, record, anchor_id)
+        said = self._settle(entry) if entry is not None else rejection(record, search.tune)
+        search.observer.attempted(search.space.text(flight.switches), str(said or ""))
+        lesson = lesson_of(flight.switches, search.space.text(flight.switches), record, search.tune, raced=False)
+        if lesson is not None and flight.switches != BASELINE:
+            search.learn(lesson)
+            lessons = search.lessons()
+            self._cancel(
+                [each for each in self.flights if lessons.rules_out(each.switches)], "it holds what was ruled out"
+            )
         self._tell_leader()
-        if self._anchor is None or self._anchor is not entry:
-            self._cancel_twins(flight.switches)
-        if flight.switches != BASELINE:
-            self._cancel_without_prospect(flight.switches)
-            learn_from(tuner, flight.switches, record)
-            self._cancel_ruled_out()
+        going = {BASELINE, search.leader(), *(each.switches for each in self.flights)}
+        self._drop_held({switches for switches in going if switches is not None})
 
-    def _cancel_ruled_out(self) -> None:
-        """What is being prepared and holds what has just been ruled out would only fail the same way."""
-        lessons = self._tuner.lessons()
-        for flight in [each for each in self._flights if lessons.rules_out(each.switches)]:
-            self.cancel(flight, "given up: it holds what was ruled out")
+    def _cancel(self, flights: Sequence[Flight], why: str) -> None:
+        """Stop preparing these, for good."""
+        search = self._search
+        for flight in flights:
+            search.given_up.add(flight.switches)
+            search.observer.attempted(search.space.text(flight.switches), f"given up: {why}")
+            self._group.cancel(flight.pending)
+            self.flights.remove(flight)
+            self._drop_held({search.recipe_of(each.record) for each in search.held} - {flight.switches})
 
-    def cancel(self, flight: Flight, why: str) -> None:
-        """Stop preparing it, for good."""
-        self._tuner.given_up.add(flight.switches)
-        self._group.cancel(flight.pending)
-        self._land(flight)
-        self._cancel_twins(flight.switches)
-        self._tuner.observer.attempted(self._tuner.space.text(flight.switches), why)
-
-    def _first_ready(self, keep_s: Callable[[], float]) -> Flight | None:
-        tuner = self._tuner
-        tuner.charge("other")
-        compiled, kept_s = self._compiled, keep_s()
-        first = self._flights[0]
-        awaited = [first] if first.switches == BASELINE else self._flights  # nothing can be timed before the baseline
-        purpose: Purpose = "baseline" if first.switches == BASELINE else "trials"
+    def _first_ready(self, *, patiently: bool) -> Flight | None:
+        """The first that is prepared. None: none for a while, or nothing would be in time for its race any more."""
+        search = self._search
+        search.charge("other")
+        until_s, weighed_s = search.clock() + LOOK_AGAIN * search.budget_s, search.clock()
         while True:
+            first = self.flights[0]
+            awaited = [first] if first.switches == BASELINE else self.flights  # nothing is timed before the baseline
             for flight in awaited:
-                before_s = tuner.clock()
+                before_s = search.clock()
                 is_ready = self._group.is_ready(flight.pending, LOOK_S)
-                passed_s = tuner.clock() - before_s
-                self.idle_s += passed_s
-                for each in self._flights:
-                    each.shared_s += passed_s * (self._preparing + self._helping - len(each.helpers) - 1)
-                tuner.charge(purpose)
+                passed_s = search.clock() - before_s
+                self._idle_s += passed_s
+                for other in self.flights:
+                    other.shared_s += passed_s * (self._preparing - 1)
+                search.charge("baseline" if first.switches == BASELINE else "trials")
                 if is_ready:
                     # Without those that go on being prepared beside it, the search would have waited as long.
-                    flight.waited_s, self.idle_s = self.idle_s, 0.0
+                    flight.waited_s, self._idle_s = self._idle_s, 0.0
                     return flight
-            if self._compiled != compiled:
-                compiled, kept_s = self._compiled, keep_s()
-            if tuner.left_s <= kept_s:
-                return None
+            if not patiently and first.switches != BASELINE and search.clock() > weighed_s + 10 * LOOK_S:
+                weighed_s = search.clock()
+                self._give_up_late()
+                if not self.flights or weighed_s > until_s:
+                    return None
 
-    @property
-    def _compiled(self) -> int:
-        return sum(flight.is_compiled for flight in self._flights)
-
-    def _give_up(self) -> None:
-        tuner = self._tuner
-        tuner.charge_as_failed(self.idle_s)
-        self.idle_s = 0.0
-        for flight in self._flights:
-            tuner.observer.attempted(tuner.space.text(flight.switches), "given up: no time left to prepare it")
-        now_s = tuner.clock()
-        tuner.given_up |= {*self._crowded_out, *(flight.switches for flight in self._flights)}
-        taken = [(flight, flight.taken_s(now_s)) for flight in self._flights]
-        late = [GivenUp(recipe=tuner.space.text(flight.switches), seconds=seconds) for flight, seconds in taken]
-        tuner.keep(given_up=(*tuner.tune.given_up, *late))
-        costs = Costs(tuner)
-        hung = [(each.switches, s) for each, s in taken if costs.is_overdue(each.switches, each.others(now_s), s)]
-        tuner.overdue.update(hung)
-        self._cancel_all()
-        self._crowded_out.clear()
-
-    def _cancel_all(self) -> None:
-        for flight in list(self._flights):
-            self._group.cancel(flight.pending)
-            self._cancel_twins(flight.switches)
-            self._land(flight)
+    def _give_up_late(self) -> None:
+        """Give up what is too unlikely to be ready in time for what it promised, unless what may be lost on failures is not used up yet."""
+        search, costs, now_s = self._search, Costs(self._search), self._search.clock()
+        leader = search.leader() or BASELINE
+        race_s = costs.replicates_s([BASELINE, leader], min(2, search.asked.replicates)) if leader != BASELINE else 0.0
+        is_over = search.left_s <= race_s + (
+            2 * costs.timed_s if race_s else 0.0
+        )  # one more would be timed before the race
+        may_wait = self._idle_s < search.allowance_s - 0.6  # so much later it is noticed
+        late, hung = list[Flight](), list[Switches]()
+        for flight in self.flights:
+            state = flight.as_of(now_s)
+            # With nothing to race, a ratio without an interval is better than none.
+            is_only_hope = search.tried() == {BASELINE}
+            ready = ready_chance(search, costs, state, -costs.race_s(flight.switches) if is_only_hope else 0.0)
+            wait_s = min(search.left_s, costs.seconds(flight.switches)) / max(search.jobs // 2, 1)
+            is_hopeless = not state.is_compiled and not may_wait and flight.gain * ready < least_gain(search, wait_s)
+            if is_over or is_hopeless:
+                late.append(flight)
+                was_due = costs.ready_chance(flight.switches, state.taken_s, beside=state.beside) > SURE
+                hung += [flight.switches] if was_due and not state.is_compiled else []
+        if not late:
+            return
+        if len(late) == len(self.flights):
+            search.charge_as_failed(self._idle_s)
+            self._idle_s = 0.0
+            self._crowded_out.clear()
+        seconds = [(search.space.text(flight.switches), flight.as_of(now_s).taken_s) for flight in late]
+        gone = tuple(GivenUp(recipe=recipe, seconds=taken_s) for recipe, taken_s in seconds)
+        search.keep(given_up=(*search.tune.given_up, *gone))
+        for switches in hung:
+            why, text = note("late", "it took far longer than was expected", about="late"), search.space.text(switches)
+            search.learn(Lesson(switches=tuple(sorted(switches)), scope="recipe", reason=why, recipe=text))
+        self._cancel(late, "it will not be ready in time")
 
     def _is_right(self, entry: Entry) -> bool:
         prepared = entry.record.prepared
-        return prepared is not None and accepts(prepared.numerics, self._tuner.asked.tolerance)
+        return prepared is not None and accepts(prepared.numerics, self._search.asked.tolerance)
 
     def _measure(self, entry: Entry, flight: Flight) -> None:
-        tuner, is_first = self._tuner, self._anchor is None
-        started_s = tuner.clock()
+        search, is_first = self._search, self._anchor is None
+        started_s = search.clock()
         # A process that was prepared beside others on a GPU is no longer as it would be alone.
         if is_first or flight.pending.contended:
             self._group.keep_still(entry)
         else:
             self._group.measure_solo(entry)
-        self._group.measure(UntilPlaced(entry, tuner.asked.kind, lambda: tuner.left_s <= 0), solo=is_first)
-        for other in self._flights:
-            other.still_s += tuner.clock() - started_s
+        self._group.measure(UntilPlaced(entry, search.asked.kind, lambda: search.left_s <= 0), solo=is_first)
+        for other in self.flights:
+            other.still_s += search.clock() - started_s
         if self._anchor is not None and not self._anchor.is_sound:
             self._let_go()
 
-    def _keep(self, flight: Flight, record: RunRecord, anchor_id: str | None, cost_s: float, timed_s: float) -> None:
-        tuner = self._tuner
-        tuner.records[record.id] = record
+    def _keep(self, flight: Flight, record: RunRecord, anchor_id: str | None) -> None:
+        search = self._search
+        search.records[record.id] = record
         if self._anchor is not None:
-            tuner.records[self._anchor.record.id] = self._anchor.record
-        is_broken = rejection(record, tuner.tune) is not None and not record.blocks
-        tuner.charge("baseline" if flight.switches == BASELINE else "failed" if is_broken else "trials", timed_s)
+            search.records[self._anchor.record.id] = self._anchor.record
+        is_broken = rejection(record, search.tune) is not None and not record.blocks
+        search.charge("baseline" if flight.switches == BASELINE else "failed" if is_broken else "trials")
         if is_broken:
-            tuner.charge_as_failed(flight.waited_s)
-        text = tuner.space.text(flight.switches)
-        trial = Trial(recipe=text, record_id=record.id, anchor_id=anchor_id, cost_s=cost_s)
-        tuner.keep(trials=(*tuner.tune.trials, trial))
+            search.charge_as_failed(flight.waited_s)
+        state = flight.as_of(search.clock())
+        trial = Trial(
+            recipe=search.space.text(flight.switches),
+            record_id=record.id,
+            anchor_id=anchor_id,
+            cost_s=state.taken_s / (1 + CONTENTION * state.beside),  # less what others slowed it down
+        )
+        search.keep(trials=(*search.tune.trials, trial))
 
     def _settle(self, entry: Entry) -> Note:
         """The faster of the two stays open; what is to be said of the newer."""
-        tuner = self._tuner
-        why, prepared = rejection(entry.record, tuner.tune), entry.record.prepared
-        log = log_ratio(self._anchor.record, entry.record, tuner.asked.kind) if self._anchor is not None else None
-        is_faster = self._anchor is None or (log is not None and log.centre > 0)
-        if why is None and is_faster:
+        search = self._search
+        why, prepared = rejection(entry.record, search.tune), entry.record.prepared
+        log = log_ratio(self._anchor.record, entry.record, search.asked.kind) if self._anchor is not None else None
+        if why is None and (self._anchor is None or (log is not None and log.centre > 0)):
             self._let_go()
             entry.stopped = None  # it goes on being measured
             self._anchor = entry
@@ -334,20 +378,20 @@ class Trials:
         if log is not None:
             return note("note", f"{math.exp(log.centre):.3f}× the fastest so far")
         assert prepared is not None
-        return numerics_reason(prepared.numerics, tuner.asked.tolerance)
+        return numerics_reason(prepared.numerics, search.asked.tolerance)
 
     def _tell_leader(self) -> None:
-        leader, baseline = self._tuner.leader(), self._tuner.baseline()
+        search = self._search
+        leader, baseline = search.leader(), search.baseline()
         if leader is not None and baseline is not None:
-            self._tuner.observer.leads(leader.recipe, math.exp(baseline.log_s - leader.log_s))
+            gain = math.exp(baseline.log_s - search.seen()[leader].log_s)
+            search.observer.leads(search.space.text(leader), gain)
 
     def _let_go(self) -> None:
         if self._anchor is not None:
             anchor, self._anchor = self._anchor, None
-            if self._tuner.recipe_of(anchor.record) == self._tuner.lent:
-                self._tuner.lent = None
             self._close(anchor)
 
     def _close(self, entry: Entry) -> None:
         entry.stopped = entry.stopped or ("target" if entry.record.blocks else "interrupted")
-        self._tuner.records[entry.record.id] = self._group.close(entry)
+        self._search.records[entry.record.id] = self._group.close(entry)

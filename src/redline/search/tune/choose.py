@@ -1,0 +1,245 @@
+"""Which recipe is started next. One rule:
+
+    Start the recipe with the highest expected gain per second whose expected end, with its spread, plus the last race still fits
+    before the deadline.
+
+The gain is what `beliefs.py` promises beyond all that is there or on its way, times the chance that the recipe runs (`lessons.py`), times
+the chance that it is ready in time (`costs.py`), less what it delays. One that would leave no time for another that promises more waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from redline.search.tune.beliefs import Beliefs, Floats
+from redline.search.tune.costs import CONTENTION, HANGS, Costs, unproven_of
+from redline.search.tune.lessons import quantizing_of
+from redline.search.tune.space import BASELINE, Switches
+from redline.search.tune.state import FAILED_SHARE, Estimate, Search
+
+LEAST_GAIN = 0.0025
+"""Of the fastest time: a trial must promise so much for each half percent of the budget that it takes, and never less."""
+LIKELY = 0.3
+"""A recipe is begun only if it is so likely to be ready in time for its race."""
+LOOKED_AT = 100
+"""How many of the most promising recipes are weighed against their cost, of those that compile and of those that do not."""
+
+
+@dataclass(frozen=True)
+class OnItsWay:
+    """A recipe that is being prepared."""
+
+    switches: Switches
+    taken_s: float = 0.0
+    beside: float = 0.0
+    """How many others were prepared beside it, on average."""
+    is_compiled: bool = False
+    """What is left takes no longer than with any other recipe."""
+    is_held: bool = False
+    """Its processes for the last race are prepared too."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A recipe that is worth its seconds."""
+
+    switches: Switches
+    gain: float
+    """The improvement it promises, as a share of the fastest time so far."""
+    cost_s: float
+    ready: float
+    """The chance that it is ready in time for its race."""
+
+    @property
+    def rate(self) -> float:
+        return self.gain * self.ready / self.cost_s
+
+
+def next_recipe(search: Search, beliefs: Beliefs, on_its_way: Sequence[OnItsWay]) -> tuple[Choice | None, list[Choice]]:
+    """The recipe to prepare next, if any; and those that would be worth it, had they the time."""
+    costs, known = Costs(search), known_times(search)
+    if not known:
+        return None, []
+    awaited = [each for each in on_its_way if costs.compiles(each.switches)]
+    ready = {each.switches: ready_chance(search, costs, each) for each in awaited}
+    others = [each.switches for each in on_its_way]
+    programs = {costs.program(each.switches) for each in awaited}
+    fitting, too_dear, half = [], [], max(search.jobs // 2, 1)
+    is_full = {True: len(awaited) >= half, False: len(on_its_way) - len(awaited) >= half}
+    fastest = search.fastest_log_s() if search.seen() else known[BASELINE].log_s
+    gains = _promises(beliefs, known, fastest, others, ready)
+    for switches, gain in _most_promising(search, beliefs, costs, gains, others):
+        compiles = costs.compiles(switches)
+        if is_full[compiles]:
+            continue  # half of the workers are for what compiles, which takes longest, and half for what is quick
+        if compiles and (
+            costs.program(switches) in programs  # it will be in the cache
+            or any(costs.is_first_of_kind(switches, each.switches) for each in awaited)
+        ):
+            continue
+        cost_s = costs.seconds(switches) * (1 + CONTENTION * len(others))
+        within_s = search.left_s - max(costs.race_s(switches), costs.race_s(search.leader() or BASELINE))
+        chance = costs.ready_chance(switches, within_s, beside=len(others))
+        choice = Choice(switches, gain, cost_s, chance)
+        # What compiles keeps one of several workers busy; for what may take minutes nobody has said that it is worth them.
+        if gain < least_gain(
+            search, cost_s / half if compiles and not costs.is_slow_for_its_gain(switches) else cost_s
+        ):
+            continue
+        is_gamble = costs.is_slow_for_its_gain(switches) and (1 - chance) * cost_s > search.allowance_s / 2
+        if chance < LIKELY or is_gamble:
+            too_dear.append(choice)
+        elif gain * chance > _lost_by_delay(search, costs, beliefs, (known, fastest), awaited, choice):
+            fitting.append(choice)
+    first = _first_of(search, costs, fitting)
+    if first is None and not on_its_way and search.tried() == {BASELINE}:
+        first = _only_timed(search, costs, too_dear)
+    return first, too_dear
+
+
+def quick_to_race(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> Switches | None:
+    """Where there is no time for any trial: what promises most of that which can be raced at once, without one."""
+    quick = [
+        each for each in too_dear if not costs.compiles(each.switches) and costs.race_s(each.switches) <= search.left_s
+    ]
+    return max(quick, key=lambda choice: choice.gain).switches if quick and search.tried() == {BASELINE} else None
+
+
+def _only_timed(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> Choice | None:
+    """Where there is no time for any race, a recipe to be timed beside the baseline: its ratio has no interval."""
+    if quick_to_race(search, costs, too_dear) is not None:
+        return None
+    likely = [each for each in too_dear if costs.ready_chance(each.switches, search.left_s) > 0.5]
+    return max(likely, key=lambda choice: choice.gain, default=None)
+
+
+def known_times(search: Search) -> dict[Switches, Estimate]:
+    """What was timed; before the baseline was, what the facts say of it."""
+    facts, timed = search.tune.facts, search.timed()
+    if timed or facts is None or not facts.step_s:
+        return timed
+    host_s = None if facts.synchronises else facts.host_s
+    return {
+        BASELINE: Estimate(
+            recipe="baseline",
+            record_id="",
+            log_s=math.log(facts.step_s),
+            error=0.05,
+            host_log_s=math.log(host_s) if host_s else None,
+        )
+    }
+
+
+def least_gain(search: Search, cost_s: float) -> float:
+    """What a trial must promise: more, the larger its part of the budget."""
+    return LEAST_GAIN * max(200 * cost_s / search.budget_s, 1.0)
+
+
+def ready_chance(search: Search, costs: Costs, flight: OnItsWay, delay_s: float = 0.0) -> float:
+    """That what is being prepared is ready in time for its race."""
+    race_s = costs.race_s(flight.switches, is_held=flight.is_held)
+    return costs.ready_chance(flight.switches, search.left_s - delay_s - race_s, flight.taken_s, flight.beside)
+
+
+def _most_promising(
+    search: Search, beliefs: Beliefs, costs: Costs, gains: Floats, others: Sequence[Switches]
+) -> list[tuple[Switches, float]]:
+    """Recipes with what they bring on average, the most promising first; what is likely to break counts for less."""
+    lessons, timed = search.lessons(), search.timed().keys()
+    done = {*search.tried(), *others, *search.given_up}
+    at_risk_s = max(search.allowance_s, 0.1 * FAILED_SHARE * search.budget_s) / 2
+    found: list[tuple[Switches, float]] = []
+    left = {True: LOOKED_AT, False: LOOKED_AT}
+    for index in map(int, np.argsort(-gains, kind="stable")):
+        switches = beliefs.recipes[index]
+        if gains[index] < LEAST_GAIN or not any(left.values()):
+            break
+        compiles = costs.compiles(switches)
+        if switches in done or not left[compiles] or _is_shown_already(search, switches):
+            continue
+        known = lessons.chance(switches)
+        if (1 - known) * costs.seconds(switches) > at_risk_s:
+            continue
+        chance = known * (1 - HANGS) ** len(unproven_of(switches, timed, search.space))
+        if gains[index] * chance >= LEAST_GAIN:
+            found.append((switches, float(gains[index]) * chance))
+            left[compiles] -= 1
+    return found
+
+
+def _is_shown_already(search: Search, switches: Switches) -> bool:
+    """Only to be shown, and its quantizing switches were shown already."""
+    if not search.is_only_shown(switches):
+        return False
+    return all(any(switch in other for other in search.tried()) for switch in quantizing_of(switches, search.tune))
+
+
+def _promises(
+    beliefs: Beliefs,
+    known: dict[Switches, Estimate],
+    fastest: float,
+    others: Sequence[Switches],
+    ready: Mapping[Switches, float],
+) -> Floats:
+    """What each recipe is expected to bring beyond what is there by then.
+
+    What is being prepared is taken to turn out as expected; what is being compiled, by the chance that it is ready in time.
+    """
+
+    def beyond(there: Sequence[Switches]) -> Floats:
+        expected = beliefs.expected(known)
+        imagined = {
+            switches: Estimate(recipe="", record_id="", log_s=float(expected[beliefs.index[switches]]), error=0.0)
+            for switches in there
+            if switches in beliefs.index
+        }
+        return beliefs.promises(imagined | known, min([fastest, *(each.log_s for each in imagined.values())]))
+
+    chance = min(ready.values(), default=1.0)
+    with_all = beyond(others)
+    if chance > 0.95:
+        return with_all
+    return chance * with_all + (1 - chance) * beyond([switches for switches in others if switches not in ready])
+
+
+def _lost_by_delay(
+    search: Search,
+    costs: Costs,
+    beliefs: Beliefs,
+    seen: tuple[dict[Switches, Estimate], float],
+    awaited: Sequence[OnItsWay],
+    choice: Choice,
+) -> float:
+    """What is lost, on average, as others that are being compiled are ready later: they share processors, and stand still while
+    this one is timed."""
+    if not awaited:
+        return 0.0
+    known, fastest = seen
+    expected = beliefs.expected(known)
+    delay_s, lost = CONTENTION * choice.cost_s + 2 * costs.timed_s, 0.0
+    for flight in awaited:
+        row = beliefs.index.get(flight.switches)
+        gain = 1 - math.exp(float(expected[row]) - fastest) if row is not None else 0.0
+        now, later = (ready_chance(search, costs, flight, seconds) for seconds in (0.0, delay_s))
+        lost += max(gain, LEAST_GAIN) * (now - later)
+    return 2 * lost  # promises of what was never tried are often too high
+
+
+def _first_of(search: Search, costs: Costs, fitting: Sequence[Choice]) -> Choice | None:
+    """Most per second; but another that promises more, where there would be no time left for it."""
+    first = max(fitting, key=lambda choice: choice.rate, default=None)
+    if first is None:
+        return None
+    if search.jobs > 1:
+        return first  # there is room for both
+    for other in sorted(fitting, key=lambda choice: -choice.gain * choice.ready):
+        if other.gain * other.ready <= first.gain * first.ready:
+            break
+        within_s = search.left_s - first.cost_s - costs.race_s(other.switches)
+        if costs.ready_chance(other.switches, within_s) < LIKELY:
+            return other
+    return first
