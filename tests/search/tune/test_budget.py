@@ -48,7 +48,7 @@ def that_breaks(*parts: str, after_s: float = 0.0) -> tuple[Fault, ...]:
     return tuple(Fault(switches(part), "build" if not after_s else "compile", after_s) for part in parts)
 
 
-LONGER = replace(without_blocks(convnext_on_an_h200(20.0)), first_use_s={"cudnn-benchmark": 3.0})
+LONGER = without_blocks(convnext_on_an_h200(20.0))
 CONVNEXT, REGNET = convnext_as_timed(), regnet_as_timed()
 
 

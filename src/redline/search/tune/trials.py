@@ -29,9 +29,9 @@ LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""
 RESOLUTION = 0.004
 """Of the time: a trial is timed until its ratio to the fastest is known so well, or it is clearly behind or far ahead."""
-SURE = 0.9
-"""A recipe that is less likely than this to leave time for opening it again has the processes of its race prepared beside its trial; and
-one that should have been ready with this chance, and is given up, may hang."""
+SURE = 0.97
+"""A recipe that is less likely than this to leave time for opening it again has the processes of its race prepared beside its trial:
+compiling took up to three times what was expected."""
 
 
 @dataclass
@@ -310,7 +310,7 @@ class Trials:
             is_hopeless = not state.is_compiled and not may_wait and flight.gain * ready < least_gain(search, wait_s)
             if is_over or is_hopeless:
                 late.append(flight)
-                was_due = costs.ready_chance(flight.switches, state.taken_s, beside=state.beside) > SURE
+                was_due = costs.ready_chance(flight.switches, state.taken_s, beside=state.beside) > 0.9
                 hung += [flight.switches] if was_due and not state.is_compiled else []
         if not late:
             return
