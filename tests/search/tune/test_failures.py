@@ -75,7 +75,7 @@ class TestFailuresTeach:
     def test_what_hangs_is_not_begun_again_with_other_switches(self) -> None:
         """A switch that breaks after half a minute was given up six times, with other switches beside it each time."""
         search = tune_simulated(FAILURES["failing slowly"](Random(1002)), 2, 300.0)
-        assert [lesson.reason.code for lesson in search.tune.lessons] == ["late"]
+        assert [lesson.reason.about for lesson in search.tune.lessons] == ["late"]
         assert search.tune.spent.failed < 0.15 * 300.0
 
 

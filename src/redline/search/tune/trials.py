@@ -322,7 +322,10 @@ class Trials:
         gone = tuple(GivenUp(recipe=recipe, seconds=taken_s) for recipe, taken_s in seconds)
         search.keep(given_up=(*search.tune.given_up, *gone))
         for switches in hung:
-            why, text = note("late", "it took far longer than was expected", about="late"), search.space.text(switches)
+            why, text = (
+                note("given-up", "it took far longer than was expected", about="late"),
+                search.space.text(switches),
+            )
             search.learn(Lesson(switches=tuple(sorted(switches)), scope="recipe", reason=why, recipe=text))
         self._cancel(late, "it will not be ready in time")
 
