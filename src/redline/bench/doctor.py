@@ -181,7 +181,7 @@ class Machine:
         return (self.root / "dev/kfd").exists() and (has_gpu or not nodes)
 
     def _is_on_bus(self, vendor: str) -> bool:
-        """Whether a display controller or accelerator of this vendor is on the PCI bus, with a driver or without."""
+        """True if a display controller or accelerator of this vendor is on the PCI bus, with a driver or without."""
         devices = self.root.glob("sys/bus/pci/devices/*")
         kinds = [self.read(each / "class")[:4] for each in devices if self.read(each / "vendor") == vendor]
         return "0x03" in kinds or "0x12" in kinds
@@ -282,7 +282,7 @@ def judge_device(device: TorchDevice, arch_list: tuple[str, ...]) -> HealthItem:
 
 
 def runs_on(capability: str, arch_list: tuple[str, ...]) -> bool:
-    """Whether code built for `arch_list` runs on a device of this capability ('9.0' or 'gfx942')."""
+    """True if code built for `arch_list` runs on a device of this capability ('9.0' or 'gfx942')."""
     if capability.startswith("gfx"):
         return capability in arch_list
     own = tuple(int(part) for part in capability.split("."))
@@ -376,7 +376,7 @@ def judge_torchvision(view: TorchView) -> HealthItem:
 
 
 def satisfies(version: str, requirement: str) -> bool:
-    """Whether a version meets the `==` and `>=` of a requirement such as 'torch (==2.6.0)'."""
+    """True if a version meets the `==` and `>=` of a requirement such as 'torch (==2.6.0)'."""
 
     def release(text: str) -> tuple[int, ...]:
         return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text)[0])))

@@ -1,4 +1,4 @@
-"""Where a measurement ran: versions, flags, variables, other processes. And flags that are put back afterwards."""
+"""The environment of a measurement: versions, flags, variables and other processes. Flags are put back afterwards."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _repository(folder: Path, known: dict[Path, tuple[Path, Path] | None]) -> tu
 
 
 HOST_THREADS = 4
-"""For a worker that builds a model for a GPU. Several are built at the same time, and with a thread per processor each they
+"""A worker that builds a model for a GPU uses at most this many threads. Several models are built at the same time, and with a thread per processor each they
 stand in each other's way: Swin V2 took 0.7 s by itself on 16 processors and 8 s beside four others; with 4 threads 0.4 s."""
 
 

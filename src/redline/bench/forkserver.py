@@ -32,16 +32,16 @@ DESCRIPTORS = 4
 SAFE_IMPORT = {
     # OpenBLAS starts its threads while numpy is imported.
     "OPENBLAS_NUM_THREADS": "1",
-    # Who asks for CUDA while it is imported is answered through NVML, so that the CUDA driver stays out of this process.
+    # A package that asks for CUDA while it is imported is answered through NVML, so that the CUDA driver stays out of this process.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Set while importing, and put back before the first fork."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Of NVIDIA's driver, of Windows' subsystem for Linux, of AMD's driver."""
+"""These files belong to NVIDIA's driver, to Windows' subsystem for Linux, and to AMD's driver."""
 
 
 class ForkRequest(msgspec.Struct, array_like=True):
-    """What a worker takes over from the desk, as bytes: neither variables nor paths need be Unicode."""
+    """A worker takes this over from the desk, as bytes, because neither variables nor paths need be Unicode."""
 
     environ: list[tuple[bytes, bytes]]
     sys_path: list[bytes]
@@ -49,7 +49,7 @@ class ForkRequest(msgspec.Struct, array_like=True):
 
 
 def main(arguments: list[str]) -> None:
-    """Of `arguments`, the second is the descriptor of the desk's line; a last one, `light`, spares the compiler."""
+    """The second of the `arguments` is the descriptor of the desk's line; a last one, `light`, spares the compiler."""
     control_fd, light = int(arguments[1]), arguments[-1] == "light"
     control = socket.socket(fileno=control_fd)
     with _mortal(control):
@@ -120,7 +120,7 @@ def preload(light: bool) -> float:
 
 @contextmanager
 def _without_driver() -> Iterator[None]:
-    """Whether there is a GPU, answered by its device files: Inductor asks while it is imported, and NVML may start a thread too."""
+    """True if there is a GPU, answered by its device files: Inductor asks while it is imported, and NVML may start a thread too."""
     import torch
 
     asked = torch.cuda.is_available

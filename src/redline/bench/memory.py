@@ -1,4 +1,4 @@
-"""Whose memory a step holds: every storage from when it is made until it is freed, with its kind and its module."""
+"""This finds out whose memory a step holds: every storage from when it is made until it is freed, with its kind and its module."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOT_THE_USERS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspat
 
 Step = InferenceStep | TrainingStep
 Holding = tuple[MemoryCategory, str, Tensor]
-"""What a tensor is for, the module that it belongs to, and the tensor."""
+"""Each has what a tensor is for, the module that it belongs to, and the tensor."""
 
 
 def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
@@ -263,7 +263,7 @@ class Ledger(WholeDispatchMode):
                     held.category, held.module = category, module
 
     def use(self, allocated: int | None, reserved: int | None) -> MemoryUse:
-        """What was held at the peak, and over time. The allocator's own figures are given on a GPU."""
+        """Returns what was held at the peak, and what was held over time. The allocator's own figures are given on a GPU."""
         self._is_over = True
         sizes = np.cumsum([sign * held.bytes for held, sign, _, _ in self._events] or [0])
         at_peak = int(sizes.argmax())
@@ -286,7 +286,7 @@ class Ledger(WholeDispatchMode):
         )
 
     def culprit(self) -> str:
-        """Who asked for more than there was, and who held most of what was given out."""
+        """Tells who asked for more than there was, and who held most of what was given out."""
         use = self.use(None, None)
         module, operator, line = self._broke_at or ("", "an operator", "")
         where = f"{module or 'no module'}{f' ({line})' if line else ''}"

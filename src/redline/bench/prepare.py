@@ -60,7 +60,7 @@ ONE_STEP = "epochs need a module with loss(output, target); 'redline run --task 
 
 
 class Workbench:
-    """What a session works with: its device, its workload and its step, in whatever state of readiness."""
+    """A session has one workbench: its device, its workload and its step, in whatever state of readiness."""
 
     def __init__(
         self, enter: Callable[..., None], on_progress: OnProgress, ranks: Ranks, cold: dict[str, Any], *, isolated: bool
@@ -84,7 +84,7 @@ class Workbench:
         self._restore_flags = remember_flags()
         self._give_back_model: Callable[[], None] = lambda: None
         self._returned = Answer()
-        """What a function returned at its first call."""
+        """A function returned this at its first call."""
 
     def prepare(self, spec: RunSpec, *, modules: bool = False, shares: bool = False) -> Prepared:
         """With `shares`, other processes prepare the same, and compile some of the blocks that are compiled one by one."""
@@ -194,7 +194,7 @@ class Workbench:
         return self._prepared(setup, info, numerics=numerics, warmup=warmup)
 
     def _prepared(self, setup: Setup, info: WorkloadInfo, **fields: Any) -> Prepared:
-        """What is said of every prepared step, and the `fields` of this one."""
+        """Everything that is said of a prepared step, and the `fields` of this one."""
         return Prepared(
             workload=msgspec.structs.replace(info, notes=tuple(setup.workload.notes)),
             environment=describe(setup.device),
@@ -280,7 +280,7 @@ class Workbench:
         started = time.perf_counter()
         checks, is_function = spec.measure.check_numerics, setup.task == "step"
         starts_again, shares = setup.task == "train" and checks, shares and bool(setup.compiled_blocks)
-        # Where nothing is compared, the copies that putting values back takes are no part of what must fit.
+        # If nothing is compared, the copies that putting values back takes are no part of what must fit.
         undoing: AbstractContextManager[None] = setup.watching_inputs()
         if checks:
             undoing = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
@@ -330,7 +330,7 @@ class Workbench:
         return with_sketch(unchecked, self._returned)
 
     def _count(self, spec: RunSpec, setup: Setup, *, modules: bool = False) -> WorkCount | None:
-        # What a token has to read says more (see `GenerationInfo`), and a trial near the edge of memory is asked nothing else.
+        # `GenerationInfo` says more about a generation, and a trial near the edge of memory is asked nothing else.
         if setup.task == "generate" or spec.measure.sparing:
             return None
         self._enter("count")

@@ -115,7 +115,7 @@ def _facts(spec: RunSpec, workload: Workload, device: Device) -> Facts | None:
 
 
 def check(spec: RunSpec) -> Checked:
-    """What can be known before anything is built: names, files, exclusions, the device."""
+    """Checks what can be known before anything is built: names, files, exclusions and the device."""
     try:
         check_model(_before_data(spec))
         spec = msgspec.structs.replace(spec, workload=understood(spec.workload))

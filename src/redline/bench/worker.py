@@ -110,7 +110,7 @@ class _Line:
         os.register_at_fork(after_in_parent=self._count_fork)
 
     def send(self, message: Reply) -> None:
-        # What was printed goes to the log between steps, never within them: a crash then takes little of it along.
+        # Printed text goes to the log between steps, never within them: a crash then takes little of it along.
         sys.stdout.flush()
         sys.stderr.flush()
         if os.getpid() != self._worker:
@@ -134,7 +134,7 @@ class _Line:
         self._forks += 1
 
     def _has_copies(self) -> bool:
-        """Whether a forked child has come back from the model's code. Helpers that a library forks never do."""
+        """True if a forked child has come back from the model's code. Helpers that a library forks never do."""
         if not self._forks:
             return False
         self._forks = 0
@@ -142,7 +142,7 @@ class _Line:
 
 
 def follow(script: Path, requested_at: float) -> None:
-    """For tools that run their target several times from the start: no desk could talk to all of them."""
+    """Serves tools that run their target several times from the start: no desk could talk to all of them."""
     from redline.bench.session import BenchSession
 
     session = BenchSession(on_progress=lambda progress: None, start_s=time.time() - requested_at)
@@ -153,7 +153,7 @@ def follow(script: Path, requested_at: float) -> None:
 
 
 def volunteer_for_oom() -> None:
-    """Rather this worker than the desk or the user's editor."""
+    """Have the kernel end this worker rather than the desk or the user's editor."""
     if _OOM_SCORE_ADJ.exists():
         _OOM_SCORE_ADJ.write_text("1000")
 

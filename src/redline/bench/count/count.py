@@ -58,7 +58,7 @@ CHANGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be counted."""
+    """A task says what is to be counted."""
 
     model: nn.Module
     inputs: Inputs
@@ -74,7 +74,7 @@ class Task:
     modules: bool = False
 
 
-# Who asks for a count
+# Counts are asked for by `redline flops` and for every prepared step
 
 
 def answer_count(spec: RunSpec) -> CountAnswer:
@@ -162,7 +162,7 @@ def counted_work(setup: Setup, optimizer: OptimizerName, *, modules: bool = Fals
 
 def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount:
     def bare(_: str, tensor: Tensor) -> Tensor:
-        # What the last step wrote into its inputs may have a gradient, whose graph is gone.
+        # The last step may have written something into its inputs that has a gradient, whose graph is gone.
         return tensor if tensor.grad_fn is None else tensor.detach()
 
     inputs = map_tensors(setup.args, bare), map_tensors(setup.kwargs, bare)
@@ -193,7 +193,7 @@ def shown_model(workload: Workload) -> nn.Module:
 
 
 def has_no_values(model: nn.Module) -> bool:
-    """Whether it was built on torch's meta device or under a fake mode: it can be counted, not run."""
+    """True if it was built on torch's meta device or under a fake mode: it can be counted, not run."""
     return any(isinstance(one, FakeTensor) or one.is_meta for one in (*model.parameters(), *model.buffers()))
 
 
@@ -302,7 +302,7 @@ def _fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
     memo: dict[int, Any] = {id(tensor): _fake(tensor, mode) for tensor in tensors}
-    # What the copy would share with the original, were it not copied, must live as long as the memo does.
+    # Tensors that the copy shares with the original must live as long as the memo does.
     memo[id(memo)] = tensors
     return copy.deepcopy(model, memo)
 

@@ -53,7 +53,7 @@ def number_format(tensors: Iterable[Tensor], kind: OperatorKind | None, tf32: Tf
 Row = tuple[str, OperatorKind, str, WorkPhase, int, int]
 """Name, kind, number format, phase, FLOPs and bytes of one call."""
 Share = Counter[tuple[str, str]]
-"""What happened directly in one module: ("flops" or "bytes", phase), ("other", ""), and the FLOPs by ("format", its name)."""
+"""A share counts what happened directly in one module: ("flops" or "bytes", phase), ("other", ""), and the FLOPs by ("format", its name)."""
 
 
 @contextmanager

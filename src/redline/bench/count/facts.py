@@ -1,4 +1,4 @@
-"""What one real step of a workload does, watched before any search.
+"""One real step of a workload is watched before any search, to learn what it does.
 
 The forward runs under inference mode, where operators that are made of others (`linear`, `scaled_dot_product_attention`,
 `lstm`) arrive whole at a dispatch mode: what ran is then known by what was called, not by the names of modules. It runs
@@ -65,7 +65,7 @@ ACTIVATIONS = frozenset(
 )
 """Libraries can compute these in the kernel of a product."""
 MOST_BUFFERS = 8
-"""As many buffers are asked about one by one: each takes two more calls."""
+"""At most this many buffers are asked about one by one, because each takes two more calls."""
 A_LITTLE = 1e-3
 """A buffer is moved by about this share of its value: a model that looks something up by it still finds the same."""
 NEARLY_ALL = 0.2
@@ -130,7 +130,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
 class Clock:
     step_s: float
     issue_s: float
-    """Until the host has issued a step; on a CPU the whole step."""
+    """Seconds until the host has issued a step; on a CPU this is the whole step."""
     device_s: float | None
     synchronises: bool | None
     page_faults: float

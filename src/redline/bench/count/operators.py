@@ -1,4 +1,4 @@
-"""What an operator does, told by its name and tags: kind of work and of layer, FLOPs from the shapes of what it gets and
+"""An operator's name and tags tell what it does: kind of work and of layer, FLOPs from the shapes of what it gets and
 gives, and the bytes that it must move.
 
 A multiplication with its addition is two FLOPs. Where torch's own counter is wrong or silent (grouped convolution
@@ -186,7 +186,7 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     "_cdist_forward": ("other", distances),
     "_euclidean_dist": ("matmul", euclidean_distances),
 }  # fmt: skip
-"""By the name of an operator without its overload; those of aten without their namespace."""
+"""The keys are names of operators without their overload; those of aten have no namespace."""
 
 
 Reads = Literal["all", "gathered", "rows", "not self", "nothing", "places", "adds"]
@@ -392,7 +392,7 @@ def distinct(tensors: Iterable[Tensor]) -> list[Placed]:
 
 
 def moved_bytes(about: Known, inputs: Sequence[Placed], written: int) -> tuple[list[int], int]:
-    """What must be read of each distinct input, and what is written. `written` is the size of the outputs."""
+    """Returns the bytes that must be read of each distinct input, and those that are written. `written` is the size of the outputs."""
     sizes = [tensor_bytes(tensor) for _, tensor in inputs]
     if not sizes or about.reads == "nothing":
         return [0] * len(sizes), written

@@ -1,4 +1,4 @@
-"""Where a model runs: one file per kind of device. `torch.cuda` is named nowhere else on the bench."""
+"""Models run on devices, and each kind of device has one file. `torch.cuda` is named nowhere else on the bench."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rest of the bench may ask of a device."""
+"""A device answers these questions of the rest of the bench."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Device(ABC):
         return ()
 
     def synchronises(self, step: Callable[[], object]) -> bool | None:
-        """Whether one call of `step` waits for the device by itself. None: nothing here runs ahead of the host."""
+        """True if one call of `step` waits for the device by itself. None: nothing here runs ahead of the host."""
         return None
 
     def hold(self, seconds: float) -> None:
@@ -165,7 +165,7 @@ class Device(ABC):
         return
 
     def unseen_work(self) -> str | None:
-        """Where else in this process work was done that this device's clock does not see; None where nowhere."""
+        """Names the other device in this process on which work was done that this device's clock does not see; None if there is none."""
         return None
 
     def tf32_refusal(self) -> str | None:

@@ -46,7 +46,7 @@ _NOT_USERS = {
     *map(Path, (*site.getsitepackages(), site.getusersitepackages())),
     Path(redline.__file__).parent,
 }
-"""Where code that is not the user's lies: the standard library, installed packages, and Redline."""
+"""Code that is not the user's lies here: the standard library, installed packages, and Redline."""
 _TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
 _NO_ATTENTION_WORDINGS = ("No viable backend", "No available kernel")
 _SYNCHRONIZING_WORDING = "called a synchronizing"
@@ -153,7 +153,7 @@ def is_without_attention_backend(error: BaseException) -> bool:
 
 
 def is_of_two_devices(error: BaseException) -> bool:
-    """Whether an operator was given tensors of different devices; one of them may be without memory."""
+    """True if an operator was given tensors of different devices; one of them may be without memory."""
     said = str(error)
     return isinstance(error, RuntimeError) and "device" in said and ("meta" in said or "same device" in said)
 
@@ -166,7 +166,7 @@ def refused_attention(said: list[warnings.WarningMessage]) -> str:
 
 
 def loader_trouble(error: BaseException) -> tuple[FailureKind, str] | None:
-    """What broke in a loader's workers, where that is what an error is about: torch raises plain RuntimeErrors for a
+    """Tells what broke in a loader's workers, if the error is about that: torch raises plain RuntimeErrors for a
     worker that is dead or late, and puts the traceback of one that raised into the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, ConnectionError | EOFError):  # a batch is read from the worker that made it
@@ -191,7 +191,7 @@ def is_about_synchronizing(warning: warnings.WarningMessage) -> bool:
 
 
 def driver_problem(said: str) -> DriverProblem:
-    """Why torch finds no GPU, from what it said."""
+    """Tells why torch finds no GPU, from what it said."""
     return next((problem for wording, problem in _DRIVER_WORDINGS.items() if wording in said), "other")
 
 
@@ -217,7 +217,7 @@ def fragmentation(said: str) -> list[Note]:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, also one that cannot say it, or says what is not Unicode."""
+    """The text of an exception, also of one that cannot be printed or whose text is not Unicode."""
     try:
         said = str(error)
     except BaseException as broken:

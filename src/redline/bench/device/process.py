@@ -1,4 +1,4 @@
-"""What this process takes of the machine: the memory it holds, a limit that makes running out an error, processors."""
+"""This process takes its share of the machine: the memory that it holds, a limit that makes running out an error, processors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORTH_NAMING = 0.1
 """Cores. Less is what any machine has."""
 _FILLING: list[mmap.mmap] = []
 _MOST_FILLING = 16 * 2**40
-"""Of the 128 TiB that an address space has."""
+"""An address space has 128 TiB, of which this much may be filled."""
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def peak_private_bytes() -> int | None:
 
 
 def is_near_private_limit() -> bool:
-    """Whether this process has come so close to its limit that what broke probably broke on it."""
+    """True if this process has come so close to its limit that what broke probably broke on it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     peak = peak_private_bytes()
     return limit != resource.RLIM_INFINITY and peak is not None and peak >= NEAR_LIMIT * limit

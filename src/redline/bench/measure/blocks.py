@@ -97,7 +97,7 @@ def quiet_collector() -> Iterator[None]:
 
 @contextmanager
 def watched(device: Device, turn: int | None = None) -> Iterator[dict[str, Any]]:
-    """What every block is timed in. Yields a dict that holds, once the context has been left, what was seen beside the steps,
+    """Every block is timed in this context. It yields a dict that holds, once the context has been left, what was seen beside the steps,
     as fields of a `Block`."""
     device.synchronize()
     device.reset_peaks()
@@ -288,7 +288,7 @@ def _window_length(samples: Sequence[float], fewest: int, seconds: float) -> int
 
 
 def windows_agree(samples: Sequence[float], window: int, median: float, quartile: float) -> bool:
-    """Whether the last two windows have the same median and quartiles, each within its share."""
+    """True if the last two windows have the same median and quartiles, each within its share."""
     if len(samples) < 2 * window:
         return False
     earlier, later = np.quantile(np.reshape(samples[-2 * window :], (2, window)), (0.25, 0.5, 0.75), axis=1).T

@@ -99,7 +99,7 @@ def _of_model(spec: RunSpec, device: Device) -> OperatorTimes:
 
 
 class _Like:
-    """What is remembered of a tensor: everything but its values."""
+    """A tensor is remembered with everything but its values."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.size, self.stride, self.dtype = tensor.size(), tensor.stride(), tensor.dtype
@@ -171,7 +171,7 @@ class _Caught(WholeDispatchMode):
 
 
 def _weight(row: Row) -> tuple[int, int]:
-    """By this, the main operator among those that a call consists of is the largest."""
+    """The main operator among those that a call consists of is the one that is largest by this."""
     return row[4], row[5]
 
 

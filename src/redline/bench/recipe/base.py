@@ -1,4 +1,4 @@
-"""What a switch is, and the parts of the plain PyTorch code it writes for people without Redline."""
+"""A switch is one optimisation. It also writes its part of the plain PyTorch code for people who do not have Redline."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RecipeSwitch(ABC):
     stage: ClassVar[int]
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
     arguments: ClassVar[tuple[str, ...]] = ()
-    """What may stand behind the colon."""
+    """Words that may stand behind the colon."""
     offered: ClassVar[Sequence[str | None]] = (None,)
     """The arguments that a tuner tries; None is the switch without one."""
     option: ClassVar[str] = ""
@@ -108,11 +108,11 @@ class RecipeSwitch(ABC):
     """A compiler sees the same program with and without it, and finds in its cache what it made for the other."""
     relieves: Relief = "device"
     does: Capabilities = Capabilities()
-    """What it does to the program. What quantizes is never tried or recommended unless asked for."""
+    """Its effects on the program. A switch that quantizes is never tried or recommended unless asked for."""
     excludes: frozenset[str] = frozenset()
     """Switches that cannot stand in the same recipe, as `name` or `name:argument`. It is enough if one side says it."""
     needs: tuple[SwitchNeed, ...] = ()
-    """What must stand beside it. A recipe without it is refused, and never tried."""
+    """Switches that must stand beside it. A recipe without them is refused, and is never tried."""
     number_format: str | None = None
     """The number format that it computes in, if it changes that: what the numerics are judged against."""
     is_slow_to_prepare: bool = False
@@ -155,7 +155,7 @@ class RecipeSwitch(ABC):
         return None
 
     def is_doubtful(self, facts: Facts) -> bool:
-        """Whether it often cannot run a model with these facts."""
+        """True if it often cannot run a model with these facts."""
         return False
 
     def formats(self, facts: Facts) -> frozenset[str] | None:

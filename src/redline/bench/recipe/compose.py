@@ -129,7 +129,7 @@ def suspect_of(spec: RunSpec, setup: Setup) -> str | None:
     return suspects[-1] if suspects and spec.measure.check_numerics else None
 
 
-# What a tuner may choose from
+# The choices that a tuner has
 
 
 def switch_choices(model: nn.Module, device: Device, task: Task, facts: Facts | None = None) -> list[SwitchChoice]:
@@ -192,7 +192,7 @@ CANDIDATES: dict[tuple[bool, Task], tuple[str, ...]] = {
         "amp-bf16+channels-last+compile", "amp-bf16+compile", "amp-bf16+channels-last", "amp-bf16", "tf32",
     ),
 }  # fmt: skip
-"""What usually helps on an accelerator or a CPU, for the task; the most promising comes first."""
+"""These recipes usually help on an accelerator or a CPU, for the task; the most promising one comes first."""
 
 
 def applicable_recipes(model: nn.Module, device: Device, task: Task) -> tuple[str, ...]:

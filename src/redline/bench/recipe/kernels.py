@@ -157,7 +157,7 @@ def arrival_counters(device: torch.device) -> torch.Tensor:
 
 
 def starts_early(device: torch.device) -> bool:
-    """Whether a kernel may begin while the one in front of it ends: NVIDIA Hopper and later."""
+    """True if a kernel may begin while the one in front of it ends: NVIDIA Hopper and later."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -296,7 +296,7 @@ def use_row_products(model: torch.nn.Module, step: Callable[[], Any]) -> list[in
 
 
 def is_one_query(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """Whether the kernel above can do this attention: of one query for each head, or of some with one mask for all."""
+    """True if the kernel above can do this attention: of one query for each head, or of some with one mask for all."""
     tensors = (query, key, value)
     if any(each.ndim != 4 or each.dtype != query.dtype or each.stride(-1) != 1 for each in tensors):
         return False

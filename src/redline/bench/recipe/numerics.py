@@ -64,7 +64,7 @@ from redline.model.spec import Recipe, RunSpec
 T = TypeVar("T")
 Method = Literal["outputs", "loss-path", "tokens"]
 Cause = Literal["rounding", "asking twice", "another seed", "the format of the loss"]
-"""What a floor is made by."""
+"""The cause that makes a floor."""
 
 TOLERANCE_OVER_FLOOR = 4.0
 SMALLEST_TOLERANCE, SMALLEST_UNEQUAL, SMALLEST_LOSS_TOLERANCE = 1e-5, 1e-3, 0.02
@@ -101,7 +101,7 @@ NOTHING_TO_COMPARE = Numerics(
 
 @dataclass(kw_only=True)
 class Reference:
-    """What strict fp32 computes, and how far rounding to the recipe's number format alone moves it."""
+    """A reference holds what strict fp32 computes, and how far rounding to the recipe's number format alone moves it."""
 
     number_format: str
     floor: float
@@ -177,7 +177,7 @@ class OutputReference(Reference):
     second: Second | None
     """The second set of inputs; None where there is only one."""
     hidden: list[list[Tensor | None]]
-    """By set of inputs and floating-point output: positions that a mask hides, which are not compared."""
+    """Positions that a mask hides are not compared. There is one list for each set of inputs, and one mask for each output."""
 
     @classmethod
     def of(cls, workload: Workload, device: Device, number_format: str, seed: int) -> OutputReference:
@@ -205,7 +205,7 @@ class OutputReference(Reference):
         return cls(
             number_format=number_format,
             floor=max(floor, repeated),
-            # Where asking the same question twice moves them as much, that is the cause: rounding also asks once more.
+            # If asking the same question twice moves them as much, that is the cause, because rounding also asks once more.
             cause="asking twice" if repeated > floor / 2 else "rounding",
             seed_floor=seed_floor,
             own_format=own_format(workload.model),
@@ -370,7 +370,7 @@ def _values(path: Tensor) -> list[float]:
 
 @dataclass(kw_only=True)
 class GreedyReference(Reference):
-    """What strict fp32 with a growing cache writes, and its logits on the way."""
+    """This reference is the text that strict fp32 writes with a growing cache, with its logits on the way."""
 
     tokens: Tensor
     logits: list[Tensor]
@@ -432,7 +432,7 @@ class GreedyReference(Reference):
         return int((tokens == self.tokens).all(dim=0).int().cumprod(0).sum())
 
     def _explains(self, tokens: Tensor, found: list[Tensor]) -> bool:
-        """Whether each sequence first leaves the reference's at a token that the error of the logits left undecided."""
+        """True if each sequence first leaves the reference's at a token that the error of the logits left undecided."""
         for row, differs in enumerate((tokens != self.tokens).int()):
             if not differs.any():
                 continue
@@ -518,7 +518,7 @@ def with_sketch(numerics: Numerics, answer: Answer) -> Numerics:
 
 
 def perhaps_differentiating(workload: Workload, device: Device, call: Callable[[], T]) -> T:
-    """What `call` returns, with gradients enabled if the model turns out to need them for its forward pass."""
+    """Returns what `call` returns, and has gradients enabled if the model turns out to need them for its forward pass."""
     try:
         return call()
     except Exception as error:
@@ -557,7 +557,7 @@ def metric_of(spec: RunSpec, check: str, baseline: float | None = None) -> Metri
     function = load_function(check, "check")
 
     def checked(recipe: Recipe) -> float:
-        """What the check returns for the model under a recipe, as the person made it: calibration would undo training."""
+        """Runs the check on the model under a recipe. The model is as the person made it, because calibration would undo training."""
         device = open_device(resolve_device(spec.device))
         torch.manual_seed(spec.seed)
         workload = build_workload(spec.workload, spec.seed).to(device.torch_device)

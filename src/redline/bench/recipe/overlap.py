@@ -30,7 +30,7 @@ class SideStreams:
             "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] outer, SymInt groups"
         )
         self.library.define(f"begin(Tensor gradient, Tensor input, Tensor weight, {geometry}) -> Tensor", tags=tags)
-        # What is read on another stream goes in as well, so that its memory is not given away before.
+        # Tensors that are read on another stream go in as well, so that their memory is not given away before.
         self.library.define("finish(Tensor[] begun, Tensor[] read, Tensor[] weights) -> Tensor[]", tags=tags)
         for name, work, shaped in (("begin", self.begin, self.ticket), ("finish", self.finish, self.gradients)):
             self.library.impl(name, work, "CompositeExplicitAutograd")
@@ -114,7 +114,7 @@ class OverlappedGradients:
 
     @staticmethod
     def _is_awaited(node: Any, others: list[Any]) -> bool:
-        """Whether another convolution's backward needs the weight's gradient, as where a network makes the weight."""
+        """True if another convolution's backward needs the weight's gradient, as where a network makes the weight."""
         ahead = [user for user in node.users if user.args[1] == 1]
         seen = set(ahead)
         while ahead:

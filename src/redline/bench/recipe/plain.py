@@ -20,7 +20,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 SIDES = {"int8": 8, "int8-weights": 8, "fp8": 16, "fp8-weights": 16, "int4": 128, "int4-weights": 128}
-"""Of which number both sides of a weight must be a multiple, for the GPU's product in that format."""
+"""Both sides of a weight must be a multiple of this number for the GPU's product in that format."""
 
 
 def is_plain_linear(module: torch.nn.Module, sides: int) -> bool:
@@ -111,7 +111,7 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-"""Of scaled_dot_product_attention."""
+"""The backends of scaled_dot_product_attention are known by these names."""
 
 
 class CallForm:
@@ -134,7 +134,7 @@ class CallForm:
             )
         leaves = self.structure.flatten_up_to((args, kwargs))
         for index, value in self.fixed.items():
-            # By their words: nan is not equal to itself.
+            # Their texts are compared, because nan is not equal to itself.
             if type(leaves[index]) is not type(value) or repr(leaves[index]) != repr(value):
                 raise ValueError(f"made for an input that is {value!r}, which a later call cannot change")
         return [leaves[index] for index in self.indices]
@@ -153,7 +153,7 @@ class WithAttention(torch.nn.Module):
 
 
 def symbolic_graph(model: torch.nn.Module) -> torch.fx.Graph:
-    """Who takes what from whom in one call of the model, with torch's own layers, and what is made from them, as units."""
+    """The graph of one call of the model, in which torch's own layers, and layers made from them, are units."""
 
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
@@ -318,7 +318,7 @@ def run_on_graphs(hook: str, work: Any) -> Any:
             work.change(graph)
 
         def uuid(self) -> Any:
-            """By this, caches tell programs with the pass from those without."""
+            """Caches tell programs with the pass from those without by this."""
             return work.VERSION
 
     setattr(settings, hook, Pass())

@@ -113,7 +113,7 @@ def _run(setup: Setup, call: Call) -> None:
 
 
 def _kind(call: Call) -> object:
-    """What can be seen of a call from outside: blocks of one kind share a compiled program, unless constants in them differ."""
+    """The part of a call that can be seen from outside: blocks of one kind share a compiled program, unless constants in them differ."""
 
     def described(leaf: Any) -> object:
         if isinstance(leaf, Tensor):

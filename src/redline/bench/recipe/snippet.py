@@ -48,7 +48,7 @@ def snippet_of(spec: RunSpec) -> str:
             code.bring_in("from collections.abc import Callable")
             code.carry(written_in_place, asks_the_host)
     example = source_of(spec.workload).example_code(spec.workload)
-    # What is rendered is code, not a page: nothing is escaped, and names go in as literals.
+    # This renders code and no page, so nothing is escaped, and names go in as literals.
     environment = Environment(
         loader=PackageLoader("redline.bench.recipe"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -88,7 +88,7 @@ def _handed_over(workload: WorkloadSpec) -> Iterator[nn.Module | None]:
 
 
 def code_of(spec: RunSpec) -> RecipeCode:
-    """What the switches of the recipe write, in the order in which they are applied."""
+    """The code that the switches of the recipe write, in the order in which they are applied."""
     task = spec.workload.task
     kind = resolve_device(spec.device).partition(":")[0]
     code = RecipeCode(task=task, device="cpu" if kind == "cpu" else "cuda")  # torch says cuda to ROCm as well

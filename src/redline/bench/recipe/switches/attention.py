@@ -1,4 +1,4 @@
-"""Which kernel computes scaled_dot_product_attention, instead of the one that torch would pick."""
+"""This switch picks the kernel that computes scaled_dot_product_attention, instead of torch."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def _is_inductor_option(name: str) -> bool:
 
 
 def _dynamo(name: str) -> Any:
-    """What dynamo has counted so far; an empty dict if it has not been loaded."""
+    """Dynamo's counts so far; an empty dict if dynamo has not been loaded."""
     return getattr(sys.modules.get("torch._dynamo.utils"), name, {})
 
 
@@ -235,7 +235,7 @@ def graph_breaks() -> int | None:
 
 
 def cache_state() -> Literal["cold", "warm", "mixed"] | None:
-    """Whether inductor's cache on disk already had what was compiled."""
+    """True if inductor's cache on disk already had what was compiled."""
     counters = _dynamo("counters")
     for table, prefix in (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache")) if counters else ():
         count = counters[table]

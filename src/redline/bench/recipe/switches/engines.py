@@ -52,7 +52,7 @@ class _Engine(RecipeSwitch):
         return f"a program made from one example keeps one way, and this model {dependence}" if dependence else None
 
     def is_doubtful(self, facts: Facts) -> bool:
-        """What Python reads from tensors is not part of a program: an exporter refuses most of it."""
+        """Values that Python reads from tensors are not part of a program: an exporter refuses most models that read."""
         return bool(facts.reads)
 
     def build(self, setup: Setup, build: Callable[[], object], failing: str) -> None:
