@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from redline.bench.train.loss import BatchLoss, other_targets, own_losses
-from redline.bench.workload.losses import training_loss
+from redline.bench.workload.losses import TargetLoss, other_targets, own_losses, training_loss
 from redline.model.errors import BenchError
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
@@ -21,9 +20,9 @@ ENTROPY = F.cross_entropy(LOGITS, CLASSES)
 RIGHT = int((LOGITS.argmax(1) == CLASSES).sum())
 
 
-def on(targets: Any) -> BatchLoss:
-    loss = BatchLoss(training_loss())
-    loss.put(targets)
+def on(targets: Any) -> TargetLoss:
+    loss = training_loss(targets=targets)
+    assert isinstance(loss, TargetLoss)
     return loss
 
 

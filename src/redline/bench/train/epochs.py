@@ -19,8 +19,8 @@ from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.device.process import ProcessorUse
 from redline.bench.measure.blocks import STEPS_PER_PHASED, Sampling, quiet_collector
-from redline.bench.train.loss import Answers
 from redline.bench.train.steps import WHOLE_STEP, Stepper, Timeline, phase_seconds
+from redline.bench.workload.losses import Answers
 from redline.model.environment import Memory
 from redline.model.errors import BenchError
 from redline.model.record import Block

@@ -29,13 +29,12 @@ from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
-from redline.bench.train.loss import IGNORED, BatchLoss, class_axis, main_logits, other_targets
 from redline.bench.train.steps import Supply, needs_whole_batches
 from redline.bench.workload.build import source_of
 from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.handed import sort_inputs
 from redline.bench.workload.inputs import Inputs
-from redline.bench.workload.losses import weighted_logits
+from redline.bench.workload.losses import IGNORED, TargetLoss, class_axis, main_logits, other_targets, weighted_logits
 from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
@@ -194,7 +193,7 @@ def _names_taken(model: torch.nn.Module) -> list[str] | None:
     return [each.name for each in parameters if each.kind not in variable]
 
 
-def settle_loss(workload: Workload, supply: Supply, loss: BatchLoss) -> Supply:
+def settle_loss(workload: Workload, supply: Supply, loss: TargetLoss) -> Supply:
     """Ask the model as it is whether it wants its targets, and which of what it returns is its loss.
 
     Targets are handed over where `forward` must have them, where they are the inputs themselves (the model then shifts
@@ -282,7 +281,7 @@ def note_what_stays(workload: Workload) -> None:
         workload.notes.append(note("stays-in-eval", f"{told} in eval mode, though the model was put in training mode"))
 
 
-def check_answers(setup: Setup, data: Data, first: Arrived, loss: BatchLoss) -> None:
+def check_answers(setup: Setup, data: Data, first: Arrived, loss: TargetLoss) -> None:
     """Whether the model answers with as many classes as the data have: on a GPU one too few ends the process. And whether
     what it answers in eval mode can be judged sample by sample."""
     model = setup.workload.model

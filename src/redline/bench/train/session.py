@@ -25,7 +25,6 @@ from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
 from redline.bench.train.epochs import Tell, Training, be_deterministic
-from redline.bench.train.loss import BatchLoss
 from redline.bench.train.prepare import (
     check_answers,
     info_of,
@@ -39,6 +38,7 @@ from redline.bench.train.prepare import (
 )
 from redline.bench.train.steps import Stepper, Timeline, phase_seconds
 from redline.bench.workload.build import source_of
+from redline.bench.workload.losses import loss_on_data
 from redline.bench.workload.step import Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError
@@ -61,7 +61,7 @@ class TrainingSession:
         if self._train.deterministic:
             be_deterministic()
         self._supply, self._recipes_changes = supply_of(spec, data, size, device, workload)
-        self._loss = BatchLoss(workload.loss)
+        self._loss = loss_on_data(workload.loss)
         self._loss.put(self._supply.first.targets)
         if isinstance(data, LoaderData) or source_of(spec.workload).is_built_elsewhere:
             self._supply = settle_loss(workload, self._supply, self._loss)

@@ -16,8 +16,8 @@ from torch import Tensor
 from redline.bench.data.batches import Batches
 from redline.bench.data.feed import Arrive, Arrived, Feed
 from redline.bench.device.base import Device
-from redline.bench.train.loss import BatchLoss
 from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.losses import TargetLoss
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.model.training import DATA_PHASE, DataSpec
 
@@ -95,7 +95,7 @@ class Stepper:
 
     setup: Setup
     step: TrainingStep
-    loss: BatchLoss
+    loss: TargetLoss
     supply: Supply
     data: DataSpec
     _ends: deque[Any] = field(default_factory=deque)

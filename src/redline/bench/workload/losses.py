@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add, attrgetter, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.structure import float_tensors, is_plain, map_tensors, named_tensors, part_at
 from redline.model.errors import BenchError
+from redline.model.note import Note, note
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
 """As torchvision trains its segmentation models, Inception and GoogLeNet."""
@@ -33,6 +35,15 @@ _WANTS_VALUES = {
 }  # fmt: skip
 """Losses of torch whose targets look like the output instead of naming classes."""
 
+TargetKind = Literal["shares", "labels", "values"]
+"""Of targets with a value for each output: shares of the classes, one-hot ones too; labels that hold or do not; or values."""
+_OF_VALUES: dict[TargetKind, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "shares": ("cross_entropy", F.cross_entropy),
+    "labels": ("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits),
+    "values": ("mse_loss", F.mse_loss),
+}
+IGNORED = -100
+"""The class that torch's cross-entropy leaves out."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -157,7 +168,7 @@ class TrainingLoss(ABC):
 def training_loss(given: Callable[..., Tensor] | None = None, seed: int = 0, targets: Any = None) -> TrainingLoss:
     """`given` may be `loss(output)` or `loss(output, target)`; `targets` are the user's own."""
     if given is None:
-        return DefaultLoss(seed) if targets is None else TargetLoss(default_of(targets), targets)
+        return DefaultLoss(seed) if targets is None else TargetLoss(None, targets)
     wanted = required_arguments(given)
     if wanted is not None and wanted > 2:
         raise BenchError(
@@ -168,6 +179,13 @@ def training_loss(given: Callable[..., Tensor] | None = None, seed: int = 0, tar
             raise BenchError("user", f"targets were given, but the loss {_name_of(given)} takes the output alone")
         return TargetLoss(given, targets)
     return RandomTargetLoss(given, seed) if takes_targets(given) else OutputLoss(given)
+
+
+def loss_on_data(of: TrainingLoss) -> TargetLoss:
+    """The same loss against targets that come with every batch."""
+    if isinstance(of, OutputLoss):
+        raise BenchError("user", f"the loss {of.name} takes no targets: on data it must be loss(output, target)")
+    return TargetLoss(of.given if isinstance(of, TargetLoss | RandomTargetLoss) else None)
 
 
 class OutputLoss(TrainingLoss):
@@ -182,57 +200,200 @@ class OutputLoss(TrainingLoss):
         return self.given
 
 
-class TargetLoss(TrainingLoss):
-    """`loss(output, target)` with the user's own targets."""
+@dataclass(frozen=True)
+class Answers:
+    right: Tensor
+    judged: Tensor
+    classes: Tensor
+    """The targets that were judged; where one was not, the number of classes, which no target has."""
+    known: int
+    """How many classes there are."""
 
-    def __init__(self, given: Callable[..., Tensor], targets: Any) -> None:
+
+class TargetLoss(TrainingLoss):
+    """A loss against targets: the user's `loss(output, target)`, else the output's own, else the one that fits the targets.
+
+    The targets of a training on data change from step to step.
+    """
+
+    def __init__(self, given: Callable[..., Tensor] | None, targets: Any = None) -> None:
         super().__init__(targets)
         self.given = given
-        self._cast: tuple[Any, torch.dtype, Any] | None = None
-        self.name = _name_of(given)
+        self.name = "of the data" if given is None else _name_of(given)
+        self.is_static = False
+        """A graph reads its targets from where they were when it was recorded: they are then copied there."""
+        self._held: dict[tuple[int, ...], Tensor] = {}
+        self._kind: TargetKind | None = None if targets is None else kind_of_targets(targets)
+        self._cast: tuple[Any, Any] = None, None
+        self._own: tuple[str, ...] = ()
+        """Where in the output the model's own loss is, or the parts of it; names as `float_tensors` gives them."""
+        self._has_own = False
+        self._can_judge = False
+        """The model has a loss of its own, and its answers can be compared with the targets all the same."""
+
+    def put(self, targets: Any) -> None:
+        """Take the targets of the next step."""
+        if self._kind is None:
+            self._kind = kind_of_targets(targets)  # of the first batch: looking at values waits for the device
+        if not self.is_static or not isinstance(targets, Tensor):
+            self.targets = targets
+            return
+        held = self._held.setdefault(tuple(targets.shape), torch.empty_like(targets))
+        self.targets = held.copy_(targets)
 
     def choose(self, output: Any) -> Callable[[Any], Tensor]:
-        given, targets = self.given, self._like(output)
-        return lambda output: given(output, targets)
+        given = self.given
+        if given is not None:
+            dtype = _half_format(output)
+            if dtype is None:
+                return lambda output: given(output, self.targets)
+            return lambda output: given(output, self._targets_in(dtype))
+        if self._own_of(output) is not None:
+            return self._the_own
+        terms = [
+            _weighted(weight, part_at(output, "" if isinstance(output, Tensor) else name), self._comparison(logits))
+            for weight, name, logits in weighted_logits(output)
+        ]
+        if not terms:
+            raise BenchError("user", f"no loss to train on: the model returned {_kind_of(output)}; give a loss")
+        return terms[0] if len(terms) == 1 else lambda output: reduce(add, (term(output) for term in terms))
 
-    def _like(self, output: Any) -> Any:
-        """Floating targets in the output's number format, where a recipe changed that and autocast does not see to it."""
-        floating = float_tensors(output)
-        if not floating or torch.is_autocast_enabled(floating[0][1].device.type):
-            return self.targets
-        dtype = floating[0][1].dtype
-        if dtype not in (torch.float16, torch.bfloat16):
-            return self.targets
-        # Cast once: a step that is compiled or captured only reads them.
-        if self._cast is None or self._cast[0] is not self.targets or self._cast[1] != dtype:
+    def _targets_in(self, dtype: torch.dtype) -> Any:
+        """The targets in the output's number format. They are cast once: a step that is compiled or captured only reads them."""
+        if self._cast[0] is not self.targets:
             cast = map_tensors(self.targets, lambda _, each: each.to(dtype) if each.is_floating_point() else each)
-            self._cast = (self.targets, dtype, cast)
-        return self._cast[2]
+            self._cast = self.targets, cast
+        return self._cast[1]
+
+    def learn(self, output: Any, other: Any = None) -> list[Note]:
+        """Find the model's own loss in an output of the model as it is; `other` is its output for other targets.
+
+        Numbers it returned that are no part of the loss are named in a note.
+        """
+        if self.given is not None or self._own_of(output) is not None:
+            untold = []
+        else:
+            self._own = own_losses(output, other)
+            untold = [name for name, each in float_tensors(output) if not each.ndim and name not in self._own]
+        own = self._own_of(output) if self.given is None else None
+        if own is not None:
+            logits = main_logits(output) if weighted_logits(output) else None
+            self._can_judge = logits is not None and self._fits_own(logits, own)
+            self._has_own, self.name = True, "the model's own"
+        if not untold:
+            return []
+        told = f"the model also returns a single number ({', '.join(untold)}) that is not trained on"
+        return [note("unused-number", f"{told}: give a loss of your own, as loss(output, target), to use it")]
+
+    def takes(self, output: Any) -> bool:
+        """Whether there is a loss for such an output and the targets at hand."""
+        classes = self.given is None and self._own_of(output) is None and isinstance(self.targets, Tensor)
+        logits = [each for _, _, each in weighted_logits(output)] if classes else []
+        if any(_are_whole(fit(self.targets, each), each) and not are_classes_of(each, self.targets) for each in logits):
+            return False  # on a GPU, asking for the loss would end the process
+        try:
+            self(output)
+        except Exception:  # whatever a loss says to a shape that it does not expect
+            return False
+        return True
+
+    def held_out(self, output: Any) -> Tensor | None:
+        """The loss of a held-out batch; None where the model has a loss of its own but returns none in eval mode."""
+        return None if self._has_own and self._own_of(output) is None else self(output)
+
+    def answers(self, output: Any) -> Answers | None:
+        """How many of the batch's targets the output has right; None where there are no classes to be right about."""
+        if not isinstance(self.targets, Tensor):
+            return None
+        if not self._can_judge and (self._has_own or own_loss(output) is not None):
+            return None  # a model with a loss of its own may compare other positions than these
+        logits = main_logits(output)
+        targets = fit(self.targets, logits)
+        axis = class_axis(logits)
+        if targets.shape == logits.shape:
+            if self._kind != "shares":
+                return None
+            targets = targets.argmax(axis)
+        elif targets.is_floating_point():
+            return None
+        counted = targets != IGNORED
+        right, known = (logits.argmax(axis) == targets) & counted, logits.shape[axis]
+        return Answers(right.sum(), counted.sum(), torch.where(counted, targets, known).flatten(), known)
+
+    def class_beyond(self, logits: Tensor) -> int | None:
+        """A target of this batch that names no class of the output; None where all do, or the loss is not chosen here."""
+        if self.given is not None or self._has_own or not isinstance(self.targets, Tensor):
+            return None
+        targets = fit(self.targets, logits)
+        if not _are_whole(targets, logits):
+            return None
+        wrong = targets[(targets != IGNORED) & ((targets < 0) | (targets >= logits.shape[class_axis(logits)]))]
+        return int(wrong[0]) if len(wrong) else None
+
+    def _own_of(self, output: Any) -> Tensor | None:
+        if (own := own_loss(output)) is not None:
+            return own
+        found = dict(float_tensors(output)) if self._own else {}
+        parts = [found[name].reshape(()) for name in self._own if name in found]
+        if parts:
+            return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+        return sum_of_losses(output)
+
+    def _fits_own(self, logits: Tensor, own: Tensor) -> bool:
+        """Whether accuracy has a meaning: one class per sample, or a loss that compares the positions that are compared here."""
+        if not isinstance(self.targets, Tensor) or not are_classes_of(logits, self.targets):
+            return False
+        return (
+            logits.ndim == 2
+            or torch.isclose(self._comparison(logits)(logits).float(), own.float(), rtol=1e-3).item() is True
+        )
+
+    def _the_own(self, output: Any) -> Tensor:
+        own = self._own_of(output)
+        assert own is not None
+        return own
+
+    def _comparison(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
+        """How outputs such as this one are compared with targets such as those at hand, as a plain loop would write it."""
+        if not isinstance(self.targets, Tensor):
+            kind = type(self.targets).__name__
+            raise BenchError("user", f"targets in a {kind} need a loss of their own: give loss(output, target)")
+        in_fp32 = not torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float32
+        targets = fit(self.targets, logits)
+        if targets.is_floating_point() or targets.shape == logits.shape:
+            if targets.shape != logits.shape:
+                shapes = f"targets of {list(targets.shape)} do not fit the output of {list(logits.shape)}"
+                raise BenchError("user", f"{shapes}: give a loss of your own, as loss(output, target)")
+            self.name, compare = _OF_VALUES[self._kind or "values"]
+
+            def of_values(logits: Tensor) -> Tensor:
+                logits = logits.float() if in_fp32 else logits
+                return compare(logits, fit(self.targets, logits).to(logits.dtype))
+
+            return of_values
+        self.name = "cross_entropy"
+        if logits.ndim == 3 and logits.shape[:2] == targets.shape:
+            return lambda logits: _of_positions(
+                logits.float() if in_fp32 else logits, fit(self.targets, logits).flatten()
+            )
+        if targets is self.targets and not in_fp32:
+            return lambda logits: F.cross_entropy(logits, self.targets)
+        return lambda logits: F.cross_entropy(logits.float() if in_fp32 else logits, fit(self.targets, logits))
 
 
-def default_of(targets: Any) -> Callable[..., Tensor]:
-    """The loss for targets that come without one: cross-entropy of classes, or the squared distance of values."""
-    if not isinstance(targets, Tensor):
-        kind = type(targets).__name__
-        raise BenchError("user", f"targets in a {kind} need a loss of their own: give loss(output, target)")
-
-    def cross_entropy(output: Any, target: Tensor) -> Tensor:
-        logits = _main_logits(output)
-        if logits.ndim == target.ndim + 1 and logits.ndim == 3 and logits.shape[:2] == target.shape:
-            return F.cross_entropy(logits.flatten(0, 1), target.flatten())
-        return F.cross_entropy(logits, target)
-
-    def mse(output: Any, target: Tensor) -> Tensor:
-        return F.mse_loss(_main_logits(output), target)
-
-    return mse if targets.is_floating_point() else cross_entropy
+def _weighted(
+    weight: float, take: Callable[[Any], Tensor], compare: Callable[[Tensor], Tensor]
+) -> Callable[[Any], Tensor]:
+    return (lambda output: compare(take(output))) if weight == 1.0 else lambda output: weight * compare(take(output))
 
 
-def _main_logits(output: Any) -> Tensor:
-    weighted = weighted_logits(output)
-    if not weighted:
-        raise BenchError("user", f"no loss to train on: the model returned {type(output).__name__}; give a loss")
-    return weighted[0][2]
+def _half_format(output: Any) -> torch.dtype | None:
+    """The half precision of an output whose recipe changed it, and where autocast does not see to the targets."""
+    floating = float_tensors(output)
+    if not floating or torch.is_autocast_enabled(floating[0][1].device.type):
+        return None
+    dtype = floating[0][1].dtype
+    return dtype if dtype in (torch.float16, torch.bfloat16) else None
 
 
 class DefaultLoss(TrainingLoss):
@@ -456,3 +617,106 @@ def _kind_of(output: Any) -> str:
     if isinstance(output, Tensor):
         return f"a tensor of {str(output.dtype).removeprefix('torch.')}"
     return "nothing" if output is None else f"{type(output).__name__} without a floating tensor"
+
+
+# Targets of any form
+
+
+def kind_of_targets(targets: Any) -> TargetKind:
+    """What the values of a first batch look like; whether there is one for each output is not known yet."""
+    if not isinstance(targets, Tensor):
+        return "values"
+    values = targets.float()
+    if values.ndim == 2 and values.shape[1] > 1 and (values >= 0).all() and ((values.sum(1) - 1).abs() < 1e-3).all():
+        return "shares"
+    zeros, ones = (values == 0).sum(), (values == 1).sum()
+    is_mixed = bool(zeros and ones) or not targets.is_floating_point()  # a first batch may have but one of them
+    return "labels" if is_mixed and int(zeros + ones) == values.numel() else "values"
+
+
+def fit(targets: Tensor, logits: Tensor) -> Tensor:
+    """Targets in the shape of the output where they have a value for each of its numbers, else classes as torch wants them."""
+    if targets.numel() == logits.numel():
+        return targets.reshape(logits.shape)
+    axis = class_axis(logits)
+    if targets.ndim == logits.ndim > 1 and targets.shape[axis] == 1:
+        targets = targets.squeeze(axis)
+    return targets if targets.is_floating_point() else targets.long()
+
+
+def main_logits(output: Any) -> Tensor:
+    """The part of the output that answers."""
+    found = weighted_logits(output)
+    if not found:
+        raise BenchError("user", f"the model returned {type(output).__name__} without a floating tensor")
+    return max(found, key=lambda each: each[0])[2]
+
+
+def class_axis(logits: Tensor) -> int:
+    return 2 if logits.ndim == 3 else 1
+
+
+def are_classes_of(logits: Tensor, targets: Tensor) -> bool:
+    """Whether the targets name a class of the output for each sample, position or pixel. Waits for the device."""
+    if logits.ndim < 2 or targets.is_floating_point():
+        return False
+    axis, fitted = class_axis(logits), fit(targets, logits)
+    if fitted.shape != (*logits.shape[:axis], *logits.shape[axis + 1 :]):
+        return False
+    counted = fitted[fitted != IGNORED]
+    return bool(((counted >= 0) & (counted < logits.shape[axis])).all())
+
+
+def _are_whole(targets: Tensor, logits: Tensor) -> bool:
+    """Whether these can only be classes: whole numbers, and not one for each number of the output."""
+    return not targets.is_floating_point() and targets.shape != logits.shape
+
+
+def own_losses(output: Any, other: Any = None) -> tuple[str, ...]:
+    """Where an output of the model as it is has its loss: by the names of `float_tensors`; several are summed.
+
+    A single number is the loss where it changes with the targets (`other` is the output for other ones) or where it is
+    computed from the answer beside it. An auxiliary loss of hidden layers is neither.
+    """
+    floating = float_tensors(output)
+    numbers = {name: each for name, each in floating if not each.ndim and each.grad_fn is not None}
+    if other is not None:
+        others = dict(float_tensors(other))
+        found = [name for name, each in numbers.items() if name in others and not torch.equal(each, others[name])]
+    else:
+        answers = _last_of([each for _, each in floating if each.ndim and each.grad_fn is not None])
+        found = [name for name, each in numbers.items() if answers & _nodes(each)]
+    whole = [name for name in found if all(numbers[each].grad_fn in _nodes(numbers[name]) for each in found)]
+    return tuple(whole[:1] or found)
+
+
+def _last_of(tensors: Sequence[Tensor]) -> set[Any]:
+    """The nodes of those that no other is computed from: answers, not the hidden layers returned beside them."""
+    return {
+        each.grad_fn
+        for each in tensors
+        if not any(each.grad_fn in _nodes(other) for other in tensors if other.grad_fn is not each.grad_fn)
+    }
+
+
+def _nodes(tensor: Tensor) -> set[Any]:
+    """All of autograd's nodes that a tensor is computed by, its own too."""
+    seen: set[Any] = set()
+    left = [tensor.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [each for each, _ in node.next_functions]
+    return seen
+
+
+def other_targets(targets: Tensor) -> Tensor:
+    """Targets that are as valid as these and not the same."""
+    if targets.is_floating_point():
+        turned = targets.roll(1, 0)
+        return turned if not torch.equal(turned, targets) else 0.5 * targets
+    valid = targets >= 0
+    first = int(targets[valid][0]) if valid.any() else 0
+    alike = torch.where(valid, first, targets)
+    return alike if not torch.equal(alike, targets) else torch.where(valid, 0 if first else 1, targets)
