@@ -110,6 +110,23 @@ def test_a_gpu_whose_work_is_missing_is_no_cpu_program(tmp_path: Path, cut: bool
     assert ("ends early" in str(profile.bound.evidence)) == cut
 
 
+@pytest.mark.parametrize(("share", "is_diagnosed"), [(0.6, False), (0.9, False), (1.0, True)])
+def test_nothing_is_concluded_from_a_file_that_was_cut(tmp_path: Path, share: float, is_diagnosed: bool) -> None:
+    """Kernels stand behind operators, whatever their time: those that are gone would look like a device that waits."""
+    program = Program()
+    for step in range(4):
+        begin = program.now
+        for _ in range(40):
+            program.work("aten::mm", GEMM, 10 * US, host=60 * US)
+        program.step(step, begin)
+    program.maker.events.sort(key=lambda event: event["cat"] == "kernel")
+    path = program.maker.write(tmp_path / "t.json")
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    profile = profile_of(read_traces([path]))
+    assert [finding.code for finding in profile.findings] == (["host-bound"] if is_diagnosed else [])
+    assert ("get the whole file" in str(profile.bound.evidence)) != is_diagnosed
+
+
 def test_a_capture_and_its_replay_are_not_two_devices(tmp_path: Path) -> None:
     capture, replay = TraceMaker(), TraceMaker()
     capture.call("cudaStreamBeginCapture", 0, 5 * US)

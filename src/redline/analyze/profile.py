@@ -232,7 +232,7 @@ def facts_of(
         outside=Outside(
             **{name: sum(getattr(one.outside, name) for one in each) for name in Outside.__struct_fields__}
         ),
-        missing=_missing(traces, host.launched, record) if not has_device else "",
+        missing=_missing(traces, host.launched, record, has_device),
         waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
         collectives=tuple(collective_rows(calls, waiting)),
         gradient_reductions=gradient_reductions(every) if has_device else None,
@@ -332,17 +332,20 @@ def _same_device(one: Trace, other: Trace) -> bool:
     return one.rank == other.rank and bool(np.isin(one.work.device, other.work.device).any() or not len(one.work))
 
 
-def _missing(traces: Sequence[Trace], launched: int, record: RunRecord | None) -> str:
-    """Why traces without device work cannot be those of a program that ran on the host; empty where they can."""
+def _missing(traces: Sequence[Trace], launched: int, record: RunRecord | None, has_device: bool) -> str:
+    """What the traces do not hold of the program's time, so that nothing can be concluded from it; empty where they are whole."""
+    cut = any(trace.lost.truncated and trace.lost.bytes for trace in traces)
     on_cpu = record is not None and record.spec.device.startswith("cpu")
     named = sorted({info.name for trace in traces for info in trace.devices if info.name})
-    if not launched and (not named or on_cpu):
-        return ""
+    if has_device or (not launched and (not named or on_cpu)):
+        # Events do not stand in the order of time: any of them may be gone.
+        lost = "the file ends in the middle of an event, so that time in which nothing seems to run may be time whose events are gone"
+        return f"{lost}: get the whole file" if cut else ""
     if launched:
         told = f"{launched:,} launches put work on a device, but no record of it is in the trace"
     else:
         told = f"the header names {', '.join(named)}, but no record of its work is in the trace"
-    if any(trace.lost.truncated for trace in traces):
+    if cut:
         return f"{told}: the file ends early, and profilers write the device's work last"
     return f"{told}: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or nothing ran on the device"
 

@@ -401,7 +401,8 @@ def _more_than_others(per_window: Sequence[Ints], late: int) -> NDArray[np.float
     count = max(map(len, per_window))
     every = np.array([np.pad(one, (0, count - len(one))) for one in per_window], np.float64)
     others = np.delete(every, late, axis=0).mean(axis=0)
-    return np.where(every[late] > 0, np.maximum(1 - others / np.maximum(every[late], 1), 0), 0)
+    more = np.where(every[late] > 0, np.maximum(1 - others / np.maximum(every[late], 1), 0), 0)
+    return more[: len(per_window[late])]
 
 
 def _by_window(run: DeviceRun) -> tuple[Ints, Ints, Ints]:
@@ -426,7 +427,7 @@ def _launched_less(devices: Sequence[OnDevice], late: int) -> Intervals:
         moments = np.clip(np.sort(seen.links.launched_at[known]), begin, end)
         edges.append(np.concatenate(([begin], moments, [end])))
         times.append(seen.steady.within(edges[-1][:-1], edges[-1][1:]))
-    share = _more_than_others(times, late)[: len(times[late])]
+    share = _more_than_others(times, late)
     return union(edges[late][1:] - np.ceil(share * times[late]).astype(np.int64), edges[late][1:])
 
 

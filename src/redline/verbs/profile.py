@@ -315,6 +315,8 @@ WHOLE = Figure(name="whole", unit="s", doc="The time of the recorded steps witho
 
 def _headline(found: Profile) -> Headline:
     label, whole = found.bound.label, WHOLE(found.whole_s)
+    if found.missing:
+        return Headline(template="No conclusion can be drawn: {missing}.", figures={"missing": found.missing})
     if not found.findings:
         return Headline(
             template="Nothing stands out in {whole}; the limit is {bound}: {evidence}.",
@@ -516,8 +518,6 @@ def _about(found: Profile) -> dict[str, Fact]:
 
 def _notes(found: Profile) -> Iterator[Note]:
     """What is missing first."""
-    if found.missing:
-        yield note("not-measured", found.missing)
     yield from (note("lost", reason) for reason in (found.lost.reasons if found.lost else ()))
     if found.slowest is not None:
         late = found.slowest
