@@ -12,7 +12,7 @@ import torch
 
 from redline.bench.workload.build import build_workload, check_model, find_source, list_models
 from redline.bench.workload.source import SOURCES, Source
-from redline.bench.workload.sources.torchvision import KINDS
+from redline.bench.workload.sources.torchvision import default_size
 from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName, UsageError
 from redline.model.questions import ModelName
@@ -112,13 +112,8 @@ def test_listing_and_sizes_download_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
     assert len(list_models()[0]) > 80
-    kinds = {name: kind for kind in KINDS for name in kind.names()}
-    assert [kinds[name].default_size(name) for name in ("resnet50", "inception_v3", "vit_h_14", "fcn_resnet50")] == [
-        224,
-        299,
-        224,
-        520,
-    ]
+    sizes = {"resnet50": 224, "inception_v3": 299, "vit_h_14": 224, "fcn_resnet50": 520, "raft_small": 256}
+    assert {name: default_size(name) for name in sizes} == sizes
 
 
 def test_the_seed_settles_weights_and_inputs_and_leaves_no_trace(build: Any) -> None:

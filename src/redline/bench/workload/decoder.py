@@ -96,8 +96,8 @@ class Decoder(nn.Module):
     @abstractmethod
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor: ...
 
-    @abstractmethod
-    def cache_tensors(self) -> Iterator[Tensor]: ...
+    def cache_tensors(self) -> Iterator[Tensor]:
+        return (tensor for tensor, _ in self.cache_reads())
 
     def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
         """Returns each tensor of the cache with the share of it that a decode step reads, on average over the text.
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         A tensor that has as many positions as the cache is filled bit by bit; others are read whole.
         """
         length = self.cache_length or self.length
-        for tensor in self.cache_tensors():
+        for _, tensor in named_tensors(self._cache):
             yield tensor, min(self.mean_filled / length, 1.0) if length in tensor.shape else 1.0
 
     @property
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
         """Frequencies of rotary positions stay in fp32, as transformers keeps them: rounded, far positions are lost.
 
-        Keys and values of a text that was read before are in the old format, or on the old device.
+        Keys and values of a text that was read before are in the old format, or on the old device: they are dropped.
         """
         self.forget()
         kept = rotary_frequencies(self)
@@ -187,9 +187,6 @@ class OwnDecoder(Decoder):
             )
         return logits[:, -1] if logits.ndim == 3 else logits
 
-    def cache_tensors(self) -> Iterator[Tensor]:
-        return (tensor for _, tensor in named_tensors(self._cache))
-
 
 class WholeGenerator(Decoder):
     """A model that only generates as a whole: `generate(tokens, max_new_tokens)`.
@@ -231,9 +228,6 @@ class WholeGenerator(Decoder):
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         raise BenchError("unsupported", "this model generates as a whole: its forward with a cache is not known")
-
-    def cache_tensors(self) -> Iterator[Tensor]:
-        return iter(())
 
     @property
     def cache_kind(self) -> CacheKind:

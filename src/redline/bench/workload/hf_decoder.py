@@ -155,9 +155,6 @@ class HfDecoder(Decoder):
         logits: Tensor = self.model(**named).logits
         return logits[:, -1]
 
-    def cache_tensors(self) -> Iterator[Tensor]:
-        return (tensor for tensor, _ in self.cache_reads())
-
     def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
         """Keys and values are read as far as the text goes; what else a layer keeps, or keeps of the encoder, is read whole."""
         whole = self.has_encoder and self._cache is not None

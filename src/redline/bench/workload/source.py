@@ -14,6 +14,7 @@ from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.workload import Workload
 from redline.model.errors import SpecError
 from redline.model.names import SOURCES_GROUP
+from redline.model.note import Note, note
 from redline.model.questions import ModelName
 from redline.model.registry import Registry
 from redline.model.spec import Task, WorkloadSpec
@@ -111,7 +112,7 @@ def has_imagenet_stem(model: nn.Module) -> bool:
     return isinstance(first, nn.Conv2d) and first.stride == (2, 2) and isinstance(pooling, nn.MaxPool2d)
 
 
-def give_cifar_stem(model: nn.Module) -> None:
+def give_cifar_stem(model: nn.Module, notes: list[Note]) -> None:
     """Begin with a 3×3 convolution that keeps the size and no pooling: of 32 pixels the other stem leaves 8."""
     first = model.conv1
     assert isinstance(first, nn.Conv2d)
@@ -121,3 +122,4 @@ def give_cifar_stem(model: nn.Module) -> None:
     # As torchvision begins its convolutions.
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()
+    notes.append(note("model", "CIFAR stem: a 3×3 convolution without pooling, for small images"))

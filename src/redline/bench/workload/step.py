@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -163,14 +164,19 @@ class Setup:
             cache_enabled=cache,
         )
 
-    def call(self, loss: Callable[[Any], torch.Tensor] | None = None, *, plain: bool = False) -> Callable[[], Any]:
+    def call(
+        self, loss: Callable[[Any], torch.Tensor] | None = None, *, plain: bool = False, marked: bool = False
+    ) -> Callable[[], Any]:
         """Returns the model's call on its inputs, and the loss of what it answers, as a plain loop would write it.
 
         `plain`: earlier calls have shown what they do with their inputs. The same ones are given to all if they stay as they are.
+        `marked`: somebody looks at the phases or the modules of the call, so that the module itself must be called.
         """
         forward: Callable[[], Any] = self._watched_call
         if plain and self.changes_inputs:
-            forward = lambda: plain_call(self.model, self.args, self.kwargs)()  # noqa: E731
+            forward = lambda: self.model(*self.args, **self.kwargs)  # noqa: E731
+        elif marked:
+            forward = partial(self.model, *self.args, **self.kwargs)
         elif plain:
             forward = plain_call(self.model, self.args, self.kwargs)
         return self.under_autocast(forward if loss is None else lambda: loss(forward()))
@@ -231,7 +237,7 @@ class InferenceStep:
         return self._body(self._setup.call(), mark)()
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
-        return self._body(self._setup.call(plain=True), mark)
+        return self._body(self._setup.call(plain=True, marked=mark is not no_mark), mark)
 
     def _body(self, forward: Callable[[], Any], mark: Mark) -> Callable[[], Any]:
         before = tuple(self._setup.before_step)
@@ -304,7 +310,8 @@ class TrainingStep:
         return loss
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
-        return self._body(self._setup.call(self._loss or self._setup.workload.loss, plain=True), mark)
+        loss = self._loss or self._setup.workload.loss
+        return self._body(self._setup.call(loss, plain=True, marked=mark is not no_mark), mark)
 
     def over(self, inputs: Callable[[], Inputs], mark: Mark = no_mark) -> Callable[[], torch.Tensor]:
         """The plain step on inputs that change from step to step. The step was called before."""

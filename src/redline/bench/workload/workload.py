@@ -157,21 +157,17 @@ class Workload:
         own = self.args, self.kwargs
         if self.inputs_are_free:
             return Second(redraw(own, seed, self.vocabulary), "drawn")
-        other = self._from_factory(seed)
-        if other is not None and describe(other) == describe(own) and not same_values(other, own):
-            return Second(other, "factory")
+        if self.again is not None:
+            try:
+                other = self.moved(self.again(seed, self.batch))
+                if self.axes is not None and self.batch is not None:
+                    other = resize(other, self.axes, self.batch)
+                if describe(other) == describe(own) and not same_values(other, own):
+                    return Second(other, "factory")
+            except Exception as error:
+                self.notes.append(note("one-input-set", f"no second inputs from the factory: {one_line(error)}"))
         changed = changed_slightly(own, seed)
         return None if same_values(changed, own) else Second(changed, "noise")
-
-    def _from_factory(self, seed: int) -> Inputs | None:
-        if self.again is None:
-            return None
-        try:
-            other = self.moved(self.again(seed, self.batch))
-            return other if self.axes is None or self.batch is None else resize(other, self.axes, self.batch)
-        except Exception as error:
-            self.notes.append(note("one-input-set", f"no second inputs from the factory: {one_line(error)}"))
-            return None
 
     def _made(self, item: str, rank: int) -> int | None:
         """Returns how large Redline made one picture or sequence; None for anything else."""

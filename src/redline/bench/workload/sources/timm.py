@@ -10,7 +10,7 @@ from torch import nn
 from redline.bench.workload.source import SOURCES, Source, bare, give_cifar_stem, has_imagenet_stem, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import MissingExtra, SpecError, UnknownName
-from redline.model.note import Note, note
+from redline.model.note import Note
 from redline.model.questions import ModelName
 from redline.model.spec import WorkloadSpec
 
@@ -40,8 +40,7 @@ class TimmSource(Source):
         if spec.stem == "cifar":
             if not has_imagenet_stem(model):
                 refuse_options(spec, "stem", why="only ResNets begin with one of these stems")
-            give_cifar_stem(model)
-            notes.append(note("model", "CIFAR stem: a 3×3 convolution without pooling, for small images"))
+            give_cifar_stem(model, notes)
         return assemble(
             model,
             ((torch.randn(batch, channels, height, width),), {}),
