@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from reported import race_records
+from reported import fake_door, race_records
 
+from redline.analyze.statistics import Interval
 from redline.cli.progress import LiveObserver
 from redline.model.protocol import Progress
-from redline.show.course import Course, in_columns, stage_words
+from redline.show.course import Course, ended_words, in_columns, interval_words, stage_words
 
 FIRST, SECOND, _ = race_records()
 
@@ -31,7 +32,7 @@ def test_the_rest_is_told_from_what_has_passed_with_the_best_so_far() -> None:
     course.closed(FIRST)
     assert course.told == "1 of 2 done, 20 s elapsed, about 20 s left"
     course.closed(SECOND)
-    assert course.told == "2 of 2 done, best so far: fp16, 2.50× the first"
+    assert course.told == "2 of 2 done, best so far: fp16, 2.50× (2.50–2.50) the first"
     course.ends_in(30.0)
     clock.now += 10.0
     assert "at most 20 s left" in course.told
@@ -51,6 +52,18 @@ def test_a_result_with_wrong_outputs_is_not_the_best() -> None:
     for record in race_records(("baseline", "bf16")):
         course.closed(record)
     assert "best" not in course.told
+
+
+def test_noise_is_no_number_and_nobody_is_the_best_by_it() -> None:
+    course = Course(Clock())
+    course.planned(2)
+    for record in race_records(("baseline", "fp16"), fake_door(noise_sigma=3.0, step_s=lambda spec: 0.01)):
+        course.closed(record)
+        assert ended_words(record) == "too noisy"
+    assert "best" not in course.told
+    wide, narrow = (Interval(low=1 - half, median=1.0, high=1 + half, n=9, n_effective=9.0) for half in (0.9, 0.2))
+    assert interval_words(1, wide, 0.1) == "too noisy (target 10\u2009%), block 1"
+    assert interval_words(1, narrow, 0.1).startswith("±20")
 
 
 def test_what_is_asked_names_what_it_measures() -> None:

@@ -45,7 +45,7 @@ def test_a_bar_says_how_much_is_done_and_goes_when_the_result_comes() -> None:
         assert len(pages.displays) == number, "each has a display of its own"
     *_, last, cleared = pages.displays[0]
     assert '<progress value="2" max="2">' in last
-    assert "2 of 2 done, best so far: fp16, 2.50× the first, resnet50 fp16: 6" in last
+    assert "2 of 2 done, best so far: fp16, 2.50× (2.50–2.50) the first, resnet50 fp16: 6" in last
     assert cleared == ""
 
 

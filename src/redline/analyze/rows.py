@@ -222,9 +222,12 @@ def _notes(row: RunSummary) -> Iterator[Note]:
         yield note(row.numerics.reason.code, f"numerics: {row.numerics.reason}", about="numerics")
     if row.capabilities is not None and row.capabilities.quantizes:
         yield note("quantizes", "quantized: only a check on your own data tells whether the accuracy is acceptable")
-    if not row.verdict.trusted:
-        yield from sorted(row.verdict.reasons, key=_explains_little)
     speed = metric_of(row, "throughput")
+    if not row.verdict.trusted:
+        reasons = sorted(row.verdict.reasons, key=_explains_little)
+        # How far the times scatter has no number either where they are too noisy, and what scattered them is known.
+        is_explained = speed is not None and speed.is_too_noisy and not _explains_little(reasons[0])
+        yield from (reason for reason in reasons if not (is_explained and _explains_little(reason)))
     if row.sustained_per_s is not None and speed is not None and not speed.is_too_noisy:
         sustained = THROUGHPUT(row.sustained_per_s, item=row.item).in_words
         yield note("not-steady", f"{sustained} sustained by the wall clock: the machine stalled between steps")

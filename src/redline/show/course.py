@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from redline.analyze.blocks import ratio_in_turns, throughput_interval, timed_blocks
 from redline.analyze.bound import step_s
 from redline.analyze.pairs import TIME_BAND
 from redline.analyze.statistics import Interval
 from redline.analyze.train import training_of
-from redline.model.figures import THROUGHPUT
+from redline.model.figures import RATIO, THROUGHPUT
+from redline.model.metrics import TOO_NOISY, WIDEST
 from redline.model.protocol import Progress
 from redline.model.record import RunRecord
 from redline.model.training import Epoch
-from redline.model.units import format_rate, format_ratio, format_seconds, format_share
+from redline.model.units import format_rate, format_seconds, format_share
 from redline.show.terminal import one_line
 
 WORDS = {
@@ -42,6 +44,10 @@ WORDS = {
 WITH_DETAIL = ("warm-up", "build", "data", "feed", "load", "ceilings")
 
 
+NO_USE = (WIDEST - 1) / (WIDEST + 1)
+"""Half the width of an interval that spans the widest factor, relative to its middle."""
+
+
 def stage_words(progress: Progress) -> str:
     words = WORDS.get(progress.stage, progress.stage)
     shows_detail = bool(progress.detail) and progress.stage in WITH_DETAIL
@@ -63,7 +69,10 @@ def speed_told(record: RunRecord) -> str:
     seconds, prepared = step_s(record), record.prepared
     if not seconds or prepared is None or not prepared.workload.items_per_step:
         return ""
-    return THROUGHPUT(prepared.workload.items_per_step / seconds, item=prepared.workload.item).in_words
+    items = prepared.workload.items_per_step
+    found = throughput_interval(timed_blocks(record, "throughput"), items)
+    ends = (found.low, found.high) if found is not None else ()
+    return THROUGHPUT(items / seconds, *ends, item=prepared.workload.item).in_words
 
 
 def epoch_line(epoch: Epoch, of: int, item: str) -> str:
@@ -89,9 +98,9 @@ class Course:
         self._planned = 0
         self._seen: set[str] = set()
         self._done: set[str] = set()
-        self._firsts: dict[str, float] = {}
-        """Seconds per step of the first recipe of each group."""
-        self._gain = 1.0 + TIME_BAND
+        self._firsts: dict[str, RunRecord] = {}
+        """The first recipe of each group."""
+        self._gain = 1.0
         self.best = ""
         """The result that gains most over the first of its group, in words."""
 
@@ -110,13 +119,14 @@ class Course:
 
     def closed(self, record: RunRecord) -> None:
         self._done.add(record.id)
-        numerics, seconds = record.prepared.numerics if record.prepared else None, step_s(record)
-        if record.group is None or not seconds or (numerics is not None and numerics.is_wrong):
+        numerics = record.prepared.numerics if record.prepared else None
+        if record.group is None or not step_s(record) or (numerics is not None and numerics.is_wrong):
             return
-        gain = self._firsts.setdefault(record.group, seconds) / seconds
-        if gain > self._gain:
-            self._gain = gain
-            self.best = f"best so far: {record.spec.recipe}, {format_ratio(gain)} the first"
+        first = self._firsts.setdefault(record.group, record)
+        gain = ratio_in_turns(first, record) if first is not record else None
+        if gain is not None and gain.low > 1 + TIME_BAND and gain.ratio > self._gain:
+            self._gain = gain.ratio
+            self.best = f"best so far: {record.spec.recipe}, {RATIO(gain.ratio, gain.low, gain.high)} the first"
 
     @property
     def done(self) -> int:
@@ -143,6 +153,8 @@ class Course:
 def interval_words(rounds: int, interval: Interval | None, target: float) -> str:
     """How narrow the interval of a record is after some rounds."""
     width = f"±{format_share(interval.half_width)}" if interval else "too few samples yet"
+    if interval is not None and interval.half_width > NO_USE:
+        width = TOO_NOISY
     return f"{width} (target {format_share(target)}), block {rounds}"
 
 

@@ -530,7 +530,7 @@ def next_of(sound: Sequence[RunSummary], rows: Mapping[str, Row]) -> str:
     faster = [row for row in sound if verdicts.get(row.record_id) == "faster" and not (row.numerics and row.numerics.is_wrong)]  # fmt: skip
     best = max(faster, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
     if best is None and any(verdict == "undecided" for verdict in verdicts.values()):
-        recipes = [row.recipe for row in sound]
+        recipes = list(dict.fromkeys(row.recipe for row in sound))
         line = sound[0].command("run", recipes) if len(recipes) > 1 else None
         return f"{line} --decide" if line else "decide=True measures in fresh processes until every pair is decided"
     row = best or sound[0]
