@@ -526,9 +526,9 @@ def test_row_19_the_machine_is_watched_and_energy_and_money_are_told_per_item(
 ) -> None:
     found = told("monitor", "--duration", "0.1s", "--interval", 0.05, "--csv", tmp_path / "log.csv")
     wanted = {"utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz", "throttle", "energy_j"}
-    assert wanted <= set(found["looks"][0])
+    assert wanted <= set(found["tables"]["looks"][0])
     assert wanted <= set((tmp_path / "log.csv").read_text().splitlines()[0].split(","))
-    assert found["totals"][0]["peak_memory_bytes"] > 0
+    assert figures(found["tables"]["devices"][0])["peak_memory_bytes"] > 0
     on_gpu(step_s=0.5, power_w=300.0)
     (row,) = measured("run", "resnet50", "--batch", 32, "--price", "3.6/h")
     assert row["power"] == pytest.approx(300)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.history import HistoryFilters as HistoryFilters
     from redline.api.history import HistoryResult as HistoryResult
     from redline.api.history import history as history
-    from redline.api.monitor import MonitorResult as MonitorResult
-    from redline.api.monitor import monitor as monitor
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
     from redline.api.tune import TuneResult as TuneResult
@@ -29,6 +27,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.gate import gate as gate
     from redline.verbs.load import load as load
     from redline.verbs.models import models as models
+    from redline.verbs.monitor import monitor as monitor
     from redline.verbs.profile import ProfileResult as ProfileResult
     from redline.verbs.profile import profile as profile
     from redline.verbs.quick import QuickProfile as QuickProfile

@@ -466,7 +466,7 @@ def test_the_starts_of_workers_are_told() -> None:
     for _ in range(3):
         loop.new_pass(workers=2).batch(0.5).forward(1).backward(1).optimizer(1)
         loop.exhausted(0.25)
-    assert Steps(loop.reader).starts_s == pytest.approx([0.5, 0.25] * 3)
+    assert (loop.reader.starts, loop.reader.ends) == (pytest.approx([0.5] * 3), pytest.approx([0.25] * 3))
 
 
 def test_ranks_share_their_steps_and_add_their_samples() -> None:

@@ -20,6 +20,7 @@ COMPILED = {"models": [{"dtypes": {"bfloat16": 1}, "compiled": True}]}
 IMAGES = {"inputs": ["32×3×224×224 float32"], "autocast": "torch.bfloat16"}
 COPIES = {"asked": 64, "pageable": 64, "blocking": 64}
 ADAM = {"name": "Adam", "can_fuse": True, "fused": False, "tensors": 12}
+FUSED = {**ADAM, "fused": True}
 WAIT = {"what": "item train.py:12", "count": 10, "seconds": 0.3}
 
 
@@ -42,6 +43,7 @@ def found(*, device: str = "cpu", usage: Any = None, models: Any = None, process
     [
         ("data-wait", {"data": 0.4}, {"data": 0.01}, 1 / 0.6),
         ("other-work", {"other": 0.4}, {"other": 0.05}, 1 / 0.6),
+        ("other-work", {"other": 0.4}, {"other": 0.4, "ends_s": (3.0,)}, 1 / 0.6),
         ("acting", {"acting": 0.6}, {"acting": 0.1}, 2.5),
         ("validation", {"forward": 1.0, "run_s": {"validation": 30.0}}, {"forward": 1.0, "run_s": {"validation": 1.0}}, 4.0),
         ("saving", {"forward": 0.8, "saving": 0.2}, {"forward": 0.99, "saving": 0.01}, 1.25),
@@ -64,8 +66,12 @@ def found(*, device: str = "cpu", usage: Any = None, models: Any = None, process
          {"forward": 0.4, "backward": 0.4, "process": {"threads": 16, "cores": 2}},
          {"forward": 0.4, "backward": 0.4, "process": {"threads": 2, "cores": 2}}, 5.0),
         ("tiny-operators",  # 1000 operators in 80 ms of forward and backward pass: 80 µs each
-         {"forward": 0.4, "backward": 0.4, "operators": 1000.0, "process": {"call_s": 50e-6}},
-         {"forward": 0.4, "backward": 0.4, "operators": 1000.0, "process": {"call_s": 15e-6}}, 5.0),
+         {"forward": 0.4, "backward": 0.4, "operators": 1000.0, "process": {"call_s": 9e-6}, "usage": {"optimizers": [FUSED]}},
+         {"forward": 0.4, "backward": 0.4, "operators": 1000.0, "process": {"call_s": 7e-6}, "usage": {"optimizers": [FUSED]}}, 5.0),
+        ("tiny-operators",  # a deep model calls many operators too, each weight once
+         {"forward": 0.4, "backward": 0.4, "operators": 1000.0, "process": {"call_s": 9e-6}, "usage": {"optimizers": [FUSED]}},
+         {"forward": 0.4, "backward": 0.4, "operators": 1000.0, "process": {"call_s": 9e-6},
+          "usage": {"optimizers": [{**FUSED, "tensors": 200}]}}, 5.0),
         ("autocast-off",
          {"device": "cuda", "forward": 0.9, "models": FP32},
          {"device": "cuda", "forward": 0.9, "models": FP32, "usage": {"autocast": "torch.bfloat16"}}, 10.0),
@@ -86,7 +92,7 @@ def found(*, device: str = "cpu", usage: Any = None, models: Any = None, process
          {"usage": {"scaler": None, "autocast": "torch.float16"}},
          {"usage": {"scaler": {"enabled": True}, "autocast": "torch.float16"}}, 1.0),
         ("worker-restarts",
-         {"data": 0.5, "starts_s": (1.0, 1.0, 1.0)}, {"data": 0.5, "starts_s": (1.0,)}, 2.0),
+         {"data": 0.3, "other": 0.2, "starts_s": (1.0, 1.0, 1.0), "ends_s": (1.0, 1.0)}, {"data": 0.3, "starts_s": (1.0,)}, 2.0),
         ("slow-steps", {"rates": {"outliers": 5, "outlier_share": 0.2}}, {"rates": {"outliers": 1, "outlier_share": 0.2}}, 1.25),
         ("slowdown", {"drift": Drift(step=50, at_s=5.0, ratio=2.0, share_before=0.5)}, {}, 1 / 0.75),
         ("memory-grows", {"growth": (1.5, 1e6)}, {}, 1.0),

@@ -17,18 +17,16 @@ from redline.analyze.compare import compare_records
 from redline.analyze.gate import GateRow
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import summarize
-from redline.api.monitor import DeviceTotal
 from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
 from redline.model.work import MemoryHolder, MemoryRow, MemoryUse
 from redline.show.history import Listed, listing
-from redline.show.monitor import monitor_report
 from redline.show.notebook import html_of
 from redline.show.result import terminal
 from redline.show.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
-from redline.verbs import compare, gate, profile
+from redline.verbs import compare, gate, monitor, profile
 from redline.verbs.roofline import under_roofs
 from redline.verbs.run import Measured, result_of
 
@@ -121,16 +119,20 @@ def others() -> dict[str, RenderableType]:
     held = MemoryRow(
         model="resnet50", task="train", recipe=LONG, batch=32, device="NVIDIA H200", use=use, saved_bytes=2**20
     )
-    total = DeviceTotal(
-        device="cuda:0", name="NVIDIA H200", seconds=61.0, looks=610, mean_utilisation=0.98, saturated_share=0.9,
-        mean_power_w=512.0, peak_power_w=688.0, peak_memory_bytes=2**36, peak_temperature_c=61.0, mean_clock_hz=1.9e9,
-        energy_j=31232.0, throttled_s=0.2,
-    )  # fmt: skip
+    look = dict.fromkeys(monitor.FIGURES) | {
+        "device": "gpu0",
+        "name": "NVIDIA H200",
+        "throttle": ("hw_thermal",),
+        "processes": {7: None},
+    }
+    looks = [
+        {**look, "at_s": float(at), "utilisation": 0.98, "power_w": 512.0, "energy_j": 512.0 * at} for at in range(3)
+    ]
     return {
         "gate": terminal(gate.result_of([row], "main")),
         "memory": terminal(profile.memory_result([held])),
         "profile": terminal(profile.result_of(_profile())),
-        "monitor": monitor_report([total]),
+        "monitor": terminal(monitor.result_of(looks), verbose=True),
     }
 
 

@@ -86,7 +86,9 @@ class Reader:
         self.rest: list[Heard] = []
         """What was heard since the last step."""
         self.starts: list[float] = []
-        """Seconds until the first batch of each new iterator whose workers end with it, and until they had ended."""
+        """Seconds until the first batch of each new iterator whose workers end with it."""
+        self.ends: list[float] = []
+        """Seconds until they had ended."""
         self.device: dict[float, float] = {}
         """Seconds of the device's clock when it reached a row."""
         self.anchor: float | None = None
@@ -183,7 +185,7 @@ class Reader:
             self.starts.append(row.at - self._opened[row.key][0])
             self._opened[row.key] = (row.at, False)
         elif row.value < 0 and self._opened.pop(row.key, None) is not None and len(self.rest) > 1:
-            self.starts.append(row.at - self.rest[-2].at)  # the workers have ended
+            self.ends.append(row.at - self.rest[-2].at)  # the workers have ended
 
     def _cut_before(self, row: Heard) -> None:
         """A backward pass without an optimizer shows whether the step before it has ended."""
@@ -339,7 +341,7 @@ def split(heard: Sequence[Heard], began: float, *, is_full: bool, graphs: Mappin
         if slot == "pause":
             paused_s += row.at - at
         else:
-            totals[name][AT[slot]] += row.at - at
+            totals["spent" if slot == "saving" else name][AT[slot]] += row.at - at
         at = row.at
         if row.kind == "fetched" and is_full:  # a batch that was made between a forward and its backward pass
             totals["spent"][AT["forward"]] -= row.value
@@ -570,11 +572,6 @@ class Steps:
         return self._reader.loop_tail_s
 
     @property
-    def starts_s(self) -> list[float]:
-        """What starting a loader's workers again, or ending them, took each time."""
-        return self._reader.starts
-
-    @property
     def has_device_clock(self) -> bool:
         return bool(self._reader.on_device.any())
 
@@ -732,7 +729,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     kept, whole = lead.counted, lead.seconds
     wall = lead.wall_s[kept]
     middle = float(np.median(wall))
-    later = wall[FIRST_STEPS:]
+    later = wall[FIRST_STEPS:] - lead.phases_s[kept][FIRST_STEPS:, [AT["acting"], AT["saving"]]].sum(axis=1)
     slow = later[later > OUTLIER * middle] - middle
     # What the last step left behind it belongs to no row, but makes that step as slow as it would any other.
     if lead.tail_s > (OUTLIER - 1) * middle:

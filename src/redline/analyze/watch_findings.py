@@ -18,6 +18,10 @@ from redline.trace.selections import WORTH_A_LINE
 
 LISTENED_STEPS = 10
 """What makes the host wait is listened to in so many steps."""
+OPERATORS_OF_A_WEIGHT = 10
+"""A layer calls a few operators for each of its weights. Where a step calls more than this, a loop in Python repeats them."""
+TINY = 10.0
+"""An operator that takes less than so many times what calling one takes at the least, on one number and with warm caches."""
 TENSOR_CORES, AMPERE = 7.0, 8.0
 """The first NVIDIA GPUs that multiply faster in fp16, and in TF32 and bf16."""
 
@@ -33,7 +37,9 @@ class RunFacts:
     drift: Drift | None = None
     growth: tuple[float, float] | None = None
     starts_s: tuple[float, ...] = ()
-    """What starting a loader's workers again, or ending them, took each time."""
+    """What starting a loader's workers took each time, until the first batch."""
+    ends_s: tuple[float, ...] = ()
+    """What ending them took."""
     operators: float | None = None
     """Differentiable operators that a step calls."""
     out_of_memory: Mapping[str, Any] = field(default_factory=dict)
@@ -128,11 +134,12 @@ def phases(*names: str) -> Remove:
 
 
 def _restarts(facts: RunFacts) -> Removal | None:
-    """All waiting for data around a restart: workers that come and go also take processors from those that load."""
-    if not facts.starts_s[1:]:
+    """All waiting for data with the ends of the workers: workers that come and go take processors from those that load."""
+    starts_s, ends_s = facts.starts_s[1:], sum(facts.ends_s)
+    if not starts_s:
         return None
-    restarts_s = sum(facts.starts_s[1:])
-    return Removal(saves_s=max(restarts_s, facts.seconds("data")), seconds=restarts_s, count=len(facts.starts_s) // 2)
+    saves_s = max(sum(starts_s), facts.seconds("data")) + ends_s
+    return Removal(saves_s=saves_s, seconds=sum(starts_s) + ends_s, count=len(starts_s))
 
 
 def _pageable(facts: RunFacts) -> Removal | None:
@@ -192,14 +199,13 @@ def _threads(facts: RunFacts) -> Removal | None:
 
 
 def _calls(facts: RunFacts) -> Removal | None:
-    """Operators so small that calling them takes most of their time."""
+    """A loop in Python that calls small operators again and again with the same weights."""
     call_s, passes_s = facts.process.get("call_s"), facts.seconds("forward", "backward")
-    if facts.on_gpu or not call_s or not facts.operators:
+    weights = sum(one["tensors"] for one in facts.usage.get("optimizers", []))
+    if facts.on_gpu or not call_s or not facts.operators or facts.operators < OPERATORS_OF_A_WEIGHT * weights:
         return None
-    step_s = passes_s / facts.rates.steps
-    if 2 * facts.operators * call_s < step_s:
-        return None
-    return facts.without(passes_s, round(facts.operators), format_seconds(step_s / facts.operators))
+    each_s = passes_s / facts.rates.steps / facts.operators
+    return facts.without(passes_s, round(facts.operators), format_seconds(each_s)) if each_s < TINY * call_s else None
 
 
 def _scaler(facts: RunFacts) -> Removal | None:
@@ -353,8 +359,8 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         code="tiny-operators",
         removes=_calls,
         says=lambda facts, removal: (
-            f"a step calls {removal.count:,} operators of {removal.what} each, about what calling one from Python costs here; forward "
-            f"and backward pass take {facts.share(removal)} of the time"
+            f"a step calls {removal.count:,} operators that take {removal.what} each, many times with the same weights: a loop in "
+            f"Python. Forward and backward pass take {facts.share(removal)} of the time"
         ),
         change="compute more with each call: one layer for a whole sequence (torch.nn.GRU, not a cell in a Python loop), a larger "
         "batch, or torch.compile(model)",
@@ -411,7 +417,7 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
     ),
     Rule(
         code="other-work",
-        removes=phases("other"),
+        removes=lambda facts: facts.without(max(facts.seconds("other") - sum(facts.ends_s), 0.0)),
         says=lambda facts, removal: (
             f"{facts.share(removal)} of the time is neither data nor model nor optimizer, such as logging or metrics"
         ),

@@ -73,7 +73,6 @@ PUBLIC: dict[str, str] = {
     "Watch": "redline.verbs.watch",
     "lightning_callback": "redline.verbs.watch",
     "trainer_callback": "redline.verbs.watch",
-    "MonitorResult": "redline.api.monitor",
     "HistoryFilters": "redline.api.history",
     "HistoryResult": "redline.api.history",
 }

@@ -596,7 +596,8 @@ def _watched(
         usage=log.facts.get("usage", {}),
         drift=drift_of(steps),
         growth=growth_of(log.pulses, seen.meters.resident),
-        starts_s=tuple(steps.starts_s),
+        starts_s=tuple(log.reader.starts),
+        ends_s=tuple(log.reader.ends),
         operators=(pulses[-1]["operators"] - pulses[0]["operators"]) / ran if ran > 0 else None,
         out_of_memory=seen.out_of_memory,
     )

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch._guards import TracingContext
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader as loaders
 
@@ -112,9 +113,10 @@ class Watch:
         self._wrap(torch.amp.grad_scaler.GradScaler, "scale", self._scaling)
         self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
         self._wrap(optimizers.Optimizer, "zero_grad", self._zero_grad)
+        registered = register_module_module_registration_hook(self._registered)
         before = optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
         after = optimizers.register_optimizer_step_post_hook(self._after_optimizer)
-        self._undo += [before.remove, after.remove]
+        self._undo += [before.remove, after.remove, registered.remove]
         if torch.version.cuda or torch.version.hip:
             self._wrap(torch.Tensor, "to", self._copy)
             self._wrap(torch.Tensor, "cuda", self._copy)
@@ -293,6 +295,10 @@ class Watch:
 
         return wrapper
 
+    def _registered(self, holder: Any, name: str, part: Any) -> None:
+        if self.log is not None and not is_compiling():
+            self._try(self._models.registered, holder, name, part)
+
     def _functional_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_compiling() and type(module) not in self._watched and not _is_traced():
@@ -306,13 +312,6 @@ class Watch:
         """Those that the optimizer trains; without one, whoever got gradients."""
         self._models.find(optimizer)
         self._heed_models()
-
-    def _look_around(self) -> None:
-        """Nobody calls the models: listen to what they were put into, or else to their parts."""
-        if self._models.look_outward():
-            self._heed_models()
-        else:
-            self._models.look_deeper()
 
     def _heed_models(self) -> None:
         self._singles.forget()
@@ -481,11 +480,8 @@ class Watch:
         log.optimizers += 1
         if log.is_full:
             self._try(log.put, OPTIMIZER, self.facts.number_of(optimizer), 0.0, at)
-        if log.steps == 0 and self._forwards == 0:  # the model came after its optimizer, or was compiled after it
-            if self._models.found:
-                self._try(self._models.look_outward)
-            else:
-                self._try(self._find_models, optimizer)
+        if log.steps == 0 and not self._models.found:  # the model came after its optimizer
+            self._try(self._find_models, optimizer)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         at, log = perf_counter(), None if self._is_scaled else self._heard(is_always=True)
@@ -615,7 +611,7 @@ class Watch:
             log.device = log.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.
         if self._forwards == 0 and self._models.found and log.steps > self._found_at + 1:
-            self._look_around()
+            self._models.look_deeper()  # nobody calls the models: listen to their parts
         self._forwards = 0
         if facts.is_on_gpu and log.steps == SYNCS_FROM:
             self._listen_for_waits()

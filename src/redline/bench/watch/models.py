@@ -30,7 +30,6 @@ class Models:
         self._made: list[weakref.ref[Any]] = []
         self._prune_at = FEWEST_TO_PRUNE
         self._levels = 0
-        self._has_looked_outward = False
         self.found: list[weakref.ref[Any]] = []
         self.frozen: set[int] = set()
         """The ids of models that run beside those and are not trained, as a teacher or a backbone: only their time counts."""
@@ -43,7 +42,6 @@ class Models:
 
     def find(self, optimizer: Any | None) -> None:
         """The outermost modules that own what the optimizer trains; without one, what has gradients."""
-        self._has_looked_outward = False
         if optimizer is None:
             owners = [one for one in self._live() if any(each.grad is not None for each in _parameters(one))]
         else:
@@ -87,26 +85,12 @@ class Models:
     def holds(self, module: Any) -> bool:
         return any(module is one() for one in self.found)
 
-    def look_outward(self) -> bool:
-        """Whether the models were put into others after their optimizer was made, as by `torch.compile`: listen to those."""
-        if self._has_looked_outward:
-            return False
-        self._has_looked_outward = True
-        holders = {id(child): one for one in self._live() for child in vars(one)["_modules"].values()}
-        outermost = list[Any]()
-        for root in self.roots():
-            outer, seen = root, {id(root)}
-            while (holder := holders.get(id(outer))) is not None and id(holder) not in seen:
-                outer = holder
-                seen.add(id(outer))
-            if all(outer is not one for one in outermost):
-                outermost.append(outer)
-        is_new = any(not self.holds(one) for one in outermost)
-        if is_new:
-            self.found = [weakref.ref(one) for one in outermost]
-            for one in outermost:
-                self._on_class(type(one))
-        return is_new
+    def registered(self, holder: Any, name: str, part: Any) -> None:
+        """A module was put into another one, as `torch.compile` and DDP do with a model: that one is called instead."""
+        if part is not None and self.holds(part):
+            self.found = [one for one in self.found if one() is not part and one() is not holder]
+            self.found.append(weakref.ref(holder))
+            self._on_class(type(holder))
 
     def look_deeper(self) -> None:
         """Nobody calls the models themselves: listen to their parts."""

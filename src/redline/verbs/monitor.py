@@ -1,0 +1,353 @@
+"""`redline monitor`: every GPU and the CPU, look by look, and what the looks add up to."""
+
+from __future__ import annotations
+
+import csv as tables
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+from rich.live import Live
+
+from redline.model.environment import TelemetrySample
+from redline.model.errors import MissingExtra, UsageError
+from redline.model.fields import seconds_of
+from redline.model.metrics import Fact, Figure, Headline, Row, Table
+from redline.model.settings import OUTPUT, setting
+from redline.model.units import format_seconds
+from redline.show.result import Result, terminal_table
+from redline.show.terminal import make_console
+from redline.system.telemetry import Card, EnergyMeter, cpu_name, cpu_temperature_c, open_all_cards, package_energy_j
+from redline.verbs.verb import target, verb
+
+Look = Mapping[str, Any]
+"""One device at one moment. None is unknown, never 0."""
+
+SATURATED = 0.95
+LOOKS_KEPT = 100_000
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure(name="utilisation", unit="share", header="busy"),
+        Figure(name="memory_used_bytes", unit="B", header="memory"),
+        Figure(name="memory_bytes", unit="B", header="of"),
+        Figure(name="power_w", unit="W", header="power"),
+        Figure(name="power_limit_w", unit="W", header="limit"),
+        Figure(name="temperature_c", unit="°C", header="temperature"),
+        Figure(name="clock_hz", unit="Hz", header="clock"),
+        Figure(name="max_clock_hz", unit="Hz", header="highest clock"),
+        Figure(name="pcie_received_per_s", unit="B/s", header="PCIe in"),
+        Figure(name="pcie_sent_per_s", unit="B/s", header="PCIe out"),
+        Figure(name="nvlink_received_per_s", unit="B/s", header="NVLink in"),
+        Figure(name="nvlink_sent_per_s", unit="B/s", header="NVLink out"),
+        Figure(name="energy_j", unit="J", header="energy", doc="Since the beginning."),
+    )
+}
+SHOWN = ("device", "utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz", "throttle", "processes")
+TOTALS = (
+    Figure(name="mean_utilisation", unit="share", header="busy"),
+    Figure(name="peak_utilisation", unit="share", header="peak"),
+    Figure(
+        name="saturated_share", unit="share", header="saturated", doc="Looks at which it was busy for 95 % or more."
+    ),
+    Figure(name="mean_power_w", unit="W", header="power"),
+    Figure(name="peak_power_w", unit="W", header="peak power"),
+    Figure(name="energy_j", unit="J", header="energy"),
+    Figure(name="peak_memory_bytes", unit="B", header="memory"),
+    Figure(name="peak_temperature_c", unit="°C", header="hottest"),
+    Figure(name="mean_clock_hz", unit="Hz", header="clock"),
+    Figure(name="throttled_s", unit="s", header="throttled"),
+)
+TOTAL_COLUMNS = ("device", "mean_utilisation", "energy_j", "mean_power_w", "peak_memory_bytes", "throttled_s")
+
+
+@verb(
+    examples=(
+        "redline monitor",
+        "redline monitor --duration 10m --csv gpus.csv",
+        "redline monitor --attach 4711 --json",
+        "redline monitor --openmetrics :9400",
+    )
+)
+def monitor(
+    *,
+    interval: Annotated[
+        Any, setting("Time between two looks, such as 1 or 500ms.", kind=str, shape="TIME", read=seconds_of)
+    ] = 1.0,
+    duration: Annotated[Any, target("Stop after this long. Default: at Ctrl-C.")] = None,
+    attach: Annotated[int | None, setting("Watch only the GPUs this process uses, while it runs.", shape="PID")] = None,
+    csv: Annotated[Any, setting("Log every look as a row.", group=OUTPUT, kind=Path, shape="FILE")] = None,
+    openmetrics: Annotated[
+        str | None, setting("Also serve the figures to Prometheus, such as :9400.", group=OUTPUT, shape="[HOST]:PORT")
+    ] = None,
+    machine: Any = None,
+) -> Result:
+    """Show every GPU and the CPU live: load, memory, power, clocks.
+
+    Throttling, traffic and processes are shown too. Ctrl-C ends it with a summary. What a driver does not report is shown as unknown.
+    """
+    machine = machine or Machine(attach=attach)
+    kept: list[Look] = []
+    with ExitStack() as stack:
+        hearers = [serve_metrics(openmetrics)] if openmetrics is not None else []
+        if csv is not None:
+            try:
+                hearers.append(log_looks(stack.enter_context(Path(csv).open("w", encoding="utf-8"))))
+            except OSError as error:
+                raise UsageError(f"cannot write {csv}: {error.strerror}") from None
+        if sys.stderr.isatty():
+            live = stack.enter_context(Live(console=make_console(stderr=True), transient=True, auto_refresh=False))
+            hearers.append(lambda looks: live.update(terminal_table(looks_table(looks)), refresh=True))
+        try:
+            for looks in _series(machine, duration, interval):
+                kept += looks
+                del kept[:-LOOKS_KEPT]
+                for hear in hearers:
+                    hear(looks)
+        except KeyboardInterrupt:
+            pass
+    return result_of(kept)
+
+
+def _series(machine: Machine, seconds: float | None, interval_s: float) -> Iterator[list[Look]]:
+    """Looks until the time is over, the attached process ends or Ctrl-C comes."""
+    ends = None if seconds is None else time.monotonic() + seconds
+    while True:
+        time.sleep(interval_s if ends is None else max(min(interval_s, ends - time.monotonic()), 0.0))
+        yield machine.look()
+        if machine.is_over or (ends is not None and time.monotonic() >= ends):
+            return
+
+
+class Machine:
+    """The devices that are looked at."""
+
+    def __init__(self, cards: Sequence[Card] | None = None, attach: int | None = None) -> None:
+        self._cards = list(open_all_cards() if cards is None else cards)
+        self._facts = [card.facts() for card in self._cards]
+        self._meters = [EnergyMeter() for _ in self._cards]
+        self._before: list[Look] = [{} for _ in self._cards]
+        self._package = EnergyMeter()
+        self._family = _process(attach) if attach is not None else None
+        self._began = time.monotonic()
+        psutil.cpu_percent(interval=None)
+
+    def look(self) -> list[Look]:
+        at_s = time.monotonic() - self._began
+        gpus = [self._gpu(number, at_s) for number in range(len(self._cards))]
+        if self._family is not None:
+            members = {one.pid for one in (self._family, *_children(self._family))}
+            gpus = [look for look in gpus if _may_use(members, look["processes"])]
+        return [self._cpu(at_s), *gpus]
+
+    @property
+    def is_over(self) -> bool:
+        """The process that was attached to has ended."""
+        if self._family is None:
+            return False
+        try:
+            return not self._family.is_running() or self._family.status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:  # it ended while it was asked
+            return True
+
+    def _cpu(self, at_s: float) -> Look:
+        self._package.read(package_energy_j())
+        frequency = psutil.cpu_freq()
+        family = [] if self._family is None else [self._family, *_children(self._family)]
+        memory = psutil.virtual_memory()
+        return {
+            "device": "cpu",
+            "name": cpu_name(),
+            "at_s": at_s,
+            "throttle": None,
+            "processes": None if self._family is None else {one.pid: held for one in family if (held := _memory(one)) is not None},
+            "utilisation": psutil.cpu_percent(interval=None) / 100,
+            "memory_used_bytes": memory.used,
+            "memory_bytes": memory.total,
+            "temperature_c": cpu_temperature_c(),
+            "clock_hz": frequency.current * 1e6 if frequency and frequency.current else None,
+            "max_clock_hz": frequency.max * 1e6 if frequency and frequency.max else None,
+            "energy_j": self._package.joules,
+        }  # fmt: skip
+
+    def _gpu(self, number: int, at_s: float) -> Look:
+        card, facts, before = self._cards[number], self._facts[number], self._before[number]
+        self._meters[number].read(card.energy_j())
+        reading = TelemetrySample(at_s=at_s, **card.reading())
+        traffic = _ask(card, "traffic") or {}
+        self._before[number] = {**traffic, "at_s": at_s}
+        return {
+            "device": f"gpu{number}",
+            "name": _ask(card, "name") or "GPU",
+            "at_s": at_s,
+            "throttle": _ask(card, "throttle_reasons"),
+            "processes": _ask(card, "processes"),
+            **{name: getattr(reading, name) for name in FIGURES if hasattr(reading, name)},
+            "memory_bytes": _ask(card, "memory_bytes"),
+            "power_limit_w": facts.get("power_limit_w"),
+            "max_clock_hz": facts.get("max_clock_hz"),
+            "pcie_received_per_s": traffic.get("pcie_received"),
+            "pcie_sent_per_s": traffic.get("pcie_sent"),
+            "nvlink_received_per_s": _rate(before, self._before[number], "nvlink_received_total"),
+            "nvlink_sent_per_s": _rate(before, self._before[number], "nvlink_sent_total"),
+            "energy_j": self._meters[number].joules,
+        }
+
+
+def _rate(before: Look, now: Look, name: str) -> float | None:
+    """Of a counter, per second; None until it was read twice."""
+    old, new = before.get(name), now.get(name)
+    return (new - old) / (now["at_s"] - before["at_s"]) if old is not None and new is not None else None
+
+
+def _may_use(members: set[int], processes: Mapping[int, int | None] | None) -> bool:
+    """Whether one of these computes on a card. In a container the driver may speak of the host's numbers: who knows."""
+    return processes is None or bool(members & processes.keys()) or any(not psutil.pid_exists(pid) for pid in processes)
+
+
+def _ask(card: Card, what: str) -> Any:
+    """A figure that not every vendor's library has."""
+    call = getattr(card, what, None)
+    return call() if call is not None else None
+
+
+def _process(pid: int) -> psutil.Process:
+    try:
+        return psutil.Process(pid)
+    except (psutil.NoSuchProcess, ValueError):
+        raise UsageError(f"there is no process {pid} to attach to") from None
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _memory(process: psutil.Process) -> int | None:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return None
+
+
+# Where the looks go
+
+
+def log_looks(file: Any) -> Callable[[Sequence[Look]], None]:
+    """Rows of a CSV file; an empty cell is unknown."""
+    names = ("device", "name", "at_s", *FIGURES, "throttle", "processes")
+    writer = tables.writer(file, lineterminator="\n")
+    writer.writerow(names)
+
+    def hear(looks: Sequence[Look]) -> None:
+        for look in looks:
+            writer.writerow("" if look.get(name) is None else _text(look[name]) for name in names)
+        file.flush()
+
+    return hear
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return ";".join(f"{pid}:{'' if used is None else used}" for pid, used in value.items())
+    return ";".join(value) if isinstance(value, tuple) else value
+
+
+def serve_metrics(address: str) -> Callable[[Sequence[Look]], None]:
+    """A page for Prometheus with the latest look at each device. What is unknown has no value there."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, start_http_server
+    except ImportError:
+        raise MissingExtra("--openmetrics", "prometheus_client", "prometheus") from None
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise UsageError(f"--openmetrics needs a port, such as :9400 or 0.0.0.0:9400, got {address!r}")
+    registry = CollectorRegistry()
+    gauges = {name: Gauge(f"redline_{name}", figure.doc or figure.header, ["device", "name"], registry=registry) for name, figure in FIGURES.items()}  # fmt: skip
+    try:
+        start_http_server(int(port), addr=host or "127.0.0.1", registry=registry)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"cannot serve on {address}: {error}") from None
+
+    def hear(looks: Sequence[Look]) -> None:
+        for gauge in gauges.values():
+            gauge.clear()
+        for look in looks:
+            for name, gauge in gauges.items():
+                if look.get(name) is not None:
+                    gauge.labels(look["device"], look["name"]).set(look[name])
+
+    return hear
+
+
+# What it shows
+
+
+def look_row(look: Look) -> Row:
+    throttle, processes = look["throttle"], look["processes"]
+    facts: dict[str, Fact] = {
+        "device": f"{look['device']} {look['name']}",
+        "at_s": look["at_s"],
+        "throttle": None if throttle is None else ", ".join(throttle) or "no",
+        "processes": None if processes is None else len(processes),
+    }
+    return Row(facts=facts, metrics=tuple(figure(look.get(name)) for name, figure in FIGURES.items()))
+
+
+def looks_table(looks: Sequence[Look]) -> Table:
+    """Every device at this moment."""
+    return Table(
+        name="looks", title=f"after {format_seconds(looks[0]['at_s'])}", rows=tuple(map(look_row, looks)), columns=SHOWN
+    )
+
+
+def total_row(looks: Sequence[Look]) -> Row:
+    """Each figure over the looks that have it; unknown where no look has it."""
+
+    def known(name: str) -> list[float]:
+        return [value for look in looks if (value := look.get(name)) is not None]
+
+    def mean(values: Sequence[float]) -> float | None:
+        return sum(values) / len(values) if values else None
+
+    busy, power, joules = known("utilisation"), known("power_w"), known("energy_j")
+    told = [look for look in looks if look["throttle"] is not None]
+    throttled_s = sum(later["at_s"] - earlier["at_s"] for earlier, later in pairwise(told) if later["throttle"])
+    values = (
+        mean(busy),
+        max(busy, default=None),
+        mean([float(value >= SATURATED) for value in busy]),
+        mean(power),
+        max(power, default=None),
+        joules[-1] - joules[0] if len(joules) > 1 else None,
+        max(known("memory_used_bytes"), default=None),
+        max(known("temperature_c"), default=None),
+        mean(known("clock_hz")),
+        throttled_s if told else None,
+    )
+    facts: dict[str, Fact] = {"device": f"{looks[0]['device']} {looks[0]['name']}", "looks": len(looks)}
+    facts["seconds"] = looks[-1]["at_s"] - looks[0]["at_s"]
+    return Row(facts=facts, metrics=tuple(figure(value) for figure, value in zip(TOTALS, values, strict=True)))
+
+
+def result_of(looks: Sequence[Look]) -> Result:
+    devices = dict.fromkeys(look["device"] for look in looks)
+    rows = tuple(total_row([look for look in looks if look["device"] == device]) for device in devices)
+    known = [row for row in rows if row["mean_utilisation"].value is not None]  # type: ignore[union-attr]
+    busiest = max(known, key=lambda row: row.value("mean_utilisation"), default=None)
+    figures = {} if busiest is None else {"device": busiest["device"], "busy": busiest["mean_utilisation"]}
+    return Result(
+        verb="monitor",
+        headline=Headline(template="{device} was busiest: {busy} of the time.", figures=figures) if figures else None,
+        tables=(
+            Table(name="devices", title="over the whole time", rows=rows, columns=TOTAL_COLUMNS),
+            Table(name="looks", rows=tuple(map(look_row, looks)), is_detail=True),
+        ),
+    )
