@@ -48,10 +48,10 @@ BUS = Figure(
 
 
 class Communication(Frozen):
-    """What the ranks said to each other in a profiled step, and how fast they can. None is unknown."""
+    """This holds what the ranks said to each other in a profiled step, and how fast they can. None means unknown."""
 
     total_s: float | None = None
-    """Per step, on the rank that waits least for others."""
+    """It is the time per step on the rank that waits least for others."""
     exposed_s: float | None = None
     """The part of it in which nothing is computed."""
     waited_s: float | None = None
@@ -59,12 +59,12 @@ class Communication(Frozen):
     span_s: float | None = None
     """The time of the profiled step."""
     probe_s: float | None = None
-    """An all-reduce of as many bytes as a step sends."""
+    """An all-reduce of as many bytes as a step sends takes so long."""
     probe_bytes: int | None = None
 
 
 class ScaleRun(Frozen):
-    """What was measured with one number of ranks."""
+    """This holds what was measured with one number of ranks."""
 
     record: RunRecord
     communication: Communication = Communication()
@@ -104,7 +104,7 @@ class ScalePoint:
 
 
 def points_of(runs: Sequence[ScaleRun], mode: Mode) -> list[ScalePoint]:
-    """Each run against the fewest ranks with the same batch per rank (weak) or the same global batch (strong)."""
+    """Compares each run with the fewest ranks with the same batch per rank (weak) or the same global batch (strong)."""
     series = "batch_per_rank" if mode == "weak" else "global_batch"
     told = list(zip(runs, summarize([run.record for run in runs]), strict=True))
     firsts: dict[tuple[Fact, Fact], tuple[int, Metric]] = {}
@@ -211,7 +211,7 @@ def rank_rows(record: RunRecord) -> Iterator[Row]:
 
 
 def _lost(point: ScalePoint) -> Removal:
-    """All that a point lacks of its ideal."""
+    """Returns all that a point lacks of its ideal."""
     return Removal(saves_s=point.lost_s, seconds=point.lost_s)
 
 

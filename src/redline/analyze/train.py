@@ -18,13 +18,13 @@ from redline.model.units import format_share
 from redline.model.work import Ceilings
 
 DATA_BOUND_SHARE = DATA_WAIT_SHARE
-"""Of the time spent waiting for batches: above it a training is data-bound."""
+"""A training is data-bound if it waits for batches for more than this share of its time."""
 
 LoaderVerdict = Literal["data-bound", "not data-bound"]
 
 
 class LoaderSummary(Frozen):
-    """Who waits for whom. All rates in samples per second."""
+    """This says whether the training or its loader waits for the other. All rates are in samples per second."""
 
     loader_per_s: float
     model_per_s: float
@@ -36,13 +36,13 @@ class LoaderSummary(Frozen):
     """The fewest with which the training does not wait; where none suffices, the fastest. None: the loaders are the user's own, or the
     data lie on the device."""
     ends_it: bool
-    """Whether the training is no longer data-bound with this many."""
+    """True if the training is no longer data-bound with this many."""
     workers: int
     loading_share: float
     """The most that loading can take of the time together: what it takes alone, with nothing beside it."""
     without_prefetch_per_s: float | None
     next: str = ""
-    """What to do about it."""
+    """It says what to do about it."""
 
 
 class TrainingSummary(Frozen):
@@ -64,14 +64,14 @@ class TrainingSummary(Frozen):
     """Products of one step, forward and backward."""
     stem: Stem | None = None
     loss: str = ""
-    """What is trained on: the user's loss, the model's own, or the one chosen for the targets."""
+    """It names the loss that is trained on: the user's, the model's own, or the one chosen for the targets."""
     seed: int = 0
     epochs: tuple[Epoch, ...] = ()
     planned_epochs: int = 1
     epoch_s: float | None = None
     """Median of the whole epochs, the first left out where there are others."""
     samples_per_s: float | None = None
-    """Of the same epochs, without validation."""
+    """It is that of the same epochs, and leaves out validation."""
     samples_per_s_with_validation: float | None = None
     train_loss: float | None = None
     val_loss: float | None = None
@@ -82,12 +82,12 @@ class TrainingSummary(Frozen):
     best_accuracy: float | None = None
     target_accuracy: float | None = None
     time_to_target_s: float | None = None
-    """Training and validation up to the end of the epoch that reached it."""
+    """It counts training and validation up to the end of the epoch that reached the target."""
     data_wait_share: float | None = None
     phase_shares: dict[str, float] = {}
-    """Of the time from the first step of an epoch to its last."""
+    """They are shares of the time from the first step of an epoch to its last."""
     between_share: float | None = None
-    """Of the training time, what is not within those: starting an epoch's loader, and its end."""
+    """It is the share of the training time that lies outside of the steps: an epoch's loader starts, and the epoch ends."""
     peak_bytes: int | None = None
     utilisation: float | None = None
     energy_per_sample_j: float | None = None
@@ -98,13 +98,13 @@ class TrainingSummary(Frozen):
     state: str = ""
     """done, failed, interrupted or cut."""
     tuned_by: str | None = None
-    """The command that looks for a faster recipe for the same step; None where no command line can name it."""
+    """This command looks for a faster recipe for the same step. It is None if no command line can name it."""
     fed_by: str | None = None
-    """The command that measures loader and model apart and together."""
+    """This command measures loader and model apart and together."""
 
     @property
     def steps(self) -> int:
-        """Of all epochs."""
+        """Returns how many steps all epochs had."""
         return sum(epoch.steps for epoch in self.epochs)
 
 
@@ -179,7 +179,7 @@ def loading_share(loader: Fed, together: Fed) -> float:
 
 
 def is_data_bound(record: RunRecord) -> bool:
-    """Whether the training waits for its loader, with the workers that were asked for.
+    """Returns True if the training waits for its loader with the workers that were asked for.
 
     On a CPU, loader and model share the processor: waiting that loading is too quick to explain is the hand-over between
     threads, which no number of workers ends.
@@ -265,7 +265,7 @@ def where_time_goes(training: TrainingSummary) -> str:
 
 
 def _epoch_s(record: RunRecord, steady: Sequence[Epoch]) -> float | None:
-    """Of an epoch that was cut, what it would have taken at the same speed."""
+    """Returns the time of an epoch. For one that was cut, it is what a whole one would have taken at that speed."""
     if not steady:
         return None
     if not steady[-1].is_cut:
@@ -311,7 +311,7 @@ def _notes(record: RunRecord) -> list[Note]:
 
 
 def _doubts(epochs: Sequence[Epoch], *, learnable: bool) -> Iterator[Note]:
-    """What makes the losses or the accuracy of a training suspect."""
+    """Yields what makes the losses or the accuracy of a training suspect."""
     unknown = [epoch for epoch in epochs if epoch.val_batches_not_finite]
     if unknown:
         which = (

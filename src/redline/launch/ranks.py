@@ -71,9 +71,9 @@ class RankLine:
     rank: int
     connection: socket.socket
     pid: int | None
-    """None for a rank on another machine, which no signal reaches."""
+    """It is None for a rank on another machine, which no signal reaches."""
     process: WorkerProcess | None = None
-    """Where it was started by the desk itself, which then knows how it ended."""
+    """It is known if the desk itself started the rank, and then says how it ended."""
     stage: str = "start"
     reply: Reply | None = None
     position: Position | None = None
@@ -86,7 +86,7 @@ class RankLine:
 
     @property
     def is_victim(self) -> bool:
-        """It failed because another rank went away or never came."""
+        """True if it failed because another rank went away or never came."""
         found = self.failure
         return found is not None and any(each.code == "broken-collective" for each in found.notes)
 
@@ -299,7 +299,7 @@ def _for_rank(request: Request, rank: int) -> Request:
 
 
 def _hanging(asked: Sequence[RankLine], ranks: int, limit_s: float) -> Failure:
-    """Who holds up the others: a rank that does not say where it is, or the one that is furthest behind."""
+    """Names who holds up the others: a rank that does not say where it is, or the one that is furthest behind."""
     mute = [line for line in asked if line.position is None]
     told = [(line, line.position) for line in asked if line.position is not None]
     if mute:
@@ -327,7 +327,7 @@ def _hanging(asked: Sequence[RankLine], ranks: int, limit_s: float) -> Failure:
 
 
 def merged(replies: Sequence[Reply]) -> Reply:
-    """One reply from those of all ranks, in their order."""
+    """Returns one reply made from those of all ranks, in their order."""
     first = replies[0]
     if isinstance(first, PreparedReply):
         return msgspec.structs.replace(
@@ -369,7 +369,7 @@ def _prepared(parts: Sequence[Prepared]) -> Prepared:
 
 
 def merged_block(blocks: Sequence[Block]) -> Block:
-    """The slowest rank's, with the samples and the memory of all: the others have to wait for it."""
+    """Returns the slowest rank's block with the samples and the memory of all: the others have to wait for it."""
     slowest = max(blocks, key=lambda block: sum(block.samples) / max(len(block.samples), 1))
     siblings_s = sum(block.cpu_s or 0.0 for block in blocks if block is not slowest)
     others_s = slowest.others_cpu_s

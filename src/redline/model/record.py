@@ -300,7 +300,7 @@ class Block(Frozen):
     """Host seconds to issue each step, settling steps first; empty where nothing runs asynchronously."""
     phases: dict[str, tuple[Seconds, ...]] = {}
     """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode, one per sample.
-    Of a training these are further steps, because marks would make the timed ones longer."""
+    In a run these are further steps, and on data one step of ten, because marks would make the timed ones longer."""
     alone: dict[str, tuple[Seconds, ...]] = {}
     """Several ranks that average gradients: seconds per phase of further steps in which this rank waited for no other. In all
     other steps every rank takes as long as the slowest."""

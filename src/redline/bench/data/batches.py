@@ -25,7 +25,7 @@ _MIX = 1_000_003
 
 
 class Batches(Protocol):
-    """One part of the data, batch by batch, as it comes from the loader."""
+    """A part of the data comes from the loader batch by batch."""
 
     steps: int
     """Per epoch."""
@@ -37,7 +37,7 @@ class Batches(Protocol):
 
 
 class Order(Sampler[tuple[list[int], int]]):
-    """The rows and the seed of each batch of an epoch."""
+    """This sampler yields the rows and the seed of each batch of an epoch."""
 
     def __init__(self, count: int, batch: int, *, seed: int, shuffle: bool, drop_last: bool) -> None:
         self._count, self.batch, self._seed = count, batch, seed
@@ -62,7 +62,7 @@ class Order(Sampler[tuple[list[int], int]]):
 
 
 class Reader(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Makes a batch from its rows and seed; lives in the loader's workers."""
+    """This data set makes a batch from its rows and seed. It lives in the loader's workers."""
 
     def __init__(self, samples: Samples, augment: Augment) -> None:
         self._samples, self._augment = samples, augment
@@ -158,7 +158,7 @@ class UserBatches:
         self._generators = [(each, each.initial_seed()) for each in own.values()]
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        """An epoch begins with the same state whether those before it ran in this process or before a resume."""
+        """Begins an epoch with the same state, no matter whether those before it ran in this process or before a resume."""
         for generator, seed in self._generators:
             generator.manual_seed((seed + epoch - 1) % 2**63)
         for part in self._parts:
@@ -179,7 +179,7 @@ def drawn(count: int, size: int, seed: int) -> Tensor:
 
 
 def augmented(images: Tensor, draws: Tensor) -> Tensor:
-    """Each image shifted and perhaps mirrored, as drawn for it; black comes in from the border."""
+    """Returns each image shifted and perhaps mirrored as was drawn for it. Black comes in from the border."""
     count, channels, height, width = images.shape
     padded = F.pad(images, [width // SHIFT])
     where = images.device

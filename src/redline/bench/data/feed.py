@@ -1,4 +1,4 @@
-"""From batches of a loader to batches on the device, the next one while this one computes."""
+"""This module brings batches of a loader to the device, the next one while this one computes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Parted:
 
 
 def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
-    """A batch of the user's loader as inputs and targets: a pair, or a dict with one of `TARGETS`.
+    """Splits a batch of the user's loader into inputs and targets. It is a pair, or a dict with one of `TARGETS`.
 
     `takes`: the names that the model's `forward` takes; None where they are not known or it takes any. Of a dict the
     model gets what it takes, the targets too where it asks for them.
@@ -205,7 +205,7 @@ class WorkerWatch:
             self._waiting = False
 
     def trouble(self, wait_s: float = 0.0) -> RuntimeError | None:
-        """What torch says of a worker that is dead; None while all live. `wait_s`: one is dying."""
+        """Returns what torch says of a worker that is dead, or None while all live. It waits for `wait_s` if one may be dying."""
         until = time.monotonic() + wait_s
         while self._found is None:
             try:
@@ -272,7 +272,7 @@ class Feed:
             self._thread.join(timeout=1.0)
 
     def next(self) -> Arrived | None:
-        """The next batch, or None after the last."""
+        """Returns the next batch, or None after the last."""
         with loader_errors(), WATCH.waiting():
             return self._take()
 

@@ -1,4 +1,4 @@
-"""What a data source is: a training part and a held-out part, each giving batches by index.
+"""A data source has a training part and a held-out part, and each gives batches by index.
 
 Adding one is adding a file in `sources/`. Everything random about a batch is drawn from the batch's own seed, never from
 torch's global state, so that neither loader workers nor prefetching change what a training sees.
@@ -36,14 +36,14 @@ class Samples(ABC):
 
     @abstractmethod
     def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in 8 bits and classes (N). Called in the loader's workers."""
+        """Returns images (N, C, H, W) in 8 bits and classes (N). It is called in the loader's workers."""
 
     def whole(self) -> tuple[Tensor, Tensor]:
-        """All of it, to be kept on the device."""
+        """Returns all of it, to be kept on the device."""
         return self.fetch(range(len(self)))
 
     def identity(self) -> bytes:
-        """What tells this part from others, without reading all of it."""
+        """Returns what tells this part from others, and does not read all of it."""
         images, classes = self.fetch(range(min(FINGERPRINTED, len(self))))
         return images.numpy().tobytes() + classes.numpy().tobytes()
 
@@ -66,7 +66,7 @@ class InMemory(Samples):
 
 
 class Part(Samples):
-    """The first samples of a set, in an order that mixes its classes."""
+    """This part holds the first samples of a set, in an order that mixes its classes."""
 
     def __init__(self, of: Samples, count: int, seed: int = 0) -> None:
         order = torch.randperm(len(of), generator=torch.Generator().manual_seed(seed))
@@ -93,7 +93,7 @@ class ImageData:
     size: int
     """Pixels per side."""
     mean: tuple[float, ...]
-    """Per channel, of values from 0 to 1: what is taken off before the model sees them."""
+    """It has the mean of each channel, for values from 0 to 1, which is taken off before the model sees them."""
     std: tuple[float, ...]
     random_labels: bool = False
     notes: tuple[Note, ...] = ()
@@ -136,7 +136,7 @@ class LoaderData:
 
     @property
     def repeats(self) -> bool:
-        """Whether the first batches of two workers are the same."""
+        """True if the first batches of two workers are the same."""
         leaves = [pytree.tree_leaves(batch) for batch in self._begun]
         pairs = list(zip(*leaves, strict=False)) if len(leaves) > 1 else []
         tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
@@ -147,10 +147,10 @@ Data = ImageData | LoaderData
 
 
 class DataSource(ABC):
-    """Where data come from."""
+    """A data source says where data come from."""
 
     def check(self, spec: DataSpec, workload: WorkloadSpec) -> None:
-        """Raise a `UsageError` where the spec cannot be honoured. Reads no samples."""
+        """Raises a `UsageError` if the spec cannot be honoured. It reads no samples."""
         refuse(spec, "folder", "download", why="it is made up here")
 
     @abstractmethod
@@ -178,7 +178,7 @@ def check_data(spec: DataSpec, workload: WorkloadSpec) -> None:
 
 
 def open_data(spec: DataSpec, workload: WorkloadSpec) -> Data:
-    """The data a spec asks for, cut to the samples it wants."""
+    """Returns the data a spec asks for, cut to the samples it wants."""
     source = data_source(spec.name)
     source.check(spec, workload)
     data = source.open(spec, workload)

@@ -35,7 +35,7 @@ DRIVER_LOOKS_BACK_S = 1.0
 ISSUED = 8
 """Steps whose time to issue is kept: only the first of an epoch are issued without waiting for those before."""
 WARM_SHARE: dict[Schedule, float] = {"one-cycle": 0.2, "cosine": 0.05, "constant": 0.0}
-"""Of all steps: the learning rate rises over these."""
+"""The learning rate rises over this share of all steps."""
 
 Tell = Callable[[TrainingProgress], None]
 
@@ -46,7 +46,7 @@ class _Passed:
 
     timeline: Timeline
     whole: list[bool]
-    """Of each step whether its batch was a whole one."""
+    """It says of each step whether its batch was a whole one."""
     issue_s: list[float]
     """Host seconds to issue each step."""
     samples: int = 0
@@ -55,7 +55,7 @@ class _Passed:
     is_cut: bool = False
     loss: float | None = None
     seconds: float = 0.0
-    """By the wall clock, from the first word to the loader to the last step."""
+    """It is wall-clock time from the first word to the loader to the last step."""
 
     @property
     def steps(self) -> int:
@@ -63,7 +63,7 @@ class _Passed:
 
 
 class Training:
-    """A model under its recipe on its way through epochs."""
+    """This takes a model under its recipe through epochs."""
 
     def __init__(self, spec: TrainSpec, stepper: Stepper, seed: int, learning_rate: float, tell: Tell) -> None:
         self._spec, self._stepper, self._seed, self._tell = spec, stepper, seed, tell
@@ -72,7 +72,7 @@ class Training:
         self._train = stepper.supply.train(spec.data.workers)
         self._looks_back_s = DRIVER_LOOKS_BACK_S if stepper.device.is_accelerator else 0.0
         self.spent_s = 0.0
-        """Of the time that all epochs may take together, also by those before a resume."""
+        """So much of the time that all epochs may take together is gone, also in those before a resume."""
         self._sum = torch.zeros((), device=self._device.torch_device)
 
     @property
@@ -216,7 +216,7 @@ class Training:
         return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in parameters])
 
     def _validate(self, number: int) -> HeldOut:
-        """Loss and accuracy on the held-out part, eagerly and in the recipe's number format."""
+        """Measures loss and accuracy on the held-out part, eagerly and in the recipe's number format."""
         stepper, batches = self._stepper, self._stepper.supply.validation
         held_out, told = HeldOut(self._device), time.perf_counter()
         if batches is None:
@@ -243,7 +243,7 @@ class Training:
 
 
 class HeldOut:
-    """What validation adds up on the device; reading a result waits for it."""
+    """This adds up validation on the device. To read a result waits for the device."""
 
     def __init__(self, device: Device) -> None:
         self._losses = torch.zeros((), device=device.torch_device)
@@ -317,7 +317,7 @@ def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
 
 
 def seed_everything(seed: int, epoch: int) -> None:
-    """Dropout, and whatever the user's own loaders draw: an epoch begins with the same state, resumed or not."""
+    """Seeds dropout and whatever the user's own loaders draw, so that an epoch begins with the same state, resumed or not."""
     mixed = (seed % 2**31 * 1_000_003 + epoch) % 2**63
     torch.manual_seed(mixed)
     random.seed(mixed)
@@ -342,7 +342,7 @@ def _block(
     number: int,
     used: dict[str, Any],
 ) -> Block:
-    """The steps with whole batches, one by one; the smaller batch at the end of an epoch is no sample of them."""
+    """Returns the steps with whole batches one by one. The smaller batch at the end of an epoch is no sample of them."""
     whole = [step for step, is_whole in zip(steps, passed.whole, strict=True) if is_whole]
     kept = _spread(whole, KEPT_STEPS)
     names = dict.fromkeys(name for step in whole for name in step if name != DATA_PHASE)

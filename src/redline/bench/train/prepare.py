@@ -53,11 +53,11 @@ RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e
 SAME_ANSWER = 0.01
 """Relative distance up to which two answers to a sample are the same: rounding is below it, dropout far above."""
 HIGHEST_RATE = 0.8
-"""Of SGD, whose rate grows with the batch."""
+"""The rate of SGD, which grows with the batch, goes no higher."""
 
 
 def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
-    """The spec with the batch, image size, classes and stem that the data ask for, where it names none.
+    """Returns the spec with the batch, image size, classes and stem that the data ask for, where it names none.
 
     And the pixels per side that the model will see, and inputs as the data give them. A model that is built elsewhere is
     not told of sizes: it takes what comes.
@@ -99,7 +99,7 @@ def _first_of(data: LoaderData, timeout_s: float) -> Parted:
 
 
 def _length(inputs: Any) -> int | None:
-    """Of the token sequences among the inputs: whole numbers by sample and position."""
+    """Returns the length of token sequences among the inputs, which are whole numbers by sample and position."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
     tokens = [each for each in tensors if each.ndim == 2 and not each.is_floating_point()]
     return int(tokens[0].shape[1]) if tokens else None
@@ -182,7 +182,7 @@ def _form(workload: Workload, changes: list[InputChange]) -> Callable[[Any], Inp
 
 
 def _names_taken(model: torch.nn.Module) -> list[str] | None:
-    """What `forward` may be given by name; None where it takes any name."""
+    """Returns what `forward` may be given by name, or None if it takes any name."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
@@ -220,7 +220,7 @@ def settle_loss(workload: Workload, supply: Supply, loss: TargetLoss) -> Supply:
 
 
 def _tried(model: torch.nn.Module, batch: Arrived) -> Any:
-    """What the model returns for a batch, in training and with dropout always alike; None where it raises."""
+    """Returns what the model answers for a batch in training, with dropout always alike, or None if it raises."""
     with unchanged_afterwards(model), torch.enable_grad():
         torch.manual_seed(0)  # an epoch has a seed of its own
         try:
@@ -247,7 +247,7 @@ def _must_have(model: torch.nn.Module, name: str, batch: Arrived) -> bool:
 
 
 def _are_copies(batch: Arrived) -> bool:
-    """Whether the targets are the inputs themselves, apart from positions that are left out."""
+    """True if the targets are the inputs themselves, apart from positions that are left out."""
     if not isinstance(targets := batch.targets, Tensor) or targets.is_floating_point():
         return False
     inputs = [each for each in (*batch.args, *batch.kwargs.values()) if isinstance(each, Tensor)]
@@ -282,7 +282,7 @@ def note_what_stays(workload: Workload) -> None:
 
 
 def check_answers(setup: Setup, data: Data, first: Arrived, loss: TargetLoss) -> None:
-    """Whether the model answers with as many classes as the data have: on a GPU one too few ends the process. And whether
+    """Checks that the model answers with as many classes as the data have: on a GPU one too few ends the process. It also notes whether
     what it answers in eval mode can be judged sample by sample."""
     model = setup.workload.model
     model.eval()
@@ -303,7 +303,7 @@ def check_answers(setup: Setup, data: Data, first: Arrived, loss: TargetLoss) ->
 
 
 def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, output: Any) -> Iterator[Note]:
-    """What makes held-out accuracy depend on more than the weights and the sample, found by asking the model again."""
+    """Yields what makes held-out accuracy depend on more than the weights and the sample. It asks the model again."""
     if _apart(output, model(*setup.args, **setup.kwargs), count) > SAME_ANSWER:
         told = "in eval mode the model answers the same batch differently each time"
         yield note("random-in-eval", f"{told}: dropout or noise is still on, and validation measures the model with it")
@@ -359,7 +359,7 @@ def set_optimizer(spec: RunSpec, setup: Setup, rate: float) -> None:
 
 
 def is_recorded(setup: Setup) -> bool:
-    """Whether the whole step, optimizer included, is replayed from a graph."""
+    """True if the whole step, optimizer included, is replayed from a graph."""
     return setup.step_class is not None and issubclass(setup.step_class, GraphedTraining)
 
 

@@ -119,7 +119,7 @@ class TrainingSession:
 
 
 class Checkpoint:
-    """What a training needs to go on after an epoch, in one file that is replaced whole."""
+    """This keeps what a training needs to go on after an epoch, in one file that is replaced whole."""
 
     def __init__(self, path: Path, spec: RunSpec, workload: Workload) -> None:
         self._path = path
@@ -127,7 +127,7 @@ class Checkpoint:
         self._identity = hashlib.sha256(what + workload.model_hash.encode() + workload.input_hash.encode()).hexdigest()
 
     def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> str:
-        """Why it could not be kept, such as a full disk: that is no reason to end a training. Empty where it is kept."""
+        """Returns why it could not be kept, such as a full disk, which is no reason to end a training. It is empty if it was kept."""
         state = {
             "identity": self._identity + step.order,
             "epochs": [msgspec.to_builtins(epoch) for epoch in epochs],

@@ -1,4 +1,4 @@
-"""One batch after the other through the training step, with what each waited for.
+"""This module takes one batch after the other through the training step, and notes what each waited for.
 
 The host stays a few steps ahead of the device and never waits for a loss, so that watching a training does not slow it
 down.
@@ -38,10 +38,10 @@ class Supply:
     arrive: Arrive
     arrive_held_out: Arrive
     first: Arrived
-    """A batch to begin with, in fp32 and without augmentation."""
+    """The training begins with this batch, which is in fp32 and not augmented."""
     batch: int
     threaded: bool
-    """Whether a thread may ask for batches."""
+    """True if a thread may ask for batches."""
     queued: int = 0
     """Batches that workers of the user's own loader keep ready."""
 

@@ -26,17 +26,17 @@ from redline.model.errors import BenchError
 from redline.model.note import Note, note
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
-"""As torchvision trains its segmentation models, Inception and GoogLeNet."""
+"""torchvision trains its segmentation models, Inception and GoogLeNet with these."""
 
 _WANTS_VALUES = {
     "MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss", "PoissonNLLLoss",
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "poisson_nll_loss",
 }  # fmt: skip
-"""Losses of torch whose targets look like the output instead of naming classes."""
+"""Targets of these losses look like the output and name no classes."""
 
 TargetKind = Literal["shares", "labels", "values"]
-"""Of targets with a value for each output: shares of the classes, one-hot ones too; labels that hold or do not; or values."""
+"""Targets with a value for each output are shares of the classes (one-hot ones too), labels that hold or do not, or values."""
 _OF_VALUES: dict[TargetKind, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "shares": ("cross_entropy", F.cross_entropy),
     "labels": ("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits),
@@ -48,7 +48,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Targets:
-    """Random targets, drawn once per output and kept on its device."""
+    """Random targets are drawn once per output and kept on its device."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -57,7 +57,7 @@ class Targets:
         """For a rank: its rows, and the size of the global batch they are drawn for."""
 
     def classes(self, name: str, logits: Tensor) -> Tensor:
-        """One class per item, per position (N, T, V) or per pixel (N, C, H, W)."""
+        """Returns one class per item, per position (N, T, V) or per pixel (N, C, H, W)."""
         axis = 2 if logits.ndim == 3 else 1
         shape = tuple(size for dimension, size in enumerate(logits.shape) if dimension != axis)
 
@@ -67,7 +67,7 @@ class Targets:
         return self._keep(("classes", name, *logits.shape), logits, draw)
 
     def values(self, name: str, logits: Tensor) -> Tensor:
-        """Values of the output's shape between 0 and 1, which suit regression and binary cross-entropy alike."""
+        """Returns values of the output's shape between 0 and 1, which suit regression and binary cross-entropy alike."""
 
         def draw(generator: torch.Generator) -> Tensor:
             return self._part_of(tuple(logits.shape), lambda whole: torch.rand(whole, generator=generator)).to(
@@ -105,15 +105,15 @@ class TrainingLoss(ABC):
     """
 
     name: str
-    """What the record says was trained on."""
+    """The record says that this was trained on."""
 
     def __init__(self, targets: Any = None) -> None:
         self.targets = targets
         """The user's own; None where there are none, or they are drawn."""
         self.weight = 1.0
-        """Of this rank, where ranks have unequal shares of a batch."""
+        """This rank counts so much if ranks have unequal shares of a batch."""
         self.chosen: Callable[[Any], Tensor] | None = None
-        """What the last call computed, for outputs of the same form."""
+        """The last call computed this. It is for outputs of the same form."""
         self._is_checked = False
 
     def __call__(self, output: Any) -> Tensor:
@@ -126,14 +126,14 @@ class TrainingLoss(ABC):
 
     @abstractmethod
     def choose(self, output: Any) -> Callable[[Any], Tensor]:
-        """The loss of outputs such as this one, as one function that looks for nothing any more."""
+        """Returns the loss of outputs such as this one as one function that looks for nothing any more."""
 
     def to(self, device: torch.device | str) -> None:
         """Move the user's own targets."""
         self.targets = map_tensors(self.targets, lambda _, tensor: tensor.to(device))
 
     def select(self, rows: Sequence[int], size: int) -> None:
-        """Take the user's own targets of these items out of `size`."""
+        """Takes the user's own targets of these items out of `size`."""
 
         def chosen(path: str, tensor: Tensor) -> Tensor:
             if tensor.shape[:1] != (size,):
@@ -145,7 +145,7 @@ class TrainingLoss(ABC):
         self.targets = map_tensors(self.targets, chosen)
 
     def take(self, rows: Sequence[int], size: int) -> None:
-        """Keep to these items out of `size` from now on: the share of one rank."""
+        """Keeps to these items out of `size` from now on. They are the share of one rank."""
         if self.targets is not None:
             self.select(rows, size)
 
@@ -182,7 +182,7 @@ def training_loss(given: Callable[..., Tensor] | None = None, seed: int = 0, tar
 
 
 def loss_on_data(of: TrainingLoss) -> TargetLoss:
-    """The same loss against targets that come with every batch."""
+    """Returns the same loss against targets that come with every batch."""
     if isinstance(of, OutputLoss):
         raise BenchError("user", f"the loss {of.name} takes no targets: on data it must be loss(output, target)")
     return TargetLoss(of.given if isinstance(of, TargetLoss | RandomTargetLoss) else None)
@@ -226,7 +226,7 @@ class TargetLoss(TrainingLoss):
         self._kind: TargetKind | None = None if targets is None else kind_of_targets(targets)
         self._cast: tuple[Any, Any] = None, None
         self._own: tuple[str, ...] = ()
-        """Where in the output the model's own loss is, or the parts of it; names as `float_tensors` gives them."""
+        """The model's own loss, or its parts, are there in the output, by the names that `float_tensors` gives."""
         self._has_own = False
         self._can_judge = False
         """The model has a loss of its own, and its answers can be compared with the targets all the same."""
@@ -286,7 +286,7 @@ class TargetLoss(TrainingLoss):
         return [note("unused-number", f"{told}: give a loss of your own, as loss(output, target), to use it")]
 
     def takes(self, output: Any) -> bool:
-        """Whether there is a loss for such an output and the targets at hand."""
+        """True if there is a loss for such an output and the targets at hand."""
         classes = self.given is None and self._own_of(output) is None and isinstance(self.targets, Tensor)
         logits = [each for _, _, each in weighted_logits(output)] if classes else []
         if any(_are_whole(fit(self.targets, each), each) and not are_classes_of(each, self.targets) for each in logits):
@@ -321,7 +321,7 @@ class TargetLoss(TrainingLoss):
         return Answers(right.sum(), counted.sum(), torch.where(counted, targets, known).flatten(), known)
 
     def class_beyond(self, logits: Tensor) -> int | None:
-        """A target of this batch that names no class of the output; None where all do, or the loss is not chosen here."""
+        """Returns a target of this batch that names no class of the output, or None if all do or the loss is not chosen here."""
         if self.given is not None or self._has_own or not isinstance(self.targets, Tensor):
             return None
         targets = fit(self.targets, logits)
@@ -340,7 +340,7 @@ class TargetLoss(TrainingLoss):
         return sum_of_losses(output)
 
     def _fits_own(self, logits: Tensor, own: Tensor) -> bool:
-        """Whether accuracy has a meaning: one class per sample, or a loss that compares the positions that are compared here."""
+        """True if accuracy has a meaning: there is one class per sample, or a loss that compares the positions that are compared here."""
         if not isinstance(self.targets, Tensor) or not are_classes_of(logits, self.targets):
             return False
         return (
@@ -403,7 +403,7 @@ class DefaultLoss(TrainingLoss):
         super().__init__()
         self._drawn = Targets(seed)
         self._found: tuple[str | None] | None = None
-        """Where the output holds its loss without naming it, once that was looked for."""
+        """The output holds its loss there and does not name it. It is None until that was looked for."""
         self.name = "default"
 
     def take(self, rows: Sequence[int], size: int) -> None:
@@ -425,7 +425,7 @@ class DefaultLoss(TrainingLoss):
         return terms[0] if len(terms) == 1 else lambda output: reduce(add, (term(output) for term in terms))
 
     def _path_of_loss(self, output: Any) -> str | None:
-        """Looked for in the first step with gradients: later ones are timed, and a compiler may hide the answer."""
+        """Looks in the first step with gradients: later ones are timed, and a compiler may hide the answer."""
         if self._found is not None:
             return self._found[0]
         path = loss_among(output)
@@ -503,7 +503,7 @@ class RandomTargetLoss(TrainingLoss):
 
 
 def own_loss(output: Any) -> Tensor | None:
-    """The scalar the output carries as `loss`, by attribute or key; an output that is one scalar is itself the loss."""
+    """Returns the scalar that the output carries as `loss`, by attribute or key. An output that is one scalar is itself the loss."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if found is None and isinstance(output, Tensor) and output.ndim == 0:
         found = output
@@ -521,7 +521,7 @@ def plain_own_loss(output: Any) -> Callable[[Any], Tensor]:
 
 
 def loss_among(output: Any) -> str | None:
-    """Where an output such as `(logits, loss)` holds its loss: the one single number that depends on all that the rest does.
+    """Returns where an output such as `(logits, loss)` holds its loss: the one single number that depends on all that the rest does.
 
     A scale, or a penalty of some layers, depends on fewer parameters.
     """
@@ -535,7 +535,7 @@ def loss_among(output: Any) -> str | None:
 
 
 def _leaves_of(tensors: list[Tensor]) -> set[int]:
-    """The parameters, by their ids, that these depend on. What a compiler has merged depends on nothing that is known."""
+    """Returns the parameters, by their ids, that these depend on. What a compiler has merged depends on nothing that is known."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     seen, leaves = set(), set()
     while waiting:
@@ -560,7 +560,7 @@ def sum_of_losses(output: Any) -> Tensor | None:
 
 
 def weighted_logits(output: Any) -> list[tuple[float, str, Tensor]]:
-    """What enters the loss, with its weight.
+    """Returns what enters the loss, with its weight.
 
     Where the output names its main part (`logits`, `out`), only that and the auxiliary heads count: the rest is
     hidden states and the like. Otherwise every floating tensor does, so that every parameter gets a gradient.
@@ -575,7 +575,7 @@ def weighted_logits(output: Any) -> list[tuple[float, str, Tensor]]:
 
 
 def takes_targets(loss: Callable[..., Any]) -> bool:
-    """Whether a loss must be given a second positional argument."""
+    """True if a loss must be given a second positional argument."""
     return (required_arguments(loss) or 0) >= 2
 
 
@@ -603,7 +603,7 @@ def _parameters(loss: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def _has_classes(logits: Tensor) -> bool:
-    """One output per item, or a single class, leaves cross-entropy nothing to choose from."""
+    """False if there is one output per item or a single class, which leaves cross-entropy nothing to choose from."""
     axis = 2 if logits.ndim == 3 else 1
     return logits.ndim >= 2 and logits.shape[axis] > 1
 
@@ -623,7 +623,7 @@ def _kind_of(output: Any) -> str:
 
 
 def kind_of_targets(targets: Any) -> TargetKind:
-    """What the values of a first batch look like; whether there is one for each output is not known yet."""
+    """Returns what the values of a first batch look like. It is not known yet whether there is one for each output."""
     if not isinstance(targets, Tensor):
         return "values"
     values = targets.float()
@@ -657,7 +657,7 @@ def class_axis(logits: Tensor) -> int:
 
 
 def are_classes_of(logits: Tensor, targets: Tensor) -> bool:
-    """Whether the targets name a class of the output for each sample, position or pixel. Waits for the device."""
+    """True if the targets name a class of the output for each sample, position or pixel. It waits for the device."""
     if logits.ndim < 2 or targets.is_floating_point():
         return False
     axis, fitted = class_axis(logits), fit(targets, logits)
@@ -668,12 +668,12 @@ def are_classes_of(logits: Tensor, targets: Tensor) -> bool:
 
 
 def _are_whole(targets: Tensor, logits: Tensor) -> bool:
-    """Whether these can only be classes: whole numbers, and not one for each number of the output."""
+    """True if these can only be classes: they are whole numbers, and there is not one for each number of the output."""
     return not targets.is_floating_point() and targets.shape != logits.shape
 
 
 def own_losses(output: Any, other: Any = None) -> tuple[str, ...]:
-    """Where an output of the model as it is has its loss: by the names of `float_tensors`; several are summed.
+    """Returns where an output of the model as it is has its loss, by the names of `float_tensors`. Several are summed.
 
     A single number is the loss where it changes with the targets (`other` is the output for other ones) or where it is
     computed from the answer beside it. An auxiliary loss of hidden layers is neither.

@@ -136,7 +136,7 @@ def processors() -> int:
 
 
 def is_ranked() -> bool:
-    """Whether this process is a rank, even the only one."""
+    """True if this process is a rank, even the only one."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -145,7 +145,7 @@ def world_size() -> int:
 
 
 class Ranks:
-    """What a bench session asks of its siblings. A session by itself is a world of one and asks nobody."""
+    """A bench session asks these things of its siblings. A session by itself is a world of one and asks nobody."""
 
     def __init__(self, rank: Rank | None = None) -> None:
         self.rank = rank or Rank()
@@ -160,7 +160,7 @@ class Ranks:
         return self.rank.world > 1
 
     def join(self, device: Device, timeout_s: float) -> None:
-        """A group for the model's own traffic, and one on the CPU for what ranks agree on."""
+        """Joins a group for the model's own traffic, and one on the CPU for what ranks agree on."""
         if is_ranked():
             return
         self.rank.join(device, timeout_s)
@@ -180,7 +180,7 @@ class Ranks:
         return told.tolist()
 
     def any_of(self, is_so: bool) -> bool:
-        """Whether it is so on any rank. What follows runs steps, and all ranks must run as many."""
+        """Returns True if it is so on any rank. What follows runs steps, and all ranks must run as many."""
         if not self.several:
             return is_so
         told = torch.tensor([int(is_so)])
@@ -219,7 +219,7 @@ class Ranks:
             torch.set_num_threads(threads)
 
     def share(self, workload: Workload, batch: int | None, *, ask: bool = False) -> None:
-        """Keep this rank's part of the global batch; the first ranks take one more where it does not divide.
+        """Keeps this rank's part of the global batch; the first ranks take one more where it does not divide.
 
         Waits until it is known which axes hold the items; `ask` lets the model be asked. Splits only once.
         """
@@ -250,14 +250,14 @@ class Ranks:
             workload.loss.weight = mine * world / batch
 
     def level(self, model: nn.Module) -> None:
-        """Give every rank the weights and statistics of rank 0: each has calibrated them on its own items."""
+        """Gives every rank the weights and statistics of rank 0: each has calibrated them on its own items."""
         if self.several:
             with torch.no_grad():
                 for tensor in chain(model.parameters(), model.buffers()):
                     dist.broadcast(tensor.data, 0)
 
     def distribute(self, setup: Setup) -> None:
-        """Average gradients over the ranks, unless a switch already distributes the model in its own way."""
+        """Averages gradients over the ranks, unless a switch already distributes the model in its own way."""
         if self.several and setup.task == "train" and not setup.is_sharded:
             device = setup.device
             ids = [device.torch_device] if device.is_accelerator else None
@@ -283,7 +283,7 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def where_is_main_thread() -> tuple[bool, str]:
-    """Whether the main thread waits for other ranks, and the line of the user's own code it is in."""
+    """Returns whether the main thread waits for other ranks, and the line of the user's own code it is in."""
     main = threading.main_thread().ident
     stack = traceback.extract_stack(sys._current_frames().get(main or 0))
     innermost = Path(stack[-1].filename) if stack else Path()

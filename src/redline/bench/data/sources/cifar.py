@@ -1,4 +1,4 @@
-"""CIFAR-10 in its standard folder, `cifar-10-batches-py`, as torchvision lays it out."""
+"""CIFAR-10 is read from its standard folder, `cifar-10-batches-py`, as torchvision lays it out."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads arrays, lists and texts, and refuses to call anything else: a pickle from elsewhere may hold any program."""
+    """This reads arrays, lists and texts, and refuses to call anything else: a pickle from elsewhere may hold any program."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:

@@ -1,4 +1,4 @@
-"""Any folder of images, one folder per class: torchvision's `ImageFolder`."""
+"""Data may be any folder of images with one folder per class, as torchvision's `ImageFolder` reads it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Pictures(Samples):
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:
-    """With 16 bits per pixel, the upper eight: PIL's own conversion makes everything above 255 white."""
+    """Takes the upper eight of 16 bits per pixel: PIL's own conversion makes everything above 255 white."""
     if picture.mode == "F":
         raise ValueError("its pixels are floats of an unknown range; store them in 8 or 16 bits")
     if not picture.mode.startswith("I"):
@@ -140,7 +140,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _split(files: Sequence[tuple[str, int]], size: int) -> tuple[Samples, Samples]:
-    """A tenth of the files, mixed, for validation."""
+    """Mixes the files and holds a tenth of them out for validation."""
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     held_out = max(1, round(HELD_OUT * len(files)))
     if len(files) < 2:

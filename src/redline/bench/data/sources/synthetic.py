@@ -18,7 +18,7 @@ TRAIN_SAMPLES, VAL_SAMPLES = 10_240, 2_048
 GRATINGS = 3
 """Waves that make up the texture of a class."""
 SIGNAL, NOISE = 0.08, 0.22
-"""Standard deviations of texture and noise in a pixel that goes from 0 to 1."""
+"""These are the standard deviations of texture and noise in a pixel that goes from 0 to 1."""
 MEAN, STD = (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)
 CHUNK = 1024
 DATA_SEED = 20_260
@@ -65,7 +65,7 @@ def _counts(spec: DataSpec) -> dict[str, int]:
 
 
 def _textures(classes: int) -> tuple[Tensor, Tensor]:
-    """For each class the waves' vectors (classes, GRATINGS, 2), in radians per pixel, and their colours."""
+    """Returns for each class the waves' vectors (classes, GRATINGS, 2), in radians per pixel, and their colours."""
     random = torch.Generator().manual_seed(DATA_SEED)
     angles = math.pi * torch.rand(classes, GRATINGS, generator=random)
     periods = 3.0 + 9.0 * torch.rand(classes, GRATINGS, generator=random)

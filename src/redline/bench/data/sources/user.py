@@ -88,7 +88,7 @@ def _what_is_odd(train: Any, validation: Any) -> Iterator[Note]:
 
 
 def _samples(loader: Any) -> list[Any]:
-    """What tells each sample of a loader from others, below its subsets; empty where that is not known.
+    """Returns what tells each sample of a loader from others, below its subsets. It is empty if that is not known.
 
     The same files, or the same arrays, are the same samples in whichever object they lie.
     """
@@ -113,7 +113,7 @@ def _samples(loader: Any) -> list[Any]:
 
 
 def _classes(loader: Any) -> int | None:
-    """What the data set says of itself, as torchvision's do."""
+    """Returns how many classes the data set says it has, as torchvision's do."""
     found = getattr(getattr(loader, "dataset", None), "classes", None)
     return len(found) if isinstance(found, list | tuple) and found else None
 
