@@ -88,7 +88,7 @@ def test_an_unknown_batch_is_said() -> None:
     text = text_of(measured(batch=None, batch_from="unknown", items_per_step=1, item="step"))
     assert "the batch is unknown" in text
     assert "step/s" in text
-    assert "declare batch_axis or items" in text
+    assert "add --batch-axis N" in text
 
 
 def test_records_of_one_name_are_set_apart_by_what_differs() -> None:

@@ -462,7 +462,7 @@ def _notes(found: Measured, measured: Sequence[RunSummary], pairs: Sequence[Pair
     if any(row.batch_from == "unknown" and row.task != "step" for row in measured):
         yield note(
             "batch-unknown",
-            "the batch is unknown, so steps are counted: let the factory take batch, or declare batch_axis or items",
+            "the batch is unknown, so steps are counted: add --batch-axis N or --items N, or let the factory take batch",
         )
     for replicates in found.decided:
         if (apart := process_spread(replicates)) is not None:
