@@ -1,12 +1,10 @@
 """`redline tune`: the search for the fastest recipe.
 
-Called by `redline.api.tune`, which makes a `Tuner` (the state) and hands it to `search` in `loop.py`, the main path:
+`state.py` is the search while it runs, `loop.py` its main path, and one rule (`choose.py`) decides what is started:
 
-    explore   planner.py says what to try next, from space.py (all recipes), safe.py (what an engineer would begin with) and
-              beliefs.py (what is believed about recipes that were not tried); trials.py prepares and times it; inquiry.py finds
-              out why one failed, lessons.py what that rules out; estimates.py tells what those took that were timed
-    decide    finals.py races the last few, in processes that final_runs.py opens; reserve.py keeps time for that, costs.py says what things take
-    ablate    ablation.py: the winner without one switch at a time; batches.py chooses its batch, checks.py runs the user's check
+    the recipe with the highest expected gain per second whose expected end, with its spread, plus the last race still fits before
+    the deadline
 
-winner.py draws the conclusion from the records, result.py is all that is said about it, record.py is what is kept.
+`space.py` has all recipes, `beliefs.py` what they promise, `costs.py` what they take, `lessons.py` what failures teach. `trials.py` prepares
+and times them, `race.py` holds the last race, `finish.py` takes the winner apart, `result.py` says what was found, `record.py` is what is kept.
 """
