@@ -297,8 +297,9 @@ def test_row_08_a_recipe_with_wrong_numbers_is_never_recommended(on_gpu: Callabl
     found = [rows["bf16"][name] for name in ("numerics", "signal_error", "tolerance")]
     assert found == ["wrong", 0.3, 0.02]
     found = told("tune", "resnet50", "--batch", 32, "--budget", "10m")
-    assert "bf16" not in found["winner"]["recipe"].split("+")
-    assert "above-tolerance" in {row["code"] for row in found["rejected"]}
+    (winner,) = [row["recipe"] for row in found["tables"]["ranking"] if row["verdict"] == "winner"]
+    assert "bf16" not in winner.split("+")
+    assert "above-tolerance" in {row["code"] for row in found["tables"]["rejected"]}
 
 
 def test_row_09_a_grid_keeps_rows_resumes_and_has_oom_as_a_row(on_gpu: Callable[..., FakeDoor]) -> None:
@@ -343,12 +344,12 @@ def test_row_11_the_tuner_proves_its_winner_says_each_gain_and_writes_code(
 ) -> None:
     on_gpu()
     found = told("tune", "resnet50", "--batch", 32, "--budget", "30m", "--snippet", tmp_path / "fast.py")
-    winner = found["winner"]
+    (winner,) = [row for row in found["tables"]["ranking"] if row["verdict"] == "winner"]
     assert winner["recipe"] == "fp16+compile"
-    assert winner["low"] <= 4.0 <= winner["high"]
-    gains = {row["switch"]: row for row in found["switches"]}
+    assert winner["vs_baseline"]["low"] <= 4.0 <= winner["vs_baseline"]["high"]
+    gains = {row["switch"]: row["gain"] for row in found["tables"]["gains"]}
     assert gains["compile"]["low"] <= 1.6 <= gains["compile"]["high"]
-    assert (tmp_path / "fast.py").read_text() == found["snippet"]
+    assert (tmp_path / "fast.py").read_text() == found["blocks"]["snippet"]
     recipe = Recipe.parse("bf16+channels-last")
     code = snippet_of(RunSpec(workload=WorkloadSpec(model="simple_cnn", batch=4), recipe=recipe, device="cpu"))
     compile(code, "snippet", "exec")

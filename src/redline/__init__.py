@@ -14,9 +14,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.api.history import history as history
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
-    from redline.api.tune import TuneResult as TuneResult
-    from redline.api.tune import kept_tune as kept_tune
-    from redline.api.tune import tune as tune
     from redline.api.workspace import Workspace as Workspace
     from redline.show.result import Result as Result
     from redline.verbs.batch import batch as batch
@@ -40,6 +37,9 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.serve import serve as serve
     from redline.verbs.study import study as study
     from redline.verbs.train import train as train
+    from redline.verbs.tune import TuneResult as TuneResult
+    from redline.verbs.tune import kept_tune as kept_tune
+    from redline.verbs.tune import tune as tune
     from redline.verbs.watch import Watch as Watch
     from redline.verbs.watch import lightning_callback as lightning_callback
     from redline.verbs.watch import trainer_callback as trainer_callback

@@ -162,7 +162,7 @@ def test_a_tune_comes_back_and_goes_on(one_machine: OneMachine) -> None:
         found = redline.tune(f"{MODELS}:sound", ray=True, **SEARCH, workspace=workspace)
         assert found.tune.trials
         kept = workspace.history.load_many(found.tune.record_ids)
-        assert set(kept) == set(found.records)
+        assert set(kept) == set(found.recorded)
         again = redline.tune(f"{MODELS}:sound", ray=True, resume=True, **SEARCH, workspace=workspace)
         assert again.tune.trials[: len(found.tune.trials)] == found.tune.trials
     with pytest.raises(SpecError, match="--launch ray"):
@@ -196,7 +196,7 @@ def test_a_tune_finishes_on_a_cluster(machines: tuple[Any, Any]) -> None:
     with redline.Workspace(history=":memory:") as workspace:
         found = redline.tune(f"{MODELS}:sound", ray=True, address=cluster.address, **SEARCH, workspace=workspace)
         assert found.tune.state in ("done", "out-of-budget")
-        assert len(workspace.history.load_many(found.tune.record_ids)) == len(found.records) > 0
+        assert len(workspace.history.load_many(found.tune.record_ids)) == len(found.recorded) > 0
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from typing import Any
 from worlds.recipes import switches_of
 
 import redline
-from redline.api.tune import TuneResult
 from redline.api.workspace import Workspace
 from redline.model.note import note
 from redline.model.questions import SwitchChoice
@@ -18,6 +17,7 @@ from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.tune import TuneResult
 
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),

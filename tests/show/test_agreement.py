@@ -17,7 +17,6 @@ from redline.analyze.pairs import pairs_of
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.rows import row_of
 from redline.analyze.summary import with_price
-from redline.api.tune import tune
 from redline.api.workspace import Workspace
 from redline.model.metrics import Row
 from redline.model.questions import SwitchChoice
@@ -29,6 +28,7 @@ from redline.show.contents import Contents, contents_of
 from redline.show.dashboard import answers_of
 from redline.show.payload import payload_of
 from redline.show.report import write_folder
+from redline.verbs.tune import tune
 
 CRASH = Failure(stage="measure", kind="crash", message="the worker died")
 
@@ -221,7 +221,7 @@ def test_a_search_and_a_later_race_of_its_winner_have_one_ratio(tmp_path: Path) 
     assert found.summary.leader is not None
     recipe = found.summary.leader.recipe
     assert recipe != "baseline"
-    records = list(found.records.values())
+    records = list(found.recorded.values())
     later = [
         msgspec.structs.replace(one, created_at=one.created_at + 60) for one in race_records(("baseline", recipe), door)
     ]

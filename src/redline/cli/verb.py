@@ -206,7 +206,8 @@ def _report(folder: Path, result: Any, workspace: Any) -> None:
     if not result.record_ids:
         raise UsageError("nothing was measured, so there is nothing to report: leave out --report")
     records = workspace.history.load_many(result.record_ids)
-    tell_report(report_records(list(records.values()), folder, workspace=workspace))
+    tunes = [result.summary] if hasattr(result, "summary") else []
+    tell_report(report_records(list(records.values()), folder, tunes=tunes, workspace=workspace))
 
 
 def tell_report(files: Any) -> None:

@@ -21,6 +21,7 @@ from redline.model.fields import Frozen
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
 from redline.model.note import Note
 from redline.model.units import format_bytes
+from redline.search.tune.answer import answer
 from redline.search.tune.gains import GainPath, waterfall
 from redline.show.contents import METHOD, Contents, line_row
 from redline.show.dashboard import dashboard
@@ -28,7 +29,6 @@ from redline.show.folder import check_folder
 from redline.show.plots import draw_pictures
 from redline.show.result import Result, comma_separated, markdown
 from redline.show.terminal import markdown_line
-from redline.show.tune import answer
 
 RESULT_COLUMNS = (
     "recipe", "model", "task", "batch", "throughput", "ratio", "latency_p50", "latency_p95", "ttft", "tpot", "epoch_time",

@@ -10,7 +10,6 @@ from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf
 from redline.api.history import history_in
 from redline.api.profile import kept_memories
-from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace, use
 from redline.model.errors import RecordError, UsageError
 from redline.model.files import is_file
@@ -20,13 +19,14 @@ from redline.model.record import RunRecord
 from redline.model.settings import OUTPUT, WHICH, setting
 from redline.model.work import Ceilings
 from redline.search.tune.record import KeptSearches
-from redline.search.tune.result import TuneSummary
+from redline.search.tune.result import TuneSummary, summary_of
 from redline.show.contents import contents_of
 from redline.show.folder import open_in_browser
 from redline.show.report import ReportFiles, write_folder
 from redline.show.result import Result
 from redline.store import History
 from redline.store.codec import read_exported
+from redline.verbs.tune import kept_tune
 from redline.verbs.verb import verb
 
 
@@ -243,7 +243,7 @@ def _tune(name: str, workspace: Workspace) -> Chosen:
     chosen = Chosen(title=f"tune {name}")
     found = kept_tune(name, workspace=workspace, on_unreadable=chosen.left_out)
     chosen.tunes.append(found.summary)
-    chosen.add(found.records.values())
+    chosen.add(found.records)
     return chosen
 
 
@@ -263,7 +263,7 @@ def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> Non
         has_records = search.record_ids and all(record_id in records for record_id in search.record_ids)
         if has_records and search.name not in there:
             own = {record_id: records[record_id] for record_id in search.record_ids}
-            chosen.tunes.append(TuneResult(search, own, known).summary)
+            chosen.tunes.append(summary_of(search, own, known))
 
 
 def _sweep(name: str, history: History) -> Chosen:

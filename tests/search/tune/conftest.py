@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tune_bench import landscape, tuned
 
-from redline.api.tune import TuneResult
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.tune import TuneResult
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from tune_bench import BEST, landscape, tuned
 from worlds.recipes import FAILURES, WRONG, switches_of
 from worlds.tuning import tune_simulated
 
-from redline.api.tune import TuneResult
 from redline.model.record import Failure, Numerics
 from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape
+from redline.verbs.tune import TuneResult
 
 
 class TestFailuresTeach:
@@ -31,7 +31,7 @@ class TestFailuresTeach:
 
     @staticmethod
     def failed(result: TuneResult) -> list[str]:
-        return [each.recipe for each in result.tune.trials if result.records[each.record_id].failure is not None]
+        return [each.recipe for each in result.tune.trials if result.recorded[each.record_id].failure is not None]
 
     def test_a_switch_that_the_bench_names_is_tried_once(self, tune: Callable[..., TuneResult]) -> None:
         result = tune(self.breaking("graphs", switches=("graphs",), scope="switch"))
@@ -95,7 +95,7 @@ class TestTheRaceTeachesToo:
 
     @staticmethod
     def raced(result: TuneResult) -> list[set[str]]:
-        replicates = [[result.records[each] for each in ids] for ids in result.tune.finals]
+        replicates = [[result.recorded[each] for each in ids] for ids in result.tune.finals]
         return [{str(record.spec.recipe) for record in replicate} for replicate in replicates]
 
     @pytest.mark.parametrize("part", ["fp16", "fp16+graphs"])
@@ -114,7 +114,7 @@ class TestTheRaceTeachesToo:
 
     def test_trials_look_as_closely_from_then_on(self, tune: Callable[..., TuneResult]) -> None:
         result = tune(self.losing("fp16", "bf16"), task="train")
-        trials = [result.records[trial.record_id] for trial in result.tune.trials]
+        trials = [result.recorded[trial.record_id] for trial in result.tune.trials]
         steps = [record.spec.measure.loss_path_steps for record in trials]
         assert steps == sorted(steps)
         assert (steps[0], steps[-1]) == (5, 20)

@@ -12,11 +12,11 @@ from reported import ceilings_of, race_records
 from redline.analyze.pairs import pair_of
 from redline.analyze.summary import summarize
 from redline.model.record import RunRecord
+from redline.search.tune.answer import answer
 from redline.search.tune.gains import gain_path_of, waterfall
 from redline.search.tune.record import TuneRecord, TuneSpec
-from redline.search.tune.result import Ranked, Rejected, SwitchGain, TuneSummary, Winner, against_baseline
+from redline.search.tune.result import Ranked, SwitchGain, TuneSummary, Winner, against_baseline
 from redline.search.tune.state import Estimate
-from redline.show.tune import answer, reasons
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)
@@ -125,18 +125,6 @@ def test_what_was_not_decided_is_not_told_as_slower(low: float, high: float, ver
     )
     found = with_leader(summary(), recipe="baseline", ratio=1.0, low=1.0, high=1.0)
     assert told in answer(msgspec.structs.replace(found, ranking=rows))
-
-
-def test_a_long_error_is_cut_at_the_end_of_a_sentence() -> None:
-    long = (
-        "onnx cannot run this model: Found Out in output, which is not a known type, as nobody has told torch about it. "
-        + 60 * "See. "
-    )
-    row = Rejected(recipe="onnx", switch="onnx", scope="switch", code="failed", text=long)
-    (line,) = reasons(msgspec.structs.replace(summary(), rejected=(row,)))
-    assert "nobody has told torch about it." in line
-    assert line.endswith("See. …")
-    assert len(line) < 300
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 from tune_bench import BEST, landscape
 from worlds.recipes import switches_of
 
-from redline.api.tune import TuneResult
 from redline.model.note import note
 from redline.model.record import Numerics
 from redline.model.spec import RunSpec
 from redline.model.work import Facts
 from redline.search.tune.result import summary_of
 from redline.testing.landscape import EXACT
+from redline.verbs.tune import TuneResult
 
 SCOPE = ("one-branch", "fewer-digits")
 
@@ -68,7 +68,7 @@ def test_what_the_comparison_of_the_winner_leaves_out_is_told(tune: Callable[...
     left_out = note("masked-positions", "positions that a mask hides are not compared")
 
     def told(*recipes: str) -> list[str]:
-        records = dict(result.records)
+        records = dict(result.recorded)
         for key, record in records.items():
             if str(record.spec.recipe) in recipes and record.prepared is not None:
                 workload = msgspec.structs.replace(record.prepared.workload, notes=(left_out,))

@@ -15,7 +15,6 @@ from worlds.tuning import loss_of, tune_simulated
 
 from redline.analyze.replicates import lines_of
 from redline.analyze.summary import summarize
-from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.model.errors import UsageError
 from redline.model.note import note
@@ -27,6 +26,7 @@ from redline.search.tune.record import decode_tune, encode_tune
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT
+from redline.verbs.tune import TuneResult, kept_tune
 
 
 class TestFindings:
@@ -45,7 +45,7 @@ class TestFindings:
     def test_its_speed_is_the_one_of_every_table(self, tune: Callable[..., TuneResult]) -> None:
         """Over all of its processes, on trial and in the race, which here differ by a tenth."""
         result = tune(landscape(offset_sigma=0.1))
-        records = list(result.records.values())
+        records = list(result.recorded.values())
         lines = {line.row.recipe: line for line in lines_of(records, summarize(records))}
         assert result.winner is not None
         assert len(lines[result.winner.recipe].rates) > 2
@@ -189,7 +189,7 @@ class TestNumbers:
         rejected = {each.recipe: each.text for each in result.summary.rejected}
         assert rejected
         assert all("fp16" in recipe and reason.startswith("numerics: error 0.7") for recipe, reason in rejected.items())
-        for record in result.records.values():
+        for record in result.recorded.values():
             assert not record.blocks or "fp16" not in switches_of(record.spec)
 
     @pytest.mark.parametrize(("tolerance", "passes"), [("1x", False), ("8x", True), (3e-3, False), ("2e-2", True)])

@@ -10,7 +10,6 @@ import pytest
 from tune_bench import BEST, landscape, tuned
 from worlds.recipes import switches_of
 
-from redline.api.tune import TuneResult
 from redline.model.errors import UsageError
 from redline.model.protocol import Ask
 from redline.model.questions import AskMetric, SwitchChoice
@@ -18,6 +17,7 @@ from redline.model.record import Capabilities, Failure
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import EXACT
+from redline.verbs.tune import TuneResult
 
 
 class TestQuantized:
@@ -71,12 +71,12 @@ class TestCheck:
         result = tune(check="metrics:top1")
         asked = [metric.recipe for metric in result.tune.metrics]
         assert asked[0] == "baseline"
-        raced = {str(result.records[each].spec.recipe) for replicate in result.tune.finals for each in replicate}
+        raced = {str(result.recorded[each].spec.recipe) for replicate in result.tune.finals for each in replicate}
         assert raced <= set(asked)
         assert result.recipe in asked
         assert len(asked) == len(set(asked)), "once each"
         assert result.summary.metrics == result.tune.metrics
-        assert "your check: 1, 1 with the baseline" in str(result)
+        assert {row.cell("value") for row in result.table("checks").rows} == {"1.0"}
 
     def test_an_interrupted_check_is_not_waited_for(self, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
         """Closing would: a worker in the middle of a check hears of it when the check is over."""

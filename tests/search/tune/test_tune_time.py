@@ -11,7 +11,6 @@ import pytest
 from tune_bench import BEST, CHOICES, device_s, host_s, landscape, tuned
 from worlds.recipes import switches_of
 
-from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
 from redline.model.questions import SwitchChoice, SwitchNeed
@@ -20,6 +19,7 @@ from redline.model.spec import RunSpec
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
+from redline.verbs.tune import TuneResult, kept_tune
 
 
 class TestJobs:
@@ -101,7 +101,7 @@ class TestBudget:
         }
 
         def raced(result: TuneResult) -> set[str]:
-            return {str(result.records[each].spec.recipe) for final in result.tune.finals for each in final}
+            return {str(result.recorded[each].spec.recipe) for final in result.tune.finals for each in final}
 
         unsteady = [
             tune(landscape(offset_sigma=0.08, seed=seed, **world), budget="5m", name=f"{seed}")
@@ -323,7 +323,7 @@ class TestASecondSearch:
     def test_takes_nothing_from_another_model(self, history: History) -> None:
         """Of the same name: the file was edited, and the hash of the model says so."""
         first = tuned(FakeDoor(landscape()), history, budget="60s")
-        record = first.records[first.tune.trials[0].record_id]
+        record = first.recorded[first.tune.trials[0].record_id]
         assert record.prepared is not None
         workload = msgspec.structs.replace(record.prepared.workload, model_hash="other")
         prepared = msgspec.structs.replace(record.prepared, workload=workload)

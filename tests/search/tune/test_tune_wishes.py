@@ -12,7 +12,6 @@ import pytest
 from tune_bench import BEST, landscape, tuned
 from worlds.recipes import switches_of
 
-from redline.api.tune import TuneResult
 from redline.model.errors import SpecError, UsageError
 from redline.model.questions import SwitchChoice, SwitchNeed
 from redline.model.record import Capabilities
@@ -21,6 +20,7 @@ from redline.model.work import Facts
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.tune import TuneResult
 
 
 class TestWishes:
@@ -45,7 +45,7 @@ class TestWishes:
         result = tune(landscape(sync_s=0.002), objective="latency")
         assert result.winner is not None
         assert result.winner.recipe == BEST
-        blocks = {block.kind for record in result.records.values() for block in record.blocks}
+        blocks = {block.kind for record in result.recorded.values() for block in record.blocks}
         assert blocks == {"latency"}
 
     def test_the_batch_may_be_looked_for(self, tune: Callable[..., TuneResult]) -> None:
@@ -100,9 +100,9 @@ class TestWishes:
         result = tuned(FakeDoor(truth), history, batch="auto", budget=budget_s)
         winner, tune = result.winner, result.tune
         assert winner is not None
-        own = [record for record in result.records.values() if str(record.spec.recipe) == winner.recipe]
+        own = [record for record in result.recorded.values() if str(record.spec.recipe) == winner.recipe]
         timed = [record for record in own if (record.spec.workload.batch or 32) == winner.batch and record.blocks]
-        assert result.records[winner.record_id] in timed
+        assert result.recorded[winner.record_id] in timed
         assert winner.throughput_per_s == pytest.approx((winner.batch or 0) / truth.step_s(timed[0].spec), rel=0.02)
         apart = [each for each in result.summary.notes if each.code == "batch-not-raced"]
         assert bool(apart) == (bool(tune.batches) and not tune.batch_replicates)

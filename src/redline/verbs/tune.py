@@ -1,0 +1,601 @@
+"""`redline tune`: the fastest recipe that keeps the numerics, what each switch brings, and the code to paste."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import msgspec
+
+from redline.analyze.trust import error_text
+from redline.api.recipe import PlainRecipe, arguments_of, recipe
+from redline.api.settings import named_function, one_spec
+from redline.api.workspace import Workspace, use
+from redline.model import figures
+from redline.model.errors import BenchError, DoorError, Exit, RecordError, SpecError, UsageError
+from redline.model.fields import MOST_REPLICATES, MOST_THREADS, Frozen, require_range, seconds_of
+from redline.model.metrics import Block, Fact, Figure, Headline, Row, Table
+from redline.model.migrations import decode, encode
+from redline.model.note import Note, note
+from redline.model.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
+from redline.model.record import RunRecord
+from redline.model.settings import WHAT, setting
+from redline.model.spec import BASELINE, Recipe
+from redline.model.units import counted, format_seconds, format_share, parse_price
+from redline.model.work import Facts
+from redline.search.batch import require_batches
+from redline.search.spread import on_cluster, require_cluster
+from redline.search.tune.answer import answer
+from redline.search.tune.costs import compile_s
+from redline.search.tune.loop import begun_with, run_search, with_machine
+from redline.search.tune.record import (
+    KeptSearches,
+    Objective,
+    Spent,
+    Tolerance,
+    TuneRecord,
+    TuneSpec,
+    decode_tune,
+    default_name,
+    encode_tune,
+    resumed,
+)
+from redline.search.tune.result import Ranked, TuneSummary, Winner, summary_of, with_price
+from redline.search.tune.space import space_for
+from redline.search.tune.state import Clock, Search, usual_jobs
+from redline.show.folder import check_file, write_text
+from redline.show.result import Result
+from redline.verbs.verb import ISOLATED, WORKLOAD, Address, ModelName, Ray, target, verb
+
+VS_BASELINE = Figure(
+    name="vs_baseline", unit="x", header="vs baseline", better="higher", doc="Baseline's time over its own."
+)
+GAIN = Figure(name="gain", unit="x", better="higher", doc="Time without the switch over time with it.")
+ENERGY = Figure(name="energy_per_item", unit="J", header="energy", better="lower", doc="Energy per item.")
+COST = Figure(
+    name="cost_per_million", header="per million", better="lower", doc="Cost of a million items at the price given."
+)
+SHOWN = 5
+"""Rows of the ranking that a person sees without -v."""
+
+
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    """Several as a person writes them: a list, or a text with commas."""
+    given = value.split(",") if isinstance(value, str) else value
+    return tuple(word.strip() for word in given)
+
+
+def _batch(name: str, value: Any) -> int | str | None:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if isinstance(value, str) and value != "auto":
+        raise SpecError(f"batch must be a number or 'auto', got {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(Result):
+    """What a search found, with all that it rests on."""
+
+    tune: TuneRecord
+    recorded: Mapping[str, RunRecord]
+    """What was measured, by id."""
+    summary: TuneSummary
+    inputs: Any | None = None
+    """The example inputs the search was given."""
+
+    @property
+    def winner(self) -> Winner | None:
+        return self.summary.winner
+
+    @property
+    def recipe(self) -> str:
+        """The winner's; raises where nothing is surely faster than the baseline."""
+        if self.winner is None:
+            raise UsageError("the search found no recipe that is surely faster than the baseline; print it to see why")
+        return self.winner.recipe
+
+    @property
+    def snippet(self) -> str | None:
+        """The winner as plain PyTorch."""
+        return self.summary.snippet
+
+    @property
+    def plain(self) -> PlainRecipe:
+        """The winner outside of any measurement: `redline.recipe(...)` for this workload."""
+        workload, device = self.tune.tune.spec.workload, self.tune.tune.spec.device
+        return recipe(self.recipe, task=workload.task, optimizer=workload.optimizer, device=device)
+
+    def apply(self, model: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Callable[..., Any]:
+        """The winner applied to a copy of a model, or with `inplace=True` to the model itself.
+
+        It is made for inputs like these, or like those of the search where none are given.
+        """
+        if not args and not kwargs and self.tune.tune.spec.workload.task == "infer":
+            args, kwargs = arguments_of(self._inputs_or("apply(model, inputs)"))
+        return self.plain.apply(model, *args, inplace=inplace, **kwargs)
+
+    def training_step(
+        self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any
+    ) -> Callable[[Any, Any], Any]:
+        """The winner of a search for training: a function of inputs and targets that does one whole step.
+
+        Made for inputs like these, a dict of keywords among others; None: those of the search.
+        """
+        if inputs is None:
+            inputs = self._inputs_or("training_step(model, loss, inputs, targets)")
+        return self.plain.training_step(model, loss, inputs, targets)
+
+    def _inputs_or(self, call: str) -> Any:
+        if self.inputs is None:
+            name = call.partition("(")[0]
+            raise UsageError(f"{name} needs example inputs, as the recipe is made for their shape: {call}")
+        return self.inputs
+
+
+@verb(
+    takes=(*WORKLOAD, *ISOLATED, "effort"),
+    tasks=("infer", "train", "generate"),
+    examples=(
+        "redline tune resnet50 --batch 32 --budget 5m --snippet fast.py",
+        "redline tune my_model.py:build --task train --objective energy",
+        "redline tune hf:gpt2 --task generate --prompt 512 --objective tpot",
+    ),
+    also=("save", "report", "log"),
+    progress="LiveTune",
+)
+def tune(
+    model: ModelName,
+    inputs: Any | None = None,
+    *,
+    budget: Annotated[
+        Any,
+        setting(
+            "Time for the search once torch is loaded, such as 60s or 5m. Default: by what compiling the model takes.",
+            kind=str,
+        ),
+    ] = None,
+    objective: Annotated[
+        Objective,
+        setting("What to optimize. energy: joules per item; ttft and tpot, the times of tokens, with --task generate."),
+    ] = "throughput",
+    snippet: Annotated[
+        Path | None, setting("Write the winner as plain PyTorch to this file.", shape="FILE", kind=str)
+    ] = None,
+    batch: Annotated[
+        Any, setting("Items per step, or auto to search it too.", short="-b", group=WHAT, kind=str, read=_batch)
+    ] = None,
+    recipes: Annotated[
+        Any, setting("A recipe to try first; repeatable.", short="-r", option="--recipe", kind=list[str])
+    ] = (),
+    switches: Annotated[
+        Any, setting("Use only these switches, such as fp16,compile,graphs.", kind=str, read=_words)
+    ] = (),
+    without: Annotated[Any, setting("Leave these switches out, such as compile.", kind=str, read=_words)] = (),
+    slo_p95: Annotated[Any, target("Keep p95 of the step time within this limit, such as 20ms.")] = None,
+    tolerance: Annotated[
+        Any, setting("Numerics: a factor on the error of rounding such as 2x, or a relative error.", kind=str)
+    ] = None,
+    allow_quantized: Annotated[bool, setting("Try int8 and fp8 too; recommended only with --check.")] = False,
+    check: Annotated[
+        Any,
+        setting(
+            "file.py:function, a metric of the model, higher is better; run on the winner and all finalists.", kind=str
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        setting("Recipes prepared at the same time. Default: as many as processors allow.", least=1, most=MOST_THREADS),
+    ] = None,
+    replicates: Annotated[int, setting("Fresh processes of each finalist.", least=1, most=MOST_REPLICATES)] = 3,
+    price: Annotated[
+        str | None, setting("Price of the machine, such as 2.50/h: adds the cost of a million items.")
+    ] = None,
+    name: Annotated[str | None, setting("Name of the search. Default: derived from what is asked.")] = None,
+    resume: Annotated[bool, setting("Continue the same search where it stopped.")] = False,
+    ray: Ray = False,
+    address: Address = None,
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    clock: Clock = time.monotonic,
+    **settings: Any,
+) -> TuneResult:
+    """Find the fastest recipe that keeps the numerics; write its code.
+
+    The winner is proven against the baseline, and each of its switches is measured. Every recipe's numerics are checked before it is timed.
+    Ctrl-C prints the best so far. A --check that raises an error under a recipe rejects that recipe, and the exit code is 5.
+    """
+    require_cluster(ray, address)
+    per_hour = parse_price(price) if price is not None else None
+    if snippet is not None:
+        check_file(Path(snippet))
+    if settings.get("no_check"):
+        raise UsageError("no_check does not go with a search: it recommends nothing whose outputs were not checked")
+    if batch not in (None, "auto"):
+        settings["batch"] = batch
+    with use(workspace) as opened:
+        spec, working = one_spec(opened, "a search", model, inputs, recipes="baseline", loss=loss, **settings)
+        asked = TuneSpec(
+            spec=spec,
+            objective=objective,
+            tunes_batch=batch == "auto",
+            slo_p95_s=slo_p95,
+            tolerance=Tolerance.of(tolerance),
+            allow_quantized=allow_quantized,
+            check=_check(opened, check, task=spec.workload.task),
+            switches=tuple(switches),
+            without=tuple(without),
+            seeds=(recipes,) if isinstance(recipes, str) else tuple(recipes),
+            replicates=replicates,
+        )
+        budget_s = seconds_of("budget", budget) if budget is not None else None
+        wanted = Wanted(asked=asked, budget_s=budget_s, jobs=jobs, name=name or default_name(asked), resume=resume)
+        result = _search_on_cluster(wanted, working, address) if ray else _search_here(wanted, working, clock)
+    summary = with_price(result.summary, per_hour) if per_hour is not None else result.summary
+    if snippet is not None and result.snippet is not None:
+        write_text(Path(snippet), result.snippet)
+    return result_of(result.tune, result.recorded, summary, inputs=inputs, snippet_file=snippet)
+
+
+def usual_budget_s(facts: Facts | None, spec_device: str, task: Any) -> float:
+    """A minute, and three and a half times what compiling the model may take: three minutes or so for one that compiles in 40 s."""
+    on_cpu = spec_device.partition(":")[0] == "cpu"
+    return round(min(60.0 + 3.5 * compile_s(facts, on_cpu=on_cpu, task=task), 600.0), -1)
+
+
+class Wanted(Frozen):
+    """A search that was asked for, on this machine or on one of a cluster."""
+
+    asked: TuneSpec
+    budget_s: float | None
+    """None: by what the model costs."""
+    jobs: int | None
+    name: str
+    resume: bool
+
+    def __post_init__(self) -> None:
+        require_range("jobs", self.jobs, 1, MOST_THREADS)
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise SpecError(f"budget must be above 0, got {self.budget_s}")
+
+
+def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monotonic) -> TuneResult:
+    """Search, or continue a search."""
+    asked = wanted.asked
+    if asked.tunes_batch:
+        require_batches([asked.spec])
+    history, ledger = workspace.history, workspace.history.tunes()
+    searches = KeptSearches(ledger)
+    with ledger.held(wanted.name):
+        kept = searches.to_resume(wanted.name) if wanted.resume else None
+        before = searches.readable(wanted.name) if not wanted.resume else None
+        (spec,) = workspace.checked([asked.spec])
+        started_s = clock()  # the budget begins when torch is loaded
+        if spec.workload.task == "step":
+            raise UsageError("a function is timed as it is, so there is no recipe to search: tune the model inside it")
+        asked = msgspec.structs.replace(asked, spec=spec)
+        kept = resumed(kept, asked) if kept is not None else None
+        offered = workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch)
+        space, refused = space_for(asked, offered.choices)
+        for seed in asked.seeds:
+            space.checked(seed)
+        quantizing = tuple(choice.switch for choice in offered.choices if choice.capabilities.quantizes)
+        record = kept or TuneRecord(
+            name=wanted.name,
+            tune=asked,
+            created_at=time.time(),
+            refused=tuple(refused),
+            quantizing=quantizing,
+            facts=offered.facts,
+        )
+        record = with_machine(record, searches.newest_first())
+        if before is not None:
+            record = begun_with(record, before, history.load_many(before.record_ids), asked, space)
+        before_s = clock() - started_s  # waiting for the device is not charged
+        with workspace.lock(spec.device):
+            search = Search(
+                tune=record,
+                space=space,
+                door=workspace.door(spec.launch),
+                journal=history,
+                keeper=searches,
+                observer=workspace.observer,
+                clock=clock,
+                budget_s=wanted.budget_s or usual_budget_s(record.facts, spec.device, spec.workload.task),
+                order=random.Random(spec.seed),
+                records=history.load_many(record.record_ids) if kept else {},
+                jobs=wanted.jobs or usual_jobs(spec),
+                before_s=before_s,
+            )
+            run_search(search)
+            return _with_snippet(search, workspace)
+
+
+class _Sent(Frozen):
+    """What a machine of a cluster is asked."""
+
+    search: Wanted
+    kept: bytes = b""
+    """Where the search goes on: how far it came, with the records that it rests on."""
+    records: tuple[bytes, ...] = ()
+
+
+class _Found(Frozen):
+    """What it answers."""
+
+    tune: bytes
+    records: tuple[bytes, ...]
+
+
+def _search_on_cluster(wanted: Wanted, workspace: Workspace, address: str | None) -> TuneResult:
+    """The search whole on one machine of a cluster; what it found is kept here."""
+    history, ledger = workspace.history, workspace.history.tunes()
+    searches = KeptSearches(ledger)
+    with ledger.held(wanted.name):
+        kept = searches.to_resume(wanted.name) if wanted.resume else None
+        records = history.load_many(kept.record_ids) if kept is not None else {}
+        sent = _Sent(
+            search=wanted,
+            kept=encode_tune(kept) if kept is not None else b"",
+            records=tuple(map(encode, records.values())),
+        )
+        workspace.observer.stage("searching on the cluster")
+        payload, device = msgspec.msgpack.encode(sent), wanted.asked.spec.device
+        ((_, answer),) = on_cluster(_search_there, [payload], [device], address)
+        if isinstance(answer, DoorError):
+            raise answer
+        found = msgspec.msgpack.decode(answer, type=_Found)
+        measured = [decode(record) for record in found.records]
+        for record in measured:
+            history.finish(record)
+        tune = decode_tune(found.tune)
+        searches.save(tune)
+    return _found(tune, {record.id: record for record in measured}, workspace)
+
+
+def _search_there(payload: bytes) -> bytes:
+    """On the machine of the cluster, in a history that lasts as long as the search."""
+    sent = msgspec.msgpack.decode(payload, type=_Sent)
+    with TemporaryDirectory(prefix="redline-tune-") as folder:
+        with Workspace(history=Path(folder) / "history.sqlite") as workspace:
+            for record in sent.records:
+                workspace.history.finish(decode(record))
+            if sent.kept:
+                KeptSearches(workspace.history.tunes()).save(decode_tune(sent.kept))
+            result = _search_here(sent.search, workspace)
+        records = tuple(map(encode, result.recorded.values()))
+    return msgspec.msgpack.encode(_Found(tune=encode_tune(result.tune), records=records))
+
+
+def _found(tune: TuneRecord, records: Mapping[str, RunRecord], workspace: Workspace) -> TuneResult:
+    return result_of(tune, records, summary_of(tune, records, workspace.ceilings_of(records.values())))
+
+
+def kept_tune(
+    name: str,
+    *,
+    workspace: Workspace | None = None,
+    on_unreadable: Callable[[str, RecordError], None] | None = None,
+) -> TuneResult:
+    """A search from the history, as it was last written."""
+    with use(workspace) as opened, opened.reading() as history:
+        record = KeptSearches(history.tunes()).load(name)
+        if record is None:
+            known = ", ".join(row.name for row in history.tunes().rows()[:5])
+            raise UsageError(f"no tune {name!r} in {history.location}{f'; there are {known}' if known else ''}")
+        ids = record.record_ids
+        records = history.load_many(ids, on_unreadable=on_unreadable) if on_unreadable else history.load_many(ids)
+        return _found(record, records, opened)
+
+
+def _with_snippet(search: Search, workspace: Workspace) -> TuneResult:
+    """What was found, with the winner's code kept, or a note why there is none."""
+    result = _found(search.tune, search.records, workspace)
+    if result.winner is None:
+        return result
+    spec = search.asked.spec
+    workload = msgspec.structs.replace(spec.workload, batch=result.winner.batch or spec.workload.batch)
+    winner = msgspec.structs.replace(spec, recipe=Recipe.parse(result.winner.recipe), workload=workload)
+    try:
+        search.keep(snippet=workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code)
+    except BenchError as error:
+        search.keep(snippet=None, notes=(*search.tune.notes, note("no-snippet", f"no snippet: {error}")))
+    return _found(search.tune, search.records, workspace)
+
+
+def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:
+    """A check by name, or a function as a file that a worker can open."""
+    if given is None:
+        return None
+    if task != "infer":
+        raise UsageError("check needs the outputs of a model: it works with inference only")
+    return named_function(workspace, "check", given)
+
+
+# What it shows
+
+
+def result_of(
+    tune: TuneRecord,
+    records: Mapping[str, RunRecord],
+    summary: TuneSummary,
+    *,
+    inputs: Any | None = None,
+    snippet_file: str | Path | None = None,
+) -> TuneResult:
+    """The winner and its code, five rows of the ranking; with -v all that the search knows."""
+    found = summary
+    where = f"{found.device_name} ({found.device})" if found.device_name else found.device
+    about: dict[str, Fact] = {
+        "model": found.model,
+        "task": found.task,
+        "batch": found.batch,
+        "device": where,
+        "objective": found.objective,
+        "state": found.state,
+        "name": found.name,
+        "seconds": found.seconds,
+        "trials": found.trials,
+        "headroom": found.headroom,
+    }
+    shown = (found.model, found.task, f"batch {found.batch}" if found.batch else "", where, found.objective)
+    ranking = tuple(_ranked_row(found, row, number) for number, row in enumerate(found.ranking))
+    gains = tuple(
+        Row(facts={"switch": each.switch}, metrics=(GAIN(each.gain, each.low, each.high),)) for each in found.switches
+    )
+    rejected = tuple(
+        Row(
+            facts={"recipe": each.recipe, "part": each.switch, "scope": each.scope, "code": each.code, "why": each.text}
+        )
+        for each in found.rejected
+    )
+    refused = tuple(Row(facts={"switch": each.switch, "why": str(each.reason)}) for each in found.refused)
+    spent = Row(
+        facts={"what": "seconds"},
+        metrics=tuple(Figure(name=name, unit="s")(getattr(found.spent, name)) for name in SPENT),
+    )
+    untried = tuple(
+        Row(
+            facts={"recipe": each.recipe},
+            metrics=(GAIN(1 + each.gain), Figure(name="needs", unit="s")(each.budget_s)),
+        )
+        for each in found.untried
+    )
+    checks = tuple(
+        Row(facts={"recipe": each.recipe, "value": each.value, "baseline": each.baseline}, failure=each.failure or "")
+        for each in found.metrics
+    )
+    details = {"gains": gains, "rejected": rejected, "not tried": refused, "untried": untried, "spent": (spent,)}
+    return TuneResult(
+        verb="tune",
+        headline=Headline(template="{answer}", figures={"answer": answer(found)}),
+        tables=(
+            Table(
+                name="ranking",
+                title=" · ".join(part for part in shown if part),
+                rows=ranking,
+                columns=("recipe", "vs_baseline", "verdict", "throughput", "error", "compile"),
+            ),
+            Table(name="checks", title="your check", rows=checks),
+            *(Table(name=name.replace(" ", "_"), title=name, rows=rows).as_detail() for name, rows in details.items()),
+        ),
+        about=about,
+        notes=(*_failures(found), *found.notes),
+        blocks=tuple(_blocks(found, snippet_file)),
+        next=_next(found),
+        record_ids=found.record_ids,
+        exit_code=_exit_code(found),
+        tune=tune,
+        records=list(records.values()),
+        recorded=dict(records),
+        summary=found,
+        inputs=inputs,
+    )
+
+
+SPENT = tuple(name for name in Spent.__struct_fields__ if name != "reserved")
+
+
+def _ranked_row(found: TuneSummary, row: Ranked, number: int) -> Row:
+    """A verdict is told only where an interval decides it: what was seen in one process was not raced."""
+    item = found.leader.item if found.leader is not None else None
+    is_raced = row.low is not None
+    is_winner = found.winner is not None and row.recipe == found.winner.recipe
+    facts: dict[str, Fact] = {
+        "recipe": row.recipe,
+        "verdict": "winner" if is_winner else row.verdict if is_raced else "not raced",
+        "error": error_text(row.numerics, with_steps=True),
+        "remark": str(row.note or ("host-bound" if row.bound == "host" else "")),
+    }
+    low, high = row.low, row.high
+    if low is None and row.may_be_off is not None:
+        low, high = row.ratio / row.may_be_off, row.ratio * row.may_be_off
+    metrics = (
+        VS_BASELINE(row.ratio, low, high),
+        figures.THROUGHPUT(row.throughput_per_s, item=item),
+        *([figures.COMPILE(row.compile_s)] if row.compile_s is not None else []),
+        *([ENERGY(row.energy_per_item_j)] if row.energy_per_item_j is not None else []),
+        *([COST(row.cost_per_million)] if row.cost_per_million is not None else []),
+    )
+    return Row(facts=facts, metrics=metrics, is_detail=number >= SHOWN)
+
+
+def _failures(found: TuneSummary) -> Iterator[Note]:
+    """What broke, once for each reason; the baseline first."""
+    told = dict.fromkeys(each.text for each in sorted(found.rejected, key=lambda each: each.recipe != BASELINE))
+    for text in told:
+        recipes = [each.recipe for each in found.rejected if each.text == text]
+        more = f" and {counted(len(recipes) - 1, 'other recipe')}" if len(recipes) > 1 else ""
+        yield note("rejected-in-final", f"rejected: {recipes[0]}{more}: {text}", about=recipes[0])
+
+
+def _blocks(found: TuneSummary, snippet_file: str | Path | None) -> Iterator[Block]:
+    winner = found.winner
+    if winner is not None:
+        use = f"redline.recipe({winner.recipe!r}).apply(model, *example_inputs)"
+        if found.task == "train":
+            use = f"redline.recipe({winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
+        code = use if found.task != "generate" else f"redline run {found.model} --task generate -r {winner.recipe}"
+        file = f"\ncode without Redline: {snippet_file}" if snippet_file is not None and found.snippet else ""
+        yield Block(title="", text=f"  {code}{file}")
+    if found.objective == "latency":
+        yield Block(
+            title="", text="  judged by the latency of one step, with the copy of its inputs into a graph's buffers"
+        )
+    if found.switches:
+        gains = ", ".join(f"{each.switch} {each.gain:.2f}×" for each in found.switches)
+        yield Block(title="", text=f"  what each switch brings: {gains}")
+    if found.facts is not None:
+        yield Block(title="a step of the model", text="; ".join(facts_told(found.facts)), is_detail=True)
+    if found.snippet is not None:
+        yield Block(title="snippet", text=found.snippet, is_detail=True)
+
+
+def facts_told(facts: Facts) -> list[str]:
+    """The few facts about a step that decide which switches can help."""
+    layers = sorted(facts.layers.items(), key=lambda item: -item[1].share)[:3]
+    told = [f"{layer.calls} {kind} ({format_share(layer.share)} of the forward pass)" for kind, layer in layers]
+    if facts.step_s is not None and facts.host_s is not None:
+        told.append(f"the host issues it in {format_seconds(facts.host_s)} of {format_seconds(facts.step_s)}")
+    if facts.page_faults is not None and facts.page_faults >= 500:
+        told.append(f"the kernel gives it {facts.page_faults:.0f} pages of memory")
+    if facts.reads:
+        told.append(f"Python waits for values of tensors ({facts.reads[0]})")
+    told += ["its operators depend on the values of its inputs"] if facts.branches else []
+    told += ["its shapes depend on the values of its inputs"] if facts.varies_shapes else []
+    told += [f"it writes to {facts.mutates[0]}"] if facts.mutates else []
+    told += ["it draws random numbers"] if facts.draws_random_numbers else []
+    told += [f"the gradient of {facts.sparse_gradients[0]} is sparse"] if facts.sparse_gradients else []
+    return told or ["nothing that stands out"]
+
+
+def _next(found: TuneSummary) -> str:
+    if found.state in ("running", "interrupted"):
+        return "the same command with --resume continues"
+    if any(each.code == "baseline-too-slow" for each in found.notes):
+        return "the same command with a larger --budget, or on a quieter machine"
+    if any(each.code == "not-finite" for each in found.notes) and found.leader is None:
+        return "give inputs, weights or a loss with which the baseline's own numbers are finite"
+    if any(each.code == "not-repeatable" for each in found.notes):
+        return "make the model give the same twice: no state between calls, and random numbers from torch alone"
+    if found.leader is None:
+        return "make the baseline run; 'redline run' shows where it breaks"
+    if not found.has_answer:
+        return "the same command with --resume and a larger --budget continues"
+    if found.winner is None:
+        if any(row.verdict == "inconclusive" and row.low is not None for row in found.ranking):
+            return "stay with the baseline, or try again on a quiet machine or with more --replicates"
+        return "stay with the baseline; try another batch, or --allow-quantized with a --check"
+    return found.explained_by or ""
+
+
+def _exit_code(found: TuneSummary) -> int:
+    if found.state == "interrupted":
+        return Exit.INTERRUPTED
+    is_sound = found.leader is not None and not any(metric.failure for metric in found.metrics)
+    return Exit.DONE if is_sound else Exit.FAILED_ROW
