@@ -25,7 +25,7 @@ DESK = (
     "verbs.report",
     "verbs.quick",
     "verbs.study",
-    "api.tune",
+    "verbs.tune",
     "verbs.doctor",
     "launch",
 )
@@ -96,11 +96,11 @@ def test_a_circle_of_folders_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("used", ["from redline import tune", "import redline\n\nredline.tune()"])
 def test_a_circle_through_the_package_s_face_is_found(tmp_path: Path, used: str) -> None:
-    for name in ("api", "analyze"):
+    for name in ("verbs", "analyze"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")
     (tmp_path / "__init__.py").write_text("")
-    (tmp_path / "api/tune.py").write_text("import redline.analyze.pairs")
+    (tmp_path / "verbs/tune.py").write_text("import redline.analyze.pairs")
     (tmp_path / "analyze/pairs.py").write_text(used)
     with pytest.raises(CycleError):
         TopologicalSorter(folder_imports(tmp_path)).prepare()
