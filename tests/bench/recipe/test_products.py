@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from applying import applied, code_of, judged, output_of, output_of_code
+from applying import applied, code_of
 from torch import Tensor, nn
 
 from redline.bench.count.facts import facts_of
@@ -75,17 +75,6 @@ class TestPatches:
             each(images).square().sum().backward()
         torch.testing.assert_close(other[0].weight.grad, model[0].weight.grad)
         assert list(other.state_dict()) == list(model.state_dict())
-
-    def test_the_switch_says_what_it_did_and_passes_the_check(self) -> None:
-        model, images = (
-            nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(32, 5)).eval(),
-            torch.randn(2, 3, 8, 8),
-        )
-        setup = applied("patch-products", copy.deepcopy(model), images)
-        assert setup.notes["patch-products"] == "1 convolution as matrix products"
-        torch.testing.assert_close(output_of(setup), model(images))
-        assert judged("patch-products+bf16", copy.deepcopy(model), images).passed
-        torch.testing.assert_close(output_of_code("patch-products", model, images), model(images))
 
 
 class Activated(nn.Module):

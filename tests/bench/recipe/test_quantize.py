@@ -150,13 +150,6 @@ def test_the_floor_rounds_what_the_step_rounds(number_format: str, rounds_activa
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_parameters())
 
 
-def test_a_floor_without_linear_layers_rounds_nothing() -> None:
-    model = nn.Conv1d(4, 4, 1)
-    before = model.weight.clone()
-    with rounded_weights(model, "int8"):
-        assert torch.equal(model.weight, before)
-
-
 class TestFp8Training:
     def setup_of(self, recipe: str = "fp8") -> Any:
         torch.manual_seed(0)
