@@ -71,7 +71,7 @@ def model_state(model: nn.Module) -> list[Any]:
 def _state_of(value: Any, seen: set[int], *, writes: bool = False) -> Any:
     """Returns shapes, numbers and texts at any depth; with `writes` also whether a tensor was written to."""
     if isinstance(value, Tensor):
-        return value.dtype, shape_text(value), value._version if writes and not value.is_inference() else 0
+        return value.dtype, shape_text(value), _writes_to(value) if writes else 0
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     parts = (
@@ -81,6 +81,13 @@ def _state_of(value: Any, seen: set[int], *, writes: bool = False) -> Any:
         return type(value)
     seen.add(id(value))
     return type(value), [(key, _state_of(part, seen, writes=writes)) for key, part in parts]
+
+
+def _writes_to(tensor: Tensor) -> object:
+    """Returns what changes when a tensor is written to. Inference tensors have no version; small ones tell by their values."""
+    if not tensor.is_inference():
+        return tensor._version
+    return tensor.tolist() if is_plain(tensor) and tensor.numel() <= SMALL else 0
 
 
 class Untouched(Generic[T]):
