@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from reported import CEILINGS, fake_door, race_records, sweep_records
 from rich.console import Console
 
-from redline.model.metrics import WIDEST, Metric
+from redline.analyze.rows import FIGURES
+from redline.model.metrics import WIDEST, Figure, Metric
 from redline.model.record import Numerics
 from redline.model.spec import RunSpec
 from redline.model.units import THIN_SPACE
@@ -177,3 +178,14 @@ def test_the_headline_holds_over_all_rows(case: dict[str, Any]) -> None:
         assert not [row for row in rows if row.get("verdict") in ("faster", "undecided") and row.get("numerics") == "passed"]  # fmt: skip
     if "highest throughput" in told:
         assert figures["speed"].value == max(row.value("throughput") for row in rows)  # type: ignore[union-attr]
+
+
+def test_a_new_figure_is_one_line_and_stands_in_every_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = Figure(name="samples_dropped", doc="Steps that are not counted.")
+    monkeypatch.setattr("redline.analyze.rows.FIGURES", (*FIGURES, (added, "latency_s.n")))
+    found = result_of(Measured(records=race_records()))
+    assert found[0].value("samples_dropped") == found[0].value("samples") > 0
+    assert "samples_dropped" in comma_separated(found.tables[0]).splitlines()[0]
+    assert "samples_dropped" in found.to_json()
+    for text in (as_text(terminal(found, verbose=True)), markdown(found), web(found)):
+        assert "samples dropped" in text
