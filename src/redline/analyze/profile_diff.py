@@ -28,7 +28,7 @@ Change = Literal["faster", "slower", "same", "appeared", "vanished"]
 
 
 class Changed(Frozen):
-    """A kernel, an operator or a node of both programs."""
+    """One row of a comparison: a kernel, an operator or a node of the tree, before and after."""
 
     name: str
     short_name: str
@@ -45,13 +45,13 @@ class Changed(Frozen):
 
 class ProfileDiff(Frozen):
     unit: Literal["step", "trace"]
-    """What all times and calls are per."""
+    """All times and calls are those of one step, or of the whole trace."""
     before: str
     after: str
     answer: str
     """How much faster, by which clock."""
     step: Changed
-    """Of the step without the profiler, where both know it; else of the span."""
+    """The step without the profiler where both profiles know it; else the span of the trace."""
     busy: Changed
     classes: tuple[Changed, ...]
     kernels: tuple[Changed, ...]
@@ -65,7 +65,7 @@ class ProfileDiff(Frozen):
 
 
 Times = dict[str, tuple[float, float]]
-"""By name, seconds and calls."""
+"""The seconds and the calls of each name."""
 
 UNMARKED = note("steps-not-marked", "one of the traces has no step marks: times are of the whole traces")
 
@@ -193,7 +193,7 @@ MOST_WRAPPERS = 8
 
 
 def aligned(before: TreeNode | None, after: TreeNode | None, parts: Sequence[int]) -> list[Changed]:
-    """What changed most first. By device time where both have some, else by host time."""
+    """Compare both trees, what changed most first: by device time where both have some, else by host time."""
     if before is None or after is None:
         return []
     side: Literal["device", "host"] = "device" if before.device_s and after.device_s else "host"
@@ -206,7 +206,7 @@ def aligned(before: TreeNode | None, after: TreeNode | None, parts: Sequence[int
     def pairs(
         group: tuple[Nodes, Nodes], path: tuple[str, ...]
     ) -> Iterator[tuple[tuple[str, ...], tuple[Nodes, Nodes]]]:
-        """The nodes worth comparing below this one, each with its path."""
+        """Yield the nodes below this one that are worth comparing, each with its path."""
         both = _matched(*group)
         for name, pair in both.items() if any(all(pair) for pair in both.values()) else ():
             times = seconds(pair)
@@ -272,7 +272,7 @@ def _by_name(nodes: Nodes) -> dict[str, Nodes]:
 
 
 def _numbered(names: Iterable[str]) -> dict[str, list[str]]:
-    """The names that end in a number, by what stands before it, in the order of their numbers."""
+    """Group the names that end in a number by what stands before it, in the order of their numbers."""
     found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in names:
         if parts := _NUMBERED.match(name):

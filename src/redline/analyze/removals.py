@@ -80,16 +80,16 @@ class TraceFacts:
 
 @dataclass(frozen=True)
 class Taken:
-    """What one device, or one host, loses of a cause."""
+    """The time that one device, or one host, loses to a cause."""
 
     ns: int
-    """How long it waited for this, or worked at it."""
+    """How long the device waited for this, or worked at it."""
     count: int
     what: str = ""
     without: Without = NOTHING
     """Played without this on a device."""
     also_ns: int = 0
-    """What goes along with it on a host."""
+    """On a host, time that is not of this cause and would go with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def _is_cleared(facts: TraceFacts) -> bool:
 def idle_for(
     cause: Cause, host: Callable[[OnDevice], Intervals], calls: Callable[[HostView], Sized]
 ) -> Callable[[OnDevice], Taken]:
-    """What a cause with a name of its own takes of the host's time."""
+    """Take the time of the host that one kind of call or mark stands for."""
     return lambda seen: Taken(seen.run.idle.ns(cause), len(calls(seen.run.host)), without=Without(host=host(seen)))
 
 
@@ -232,7 +232,7 @@ def waits(*, copies: bool) -> Callable[[OnDevice], Taken]:
 
 
 def reading(seen: OnHost) -> Taken:
-    """Tensors turned into numbers one by one, with the Python around."""
+    """Take the operators that turn tensors into numbers one by one, with the Python around them."""
     rows, parent = seen.numbers_read, seen.links.nesting.parent
     outermost = rows & ~(rows[np.maximum(parent, 0)] & (parent >= 0))
     return Taken(seen.reading.total, int(outermost.sum()), seen.longest(rows))
@@ -264,7 +264,7 @@ def communication(seen: OnDevice) -> Taken:
 
 
 def copies_alone(seen: OnDevice) -> Taken:
-    """Copies between the host and the device beside which no kernel runs."""
+    """Take the copies between the host and the device beside which no kernel runs."""
     rows = seen.moving & ~seen.blocking_copies
     exposed = min(seen.total(rows), seen.run.time.exposed_copy)
     return replace(rows_of(seen, rows), ns=exposed, count=int(rows.sum()))
@@ -361,7 +361,7 @@ def _serial(ns: int, count: int, what: str = "") -> Removal:
 
 
 def _waited_on_hosts(facts: TraceFacts) -> int:
-    """Where hosts are the devices, how long they wait for each other while nothing computes."""
+    """Return how long hosts that are the devices wait for each other while nothing computes."""
     if facts.waiting is None or not facts.waiting.from_ranks:
         return 0
     exposed = sum(time.exposed_communication for time in facts.times)

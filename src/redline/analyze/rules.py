@@ -259,7 +259,7 @@ def _communication(facts: TraceFacts, removal: Removal) -> str:
 
 
 _WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
-"""Of messages, as collectives name them; where none is named, it may be any."""
+"""Types of messages that could be narrower; a message without a named type may have any."""
 _STAGES = (
     "this is mostly waiting for the neighbouring stage of a pipeline: more micro-batches for each step, an interleaved "
     "schedule, and stages that take equally long"
@@ -318,7 +318,7 @@ def _look_at_rank(facts: TraceFacts, removal: Removal) -> str:
 
 
 def _part(facts: TraceFacts, removal: Removal) -> str:
-    """Of the work of the device, or of the host where it is the device."""
+    """Say how much of the work this is: that of the device, or of the host where it is the device."""
     profile = facts.profile
     whole = profile.whole_work_s
     return (
@@ -660,7 +660,7 @@ LIMIT_OF = {rule.code: rule.limit for rule in (*RULES, *DECODING)}
 LIMITS = 0.1
 """Share of the time: a first finding that saves less is not what limits the steps."""
 MOSTLY = 0.5
-"""What makes up more than half of the device's time names its limit."""
+"""Work that makes up more than half of the device's time names its limit."""
 
 
 _NOTES: dict[BoundLabel, Code] = {
@@ -673,7 +673,7 @@ _NOTES: dict[BoundLabel, Code] = {
 
 
 def limit_of(profile: Profile, record: RunRecord | None, ceilings: Ceilings | None) -> Bound:
-    """What limits the steps: what the first finding says, else the device by its work."""
+    """Return what limits the steps: what the first finding says, else the device by its work."""
     if profile.missing:
         return Bound(label="unknown", evidence=note("not-measured", profile.missing))
     if record is not None and (reading := reads_all_the_time(record, ceilings)) is not None:

@@ -42,7 +42,7 @@ def profile_spec(
     """Time a few blocks, capture a trace, and diagnose it. A worker that fails raises `BenchError`."""
     (spec,) = workspace.checked([as_profiled(spec)])
     record_id = new_id()
-    # What is kept lies in the history's folder, and a copy of it in the one that was asked for.
+    # The trace is kept in the history's folder, and a copy of it in the one that was asked for.
     path = (workspace.traces / record_id if workspace.keeps or folder is None else folder.absolute()) / trace_name(spec)
     request = msgspec.structs.replace(request, path=str(path))
     with workspace.lock(spec.device, spec.ranks):
@@ -105,7 +105,7 @@ def _captured_record(record_id: str, workspace: Workspace) -> RunRecord:
 
 
 KEPT = ".memory.json"
-"""How the files end that lie beside the history's traces."""
+"""The ending of the files with rows of memory, which lie beside the history's traces."""
 
 
 def keep_memory(row: MemoryRow, workspace: Workspace) -> None:
@@ -116,7 +116,7 @@ def keep_memory(row: MemoryRow, workspace: Workspace) -> None:
 
 
 def kept_memories(workspace: Workspace) -> tuple[list[MemoryRow], list[Note]]:
-    """What was last seen of each model, task, recipe, batch and device; and which files cannot be read."""
+    """Return the newest row of each model, task, recipe, batch and device, and notes on files that cannot be read."""
     newest: dict[tuple[Any, ...], MemoryRow] = {}
     unreadable = []
     for path in _kept_files(workspace):

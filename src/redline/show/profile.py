@@ -38,7 +38,7 @@ Side = Literal["device", "host"]
 
 
 def profile_page(result: Result, profile: Profile, lanes: Lanes | None = None) -> str:
-    """One page with the pictures and every table of a profile. `lanes`: the captured steps, to be looked at box by box."""
+    """Return one page with the pictures and every table of a profile. `lanes`: the captured steps, to be looked at box by box."""
     script = lanes_script() if lanes is not None else ""
     return _template().render(
         result=result,
@@ -96,7 +96,7 @@ def _flame(tree: TreeNode | None, side: Side) -> dict[str, Any] | None:
 
 
 def _curve(line: MemoryLine) -> str:
-    """The points of a polygon under the memory in use."""
+    """Return the points of a polygon under the memory in use."""
     step, most = WIDTH / len(line.allocated), max(line.peak_bytes, 1)
     tops = [(number * step, HEIGHT * (1 - size / most)) for number, size in enumerate(line.allocated)]
     points = [(0.0, float(HEIGHT)), *tops, (float(WIDTH), tops[-1][1]), (float(WIDTH), float(HEIGHT))]
@@ -104,7 +104,7 @@ def _curve(line: MemoryLine) -> str:
 
 
 def _bars(strip: Strip) -> list[dict[str, Any]]:
-    """Rectangles of the picture, one on top of the other in each stretch; those of no height are left out."""
+    """Return the rectangles of the picture, one on top of the other in each stretch; those of no height are left out."""
     wide = WIDTH / len(strip.compute)
     columns = {"compute": strip.compute, "communication": strip.communication, "copy": strip.copy}
     columns |= {f"idle-{cause}": shares for cause, shares in strip.idle.items()}
@@ -132,7 +132,7 @@ COLUMNS = ("Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage")
 
 
 def kernel_csv(profile: Profile) -> str:
-    """The kernel table in the layout of `rocprof --stats`; where the host is the device, its operators."""
+    """Return the kernel table in the layout of `rocprof --stats`; where the host is the device, its operators."""
     rows = [(row.name, row.calls, row.total_s) for row in profile.kernels]
     if not profile.has_device:
         rows = [(row.name, row.calls, row.cpu_self_s) for row in profile.operators]
@@ -156,7 +156,7 @@ MOST_THREADS = 3
 NAMED_SHARE = 0.05
 """Boxes narrower than this share of the picture carry no name."""
 LETTERS = 150
-"""How many characters of the labels fit side by side."""
+"""So many characters of the labels fit side by side."""
 IDLE_COLOURS = {
     "host": "#d55e00", "sync": "#b5478a", "data": "#b07c00", "allocator": "#7a5c22", "warm-up": "#6b57a8",
     "latency": "#3d9bd6", "launch": "#e69f00", "dependency": "#8a94a3",
@@ -165,7 +165,7 @@ UNKNOWN_COLOUR, HOST_COLOUR = "#8a94a3", "#c3ccd6"
 
 
 def step_figure(lanes: Lanes, title: str) -> Any:
-    """Host and device rows of one step, the idle time of the device by cause, and the phases. Times are in milliseconds."""
+    """Draw the host and device rows of one step, the idle time of the device by cause, and the phases. Times are in milliseconds."""
     window = start, end = _window(lanes)
     hosts = sorted((lane for lane in lanes.lanes if not lane.on_device), key=lambda lane: -_busy(lane, window))
     shown = [lane for lane in hosts[:MOST_THREADS] if _busy(lane, window)]
@@ -269,7 +269,7 @@ def _legend(figure: Any, colours: dict[str, str]) -> None:
 
 
 def memory_figure(rows: Sequence[MemoryRow]) -> Any:
-    """Allocated bytes over a step, of one recipe by kind, of several a line each; what is reserved is dashed."""
+    """Draw the allocated bytes over a step, of one recipe by kind, of several a line each; what is reserved is dashed."""
     figure, axes = new_figure(8.0, 4.4)
     several_models = len({row.model for row in rows}) > 1
     for number, row in enumerate(rows):

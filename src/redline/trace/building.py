@@ -101,7 +101,7 @@ class Numbering(defaultdict[T, int]):
 
 
 class _Found(dict[K, V]):
-    """What a function gives for each key, asked once."""
+    """A table that asks a function for each key, once."""
 
     def __init__(self, find: Callable[[K], V]) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def _collective(args: Args) -> Collective:
 
 
 def _keys(values: list[int]) -> Ints | Ids:
-    """Whole numbers, in half the space where they fit."""
+    """Return whole numbers as a column, in half the space where they fit."""
     column = np.array(values, np.int64)
     small = column.astype(np.int32)
     return small if (small == column).all() else column

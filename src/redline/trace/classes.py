@@ -34,7 +34,7 @@ MEMORY_CLASSES: frozenset[KernelClass] = frozenset(("elementwise", "norm", "redu
 """Do little with each byte they touch: memory is what limits them, whatever the device."""
 
 PRODUCT_CLASSES: frozenset[KernelClass] = frozenset(("convolution", "matmul", "attention"))
-"""What the matrix units do."""
+"""These run on the matrix units."""
 
 _BY_RANK: tuple[KernelClass, ...] = (*WORDS["classes"], UNCLASSIFIED)
 _RANK = {kind: number for number, kind in enumerate(_BY_RANK)}
@@ -74,7 +74,7 @@ def describe(name: str) -> Described:
 
 @lru_cache(maxsize=1 << 12)
 def _numbers_aside(masked: bytes) -> Described:
-    """Of names that differ only in numbers, what all of them tell. Bytes are masked in a tenth of the time of a text."""
+    """Return what all names tell that differ only in numbers. Bytes are masked in a tenth of the time of a text."""
     text = masked.decode("utf-8", "surrogatepass")
     kind = _class_of(text)
     return _told(kernel_class=kind) if kind in _NUMBERS_TELL else _described(text, kind)
@@ -104,7 +104,7 @@ _LIBRARIES = [(name, re.compile(rule, re.IGNORECASE)) for name, rule in WORDS["l
 
 @lru_cache(maxsize=100_000)
 def library_of(name: str) -> str:
-    """Whose code a kernel is, or the operator on a CPU; `native` is torch's own."""
+    """Return whose code a kernel is, or the operator on a CPU; `native` is torch's own."""
     return next((library for library, rule in _LIBRARIES if rule.search(name[:LONGEST_NAME])), "native")
 
 

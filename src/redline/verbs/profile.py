@@ -254,7 +254,7 @@ UNITS = {
     "bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "_per_s": "", "_s": "s", "bytes": "B", "share": "share", "efficiency": "share",
     "spread": "share", "ratio": "x", "gain_bound": "x", "flops": "FLOP",
 }  # fmt: skip
-"""By the end of a field's name."""
+"""The unit of a field, by the end of its name."""
 HEADERS = {
     "cpu_self_s": "host self", "cpu_total_s": "host total", "algorithm_bytes_per_s": "alg.", "bus_bytes_per_s": "bus",
     "efficiency": "of the limit", "kernel_class": "class", "flops_per_s": "reached", "gain_bound": "at most",
