@@ -2,7 +2,7 @@
 
     python benchmarks/watch_agreement.py [NAME…]
 
-Aim: steps the same, steps/s, samples/s and the share of waiting for data within 2 %.
+Aim: steps the same, steps/s, samples/s, the share of waiting for data, and the seconds of validation and acting within 2 %.
 """
 
 from __future__ import annotations
@@ -46,25 +46,31 @@ def watched(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     assert own, done.stderr
     tables = json.loads(summary.read_text())["tables"]
     (run,) = tables["run"]
-    data = next((row["step_share"]["value"] for row in tables["phases"] if row["phase"] == "data"), 0.0)
-    rates = {
-        key: run[name]["value"]
-        for key, name in (("steps", "steps"), ("steps_per_s", "steps_per_s"), ("samples_per_s", "throughput"))
+    phases = {row["phase"]: row for row in tables["phases"]}
+    found = {
+        "steps": run["steps"]["value"],
+        "steps_per_s": run["steps_per_s"]["value"],
+        "samples_per_s": run["throughput"]["value"],
     }
-    return json.loads(own[-1]), {**rates, "data": data}
+    found["data"] = phases["data"]["step_share"]["value"]
+    found |= {name: phases[name]["time"]["value"] for name in ("validation", "acting") if name in phases}
+    return json.loads(own[-1]), found
+
+
+COMPARED = ("steps_per_s", "samples_per_s", "data", "validation", "acting")
 
 
 def main() -> None:
-    print(f"{'script':<18}{'steps':>12}{'steps/s':>22}{'samples/s':>20}{'data':>20}")
+    print(f"{'script':<18}{'steps':>12}" + "".join(f"{name:>20}" for name in COMPARED))
     missed = []
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:] or COMMANDS:
             own, told = watched(name, Path(folder))
-            pairs = {key: (own[key], told[key]) for key in ("steps_per_s", "samples_per_s", "data") if own[key]}
+            pairs = {key: (own[key], told.get(key)) for key in COMPARED if own.get(key)}
             off = {key: (theirs or 0.0) / mine - 1 for key, (mine, theirs) in pairs.items()}
             is_near = own["steps"] == told["steps"] and all(abs(each) <= AIM for each in off.values())
             missed += [] if is_near else [name]
-            cells = [f"{pairs[key][0]:.4g} {off[key]:+.2%}" if key in pairs else "–" for key in ("steps_per_s", "samples_per_s", "data")]  # fmt: skip
+            cells = [f"{pairs[key][0]:.4g} {off[key]:+.2%}" if key in pairs else "–" for key in COMPARED]
             print(
                 f"{name:<18}{own['steps']:>6}/{told['steps']:<5}" + "".join(f"{cell:>20}" for cell in cells), flush=True
             )

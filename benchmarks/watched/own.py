@@ -12,6 +12,8 @@ class Own:
         self.skipped = 0
         """Steps before the first that was timed: they compile."""
         self.waited = self.trained = 0.0
+        self.validated = self.acted = 0.0
+        """Seconds of the whole run; acting is part of the training."""
 
     def begin(self) -> None:
         self._began = self._mark = time.perf_counter()
@@ -34,4 +36,5 @@ class Own:
     def tell(self, ranks: int = 1) -> None:
         rates = {"steps_per_s": self.steps / self.trained, "samples_per_s": ranks * self.samples / self.trained}
         data = self.waited / self.trained if self.waited else None
-        print("\n" + json.dumps({"steps": self.steps + self.skipped, **rates, "data": data}), flush=True)
+        phases = {"data": data, "validation": self.validated or None, "acting": self.acted or None}
+        print("\n" + json.dumps({"steps": self.steps + self.skipped, **rates, **phases}), flush=True)

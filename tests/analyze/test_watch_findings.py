@@ -133,6 +133,13 @@ def test_running_out_of_memory_is_told_first_with_who_held_it() -> None:
     assert "less state" in first.next
 
 
+def test_causes_come_before_symptoms_and_what_makes_the_model_itself_faster() -> None:
+    """However much of the time the model takes: a layout does not bring all of it, and a wait for data may be left out."""
+    rates = {"outliers": 5, "outlier_share": 0.5}
+    told = found(data=0.2, forward=0.7, saving=0.1, models=CONVOLUTIONS, usage=IMAGES, rates=rates)
+    assert list(told) == ["data-wait", "saving", "slow-steps", "channels-first"]
+
+
 def test_gpu_advice_is_not_given_on_a_cpu() -> None:
     usage = {"copies": COPIES, "waits": [WAIT]}
     assert set(found(forward=0.9, models=STRICT, usage=usage)) == set()

@@ -117,7 +117,8 @@ def findings(facts: RunFacts) -> tuple[Finding, ...]:
     """Whatever is worth changing, what would save the most first; what is about the result and not about time, before that."""
     remarks = [finding for remark in REMARKS if (finding := remark(facts)) is not None]
     timed = [*findings_of(STEP_RULES, facts), *findings_of(RUN_RULES, replace(facts, of_run=True))]
-    return (*remarks, *sorted(timed, key=lambda finding: (-finding.saves_s, finding.code)))
+    causes = sorted(timed, key=lambda finding: (-finding.saves_s, finding.code))
+    return (*remarks, *causes, *findings_of(SYMPTOMS, facts), *findings_of(MODEL_RULES, facts))
 
 
 # What each rule removes. A fact that is missing keeps it silent.
@@ -367,6 +368,63 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         least_share=0.3,
     ),
     Rule(
+        code="needless-grad-scaler",
+        removes=_scaler,
+        says=lambda facts, removal: (
+            "GradScaler scales the loss and checks every gradient, but the model computes in "
+            + ("bf16, which has the range of fp32" if facts.autocast == "torch.bfloat16" else "fp32")
+        ),
+        change="call loss.backward() and optimizer.step() without GradScaler",
+        least_share=0.0,
+    ),
+    Rule(
+        code="acting",
+        removes=phases("acting"),
+        says=lambda facts, removal: (
+            f"acting in the environment, without gradients, takes {facts.share(removal)} of the time"
+        ),
+        change="step many environments at once, so that the model decides for all of them in one call, or in processes of their own",
+        least_share=0.2,
+    ),
+    Rule(
+        code="other-work",
+        removes=lambda facts: facts.without(max(facts.seconds("other") - sum(facts.ends_s), 0.0)),
+        says=lambda facts, removal: (
+            f"{facts.share(removal)} of the time is neither data nor model nor optimizer, such as logging or metrics"
+        ),
+        change="look at what the loop does between its steps; log less often, or in a thread",
+        least_share=0.15,
+    ),
+)
+"""Rules about the steps: their gain is that of the steps that count."""
+SYMPTOMS: tuple[Rule[RunFacts], ...] = (
+    Rule(
+        code="slow-steps",
+        removes=only_if(
+            lambda facts: facts.rates.outliers >= 2,
+            lambda facts: facts.without((facts.rates.outlier_share or 0.0) * facts.whole_s, facts.rates.outliers),
+        ),
+        says=lambda facts, removal: (
+            f"{removal.count} of {facts.rates.steps} steps take more than twice the median and cost {facts.share(removal)} of the time"
+        ),
+        change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
+        least_share=0.05,
+    ),
+    Rule(
+        code="slowdown",
+        removes=_drift,
+        says=lambda facts, removal: (
+            ""
+            if facts.drift is None
+            else f"from step {facts.drift.step} on ({format_seconds(facts.drift.at_s)} after the first) a step takes "
+            f"{facts.drift.ratio:.2f} times as long as before"
+        ),
+        change="compare what changed then: data, sequence length, clocks (redline monitor), other jobs on the machine",
+    ),
+)
+"""Rules that see that something is slow, and not what it is: told after the causes that are known."""
+MODEL_RULES: tuple[Rule[RunFacts], ...] = (
+    Rule(
         code="autocast-off",
         removes=only_if(lambda facts: facts.capability >= TENSOR_CORES and facts.computes_in_fp32, MODEL),
         says=_passes("compute in fp32"),
@@ -396,59 +454,8 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         change="model = torch.compile(model)",
         least_share=0.3,
     ),
-    Rule(
-        code="needless-grad-scaler",
-        removes=_scaler,
-        says=lambda facts, removal: (
-            "GradScaler scales the loss and checks every gradient, but the model computes in "
-            + ("bf16, which has the range of fp32" if facts.autocast == "torch.bfloat16" else "fp32")
-        ),
-        change="call loss.backward() and optimizer.step() without GradScaler",
-        least_share=0.0,
-    ),
-    Rule(
-        code="acting",
-        removes=phases("acting"),
-        says=lambda facts, removal: (
-            f"acting in the environment, without gradients, takes {facts.share(removal)} of the time"
-        ),
-        change="step many environments at once, so that the model decides for all of them in one call, or in processes of their own",
-        least_share=0.2,
-    ),
-    Rule(
-        code="other-work",
-        removes=lambda facts: facts.without(max(facts.seconds("other") - sum(facts.ends_s), 0.0)),
-        says=lambda facts, removal: (
-            f"{facts.share(removal)} of the time is neither data nor model nor optimizer, such as logging or metrics"
-        ),
-        change="look at what the loop does between its steps; log less often, or in a thread",
-        least_share=0.15,
-    ),
-    Rule(
-        code="slow-steps",
-        removes=only_if(
-            lambda facts: facts.rates.outliers >= 2,
-            lambda facts: facts.without((facts.rates.outlier_share or 0.0) * facts.whole_s, facts.rates.outliers),
-        ),
-        says=lambda facts, removal: (
-            f"{removal.count} of {facts.rates.steps} steps take more than twice the median and cost {facts.share(removal)} of the time"
-        ),
-        change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
-        least_share=0.05,
-    ),
-    Rule(
-        code="slowdown",
-        removes=_drift,
-        says=lambda facts, removal: (
-            ""
-            if facts.drift is None
-            else f"from step {facts.drift.step} on ({format_seconds(facts.drift.at_s)} after the first) a step takes "
-            f"{facts.drift.ratio:.2f} times as long as before"
-        ),
-        change="compare what changed then: data, sequence length, clocks (redline monitor), other jobs on the machine",
-    ),
 )
-"""Rules about the steps: their gain is that of the steps that count."""
+"""Rules that make the model's own work faster, which is never all of it that they bound: told last."""
 RUN_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(
         code="validation",

@@ -26,7 +26,7 @@ EVERY = (1, 3, 5, 7, 13, 31, 101, 307)
 every tenth step, are met as often as they happen."""
 LOOK_S = 1.0
 """Between two looks at what costs more than a few microseconds."""
-OWN_LOOK_S = 1e-3
+OWN_LOOK_S = 0.05
 """A look that takes longer, as the first one at a large model, is no time of the script's."""
 
 
