@@ -14,7 +14,6 @@ import msgspec
 
 from redline.analyze.pairs import verdict_of
 from redline.analyze.summary import summarize
-from redline.analyze.train import TrainingSummary
 from redline.model.record import RunRecord
 
 DOCUMENT_SCHEMA = 2
@@ -81,31 +80,6 @@ def export_csv(records: Sequence[RunRecord], *, summarize: Summarize | None = No
     for record, row in zip(records, (summarize or _summarize)(records), strict=True):
         plain = {**msgspec.to_builtins(row), "created_at": iso_8601(record.created_at)}
         writer.writerow(_cell(column(plain)) for column in COLUMNS.values())
-    return text.getvalue()
-
-
-EPOCH_COLUMNS = (
-    "record_id", "model", "recipe", "batch", "device", "data", "epoch", "seconds", "train_s", "validation_s", "samples",
-    "samples_per_s", "samples_per_s_with_validation", "train_loss", "val_loss", "val_accuracy", "learning_rate",
-    "data_wait_share", "data_s", "forward_s", "backward_s", "optimizer_s", "step_s", "peak_bytes", "utilisation", "energy_j",
-    "is_cut",
-)  # fmt: skip
-"""One row per epoch. `step_s` is a whole step that is replayed from a graph, whose phases cannot be told apart."""
-
-
-def export_epochs_csv(trainings: Sequence[TrainingSummary]) -> str:
-    """Every epoch of every training, by the names of `EPOCH_COLUMNS`."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(EPOCH_COLUMNS)
-    for training in trainings:
-        shared = {name: getattr(training, name) for name in EPOCH_COLUMNS[:6]}
-        for epoch in training.epochs:
-            derived = ("samples_per_s", "samples_per_s_with_validation", "data_wait_share")
-            plain = {**shared, **msgspec.to_builtins(epoch), "epoch": epoch.number}
-            plain |= {name: getattr(epoch, name) for name in derived}
-            plain |= {f"{name}_s": seconds for name, seconds in epoch.phases_s.items()}
-            writer.writerow(_cell(plain.get(name)) for name in EPOCH_COLUMNS)
     return text.getvalue()
 
 
