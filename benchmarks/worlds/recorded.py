@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from redline.api.history import import_records
 from redline.api.workspace import Workspace
 from redline.bench.device import open_device
 from redline.bench.recipe.compose import switch_choices
@@ -187,7 +186,7 @@ class Recorded:
 def recorded_searches(path: Path) -> list[Recorded]:
     """The last search of each workload in an archive of records."""
     with tempfile.TemporaryDirectory() as folder, Workspace(history=Path(folder) / "history.db") as workspace:
-        import_records(path, workspace=workspace)
+        workspace.history.add_file(path)
         history, found = workspace.history, dict[str, Recorded]()
         for tune in KeptSearches(history.tunes()).newest_first():
             name = f"{tune.tune.spec.workload.model.rpartition(':')[2]} {tune.tune.spec.workload.task}"

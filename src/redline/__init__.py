@@ -9,9 +9,6 @@ from redline.verbs import public, public_names
 __version__ = "1.0.0rc1"
 
 if TYPE_CHECKING:  # the same names for programs that check types, which cannot read the table in `redline.verbs`
-    from redline.api.history import HistoryFilters as HistoryFilters
-    from redline.api.history import HistoryResult as HistoryResult
-    from redline.api.history import history as history
     from redline.api.recipe import PlainRecipe as PlainRecipe
     from redline.api.recipe import recipe as recipe
     from redline.api.workspace import Workspace as Workspace
@@ -22,6 +19,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.doctor import doctor as doctor
     from redline.verbs.flops import flops as flops
     from redline.verbs.gate import gate as gate
+    from redline.verbs.history import history as history
     from redline.verbs.load import load as load
     from redline.verbs.models import models as models
     from redline.verbs.monitor import monitor as monitor

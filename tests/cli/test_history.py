@@ -16,7 +16,7 @@ from rich.console import Console
 import redline
 from redline.model.environment import Environment
 from redline.model.record import Block, RunRecord, TraceRef
-from redline.show.history import history_report, sparkline
+from redline.show.result import terminal
 from redline.store import History
 
 DAY_S = 86400.0
@@ -59,14 +59,14 @@ def kept() -> list[RunRecord]:
 
 
 def test_a_step_is_told_with_when_how_much_and_how_sure(kept: list[RunRecord]) -> None:
-    (series,) = document(invoke("history", "--json"))["series"]
-    assert len(series["points"]) == 20
-    (change,) = series["changes"]
+    tables = document(invoke("history", "--json"))["tables"]
+    assert len(tables["points"]) == 20
+    (change,) = tables["changes"]
     assert change["at"] == kept[10].created_at
-    assert change["low"] <= 1 / 1.1 <= change["high"]
+    assert change["change"]["low"] <= 0.1 <= change["change"]["high"]
     assert (change["commit_before"][0], change["commit"][0]) == ("a", "b")
     text = invoke("history").stdout
-    assert "time +10." in text
+    assert "+10." in text
     assert "commit aaaaaaaaaaaa → bbbbbbbbbbbb" in text
 
 
@@ -86,9 +86,9 @@ def test_what_a_gate_measures_of_another_commit_stands_at_that_commit(own_histor
         (seen,) = history.series()
         points = history.points([seen.key])[seen.key]
     assert "".join((point.git_commit or "?")[0] for point in points) == "aaaaaabbbbbb"
-    (change,) = document(invoke("history", "--json"))["series"][0]["changes"]
+    (change,) = document(invoke("history", "--json"))["tables"]["changes"]
     assert (change["commit_before"][0], change["commit"][0]) == ("a", "b")
-    assert change["ratio"] == pytest.approx(0.5, rel=0.01)
+    assert change["change"]["value"] == pytest.approx(1, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,7 @@ def test_what_a_gate_measures_of_another_commit_stands_at_that_commit(own_histor
     ],
 )
 def test_filters_choose_records(kept: list[RunRecord], words: list[str], points: int) -> None:
-    found = document(invoke("history", *words, "--json"))["series"]
-    assert sum(len(series["points"]) for series in found) == points
+    assert len(document(invoke("history", *words, "--json"))["tables"]["points"]) == points
 
 
 def test_a_picture_is_drawn(kept: list[RunRecord], tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ MISTAKES = [
     (["history", "--task", "fly"], "task must be one of infer, train"),
     (["history", "--batch", "-1"], "batch must be 1 or more"),
     (["history", "--since", "2026-02-01", "--until", "2026-01-01"], "since is later than until"),
-    (["history", "--plot", "."], "name a file such as trend.png"),
+    (["history", "--plot", "."], "plot must end in"),
     (["history", "tag", "0"], "give at least one record and a tag"),
     (["history", "tag", "ffff", "v1"], "no record 'ffff'"),
     (["history", "tag", f"{3:021x}", "a:b"], "a tag has no colon"),
@@ -146,10 +145,10 @@ def test_a_mistake_is_one_line(kept: list[RunRecord]) -> None:
 def test_trends_fit_the_terminal_and_keep_their_line(kept: list[RunRecord], width: int) -> None:
     text = io.StringIO()
     found = redline.history()
-    Console(file=text, width=width, highlight=False).print(history_report(found.series, left_out=0))
+    Console(file=text, width=width, highlight=False).print(terminal(found))
     lines = text.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
-    assert sparkline([point.step_s for point in found[0].points]) in text.getvalue()
+    assert str(found.rows[0]["trend"]) in text.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -168,8 +167,8 @@ def test_versions_of_torch_that_alternate_are_trends_of_their_own(order: str, tr
             environment = msgspec.structs.replace(record.prepared.environment, versions={"torch": version})
             prepared = msgspec.structs.replace(record.prepared, environment=environment)
             history.finish(msgspec.structs.replace(record, prepared=prepared))
-    series = document(invoke("history", "--json"))["series"]
-    own = {each["benchmark"]: len(each["points"]) for each in series}
+    series = document(invoke("history", "--json"))["tables"]["series"]
+    own = {each["benchmark"]: each["records"]["value"] for each in series}
     assert own == {f"{name_of(series)}{words}": number for words, number in trends.items()}
 
 
@@ -181,10 +180,10 @@ def test_tags_and_notes_are_set_shown_and_taken_away(kept: list[RunRecord]) -> N
     first, second = kept[0].id, kept[1].id
     assert invoke("history", "tag", first, second, "v1").exit_code == 0
     assert invoke("history", "tag", "--note", first, "after the update").exit_code == 0
-    points = document(invoke("history", "--tag", "v1", "--json"))["series"][0]["points"]
-    assert [(point["tags"], point["notes"]) for point in points] == [(["v1"], ["after the update"]), (["v1"], [])]
-    assert document(invoke("history", "tag", "--remove", first, "v1", "--json"))["changed"] == [first]
-    assert [mark["words"] for mark in document(invoke("history", "tag", "--json"))["marks"]] == [
+    points = document(invoke("history", "--tag", "v1", "--json"))["tables"]["points"]
+    assert [(point["tags"], point["notes"]) for point in points] == [("v1", "after the update"), ("v1", None)]
+    assert document(invoke("history", "tag", "--remove", first, "v1", "--json"))["record_ids"] == [first]
+    assert [mark["words"] for mark in document(invoke("history", "tag", "--json"))["tables"]["marks"]] == [
         "v1",
         "after the update",
     ]
@@ -194,10 +193,9 @@ def test_a_back_up_comes_back_bit_for_bit(kept: list[RunRecord], tmp_path: Path,
     invoke("history", "tag", kept[0].id, "v1")
     assert invoke("history", "export", "--format", "archive", "-o", tmp_path / "one").exit_code == 0
     monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
-    assert document(invoke("history", "import", tmp_path / "one", "--json"))["added"] == 20
-    assert document(invoke("history", "import", tmp_path / "one", "--json")) | {"schema": 0, "kind": ""} == {
-        "schema": 0, "kind": "", "added": 0, "known": 20,
-    }  # fmt: skip
+    for added, known in ((20, 0), (0, 20)):
+        about = document(invoke("history", "import", tmp_path / "one", "--json"))["about"]
+        assert about == {"added": added, "known": known}
     assert invoke("history", "export", "--format", "archive", "-o", tmp_path / "two").exit_code == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert invoke("history", "export", "--format", "archive", "-o", tmp_path / "two", "no-such-id").exit_code == 2
@@ -205,7 +203,7 @@ def test_a_back_up_comes_back_bit_for_bit(kept: list[RunRecord], tmp_path: Path,
     assert sorted(each.name for each in tmp_path.iterdir() if "unfinished" in each.name) == []
     with History.open(only_to_read=True) as history:
         assert history.load(kept[3].id) == kept[3]
-    assert len(document(invoke("history", "--json"))["series"][0]["points"]) == 20
+    assert len(document(invoke("history", "--json"))["tables"]["points"]) == 20
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "foreign"])
@@ -230,7 +228,7 @@ def test_a_damaged_back_up_adds_nothing(kept: list[RunRecord], tmp_path: Path, m
 def test_an_exported_document_can_be_imported(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
     invoke("history", "export", "--format", "json", "--raw", "-o", tmp_path / "records.json")
     monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
-    assert document(invoke("history", "import", tmp_path / "records.json", "--json"))["added"] == 20
+    assert document(invoke("history", "import", tmp_path / "records.json", "--json"))["about"]["added"] == 20
     with History.open(only_to_read=True) as history:
         assert history.load(kept[3].id) == kept[3]
 
@@ -238,7 +236,7 @@ def test_an_exported_document_can_be_imported(kept: list[RunRecord], tmp_path: P
 def test_another_history_can_be_imported(kept: list[RunRecord], own_history: Path, monkeypatch: Any) -> None:
     invoke("history", "tag", kept[3].id, "v1")
     monkeypatch.setenv("REDLINE_STORE", str(own_history.with_name("other.sqlite")))
-    assert document(invoke("history", "import", own_history, "--json"))["added"] == 20
+    assert document(invoke("history", "import", own_history, "--json"))["about"]["added"] == 20
     with History.open(only_to_read=True) as history:
         assert (history.load(kept[3].id), history.tagged("v1")) == (kept[3], [kept[3].id])
 
@@ -252,7 +250,10 @@ def test_what_is_deleted_is_gone_with_its_trace(kept: list[RunRecord], own_histo
         history.finish(traced)
     assert invoke("history", "delete", traced.id, "--dry-run").exit_code == 0
     assert trace.exists()
-    assert document(invoke("history", "delete", traced.id, kept[0].id, "--json"))["ids"] == [traced.id, kept[0].id]
+    assert document(invoke("history", "delete", traced.id, kept[0].id, "--json"))["record_ids"] == [
+        traced.id,
+        kept[0].id,
+    ]
     assert not trace.exists()
     with History.open(only_to_read=True) as history:
         assert history.count() == 19
@@ -263,10 +264,10 @@ def test_pruning_spares_what_is_tagged_and_what_is_new(kept: list[RunRecord]) ->
     with History.open() as history:
         history.finish(made(60, created_at=time.time()))
     invoke("history", "tag", kept[0].id, "v1")
-    assert len(document(invoke("history", "prune", "--older-than", "30d", "--dry-run", "--json"))["ids"]) == 19
-    assert len(document(invoke("history", "prune", "--older-than", "30d", "--keep", "5", "--json"))["ids"]) == 15
+    assert len(document(invoke("history", "prune", "--older-than", "30d", "--dry-run", "--json"))["record_ids"]) == 19
+    assert len(document(invoke("history", "prune", "--older-than", "30d", "--keep", "5", "--json"))["record_ids"]) == 15
     with History.open(only_to_read=True) as history:
         left = {row.id for row in history.rows()}
     assert kept[0].id in left
     assert len(left) == 6
-    assert document(invoke("history", "prune", "--failed", "--json"))["ids"] == []
+    assert document(invoke("history", "prune", "--failed", "--json"))["record_ids"] == []

@@ -617,10 +617,10 @@ def test_show_as_json_carries_every_sample(measured: list[dict[str, Any]]) -> No
     (record,) = document["records"]
     assert record["id"] == record_id
     assert sum(len(block["samples"]) for block in record["blocks"]) == measured[0]["samples"]["value"]
-    assert {row["id"] for row in json.loads(redline("history", "show", "--json").stdout)["records"]} == {
+    assert set(json.loads(redline("history", "show", "--json").stdout)["record_ids"]) == {
         row["record_id"] for row in measured
     }
-    assert len(json.loads(redline("history", "show", "--limit", "1", "--json").stdout)["records"]) == 1
+    assert len(json.loads(redline("history", "show", "--limit", "1", "--json").stdout)["record_ids"]) == 1
 
 
 def test_an_id_that_fits_none_or_several_is_a_mistake(measured: list[dict[str, Any]]) -> None:

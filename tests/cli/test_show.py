@@ -39,12 +39,10 @@ def test_the_ratio_of_a_record_is_the_same_wherever_it_is_told(raced: list[RunRe
     ratio: dict[str, Any] = whole["vs_first"]
     assert ratio["recipe"] == "baseline"
     assert f"{ratio['ratio']:.2f}×" in invoke("history", "show", wanted).stdout
-    for told in (
-        document(invoke("history", "show", wanted, "--json")),
-        document(invoke("history", "export", wanted, "--format", "json")),
-    ):
-        assert [row["record_id"] for row in told["results"]] == [wanted], "and of nothing else"
-        assert told["results"][0]["vs_first"] == ratio
+    (row,) = document(invoke("history", "show", wanted, "--json"))["tables"]["record"]
+    assert (row["record_id"], row["ratio"]["value"]) == (wanted, ratio["ratio"])
+    (told,) = document(invoke("history", "export", wanted, "--format", "json"))["results"]
+    assert (told["record_id"], told["vs_first"]) == (wanted, ratio), "and of nothing else"
     (row,) = csv.DictReader(StringIO(invoke("history", "export", wanted).stdout))
     assert float(row["ratio"]) == ratio["ratio"]
     two = document(invoke("history", "export", wanted, raced[1].id, "--format", "json"))["results"]
@@ -89,14 +87,20 @@ def test_a_run_whose_desk_was_killed_is_cut_off_and_one_that_lives_is_running() 
         killed = subprocess.run(
             [sys.executable, "-c", BEGIN_AND_DIE], env=environment, capture_output=True, text=True
         ).stdout.strip()
-        told = {row["id"]: row["status"] for row in document(invoke("history", "show", "--json"))["records"]}
+        told = {
+            row["record_id"]: row["status"]
+            for row in document(invoke("history", "show", "--json"))["tables"]["records"]
+        }
         assert told == {killed: "cut off", living.id: "running"}
         assert "running: still being measured, or killed on another machine" in invoke("history", "show").stdout
         assert "cut off: the measuring process ended" in invoke("history", "show", killed).stdout
         assert "running after" in invoke("history", "show", living.id).stdout
         history.finish(record)
-    assert {row["status"] for row in document(invoke("history", "show", "--json"))["records"]} == {"cut off", "done"}
-    assert "running" not in invoke("history", "show").stdout
+    assert {row["status"] for row in document(invoke("history", "show", "--json"))["tables"]["records"]} == {
+        "cut off",
+        "done",
+    }
+    assert "running:" not in invoke("history", "show").stdout
     with History.open() as history, history._database.reading() as connection:
         noted = connection.exec_driver_sql("SELECT count(*) FROM meta WHERE name LIKE 'writer%'").scalar()
     assert noted == 1, "what is done is noted no more"

@@ -15,7 +15,6 @@ from reported import fake_door
 
 import redline
 from redline.analyze.summary import summarize
-from redline.api.history import export_archive
 from redline.api.workspace import Workspace
 from redline.model.errors import RedlineError
 from redline.store.codec import has_raw_records, read_json
@@ -113,7 +112,7 @@ def results(tmp_path: Path) -> Path:
         )
         (folder / "run.json").write_text(found.to_json())
         with gzip.open(folder / "records.redline.gz", "wb") as file:
-            export_archive(file, workspace=workspace)
+            workspace.history.export_archive(file)
     return folder
 
 

@@ -11,13 +11,12 @@ import msgspec
 from reported import race_records
 from rich.console import Console
 
-from redline.analyze.summary import summarize
 from redline.model.identity import subjects_of
 from redline.model.record import RunRecord
 from redline.show.export import export_csv, export_json
-from redline.show.history import Listed, detail, listing
 from redline.show.result import terminal
-from redline.store.codec import row_of
+from redline.store import History
+from redline.verbs.history import show
 from redline.verbs.run import Measured, result_of
 
 replace = msgspec.structs.replace
@@ -102,13 +101,11 @@ def test_records_of_one_name_are_set_apart_by_what_differs() -> None:
 
 def test_the_list_and_the_detail_of_the_history_say_it_too() -> None:
     record = measured(task="train", loss="output.loss", batch_from="scaled")
-    (row,) = summarize([record])
-    for shown in (listing([Listed(row_of(record, over=True), row.conditions)]), detail(row, record)):
-        text = io.StringIO()
-        Console(file=text, width=300, highlight=False).print(shown)
-        assert "output.loss" in text.getvalue()
-        assert "2 threads" in text.getvalue()
-    assert "found by asking the model which axis holds items" in text.getvalue()
-    plain = Listed(row_of(record, over=True), row.conditions).plain()
-    assert plain["conditions"]["threads"] == 2
-    assert plain["model"] == "resnet18"
+    with History.open() as history:
+        history.finish(record)
+    listed, one = show().rows[0]["conditions"], str(show(record.id))
+    for text in (str(listed), one):
+        assert "output.loss" in text
+        assert "2 threads" in text
+    assert "found by asking the model which axis holds items" in one
+    assert show().rows[0]["model"] == "resnet18"

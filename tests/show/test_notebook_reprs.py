@@ -16,11 +16,8 @@ from rich.text import Text
 from redline.analyze.compare import compare_records
 from redline.analyze.gate import GateRow
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.summary import summarize
-from redline.model.conditions import conditions_of
 from redline.model.errors import UsageError
 from redline.model.work import MemoryHolder, MemoryRow, MemoryUse
-from redline.show.history import Listed, listing
 from redline.show.notebook import html_of
 from redline.show.result import terminal
 from redline.show.terminal import Fitted, make_table
@@ -82,13 +79,10 @@ def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def reports() -> dict[str, RenderableType]:
-    rows = summarize(RECORDS)
-    listed = [Listed(row_of(record), conditions_of(record), row) for record, row in zip(RECORDS, rows, strict=True)]
     found = compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1])
     compared = terminal(compare.result_of(found, "one", "other"))
     return {
         **{name: terminal(RESULTS[name]) for name in ("run", "decided")},
-        "show": listing(listed),
         "compare": compared,
         **others(),
     }

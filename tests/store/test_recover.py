@@ -11,12 +11,12 @@ import pytest
 from reported import race_records
 from typer.testing import CliRunner
 
-from redline.api.history import recover
 from redline.cli.main import filled
 from redline.model.errors import RedlineError
 from redline.model.record import Block, RunRecord
 from redline.store import History
 from redline.verbs import NAMES
+from redline.verbs.history import recover
 
 LOOKING = (
     ["history", "show"],
@@ -98,7 +98,7 @@ def test_a_damaged_schema_is_named(path: Path) -> None:
 
 def test_a_sound_file_comes_back_whole(path: Path, tmp_path: Path) -> None:
     found = recover(tmp_path / "new.sqlite")
-    assert (found.added, found.cut, found.unreadable) == (40, (), ())
+    assert (found.about["added"], found.rows) == (40, ())
     with History.open(path) as old, History.open(tmp_path / "new.sqlite") as new:
         assert new.find() == old.find()
         assert new.marks() == old.marks()
@@ -118,7 +118,7 @@ def test_what_the_damage_left_alone_comes_back_as_it_was(path: Path, tmp_path: P
     assert path.read_bytes() == damaged
     with History.open(tmp_path / "new.sqlite") as new:
         back = {record.id: record for record in new.find()}
-    assert found.added == len(back)
+    assert found.about["added"] == len(back)
     same = [record_id for record_id, record in back.items() if record == sound.get(record_id)]
     assert len(same) >= 40 - 12
 
@@ -139,7 +139,7 @@ def test_records_that_only_the_log_has_are_read_too(path: Path, tmp_path: Path) 
 def test_a_deleted_record_stays_deleted(path: Path, tmp_path: Path) -> None:
     with History.open(path) as history:
         history.delete([make_record(number).id for number in range(10, 30)])
-    assert recover(tmp_path / "new.sqlite").added == 20
+    assert recover(tmp_path / "new.sqlite").about["added"] == 20
 
 
 @pytest.mark.parametrize("body", [b"", b"SQLite format 3\0", b"\xff" * 50_000, bytes(5000)])

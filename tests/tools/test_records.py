@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 import redline
-from redline.api.history import import_records
 from redline.api.workspace import Workspace
 from redline.model.record import Closed, RunRecord
 from redline.store import History
@@ -43,7 +42,7 @@ def measure(raw: RawRecords, model: str = MODEL) -> None:
 def records_in(folder: Path) -> list[RunRecord]:
     with History.open(":memory:") as history:
         with Workspace(history=history) as workspace:
-            import_records(folder / "records.redline.gz", workspace=workspace)
+            workspace.history.add_file(folder / "records.redline.gz")
         return history.find(newest_first=False)
 
 

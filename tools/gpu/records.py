@@ -24,7 +24,6 @@ from typing import Any, Self
 
 import msgspec
 
-from redline.api.history import export_archive, import_records
 from redline.api.workspace import Workspace
 from redline.store import History
 
@@ -74,7 +73,7 @@ class RawRecords:
             with Workspace(history=gathered) as workspace:
                 # The earlier file last: what it has of a record that is in a history too may be less.
                 for file in (*found, *([self._earlier] if self._earlier.exists() else [])):
-                    import_records(file, workspace=workspace)
+                    workspace.history.add_file(file)
                 number = workspace.history.count()
             if not number:
                 return
@@ -86,7 +85,7 @@ class RawRecords:
                 gzip.GzipFile(NAME, "wb", fileobj=file, mtime=0) as packed,
                 Workspace(history=gathered) as workspace,
             ):
-                export_archive(packed, workspace=workspace)
+                workspace.history.export_archive(packed)
             unfinished.replace(out / NAME)
         print(f"{number} records in {out / NAME}, {(out / NAME).stat().st_size / 1000:.0f} KB", flush=True)
 

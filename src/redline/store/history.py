@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Unpack
 
@@ -15,7 +17,7 @@ from redline.model.errors import RecordError, StoreError
 from redline.model.identity import Series
 from redline.model.record import Block, RunRecord
 from redline.store import layout, queries
-from redline.store.archive import Imported, read_archive, write_archive
+from redline.store.archive import Imported, is_archive, is_history, read_archive, write_archive
 from redline.store.codec import (
     Activity,
     ActivityKind,
@@ -25,6 +27,7 @@ from redline.store.codec import (
     Row,
     SeriesSeen,
     column_text,
+    read_exported,
     row_from,
     unpack,
     with_found_trace,
@@ -316,6 +319,22 @@ class History:
         """Add what an archive holds and this history does not."""
         return read_archive(self._database, path)
 
+    def add_file(self, path: Path) -> Imported:
+        """Add the records of a back-up, of another history or of an exported document that are not there yet."""
+        if is_archive(path):
+            return self.import_archive(path)
+        if is_history(path):
+            with History.open(path, only_to_read=True) as other, NamedTemporaryFile() as file:
+                other.export_archive(file)
+                file.flush()
+                return self.import_archive(Path(file.name))
+        found = read_exported(path)
+        known = self.load_many((record.id for record in found), blocks=False)
+        new = [record for record in found if record.id not in known]
+        for record in new:
+            self.finish(record)
+        return Imported(added=len(new), known=len(found) - len(new))
+
     def add_salvage(self, found: Salvage, folder: Path) -> None:
         """Store what could be read of a damaged history, which is in `folder`."""
         for record, is_over in found.records:
@@ -387,6 +406,20 @@ class History:
                 self._database.refuse_damage(error)
                 on_unreadable(record_id, error)
         return readable
+
+
+@contextmanager
+def history_in(path: Path) -> Iterator[History | None]:
+    """The history that a file is, or that a back-up holds, for reading; None for any other file."""
+    if is_history(path):
+        with History.open(path, only_to_read=True) as history:
+            yield history
+    elif is_archive(path):
+        with History.open(":memory:") as history:
+            history.import_archive(path)
+            yield history
+    else:
+        yield None
 
 
 def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:

@@ -73,8 +73,6 @@ PUBLIC: dict[str, str] = {
     "Watch": "redline.verbs.watch",
     "lightning_callback": "redline.verbs.watch",
     "trainer_callback": "redline.verbs.watch",
-    "HistoryFilters": "redline.api.history",
-    "HistoryResult": "redline.api.history",
 }
 """Where the public names are that are no verbs."""
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf
-from redline.api.history import history_in
 from redline.api.profile import kept_memories
 from redline.api.workspace import Workspace, use
 from redline.model.errors import RecordError, UsageError
@@ -26,6 +25,7 @@ from redline.show.report import ReportFiles, write_folder
 from redline.show.result import Result
 from redline.store import History
 from redline.store.codec import read_exported
+from redline.store.history import history_in
 from redline.verbs.tune import kept_tune
 from redline.verbs.verb import verb
 

@@ -1,7 +1,7 @@
-"""`redline.serve`: the history as web pages, read-only, with live progress as server-sent events.
+"""`redline serve`: the history as web pages, read-only, with live progress as server-sent events.
 
-Viewers do not disturb a measurement: pages come from read-only transactions and are made once for all who ask in the same
-second, one task looks at the history for all viewers together, and telemetry is what the measuring process has written down.
+Pages are the results of other verbs. Viewers do not disturb a measurement: pages come from read-only transactions and are made once for all who ask
+in the same second, one task looks at the history for all viewers together, and telemetry is what the measuring process has written down.
 """
 
 from __future__ import annotations
@@ -9,30 +9,39 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from redline.api.history import HistoryFilters, history, latest, record_and_row
-from redline.api.serve_state import Live, Looker
+import msgspec
+
+from redline.analyze.gate import middle_s
 from redline.api.workspace import Workspace
-from redline.model.errors import Exit, MissingExtra, RedlineError, StoreError, UsageError
+from redline.model.environment import TelemetrySample
+from redline.model.errors import Exit, MissingExtra, RecordError, RedlineError, StoreError, UsageError
+from redline.model.fields import Frozen
+from redline.model.metrics import Row, Table
 from redline.model.settings import WAY, setting
+from redline.model.spec import BASELINE
+from redline.model.units import format_bytes, format_ratio, format_seconds, format_share, significant
+from redline.search.tune.record import decode_tune
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard, dashboard_policy
-from redline.show.history import detail
+from redline.show.page import STATIC, page, static_file
 from redline.show.report import result_of as report_of
-from redline.show.serve import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
-from redline.show.terminal import as_text
+from redline.store import Activity, History
+from redline.store import Row as Listed
 from redline.system.processes import give_way
 from redline.verbs.compare import compare
+from redline.verbs.history import history, show
 from redline.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -43,19 +52,30 @@ COOKIE = "redline"
 MOST_VIEWERS = 200
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
-LONGEST_URL = 4096
-LONGEST_HEADERS = 16384
+SHOWN_POINTS = 200
+LONGEST_URL, LONGEST_HEADERS = 4096, 16384
 FRESH_S = 1.0
-"""How long a page is served again before it is made anew."""
-WATCHED_FRESH_S = 5.0
-"""The same while somebody watches: what was made before a record began or ended is then forgotten at once."""
+"""How long a page is served again before it is made anew; five times as long while somebody watches, who is told of what is new."""
 SLOWEST_REQUEST_S = 10.0
 """For the head of a request to arrive: who sends it byte by byte holds a connection no longer than this."""
 STUCK_MS = 60_000
 """A viewer who takes nothing for so long is disconnected, where the system can tell."""
 MAKERS = 2
-"""Pages that are made at the same time."""
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+"""Pages that are made at the same time, so that a crowd does not take the processor from what is being measured."""
+LOOK_EVERY_S = 1.0
+CROWD = 50
+"""As many viewers are told half as often: each of them costs a little, and the measurement comes first."""
+SIGN_OF_LIFE_S = 15.0
+MOST_WAITING = 4
+"""States that a slow viewer may be behind; older ones are dropped."""
+RUNNING, RECENT_BLOCKS = 8, 16
+"""Records that are being measured, and their latest blocks: more are not read, however long it takes."""
+RECENT_S, FORGOTTEN_S = 600.0, 7 * 86400.0
+"""How long a grid is shown after its last cell was settled, and one that was cut short as unfinished."""
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -63,49 +83,34 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-Words: TypeAlias = Mapping[str, str]
+Words = Mapping[str, str]
 
 
 class Access:
     """Who may look: on another address than loopback, those who know the token."""
 
-    def __init__(self, host: str, token: str | None = None, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, host: str, token: str | None = None, names: Sequence[str] = ()) -> None:
         self.token = token
-        self.names = {name.lower().strip("[]") for name in (*LOOPBACK_NAMES, host, *names)}
+        plain = (name.lower().strip("[]") for name in ("localhost", "127.0.0.1", "::1", host, *names))
+        self.names = [f"[{name}]" if ":" in name else name for name in plain]
 
     def knows(self, given: str | None) -> bool:
-        if self.token is None:
-            return True
-        return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
-
-    def refusal(self, method: str, headers: Any, path: str) -> tuple[int, str] | None:
-        """Status and reason, for a request that is not answered."""
-        if method not in ("GET", "HEAD"):
-            return 405, "read-only: only GET is answered"
-        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            return 413, "a request has no body here"
-        if len(path) > LONGEST_URL:
-            return 414, "the address is too long"
-        if sum(len(name) + len(value) for name, value in headers.items()) > LONGEST_HEADERS:
-            return 431, "the headers are too long"
-        host = headers.get("host", "")
-        if _name(host) not in self.names:
-            return 421, "another host name than this server's"
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return 403, "from another site"
-        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-            return 403, "from another site"
-        return None
+        return self.token is None or (given is not None and hmac.compare_digest(given.encode(), self.token.encode()))
 
 
-def _name(host: str) -> str:
-    """A host header without its port; an IPv6 address without its brackets."""
-    name, _, port = host.rpartition(":")
-    found = name if name and port.isdecimal() else host
-    return found.lower().strip("[]")
+def refusal(headers: Any, address: str) -> tuple[int, str] | None:
+    """Status and reason, for a request that a web framework would answer and that is no viewer's."""
+    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        return 413, "a request has no body here"
+    if len(address) > LONGEST_URL:
+        return 414, "the address is too long"
+    if sum(len(name) + len(value) for name, value in headers.items()) > LONGEST_HEADERS:
+        return 431, "the headers are too long"
+    origin = headers.get("origin")
+    is_foreign = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    if is_foreign or (headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"):
+        return 403, "from another site"
+    return None
 
 
 def is_loopback(host: str) -> bool:
@@ -118,7 +123,7 @@ def is_loopback(host: str) -> bool:
 class Answer:
     """A page, before the web framework makes a response of it."""
 
-    body: str | bytes
+    body: str
     status: int = 200
     kind: str = "text/html"
     policy: str | None = PAGE_POLICY
@@ -128,81 +133,305 @@ def plain(text: str, status: int) -> Answer:
     return Answer(f"{text}\n", status, "text/plain")
 
 
-@dataclass(frozen=True)
-class Pages:
-    """What each address shows: from the words in the address (`path`) and behind its question mark (`query`)."""
-
-    workspace: Workspace
-
-    def start(self, path: Words, query: Words) -> Answer:
-        asked = query.get("limit", "20")
-        limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
-        found = history(limit=limit, workspace=self.workspace)
-        rows, _ = latest(20, workspace=self.workspace)
-        return Answer(start_page(found.series, found.left_out, rows))
-
-    def series(self, path: Words, query: Words) -> Answer:
-        found = history(HistoryFilters(key=path["key"]), workspace=self.workspace)
-        if not found:
-            return plain("no such series", 404)
-        return Answer(page("serve_series", all_series=[(each, picture_of(each)) for each in found]))
-
-    def record(self, path: Words, query: Words) -> Answer:
-        known, row, is_cut_off = record_and_row(path["id"], workspace=self.workspace)
-        text = as_text(detail(row, known, is_cut_off=is_cut_off))
-        return Answer(page("serve_text", title=f"record {known.id}", text=text, asks=False, first="", other=""))
-
-    def compared(self, path: Words, query: Words) -> Answer:
-        first, other = (query.get(name, "") for name in ("a", "b"))
-        text = ""
-        if first and other:
-            if not all(part.strip().isalnum() for side in (first, other) for part in side.split(",")):
-                raise UsageError("give ids of records, or several joined by commas")
-            text = str(compare(first, other, workspace=self.workspace))
-        return Answer(page("serve_text", title="compare", text=text, asks=True, first=first, other=other))
-
-    def report(self, path: Words, query: Words) -> Answer:
-        with self.workspace.reading() as kept:
-            records = kept.find(limit=REPORTED)[::-1]
-        ceilings_of = self.workspace.ceilings_of(records)
-        contents = contents_of(records, title="the latest records", ceilings_of=ceilings_of)
-        policy = f"{dashboard_policy()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        return Answer(dashboard(contents, report_of(contents)), policy=policy)
-
-    def as_json(self, path: Words, query: Words) -> Answer:
-        return Answer(history(workspace=self.workspace).to_json(), kind="application/json", policy=None)
-
-    def static(self, path: Words, query: Words) -> Answer:
-        found = static_file(path["name"])
-        return plain("no such file", 404) if found is None else Answer(found[0], kind=found[1], policy=None)
+# What each address shows, from the words in the address and behind its question mark
 
 
-Make: TypeAlias = Callable[[Pages, Words, Words], Answer]
-Endpoint: TypeAlias = "Callable[[Request], Awaitable[Response]]"
+def link(table: Table, row: Row) -> str:
+    return f"/series/{row['key']}" if table.name == "series" else f"/records/{row.record_id}" if row.record_id else ""
+
+
+def start(workspace: Workspace, words: Words) -> Answer:
+    asked = words.get("limit", "20")
+    limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
+    trends = history(limit=limit, workspace=workspace)
+    few = tuple(table for table in trends.tables if not table.is_detail)
+    latest = show(limit=20, workspace=workspace)
+    columns = latest.tables[0].columns
+    rows = tuple(msgspec.structs.replace(row, facts={name: row.get(name) for name in columns if name in row and not row.metric(name)}, metrics=tuple(metric for metric in row.metrics if metric.name in columns), notes=()) for row in latest.rows)  # fmt: skip
+    latest = replace(latest, tables=(msgspec.structs.replace(latest.tables[0], title="Latest records", rows=rows),))
+    return Answer(page("history", replace(trends, tables=few, picture=None), latest, is_start=True, link=link))
+
+
+def series(workspace: Workspace, words: Words) -> Answer:
+    found = history(key=words["key"], workspace=workspace)
+    if not found.rows:
+        return plain("no such series", 404)
+    tables = [
+        msgspec.structs.replace(table, rows=table.rows[: -SHOWN_POINTS - 1 : -1]) if table.is_detail else table
+        for table in found.tables
+    ]
+    return Answer(page(str(found.rows[0]["benchmark"]), replace(found, tables=tuple(tables)), link=link))
+
+
+def record(workspace: Workspace, words: Words) -> Answer:
+    found = show(words["id"], workspace=workspace)
+    return Answer(page(str(found.headline), replace(found, headline=None)))
+
+
+def compared(workspace: Workspace, words: Words) -> Answer:
+    sides = [words.get(name, "") for name in ("a", "b")]
+    if not all(part.strip().isalnum() for side in sides if side for part in side.split(",")):
+        raise UsageError("give ids of records, or several joined by commas")
+    results = [compare(*sides, workspace=workspace)] if all(sides) else []
+    return Answer(page("compare", *results, sides=sides))
+
+
+def report(workspace: Workspace, words: Words) -> Answer:
+    with workspace.reading() as kept:
+        records = kept.find(limit=REPORTED)[::-1]
+    contents = contents_of(records, title="the latest records", ceilings_of=workspace.ceilings_of(records))
+    policy = f"{dashboard_policy()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return Answer(dashboard(contents, report_of(contents)), policy=policy)
+
+
+def as_json(workspace: Workspace, words: Words) -> Answer:
+    return Answer(history(workspace=workspace).to_json(), kind="application/json", policy=None)
+
+
+def static(workspace: Workspace, words: Words) -> Answer:
+    kind = STATIC.get(words["name"])
+    return plain("no such file", 404) if kind is None else Answer(static_file(words["name"]), kind=kind, policy=None)
+
+
+def nowhere(workspace: Workspace, words: Words) -> Answer:
+    return plain("no such page", 404)
+
+
+Make = Callable[[Workspace, Words], Answer]
+ADDRESSES: dict[str, Make] = {
+    "/": start,
+    "/series/{key}": series,
+    "/records/{id}": record,
+    "/compare": compared,
+    "/report": report,
+    "/api/history": as_json,
+    "/static/{name}": static,
+    "/{path:path}": nowhere,
+}
+READ = ("limit", "a", "b")
+"""Words behind the question mark that a page reads; others make no other page."""
 
 
 class Answers:
-    """Pages of the last second: viewers who ask for the same one cost as much as a single viewer.
-
-    Few are made at a time, so that a crowd does not take the processor from what is being measured.
-    """
+    """Pages of the last second: viewers who ask for the same one cost as much as a single viewer."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[float, asyncio.Future[Answer]]] = {}
         self._makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="page")
 
     async def get(self, name: str, make: Callable[[], Answer], *, is_watched: bool = False) -> Answer:
-        now, fresh_s = time.monotonic(), WATCHED_FRESH_S if is_watched else FRESH_S
+        now, fresh_s = time.monotonic(), FRESH_S * (5 if is_watched else 1)
         self._made = {
-            each: (at, answer) for each, (at, answer) in self._made.items() if now - at < fresh_s or not answer.done()
+            key: (at, answer) for key, (at, answer) in self._made.items() if now - at < fresh_s or not answer.done()
         }
         if name not in self._made:
             self._made[name] = now, asyncio.get_running_loop().run_in_executor(self._makers, make)
         return await asyncio.shield(self._made[name][1])
 
     def forget(self) -> None:
-        """Another look has found something new: what was made before is out of date."""
+        """Drops what was made before, when another look has found something new."""
         self._made.clear()
+
+
+class LiveState(Frozen):
+    """What viewers are sent each time it changes."""
+
+    lines: tuple[str, ...] = ()
+    """What is being measured, a line each."""
+    stored: int = 0
+    """Records in the history."""
+    latest: str | None = None
+    problem: str | None = None
+    """Why the history cannot be read at the moment."""
+
+
+class Live:
+    """Looks at the history once for all viewers, while there are any; each message is encoded once.
+
+    `on_records` is called when a record has begun or ended, so that tables have changed.
+    """
+
+    def __init__(self, look: Callable[[], LiveState], on_records: Callable[[], None] = lambda: None) -> None:
+        self._look = look
+        self._on_records = on_records
+        self._viewers: set[asyncio.Queue[bytes | None]] = set()
+        self._last: bytes | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def viewing(self) -> AsyncIterator[asyncio.Queue[bytes | None]]:
+        """A queue of server-sent events as bytes; None ends it."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        self._viewers.add(queue)
+        if self._last is not None:
+            queue.put_nowait(self._last)
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
+        try:
+            yield queue
+        finally:
+            self._viewers.discard(queue)
+            if not self._viewers and self._task is not None:
+                self._task.cancel()
+                self._task, self._last = None, None
+
+    async def events(self) -> AsyncIterator[bytes]:
+        async with self.viewing() as queue:
+            while (message := await queue.get()) is not None:
+                yield message
+
+    @property
+    def viewers(self) -> int:
+        return len(self._viewers)
+
+    async def _watch(self) -> None:
+        told_at, records = time.monotonic(), None
+        try:
+            while True:
+                try:
+                    state = await asyncio.to_thread(self._look)
+                except RedlineError as error:  # the history is away for a moment: the next look may find it
+                    state = LiveState(problem=" ".join(str(error).split()))
+                event = b"data: " + msgspec.json.encode(state) + b"\n\n"
+                if records != (records := (state.stored, state.latest, len(state.lines), bool(state.problem))):
+                    self._on_records()
+                if event != self._last or time.monotonic() - told_at > SIGN_OF_LIFE_S:
+                    told_at = time.monotonic()
+                    self._tell(event if event != self._last else b": still here\n\n")
+                    self._last = event
+                await asyncio.sleep(LOOK_EVERY_S * (1 + len(self._viewers) / CROWD))
+        except Exception:  # nobody would look any more: viewers are sent away, come back, and another look is tried
+            logging.getLogger(__name__).exception("cannot look at what is being measured")
+            self._task, self._last = None, None
+            self._tell(None)
+
+    def _tell(self, event: bytes | None) -> None:
+        for queue in self._viewers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(event)
+
+
+# What is being measured now, as the measuring processes write it down
+
+
+def look(kept: History) -> LiveState:
+    latest = kept.rows(limit=1)
+    activities = kept.activities()
+    running = [row for row in kept.rows(status="running", limit=RUNNING) if row.status == "running"]
+    lines = [
+        *_searches(kept, {each.name: each for each in activities if each.kind == "tune"}),
+        *_grids(kept, [each for each in activities if each.kind == "sweep"]),
+        *(
+            _line(f"watch {each.name}", each.now, *_readings(each.telemetry))
+            for each in activities
+            if each.kind == "watch" and not each.is_over
+        ),
+        *(line for row in running if (line := _record_line(row, kept))),
+    ]
+    return LiveState(lines=tuple(lines), stored=kept.count(), latest=latest[0].id if latest else None)
+
+
+def _line(*words: str) -> str:
+    return " · ".join(filter(None, words))
+
+
+def _left(seconds: float | None) -> str:
+    return (
+        ""
+        if seconds is None
+        else f"about {format_seconds(round(seconds))} left"
+        if seconds < 90
+        else f"about {seconds / 60:.0f} min left"
+    )
+
+
+CUT_SHORT = "cut short; the same command goes on"
+
+
+def _searches(kept: History, activities: Mapping[str, Activity]) -> Iterator[str]:
+    ledger = kept.tunes()
+    for row in ledger.rows():
+        activity = activities.get(row.name)
+        goes_on = activity is not None and not activity.is_over
+        if row.state != "running" or (not goes_on and time.time() - row.created_at > FORGOTTEN_S):
+            continue
+        with suppress(RecordError):  # of a newer Redline, or damaged: there is nothing to say about it
+            search = decode_tune(ledger.load(row.name) or b"")
+            left_s = max(search.budget_s - max(time.time() - search.created_at, 0.0), 0.0)
+            ahead = f"{left_s:.0f} s left at most" if goes_on else CUT_SHORT
+            leader = _leader({trial.record_id: trial.recipe for trial in search.trials}, kept)
+            yield _line(f"tune {search.name}", f"{len(search.trials)} trials", leader, ahead)
+
+
+def _leader(recipes: Mapping[str, str], kept: History) -> str:
+    """The fastest recipe so far that computes the same, and its speed over the baseline's."""
+    steps = {
+        record_id: step_s
+        for record_id, record in kept.load_many(recipes).items()
+        if record.prepared and not record.prepared.numerics.is_wrong and (step_s := middle_s([record])) is not None
+    }
+    if not steps:
+        return "no leader yet"
+    best = min(steps, key=lambda record_id: steps[record_id])
+    first = next((steps[each] for each, recipe in recipes.items() if recipe == BASELINE and each in steps), None)
+    return f"leader {recipes[best]}" + (f" {format_ratio(first / steps[best])}" if first else "")
+
+
+def _grids(kept: History, activities: Sequence[Activity]) -> Iterator[str]:
+    """Yields those that go on, those that were cut short, and those that have settled a cell not long ago."""
+    said = {each.name: each for each in activities if not (each.is_over and time.time() - each.begun_at > FORGOTTEN_S)}
+    settled = {name: (number, failed) for name, number, failed in kept.recent_sweeps(time.time() - RECENT_S)}
+    for name in sorted(said.keys() | settled.keys()):
+        activity, fastest = said.get(name), kept.fastest_cell(name)
+        number, failed = settled.get(name, (activity.done if activity else 0, 0))
+        goes_on = activity is not None and not activity.is_over
+        left_s = None
+        if activity is not None and goes_on and activity.total and (here := activity.done - activity.done_before) > 0:
+            # It goes on at the pace of what this process has done so far.
+            left_s = (time.time() - activity.begun_at) / here * (activity.total - activity.done)
+        yield _line(
+            f"grid {name}",
+            "running" if goes_on else "done" if activity is None else CUT_SHORT,
+            f"{number} of {activity.total} cells settled" if activity else f"{number} cells settled",
+            f"{failed} failed" if failed else "",
+            f"now {activity.now}" if activity and goes_on and activity.now else "",
+            _left(left_s),
+            f"fastest {fastest[0]}, {significant(fastest[1], 4)} per second" if fastest else "",
+            *_readings(activity.telemetry if activity and goes_on else None),
+        )
+
+
+def _readings(sample: TelemetrySample | None) -> Iterator[str]:
+    if sample is not None:
+        yield f"{sample.power_w:.0f} W" if sample.power_w else ""
+        yield f"{sample.temperature_c:.0f} °C" if sample.temperature_c else ""
+        yield f"{format_share(sample.utilisation)} busy" if sample.utilisation is not None else ""
+        yield f"{format_bytes(sample.memory_used_bytes)} used" if sample.memory_used_bytes else ""
+
+
+def _record_line(row: Listed, kept: History) -> str:
+    """Empty for a record that cannot be read, or was deleted just now."""
+    try:
+        record, blocks = kept.load_recent(row.id, RECENT_BLOCKS)
+    except (RecordError, StoreError):
+        return ""
+    last = record.blocks[-1].telemetry[-1] if record.blocks and record.blocks[-1].telemetry else None
+    far, left_s = f"{blocks} blocks", None
+    if record.spec.train is not None:
+        done, total = record.epochs[-1].number if record.epochs else 0, record.spec.train.epochs
+        far = f"epoch {done} of {total}"
+        left_s = (time.time() - row.created_at) / done * (total - done) if done else None
+    step_s = middle_s([record])
+    return _line(
+        f"{row.model} {row.task} {row.recipe}",
+        f"batch {row.batch}" if row.batch else "",
+        row.device_name or row.device,
+        far,
+        f"{format_seconds(step_s)} a step" if step_s else "preparing",
+        _left(left_s),
+        *_readings(last),
+    )
 
 
 class Site:
@@ -211,51 +440,39 @@ class Site:
     def __init__(self, workspace: Workspace, access: Access) -> None:
         self._workspace = workspace
         self._access = access
-        self._looker = Looker()
         self._answers = Answers()
         self._live = Live(self._look, self._answers.forget)
 
     def _look(self) -> LiveState:
         with self._workspace.reader() as opened, opened.reading() as kept:
-            return self._looker.look(kept)
+            return look(kept)
 
-    def showing(self, make: Make, *asked: str, is_open: bool = False) -> Endpoint:
-        """What answers an address with a page; `asked`: the words behind the question mark that it reads."""
-
+    def showing(self, make: Make) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            if (refused := self._refusal(request, is_open=is_open)) is not None:
-                return refused
-            path = dict(request.path_params)
-            query = {name: request.query_params[name] for name in asked if name in request.query_params}
-            name, is_watched = f"{make.__name__} {path} {query}", self._live.viewers > 0
-            return _response(
-                await self._answers.get(name, lambda: self._made(make, path, query), is_watched=is_watched)
-            )
+            if make is not static and not self._access.knows(request.cookies.get(COOKIE)):
+                text = "open the address with the token that the server printed when it was started"
+                return _response(plain(text, 401))
+            words = {
+                **request.path_params,
+                **{name: request.query_params[name] for name in READ if name in request.query_params},
+            }
+            name, is_watched = f"{make.__name__} {words}", self._live.viewers > 0
+            return _response(await self._answers.get(name, lambda: self._made(make, words), is_watched=is_watched))
 
         return answer
 
-    def _made(self, make: Make, path: Words, query: Words) -> Answer:
+    def _made(self, make: Make, words: Words) -> Answer:
         try:
             with self._workspace.reader() as opened:
-                return make(Pages(opened), path, query)
+                return make(opened, words)
         except RedlineError as error:
             is_away = isinstance(error, StoreError) and error.__cause__ is not None
             return plain(" ".join(str(error).splitlines()), 503 if is_away else 404)
 
-    def _refusal(self, request: Request, *, is_open: bool = False) -> Response | None:
-        refusal = self._access.refusal(request.method, request.headers, str(request.url))
-        if refusal is not None:
-            return _response(plain(refusal[1], refusal[0]))
-        if not is_open and not self._access.knows(request.cookies.get(COOKIE)):
-            return _response(plain("open the address with the token that the server printed when it was started", 401))
-        return None
-
     async def enter(self, request: Request) -> Response:
-        """Trade the token in the address for a cookie."""
+        """Trades the token in the address for a cookie."""
         from starlette.responses import RedirectResponse
 
-        if (refused := self._refusal(request, is_open=True)) is not None:
-            return refused
         if not self._access.knows(request.query_params.get("token")):
             return _response(plain("wrong token", 401))
         entered = RedirectResponse("/", 303, HEADERS)
@@ -267,16 +484,13 @@ class Site:
         """What is being measured, as server-sent events."""
         from starlette.responses import Response, StreamingResponse
 
-        if (refused := self._refusal(request)) is not None:
-            return refused
+        if not self._access.knows(request.cookies.get(COOKIE)):
+            return _response(plain("open the address with the token first", 401))
         if self._live.viewers >= MOST_VIEWERS:
             return _response(plain("too many viewers", 503))
         if request.method == "HEAD":  # a response without a body must not wait for events
             return Response(None, 200, HEADERS, "text/event-stream")
         return StreamingResponse(self._live.events(), 200, HEADERS, "text/event-stream")
-
-    async def nowhere(self, request: Request) -> Response:
-        return self._refusal(request) or _response(plain("no such page", 404))
 
 
 def _response(answer: Answer) -> Response:
@@ -287,26 +501,34 @@ def _response(answer: Answer) -> Response:
 
 
 def make_app(workspace: Workspace, access: Access) -> Any:
-    """The ASGI application: which address shows what."""
+    """The ASGI application: which address shows what, to requests for a host of these names and from no other site."""
     try:
         from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.requests import Request
         from starlette.routing import Route
     except ImportError:
         raise MissingExtra("redline serve", "starlette", "serve") from None
+
+    class Guard:
+        """Refuses what is no viewer's request."""
+
+        def __init__(self, app: Any) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            refused = refusal(Request(scope).headers, str(Request(scope).url)) if scope["type"] == "http" else None
+            await (_response(plain(refused[1], refused[0])) if refused else self._app)(scope, receive, send)
+
     site = Site(workspace, access)
+    others = [Route("/login", site.enter), Route("/events", site.events)]
     app = Starlette(
-        routes=[
-            Route("/", site.showing(Pages.start, "limit")),
-            Route("/series/{key}", site.showing(Pages.series)),
-            Route("/records/{id}", site.showing(Pages.record)),
-            Route("/compare", site.showing(Pages.compared, "a", "b")),
-            Route("/report", site.showing(Pages.report)),
-            Route("/api/history", site.showing(Pages.as_json)),
-            Route("/static/{name}", site.showing(Pages.static, is_open=True)),
-            Route("/login", site.enter),
-            Route("/events", site.events),
-            Route("/{path:path}", site.nowhere),
-        ]
+        routes=[*others, *(Route(address, site.showing(make)) for address, make in ADDRESSES.items())],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=access.names, www_redirect=False),
+            Middleware(Guard),
+        ],
     )
     app.router.redirect_slashes = False  # it would redirect to the host that the request names
     return app
@@ -318,7 +540,7 @@ def serve(
     host: Annotated[
         str, setting("The address to listen on. Any other than loopback requires the token.", group=WAY)
     ] = "127.0.0.1",
-    port: Annotated[int, setting("The port; 0 takes a free one.", group=WAY)] = 8765,
+    port: Annotated[int, setting("The port; 0 takes a free one.", group=WAY, least=0, most=65535)] = 8765,
     token: Annotated[bool, setting("Require a token on loopback too.", group=WAY)] = False,
     names: Annotated[
         Sequence[str],
@@ -334,13 +556,9 @@ def serve(
         import uvicorn
     except ImportError:
         raise MissingExtra("redline serve", "uvicorn", "serve") from None
-    if not 0 <= port <= 65535:
-        raise UsageError(f"port must be between 0 and 65535, got {port}")
-    needs_token = token or not is_loopback(host)
-    access = Access(host, secrets.token_urlsafe(32) if needs_token else None, tuple(names))
+    access = Access(host, secrets.token_urlsafe(32) if token or not is_loopback(host) else None, names)
     listening = _listening(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
     # Requests are not logged: the address of a login holds the token.
     config = uvicorn.Config(
         make_app(workspace or Workspace(), access),
@@ -372,25 +590,20 @@ def _impatient_protocol() -> Any:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.expect()
+            self.expect(is_waiting=True)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.conn.their_state is h11.IDLE:
-                self.expect()
-            else:
-                self.rest()
+            self.expect(is_waiting=self.conn.their_state is h11.IDLE)
 
         def connection_lost(self, error: Exception | None) -> None:
-            self.rest()
+            self.expect(is_waiting=False)
             super().connection_lost(error)
 
-        def expect(self) -> None:
-            if self.expiry is None:
+        def expect(self, *, is_waiting: bool) -> None:
+            if is_waiting and self.expiry is None:
                 self.expiry = self.loop.call_later(SLOWEST_REQUEST_S, self.transport.abort)
-
-        def rest(self) -> None:
-            if self.expiry is not None:
+            elif not is_waiting and self.expiry is not None:
                 self.expiry.cancel()
                 self.expiry = None
 
