@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from redline.analyze.history import Trend, trend_of
-from redline.show.history import sparkline
+from redline.verbs.history import sparkline
 
 POINTS, AT, RUNS = 60, 33, 20
 
