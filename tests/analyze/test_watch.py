@@ -83,7 +83,10 @@ class Loop:
         steps = Steps(self.reader)
         names = ("data", "copy", "forward", "backward", "optimizer", "acting", "saving", "other")
         found = {name: round(float(seconds), 9) for name, seconds in zip(names, steps.phases_s[step], strict=True)}
-        found["validation"] = round(float(steps.validation_s[step]), 9)
+        found["validation"], found["saving"] = (
+            round(float(steps.validation_s[step]), 9),
+            round(float(steps.saving_s[step]), 9),
+        )
         return {name: seconds for name, seconds in found.items() if seconds}
 
 

@@ -1,4 +1,4 @@
-"""From what a watched process heard to its steps: where one ends, what its time went to, how many samples it took.
+"""The steps of a watched process are made here from what it heard: where one ends, what its time went to, how many samples it took.
 
 The hooks write down what happened and when (`bench/watch/spool.py` lists the kinds of rows). `Reader` cuts these rows into steps,
 `split` says what the time of one step went to, and `Steps` is the table of all of them, from which rates and shares follow.
@@ -20,7 +20,7 @@ from redline.model.watching import PHASES
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 SLOTS = (*PHASES, "head", "early", "unsplit")
-"""What an interval of a step can be charged to. Until all steps are known, three more than there are phases:
+"""An interval of a step is charged to one of these. Until all steps are known, there are three more than there are phases:
 `head` passes before the first batch is asked for, `early` before the model is first used, and `unsplit` in steps of which little
 was written down."""
 AT = {name: number for number, name in enumerate(SLOTS)}
@@ -30,17 +30,17 @@ OF_KIND = {
 }  # fmt: skip
 """The phase that a row begins."""
 STRETCHES = ("validation", "aside", "played")
-"""Where the time of passes without training goes: validation; what is validation only where it is rare; and what is acting
-in an environment if the program did it before its first step."""
+"""The time of passes without training goes to one of these: validation; what is validation only where it is rare; and what is
+acting in an environment if the program did it before its first step."""
 COLUMNS = (
     "caller", "ended", "is_full", "is_profiled", "paused", "loaded", "fed", "models", *SLOTS, *(f"{name} {slot}" for name in STRETCHES for slot in SLOTS),
 )  # fmt: skip
 BY_HAND, BY_BACKWARD, BY_BATCH = -1.0, -2.0, -3.0
 """Callers of steps that no optimizer ended: the program counted them, a backward pass ended them, or only a batch was seen."""
 MOST_MODELS = 50
-"""As many bits as a 64-bit float holds without loss, and a few less."""
+"""Models are bits of a 64-bit float, which holds 53 of them without loss."""
 MOST_VIEWS = 3
-"""Calls of a model on the same samples for one backward pass, as of pairs and triplets; more of them are steps in time."""
+"""A model that is called so often for one backward pass sees views of the same samples, as of pairs and triplets. More calls are steps in time."""
 START_UP, START_UP_S = 10.0, 0.5
 """Leading steps that take so many medians, and longer than this, compile, tune or fill caches: they are first steps."""
 OUTLIER = 2.0
@@ -50,7 +50,7 @@ FIRST_STEPS = 3
 STEPS_OF_A_BATCH = 32
 """A batch of a DataLoader may serve several steps, as with truncated backpropagation, but not more than so many."""
 RARELY = 0.5
-"""Of the steps: what happens before fewer of them is no part of a step."""
+"""What happens before fewer than half of the steps is no part of a step."""
 FEWEST_STEPS, FEWEST_PIECES = 20, 8
 """A run is compared with itself in pieces of so many steps; with fewer pieces, noise alone may order them."""
 SLOWDOWN = 1.10
@@ -68,36 +68,36 @@ class Heard(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """What was recorded as a graph, and happens each time it is replayed."""
+    """A recorded graph: this happens each time it is replayed."""
 
     caller: float | None
-    """The optimizer whose step comes last in it."""
+    """Its last step is that of this optimizer."""
     backwards: int
     models: dict[float, float]
     """Samples, by the models that are fed."""
 
 
 class Reader:
-    """Cuts what one process heard into steps, as the rows come."""
+    """The reader cuts what one process heard into steps, as the rows come."""
 
     def __init__(self) -> None:
         self.rows = array("d")
         """The steps, as many columns each as `COLUMNS` has."""
         self.rest: list[Heard] = []
-        """What was heard since the last step."""
+        """These rows came since the last step."""
         self.starts: list[float] = []
-        """Seconds until the first batch of each new iterator whose workers end with it."""
+        """Each new iterator whose workers end with it took so many seconds until its first batch."""
         self.ends: list[float] = []
-        """Seconds until they had ended."""
+        """Ending the workers took so many seconds."""
         self.device: dict[float, float] = {}
-        """Seconds of the device's clock when it reached a row."""
+        """The device reached a row, given by its number, after so many seconds of its own clock."""
         self.anchor: float | None = None
-        """The host's time when the device's clock began."""
+        """The device's clock began at this time of the host."""
         self.marked: list[tuple[list[Heard], float]] = []
         """Steps of the device's clock that are not read yet, and their beginnings."""
         self.on_device = np.zeros(len(SLOTS))
         self.lag_s = 0.0
-        """By how much the device was behind the host when it was last looked at."""
+        """The device was so far behind the host when it was last looked at."""
         self._since: float | None = None
         """When the last step ended."""
         self._bits: dict[float, int] = {}
@@ -105,14 +105,14 @@ class Reader:
         self._opened: dict[float, tuple[float, bool]] = {}
         """Iterators that have not delivered yet: since when, and whether their workers end with them."""
         self._cut: int | None = None
-        """Where the step ends if the next backward pass shows that weights have changed."""
+        """The step ends here if the next backward pass shows that weights have changed."""
         self._knows_optimizer = False
         self._has_gradients = ""
-        """Of this step: "backward", or "values" where gradients were only returned."""
+        """This step had a "backward" pass, or only "values" of gradients were returned; empty before either."""
         self._depth = 0
         """Optimizers that are at work, one within the other."""
         self._capture: int | None = None
-        """Where the recording of a graph began, while that goes on."""
+        """The recording of a graph began here and goes on."""
         self.is_by_batch = True
         """Neither optimizer nor backward pass was ever heard."""
 
@@ -199,7 +199,7 @@ class Reader:
         return any(row.kind == "data ended" and row.value > 0 for row in self.rest)
 
     def _last_training(self) -> int:
-        """Where the last backward pass has ended."""
+        """Returns where the last backward pass ended."""
         return 1 + max(
             (at for at, one in enumerate(self.rest) if one.kind in ("backward ended", "replay ended")), default=-1
         )
@@ -233,12 +233,12 @@ class Reader:
 
     @property
     def tail(self) -> Split:
-        """What came after the last step, up to what was last heard."""
+        """This came after the last step, up to what was last heard."""
         return split(self.rest, self._since or 0.0, is_full=True, graphs=self._graphs)
 
     @property
     def loop_tail_s(self) -> float:
-        """What came after the last step until its loader was through: its workers end."""
+        """The loader was through so long after the last step: its workers end."""
         ends = [at for at, row in enumerate(self.rest) if row.kind == "data ended" and row.value < 0]
         passes = [at for at, row in enumerate(self.rest) if row.kind == "data" and row.value >= 1]
         if not ends or (passes and passes[0] < ends[0]):
@@ -279,7 +279,7 @@ class Reader:
 
 
 def without_early_batches(heard: list[Heard], began: float) -> tuple[list[Heard], float]:
-    """Of the first step: what was read before the pass over the loader with which the training begins is no part of it.
+    """What was read before the pass over the loader with which the training begins is no part of the first step.
 
     Batches of that pass that are fetched ahead are, as accelerate and the Trainer fetch them. So is a first validation.
     """
@@ -299,11 +299,11 @@ def batches(heard: Sequence[Heard]) -> Iterator[tuple[list[Heard], float]]:
 
 
 class Split(NamedTuple):
-    """What the time of a step went to."""
+    """A split says what the time of a step went to."""
 
     spent: list[float]
     stretches: tuple[list[float], ...]
-    """Beside it: stretches in which nothing was trained."""
+    """The time of stretches beside the step in which nothing was trained."""
     paused_s: float = 0.0
     is_profiled: bool = False
     loaded: float = 0.0
@@ -355,7 +355,7 @@ def split(heard: Sequence[Heard], began: float, *, is_full: bool, graphs: Mappin
 
 
 def is_training(heard: Sequence[Heard], at: int) -> bool:
-    """Whether a row begins a part of the training. A forward pass in evaluation mode does if a backward pass follows it."""
+    """True if a row begins a part of the training. A forward pass in evaluation mode does if a backward pass follows it."""
     row = heard[at]
     if row.kind != "forward" or row.key == 0 or row.value % 2 == 0:
         return row.kind in ("backward", "replay", "called")
@@ -364,19 +364,19 @@ def is_training(heard: Sequence[Heard], at: int) -> bool:
 
 
 def is_quiet(heard: Sequence[Heard], at: int) -> bool:
-    """Whether a row begins a forward pass from which nothing is learned."""
+    """True if a row begins a forward pass from which nothing is learned."""
     row = heard[at]
     return row.kind == "forward" and (row.value % 2 == 0 or (row.key > 0 and not is_training(heard, at)))
 
 
 def end_of(heard: Sequence[Heard], at: int) -> int:
-    """Where what begins in this row ends."""
+    """Returns the row in which ends what begins in this one."""
     ended = f"{heard[at].kind} ended"
     return next((later for later in range(at + 1, len(heard)) if heard[later].kind == ended), at)
 
 
 def slots(heard: Sequence[Heard], trained: Collection[int], is_full: bool) -> Iterator[str]:
-    """What the time before each row is charged to.
+    """Yields the slot that the time before each row is charged to.
 
     Between a forward pass and its backward pass that is the loss, which is forward work. Between other rows it is `early` until
     the model is first used (getting a batch, where no loader does) and then other work.
@@ -415,7 +415,7 @@ def slots(heard: Sequence[Heard], trained: Collection[int], is_full: bool) -> It
 
 
 def set_apart(heard: Sequence[Heard], trained: Sequence[int]) -> list[str]:
-    """Of the time before each row, whether it belongs to the step or to a stretch in which nothing was trained.
+    """Says of the time before each row whether it belongs to the step or to a stretch in which nothing was trained.
 
     With a loader of its own such a stretch is validation. Without one it is acting if the model saw fewer samples at a time than
     it learns from, and else what is rare is validation, as a pass over a loader is in which no model was heard.
@@ -482,7 +482,7 @@ def fed_to(heard: Sequence[Heard], trained: Collection[int], graphs: Mapping[flo
 
 
 def graph_of(heard: Sequence[Heard]) -> Graph:
-    """What was recorded while a graph was captured."""
+    """Sums up what was recorded while a graph was captured."""
     trained = {at for at in range(len(heard)) if is_training(heard, at)}
     callers = [row.key for row in heard if row.kind == "optimizer ended"]
     backwards = sum(row.kind == "backward" for row in heard)
@@ -490,7 +490,7 @@ def graph_of(heard: Sequence[Heard]) -> Graph:
 
 
 class Log(Protocol):
-    """What one process wrote."""
+    """A log holds what one process wrote."""
 
     facts: dict[str, dict[str, Any]]
     pulses: list[dict[str, Any]]
@@ -539,6 +539,8 @@ class Steps:
             add.at(total, groups, values)
             return total
 
+        self.saving_s = of_group(spent[:, AT["saving"]])
+        spent[:, AT["saving"]] = 0.0
         self.phases_s = of_group(spent[:, : len(PHASES)])
         self.wall_s: Vector = self.phases_s.sum(axis=1)
         self.validation_s, self.paused_s = of_group(validation.sum(axis=1)), of_group(column["paused"])
@@ -550,7 +552,7 @@ class Steps:
 
     @property
     def counted(self) -> Any:
-        """Which steps count for rates: not the first ones where they are far slower, and not those under the profiler."""
+        """Marks the steps that count for rates: the first ones do not if they are far slower, nor do those under the profiler."""
         kept = ~self.is_profiled
         if not kept.any():
             return np.ones(self.count, dtype=bool)
@@ -563,12 +565,12 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """That all counted steps took, with what came after the last one, by host or device, whichever took longer."""
+        """All counted steps took so long, with what came after the last one, by host or device, whichever took longer."""
         return float(self.wall_s[self.counted].sum()) + max(self._reader.lag_s, self._reader.loop_tail_s)
 
     @property
     def tail_s(self) -> float:
-        """What came after the last step until its loader was through."""
+        """The loader was through so long after the last step."""
         return self._reader.loop_tail_s
 
     @property
@@ -576,7 +578,7 @@ class Steps:
         return bool(self._reader.on_device.any())
 
     def shares(self, *, of_host: bool = False) -> dict[str, float]:
-        """Of the counted steps' time, by the device's clock where there is one."""
+        """Returns shares of the counted steps' time, by the device's clock where there is one."""
         if not self.count:
             return {}
         if self.has_device_clock and not of_host:
@@ -591,14 +593,14 @@ class Steps:
         return {name: float(seconds) / whole for name, seconds in zip(PHASES, spent, strict=True)} if whole > 0 else {}
 
     def run_s(self) -> dict[str, float]:
-        """Where the time of the whole run went, in seconds, from the first step's beginning to what was last heard."""
+        """Says where the time of the whole run went, in seconds, from the first step's beginning to what was last heard."""
         if not self.count:
             return {}
         left_out = ~self.counted
         found = {name: share * self.seconds for name, share in self.shares().items()}
         found["first steps"] = float(self.wall_s[left_out & ~self.is_profiled].sum())
         found["profiling"] = float(self.paused_s.sum() + self.wall_s[left_out & self.is_profiled].sum())
-        found["validation"] = float(self.validation_s.sum())
+        found["validation"], found["saving"] = float(self.validation_s.sum()), float(self.saving_s.sum())
         if self.is_by_batch:
             return found
         tail = self._reader.tail
@@ -610,7 +612,7 @@ class Steps:
 
 
 def _filled(values: Vector, callers: Vector, full: Any) -> Vector:
-    """What is only known of steps that were heard in full, also for those after them of the same optimizer."""
+    """Fills in for the other steps what is known of the last step of the same optimizer that was heard in full."""
     found = values.copy()
     for caller in set(callers.tolist()):
         own = np.flatnonzero(callers == caller)
@@ -635,7 +637,7 @@ def _distribute(spent: Vector, callers: Vector, full: Any) -> None:
 
 
 def is_loaded(loaded: Vector) -> Any:
-    """Of each step, whether its batch came from a DataLoader, in this step or a few before it.
+    """Says of each step whether its batch came from a DataLoader, in this step or a few before it.
 
     Steps that go on for long without a new batch get theirs elsewhere: they repeat one, or cycle through kept ones.
     """
@@ -650,7 +652,7 @@ def is_loaded(loaded: Vector) -> Any:
 
 
 def groups_of(callers: Vector, loaded: Vector, models: Vector) -> Any:
-    """The number of the loop's step that each row belongs to.
+    """Returns the number of the loop's step that each row belongs to.
 
     A step ends before an optimizer that it has already called is called again: a GAN calls two in each. Optimizers
     that take turns, each with a batch and a model of its own, take a step each; so do those that follow each other,
@@ -683,7 +685,7 @@ def groups_of(callers: Vector, loaded: Vector, models: Vector) -> Any:
 
 
 def _shares_batches_unevenly(callers: Vector, loaded: Vector) -> bool:
-    """Whether most batches serve all optimizers, some more often than others, as a critic that takes two steps of each."""
+    """True if most batches serve all optimizers, some more often than others, as a critic that takes two steps of each."""
     kinds, starts = set(callers.tolist()), np.flatnonzero(loaded > 0)
     if min(kinds) < 0 or len(set(callers[starts].tolist())) != 1:
         return False
@@ -693,17 +695,17 @@ def _shares_batches_unevenly(callers: Vector, loaded: Vector) -> bool:
 
 
 class Rates(Frozen):
-    """How fast a training goes, and where its time goes."""
+    """Rates say how fast a training goes, and where its time goes."""
 
     steps: int = 0
     steps_per_s: float | None = None
-    """Of the steps that count: see `Steps.counted`."""
+    """Only the steps that count are in it: see `Steps.counted`."""
     whole_steps_per_s: float | None = None
-    """Of all steps, over the time of the whole run."""
+    """All steps are in it, over the time of the whole run."""
     samples_per_s: float | None = None
     samples: float = 0.0
     seconds: float = 0.0
-    """Of the steps that count."""
+    """The steps that count took so long."""
     first_step_s: float | None = None
     first_steps: int = 0
     """How many leading steps are left out of the rate."""
@@ -712,15 +714,15 @@ class Rates(Frozen):
     outlier_share: float | None = None
     shares: dict[str, float] = {}
     host_shares: dict[str, float] = {}
-    """Of the host's time: what it does while the device may be busy with something else."""
+    """These are shares of the host's time, while the device may be busy with something else."""
     run_s: dict[str, float] = {}
-    """Where the time of the whole run went, in seconds by phase."""
+    """Seconds of the whole run go here by phase."""
     device_clock: bool = False
     loss: float | None = None
 
 
 def rates_of(logs: Sequence[Log]) -> Rates:
-    """Of one loop: the ranks of a distributed training take the same steps, each with samples of its own."""
+    """All logs are of one loop: the ranks of a distributed training take the same steps, each with samples of its own."""
     logs = main_logs(logs)
     ranks = [Steps(log.reader) for log in logs]
     if not ranks or not ranks[0].count:
@@ -729,7 +731,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     kept, whole = lead.counted, lead.seconds
     wall = lead.wall_s[kept]
     middle = float(np.median(wall))
-    later = wall[FIRST_STEPS:] - lead.phases_s[kept][FIRST_STEPS:, [AT["acting"], AT["saving"]]].sum(axis=1)
+    later = wall[FIRST_STEPS:] - lead.phases_s[kept][FIRST_STEPS:, AT["acting"]]
     slow = later[later > OUTLIER * middle] - middle
     # What the last step left behind it belongs to no row, but makes that step as slow as it would any other.
     if lead.tail_s > (OUTLIER - 1) * middle:
@@ -761,7 +763,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
 
 
 def _samples_per_s(rank: Steps, lead: Steps) -> float | None:
-    """Of a rank that takes the same steps as the first one, by that one's time: they wait for each other."""
+    """A rank that takes the same steps as the first one goes by that one's time: they wait for each other."""
     paced = lead if rank.count == lead.count else rank
     whole, samples = paced.seconds, float(rank.samples[paced.counted].sum())
     return samples / whole if whole > 0 and samples > 0 else None
@@ -780,13 +782,13 @@ class Drift(Frozen):
     """A lasting change of the step time."""
 
     step: int
-    """Where it began."""
+    """It began here."""
     at_s: float
     """Since the first step."""
     ratio: float
     """Step time after it over before it."""
     share_before: float
-    """Of the time of the steps that count."""
+    """The steps before it took this share of the time of all steps that count."""
 
 
 def drift_of(steps: Steps) -> Drift | None:

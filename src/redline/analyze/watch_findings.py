@@ -1,4 +1,4 @@
-"""What costs time in a watched script, and what to change about it: the table of rules for a run without a trace.
+"""The table of rules for a run without a trace says what costs time in a watched script, and what to change about it.
 
 Each rule looks at what the script was seen doing, never at how it is written. Its gain is the run played again without what was
 measured: a change cannot save more than the time that its cause took.
@@ -17,18 +17,18 @@ from redline.model.units import counted, format_bytes, format_seconds, format_sh
 from redline.trace.selections import WORTH_A_LINE
 
 LISTENED_STEPS = 10
-"""What makes the host wait is listened to in so many steps."""
+"""The watch listens in so many steps to what makes the host wait."""
 OPERATORS_OF_A_WEIGHT = 10
 """A layer calls a few operators for each of its weights. Where a step calls more than this, a loop in Python repeats them."""
 TINY = 10.0
 """An operator that takes less than so many times what calling one takes at the least, on one number and with warm caches."""
 TENSOR_CORES, AMPERE = 7.0, 8.0
-"""The first NVIDIA GPUs that multiply faster in fp16, and in TF32 and bf16."""
+"""NVIDIA GPUs multiply faster in fp16 from the first of these capabilities on, and in TF32 and bf16 from the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What is known of a watched process."""
+    """The facts that are known of a watched process."""
 
     rates: Rates
     process: Mapping[str, Any] = field(default_factory=dict)

@@ -814,7 +814,7 @@ def _phase_table(watched: Watched) -> Table:
             metrics=(
                 PHASE_TIME(seconds),
                 RUN_SHARE(seconds / whole if whole else None),
-                *([STEP_SHARE(watched.shares[name])] if name in watched.shares else []),
+                *([STEP_SHARE(watched.shares[name])] if watched.shares.get(name) else []),
             ),
         )
         for name, seconds in watched.run_s.items()
@@ -844,7 +844,7 @@ def _headline(watched: Watched, run: Row) -> Headline | None:
     figures: dict[str, Any] = {name: run[name] for name in ("steps", "steps_per_s", "whole_steps_per_s", "throughput")}
     figures["script"] = run["script"]
     rate = "{script} takes {steps_per_s} steps/s" + (", {throughput}" if watched.samples_per_s else "")
-    left_out = sum(watched.run_s.get(name, 0.0) for name in ("first steps", "validation", "profiling"))
+    left_out = sum(watched.run_s.get(name, 0.0) for name in ("first steps", "validation", "saving", "profiling"))
     is_apart = bool(watched.run_s) and left_out > 0.01 * sum(watched.run_s.values())
     return Headline(
         template=f"{rate}{'; {whole_steps_per_s} steps/s over the whole run' if is_apart else ''}.", figures=figures
