@@ -8,12 +8,13 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import redline
+from redline.search.tune.record import Spent
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [path for folder in ("benchmarks", "tools", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -82,29 +83,33 @@ def test_an_unknown_row_is_refused(check: ModuleType, monkeypatch: pytest.Monkey
     assert refused.value.code == 2
 
 
-WINNER = {"recipe": "fp16", "throughput_per_s": 990.0, "low": 2.9, "ratio": 3.0, "high": 3.1}
-DOCUMENT = {
-    "winner": WINNER, "leader": WINNER, "snippet": None, "spent": {"failed": 2.0}, "untried": [],
-    "ranking": [WINNER, {"recipe": "baseline", "throughput_per_s": 330.0}],
-}  # fmt: skip
+WINNER = SimpleNamespace(recipe="fp16", throughput_per_s=990.0, low=2.9, ratio=3.0, high=3.1)
+SUMMARY = {
+    "winner": WINNER,
+    "leader": WINNER,
+    "snippet": None,
+    "spent": Spent(failed=2.0),
+    "untried": (),
+    "ranking": [WINNER, SimpleNamespace(recipe="baseline", throughput_per_s=330.0)],
+}
 
 
 class Found:
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.document = document
+    def __init__(self, **changes: Any) -> None:
+        self.summary = SimpleNamespace(**{**SUMMARY, **changes})
 
     def to_json(self) -> str:
-        return json.dumps(self.document)
+        return "{}"
 
 
 @pytest.mark.parametrize(
     ("changes", "is_good", "of_hand"),
     [
         ({}, True, 0.99),
-        ({"spent": {"failed": 7.0}}, False, 0.99),
-        ({"winner": {**WINNER, "throughput_per_s": 900.0}}, False, 0.9),
+        ({"spent": Spent(failed=7.0)}, False, 0.99),
+        ({"winner": SimpleNamespace(recipe="fp16", throughput_per_s=900.0)}, False, 0.9),
         ({"winner": None}, False, 0.33),  # the baseline must be as fast as by hand then
-        ({"winner": None, "ranking": [{"recipe": "baseline", "throughput_per_s": 960.0}]}, True, 0.96),
+        ({"winner": None, "ranking": [SimpleNamespace(recipe="baseline", throughput_per_s=960.0)]}, True, 0.96),
     ],
 )
 def test_a_search_is_set_against_the_loop_by_hand(
@@ -118,7 +123,7 @@ def test_a_search_is_set_against_the_loop_by_hand(
     import tuning
 
     monkeypatch.setattr(tuning, "hands", lambda names: {"unet": {"compile": 1000.0}})
-    monkeypatch.setattr(tuning.redline, "tune", lambda **settings: Found({**DOCUMENT, **changes}))
+    monkeypatch.setattr(tuning.redline, "tune", lambda **settings: Found(**changes))
     monkeypatch.setattr(check, "CHECKS", {"made-up": check.Check(tuning.tune, tuning.ROWS, 60)})
     assert called(check, monkeypatch, tmp_path, "--only", "unet") == (0 if is_good else 1)
     (row,) = rows_in(tmp_path)

@@ -207,6 +207,18 @@ def branching(batch: int = 64) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Branching(), (torch.randn(batch, 1024),)
 
 
+def bert(batch: int = 32) -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """Fine-tuning as transformers does it: the labels are among the inputs, and the loss among the outputs."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    inputs = {
+        "input_ids": torch.randint(0, 30522, (batch, 128)),
+        "attention_mask": torch.ones(batch, 128, dtype=torch.long),
+        "labels": torch.randint(0, 2, (batch,)),
+    }
+    return BertForSequenceClassification(BertConfig(num_labels=2)), inputs, lambda output: output["loss"]
+
+
 @dataclass(frozen=True)
 class Workload:
     """`model` is a name of torchvision or a function of this file."""
@@ -242,7 +254,7 @@ OWN: dict[str, Callable[[int], Any]] = {
     function.__name__: function
     for function in (
         decoder, decoder_training, encoder, speech, unet, detector, recommender, branching,
-        rotary, denoiser, upscaler, waves, video, experts, scan, graph, sequences, digits,
+        rotary, denoiser, upscaler, waves, video, experts, scan, graph, sequences, digits, bert,
     )
 }  # fmt: skip
 
@@ -273,6 +285,9 @@ WORKLOADS = {
     "scan": Workload("scan", 32, by_hand=("compile", "graph")),
     "vit-train": Workload("vit_b_16", 32, "train"),
     "efficientnet-train": Workload("efficientnet_v2_s", 32, "train"),
+    "bert-train": Workload("bert", 32, "train"),
+    "efficientnet-b0-train": Workload("efficientnet_b0", 64, "train"),
+    "maxvit": Workload("maxvit_t", 32),
     "graph-train": Workload("graph", 20000, "train", by_hand=("compile", "graph")),
     "sequences-train": Workload("sequences", 64, "train", by_hand=("plain", "graph")),
     "digits-train": Workload("digits", 256, "train", by_hand=("graph",)),

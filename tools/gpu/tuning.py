@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from asking import Ask, Figures, Outcome, within
 from tune_workloads import WORKLOADS, Workload
 
@@ -40,26 +41,28 @@ def tune(ask: Ask, name: str, workload: Workload) -> Outcome:
     settings = workload.settings(os.path.relpath(FILE))
     with empty_cache(), ask.workspace(f"{name}_{ask.budget}") as workspace:
         result = redline.tune(**settings, device=ask.device, budget=ask.budget, name=name, workspace=workspace)
-    document = ask.document(result, f"{name}_{ask.budget}")
-    baseline = next((each for each in document["ranking"] if each["recipe"] == "baseline"), None)
-    kept, leader = document["winner"] or baseline, document["leader"]
-    speed, best = kept["throughput_per_s"] if kept else 0.0, max(rates.values(), default=0.0)
-    alone = snippet_speed(ask, name, document["snippet"])
-    failed = document["spent"]["failed"] / parse_seconds(ask.budget)
+    ask.document(result, f"{name}_{ask.budget}")
+    found = result.summary
+    baseline = next((row for row in found.ranking if row.recipe == "baseline"), None)
+    winner, leader = found.winner, found.leader
+    kept = winner or baseline
+    speed, best = (kept.throughput_per_s or 0.0) if kept else 0.0, max(rates.values(), default=0.0)
+    alone = snippet_speed(ask, name, found.snippet)
+    failed = found.spent.failed / parse_seconds(ask.budget)
     figures: Figures = {
         "budget": ask.budget,
         "found_per_s": speed,
         "of_hand": speed / best if best else None,
-        "ratio": leader and leader["ratio"],
-        "low": leader and leader["low"],
-        "high": leader and leader["high"],
-        "has_winner": document["winner"] is not None,
+        "ratio": leader and leader.ratio,
+        "low": leader and leader.low,
+        "high": leader and leader.high,
+        "has_winner": winner is not None,
         "failed": failed,
         "snippet": alone / speed if alone is not None and speed else None,
-        "recipe": kept and kept["recipe"],
+        "recipe": kept and kept.recipe,
         "by_hand": rates,
-        "spent": document["spent"],
-        "untried": document["untried"],
+        "spent": msgspec.to_builtins(found.spent),
+        "untried": msgspec.to_builtins(found.untried),
     }
     runs_alone = figures["snippet"] is None or within(figures["snippet"] - 1, SNIPPET_WITHIN)
     return bool(best) and speed >= AT_LEAST * best and runs_alone and failed <= MOST_FAILED, figures
