@@ -88,6 +88,7 @@ def history(
     until: Annotated[Any, which("Only records until then.", kind=str, read=moment_of)] = None,
     limit: Annotated[int, setting("How many series to show, the latest measured first.", group=OUTPUT)] = 20,
     key: str | None = None,
+    with_points: bool = True,
     workspace: Workspace | None = None,
 ) -> Result:
     """Show benchmarks over time, and where each got faster or slower.
@@ -132,7 +133,7 @@ def history(
             points = [point for point in points if tagged is None or point.record_id in tagged]
             marks = _marks(kept, seen.key) if points else {}
             trends += [_Trend(seen, strand, marks, words) for words, strand in _strands(points)]
-    return _trends_result(trends, left_out)
+    return _trends_result(trends, left_out, with_points=with_points)
 
 
 def _marks(kept: History, key: str) -> dict[tuple[str, str], str]:
@@ -209,8 +210,10 @@ class _Trend:
                 record_id=after.record_id,
             )
 
-    def point_rows(self) -> Iterator[Row]:
-        for point in self.points:
+    def point_rows(self, *, every: bool) -> Iterator[Row]:
+        """Yields a row for each record, or only for those that somebody tagged or noted something about."""
+        marked = {record_id for record_id, _ in self.marks}
+        for point in self.points if every else [point for point in self.points if point.record_id in marked]:
             said = {kind: self.marks.get((point.record_id, kind)) for kind in ("tags", "notes")}
             yield Row(
                 facts={
@@ -232,8 +235,8 @@ def _change(found: Any) -> tuple[float, float, float]:
     return 1 / found.ratio - 1, 1 / found.high - 1, 1 / found.low - 1
 
 
-def _trends_result(trends: Sequence[_Trend], left_out: int) -> Result:
-    points = tuple(row for trend in trends for row in trend.point_rows())
+def _trends_result(trends: Sequence[_Trend], left_out: int, *, with_points: bool) -> Result:
+    points = tuple(row for trend in trends for row in trend.point_rows(every=with_points))
     marked = tuple(row for row in points if row["tags"] or row["notes"])
     changes = tuple(row for trend in trends for row in trend.changes())
     more = f"{left_out} more series: name a model, or raise --limit"

@@ -143,7 +143,7 @@ def link(table: Table, row: Row) -> str:
 def start(workspace: Workspace, words: Words) -> Answer:
     asked = words.get("limit", "20")
     limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
-    trends = history(limit=limit, workspace=workspace)
+    trends = history(limit=limit, with_points=False, workspace=workspace)
     few = tuple(table for table in trends.tables if not table.is_detail)
     latest = show(limit=20, workspace=workspace)
     columns = latest.tables[0].columns
