@@ -705,9 +705,9 @@ def test_row_26_one_call_profiles_a_training_and_the_notebook_uses_it(tmp_path: 
         model_name="simple_cnn", dataset="synthetic-learnable", epochs=1, batch_size=8, train_samples=32, val_samples=16,
         device="cpu", threads=1, progress=False,
     )  # fmt: skip
-    assert quick.results.samples_per_s
-    assert {"forward", "backward", "optimizer", "data"} <= set(quick.results.phases)
-    assert sum(quick.results.kernel_classes.values()) == pytest.approx(1)
+    assert quick[1].value("throughput") > 0
+    assert {"forward", "backward", "optimizer", "data"} <= {row["of"] for row in quick.table("phases").rows}
+    assert sum(row.value("share") for row in quick.table("classes").rows) == pytest.approx(1)
     files = quick.save(tmp_path)
     assert all(Path(path).stat().st_size > 0 for path in (files.dashboard, files.trace))
     cells = json.loads((ROOT / "notebooks" / "quickstart.ipynb").read_text())["cells"]

@@ -7,16 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 import redline
-from redline.api.settings import Settings, described_model
-from redline.model.settings import settings_of
+from redline.api.settings import described_model
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.model.spec_table import SHARED
-from redline.model.training import DataSpec, TrainSpec
+from redline.model.training import DataSpec
 
 REPOSITORY = Path(__file__).parents[2]
 VERBS = ["run", "tune", "profile", "roofline", "flops", "batch"]
@@ -43,13 +41,6 @@ def test_signatures_of_trainers_name_theirs(verb: str) -> None:
     spec = RunSpec(workload=WorkloadSpec(model="any"))
     assert (parameters["device"].default, parameters["seed"].default) == (spec.device, spec.seed)
     assert parameters["workers"].default == DataSpec(name="any").workers
-
-
-def test_type_checkers_are_told_of_the_settings_that_the_specs_declare() -> None:
-    """A type checker cannot read a setting's declaration, so the names stand once more for it."""
-    typed = set(get_type_hints(Settings)) - {"targets", "setup", "teardown", "measure", "launch"}
-    of_trainings = {*settings_of(DataSpec), *settings_of(TrainSpec)}
-    assert typed == set(SHARED) - of_trainings - {"door"}
 
 
 def test_every_public_name_is_listed_and_can_be_had() -> None:

@@ -19,6 +19,7 @@ from redline.model.migrations import decode, encode
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
+from redline.show import report
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard
 from redline.show.payload import payload_of
@@ -370,7 +371,7 @@ def test_a_load_is_on_the_dashboard_and_in_the_report(tmp_path: Path) -> None:
     (curve,) = payload_of(contents)["loads"]
     assert curve["rate"][0] == 20.0
     assert len(curve["series"]["p99_s"]) == len(curve["rate"])
-    assert "Latency under load" in dashboard(contents)
+    assert "Latency under load" in dashboard(contents, report.result_of(contents))
     assert "sustains" in contents.headline
     assert draw_pictures(contents, tmp_path)["Latency under load"].stat().st_size > 10_000
 

@@ -3,133 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
-
-import msgspec
+from typing import Any, ParamSpec, TypeVar
 
 from redline.api.workspace import Workspace
 from redline.launch.inline import InlineDoor
 from redline.model.errors import SpecError, UsageError
-from redline.model.spec import MeasureSpec, RunSpec, Task, WorkloadSpec
+from redline.model.spec import RunSpec
 from redline.model.spec_table import specs_from_table
-from redline.model.training import DataSpec, TrainSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class OtherSettings(TypedDict, total=False):
-    """Settings of a verb that has its own idea of batch and threads."""
-
-    task: Literal["infer", "train", "step", "generate"]
-    image_size: int | None
-    classes: int | None
-    sequence_length: int | None
-    prompt: int | None
-    new_tokens: int | None
-    batch_axis: int | None
-    items: int | None
-    targets: Any
-    setup: Any
-    teardown: Any
-    optimizer: Literal["sgd", "adam", "adamw"]
-    stem: Literal["imagenet", "cifar"] | None
-    device: str
-    seed: int
-    effort: Literal["quick", "normal", "strict"]
-    tail: bool
-    no_check: bool
-    max_memory: str | int | None
-    measure: Mapping[str, Any]
-    launch: Mapping[str, Any]
-
-
-class Settings(OtherSettings, total=False):
-    """Keyword arguments that every measuring function takes; TOML files and the command line use the same names."""
-
-    batch: int | None
-    threads: int | None
-    ranks: int
-    batch_per_rank: int | None
-    rendezvous: str | None
-
-
-Whole = int | str | Sequence[int] | None
-"""One number or several: 8, [1, 8], "1,8" or "1..8", which doubles."""
-
-
-class GridSettings(TypedDict, total=False):
-    """The same where every setting may have several values, which make a grid."""
-
-    task: Task | Sequence[Task]
-    image_size: Whole
-    classes: Whole
-    sequence_length: Whole
-    prompt: Whole
-    new_tokens: Whole
-    batch_axis: Any
-    items: int | None
-    targets: Any
-    setup: Any
-    teardown: Any
-    optimizer: Literal["sgd", "adam", "adamw"] | Sequence[Literal["sgd", "adam", "adamw"]]
-    stem: Literal["imagenet", "cifar"] | Sequence[Literal["imagenet", "cifar"]] | None
-    device: str | Sequence[str]
-    seed: int | Sequence[int]
-    effort: Literal["quick", "normal", "strict"] | Sequence[Literal["quick", "normal", "strict"]]
-    tail: bool
-    no_check: bool
-    max_memory: str | int | Sequence[str | int] | None
-    measure: Mapping[str, Any]
-    launch: Mapping[str, Any]
-    batch: Whole
-    threads: Whole
-    ranks: Whole
-    batch_per_rank: Whole
-    rendezvous: str | None
-
-
-def takes_settings(function: Callable[P, T]) -> Callable[P, T]:
-    """Show the settings with their defaults in `help()` and completion; type checkers read them from `Unpack`."""
-
-    @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        return function(*args, **kwargs)
-
-    signature = inspect.signature(function, eval_str=True)
-    *own, rest = signature.parameters.values()
-    (settings,) = get_args(rest.annotation)
-    defaults = _default_settings()
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
-        for name, kind in get_type_hints(settings).items()
-    ]
-    called.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    return called
-
-
-def _default_settings() -> dict[str, Any]:
-    """The default of each setting, from the specs."""
-    specs = (DataSpec, TrainSpec, WorkloadSpec, RunSpec, MeasureSpec)
-    fields = [field for spec in specs for field in msgspec.structs.fields(spec)]
-    own = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
-    return {
-        **own,
-        "tail": False,
-        "no_check": False,
-        "targets": None,
-        "setup": None,
-        "teardown": None,
-        "max_memory": None,
-        "measure": {},
-        "launch": {},
-        "batch_per_rank": None,
-        "rendezvous": None,
-    }
 
 
 def listed(value: str | Iterable[str]) -> list[str]:

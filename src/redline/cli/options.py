@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
@@ -15,7 +12,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from redline.model.errors import Exit as Exit
-from redline.model.errors import SpecError
 from redline.model.settings import HOW as HOW
 from redline.model.settings import OUTPUT as OUTPUT
 from redline.model.settings import WAY as WAY
@@ -31,27 +27,9 @@ if TYPE_CHECKING:  # the report is imported by the commands that print one
 T = TypeVar("T")
 
 
-Given = dict[str, Any]
-"""The options of a group that were set, under the names that specs and TOML files use."""
-Options = dict[str, Any]
-"""A group of options: the annotation typer reads, by parameter name."""
-
-MODEL_HELP = "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory."
-RECIPE_HELP = "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager."
-
-
 def opt(*names: str, group: str = "", **settings: Any) -> Any:
     """An option that the help shows under `group`."""
     return typer.Option(*names, rich_help_panel=group or None, **settings)
-
-
-Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
-MaybeModel = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
-Models = Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} Several may be named.")]
-Recipe = Annotated[str | None, opt("--recipe", "-r", group=WHAT, help=RECIPE_HELP)]
-Recipes = Annotated[
-    list[str] | None, opt("--recipe", "-r", group=WHAT, help=f"{RECIPE_HELP} Repeat to compare several.")
-]
 
 
 def option_of(declared: Declared) -> Any:
@@ -76,28 +54,6 @@ def option_of(declared: Declared) -> Any:
     return Annotated[kind | None, opt(*names, group=known.group, metavar=shape, help=told)]
 
 
-def options_of(*names: str) -> Options:
-    """The options of shared settings, by name."""
-    return {name: option_of(SHARED[name]) for name in names}
-
-
-DeviceName = option_of(SHARED["device"])
-Threads = option_of(SHARED["threads"])
-TrialEffort = Annotated[
-    str, opt(group=HOW, metavar="[quick|normal|strict]", help="How long each trial is timed; see 'redline run --help'.")
-]
-Trust = Annotated[
-    bool, opt("--trust", group=HOW, help="Accept a file that another user owns and that names code to run.")
-]
-Replicates = Annotated[int, opt(group=HOW, help="Fresh-process repetitions of the comparison, before any extension.")]
-Processes = Annotated[
-    int,
-    opt("--replicates", group=HOW, help="Fresh processes to measure in; intervals then cover how they differ."),
-]
-Report = Annotated[
-    Path | None,
-    opt("--report", group=OUTPUT, metavar="DIR", help="Also write a report there: dashboard, Markdown, CSV."),
-]
 Json = Annotated[bool, opt("--json", group=OUTPUT, help="Print one JSON document on stdout and nothing else there.")]
 
 TASKS = {
@@ -115,72 +71,7 @@ def task_option(*tasks: str) -> Any:
     return Annotated[str | None, opt(group=WHAT, metavar=f"[{'|'.join(tasks)}]", help=told[0].upper() + told[1:])]
 
 
-ANY_BATCH: Options = {
-    **options_of("image_size", "classes", "sequence_length", "batch_axis"),
-    "task": task_option("infer", "train", "step", "generate"),
-    **options_of("prompt", "new_tokens", "optimizer", "stem", "device", "threads", "seed"),
-}
-"""What is measured, for a command that searches the batch itself."""
-WORKLOAD: Options = {**options_of("batch", "items"), **ANY_BATCH}
-"""What is measured."""
-ONE_STEP: Options = {name: option for name, option in WORKLOAD.items() if name not in ("prompt", "new_tokens")} | {
-    "task": task_option("infer", "train", "step")
-}
-"""What is measured, for a command about one step: a generation has many."""
-MEASURED: Options = options_of("effort", "no_check", "tail", "max_memory", "door")
-"""How it is measured."""
-RANKS: Options = options_of("ranks", "batch_per_rank", "rendezvous")
-"""How many processes work together."""
-CLUSTER: Options = {
-    "cluster": Annotated[
-        str | None,
-        opt("--launch", group=HOW, metavar="[ray]", help="Measure on a Ray cluster: one trial or search per GPU."),
-    ],
-    "address": Annotated[
-        str | None, opt("--address", group=HOW, help="Address of the Ray cluster: auto (this machine's), or HOST:PORT.")
-    ],
-}
-"""Where it is measured, if not here."""
-ISOLATED: Options = options_of("max_memory", "door")
-"""How the workers of a search are started."""
-
-
-Price = Annotated[
-    str | None,
-    opt("--price", group=OUTPUT, metavar="2.50/h", help="Price of the machine; adds the cost of a million items."),
-]
-
-
-def takes(options: Options) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Replace the command's parameter `given` by these options; `given` then carries those that were set.
-
-    typer reads options from the signature. No option of a group has a default; one that has is a parameter of the
-    command.
-    """
-
-    def decorate(command: Callable[..., T]) -> Callable[..., T]:
-        @functools.wraps(command)
-        def taking(**arguments: Any) -> T:
-            given = only_set(**{name: arguments.pop(name) for name in options})
-            if door := given.pop("door", None):
-                given["launch"] = {"door": door}
-            if (cluster := given.pop("cluster", None)) is not None:
-                given["ray"] = _is_ray(cluster)
-            return command(**arguments, given=given)
-
-        taking.__signature__ = _with_options(command, options)  # type: ignore[attr-defined]
-        return taking
-
-    return decorate
-
-
-def _is_ray(cluster: str) -> bool:
-    if cluster != "ray":
-        raise SpecError(f"launch must be ray, got {cluster!r}")
-    return True
-
-
-def several(options: Options) -> Options:
+def several(options: dict[str, Any]) -> dict[str, Any]:
     """The same options where each takes several values: repeated, joined by commas, or for numbers a range."""
     return {name: _listed(option) if name not in ONE_VALUE else option for name, option in options.items()}
 
@@ -199,7 +90,7 @@ def _listed(option: Any) -> Any:
     return Annotated[list[str] | None, info]
 
 
-def only_set(**options: Any) -> Given:
+def only_set(**options: Any) -> dict[str, Any]:
     """Drop options that were not set: None, or an empty list."""
     return {name: value for name, value in options.items() if value is not None and value != []}
 
@@ -212,19 +103,6 @@ def print_json(document: JsonDocument) -> None:
 def tell(words: str) -> None:
     """A line on stderr, which leaves stdout to the result."""
     print(words, file=sys.stderr)  # noqa: T201  (the CLI is the printer)
-
-
-def _with_options(command: Callable[..., Any], options: Options) -> inspect.Signature:
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=each)
-        for name, each in options.items()
-    ]
-    # Evaluated here: typer does not evaluate the annotations of a signature it is handed.
-    signature = inspect.signature(command, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        parameters += added if parameter.name == "given" else [parameter]
-    return signature.replace(parameters=parameters)
 
 
 KINDS = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH"}

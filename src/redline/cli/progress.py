@@ -232,6 +232,3 @@ def pair_line(pair: Pair) -> str:
         return f"{pair.b} runs at {format_ratio(pair.ratio)} {pair.a} so far"
     words = {"faster": "faster than", "slower": "slower than", "same": "the same as", "inconclusive": "undecided against"}  # fmt: skip
     return f"{pair.b} is {words[pair.verdict]} {pair.a}: {RATIO(pair.ratio, pair.low, pair.high)}"
-
-
-LiveBatches = LiveRace = LiveLoad = LiveTrain = LiveGrid = LiveTune = LiveObserver

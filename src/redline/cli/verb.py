@@ -127,7 +127,7 @@ def run_verb(
     that were finished are printed.
     """
     from redline.api.workspace import Workspace
-    from redline.cli import progress
+    from redline.cli.progress import LiveObserver
     from redline.model.errors import Interrupted
     from redline.show.canvas import check_picture
     from redline.show.folder import check_file, check_folder, write_text
@@ -153,7 +153,7 @@ def run_verb(
             show(result)
             return Exit(result.exit_code)
         return int(result or Exit.DONE)
-    observer = getattr(progress, function.verb.progress)()
+    observer = LiveObserver()
     with observer, Workspace(observer=observer) as workspace:
         try:
             result = function(**asked, workspace=workspace)

@@ -24,7 +24,7 @@ In 2, reasons and notes became objects of code, about and text, and every docume
 
 DocumentKind = Literal[
     "run", "batch", "tune", "profile", "profile-diff", "flops", "roofline", "report",
-    "compare", "models", "show", "export", "checklist", "workshop", "micro", "quick",
+    "compare", "models", "show", "export", "checklist", "workshop", "micro",
     "gate", "history", "tag", "import", "delete", "prune", "recover", "bisect", "monitor", "memory", "watch",
 ]  # fmt: skip
 """The command that made it, or the option that asked another question; see docs/report.md."""

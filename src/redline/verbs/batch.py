@@ -48,7 +48,6 @@ FAILED = Figure(name="trials_that_failed", doc="Trials that did not fit or did n
         "redline batch hf:gpt2 --task generate --slo-ttft 200ms --slo-tpot 20ms",
     ),
     also=("plot", "save", "log"),
-    progress="LiveBatches",
 )
 def batch(
     model: ModelName,

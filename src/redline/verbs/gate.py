@@ -56,7 +56,6 @@ LIMIT = Figure(name="threshold", unit="share", doc="The slowdown that must be ca
         "redline gate bench.toml --bisect v1.0..main",
     ),
     also=("summary", "save"),
-    progress="LiveRace",
 )
 def gate(
     file: Annotated[

@@ -65,7 +65,6 @@ KNEE = Figure(
         "redline load resnet50 --rate 500..16000 -r baseline -r fp16+channels-last",
     ),
     also=("plot", "save", "report", "log"),
-    progress="LiveLoad",
 )
 def load(
     model: ModelName,

@@ -70,7 +70,6 @@ TOTAL_COLUMNS = ("device", "mean_utilisation", "energy_j", "mean_power_w", "peak
     examples=(
         "redline monitor",
         "redline monitor --duration 10m --csv gpus.csv",
-        "redline monitor --attach 4711 --json",
         "redline monitor --openmetrics :9400",
     )
 )

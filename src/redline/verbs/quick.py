@@ -6,39 +6,42 @@ import html
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import RenderableType
 
 from redline.analyze.batch import BatchSummary
-from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.summary import CeilingsOf
+from redline.analyze.summary import CeilingsOf, summarize
 from redline.analyze.train import TrainingSummary, training_of
 from redline.api.settings import one_spec
 from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, require_range
+from redline.model.metrics import Figure, Headline, Row, Table
+from redline.model.note import Note, note
 from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec, RunSpec
 from redline.model.spec_table import training_table
+from redline.model.units import counted, format_ratio
 from redline.search.batch import search_batch
 from redline.search.observer import Observer
 from redline.search.profile import trace_name
 from redline.search.train import After
+from redline.show import report
+from redline.show.charts import bar_figure
 from redline.show.contents import Contents, contents_of
 from redline.show.dashboard import dashboard
-from redline.show.export import JsonDocument, json_document
-from redline.show.notebook import Bars, Shown
 from redline.show.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
-from redline.show.quick import QuickResults, QuickSide, quick_headline, quick_report
-from redline.show.report import ReportFiles, result_of, write_folder
+from redline.show.report import ReportFiles, write_folder
+from redline.show.result import Result
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
-from redline.verbs.train import DEFAULT_DATA, OF_DATA, OF_MODEL, train_specs
+from redline.verbs import profile as profile_verb
+from redline.verbs.train import DEFAULT_DATA, OF_DATA, OF_MODEL, train_specs, training_row
 from redline.verbs.verb import verb
 
 ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
@@ -52,29 +55,14 @@ WORTH_IT = 1.03
 """A larger batch must be faster by this factor to be taken."""
 
 
-class QuickProfile(Shown):
-    """What `run_quick_profile` found; shows itself in a notebook."""
+@dataclass(frozen=True, kw_only=True)
+class QuickProfile(Result):
+    """What `run_quick_profile` found. Its first table has both sides: the batch that was asked for, and the one that was found."""
 
-    def __init__(
-        self,
-        results: QuickResults,
-        records: Sequence[RunRecord],
-        batches: BatchSummary,
-        training: TrainingSummary,
-        profile: Profile,
-        ceilings_of: CeilingsOf | None = None,
-    ) -> None:
-        self.results = results
-        self.records = list(records)
-        self.batches = batches
-        self.training = training
-        self.profile = profile
-        self._ceilings_of = ceilings_of
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What is in the way, the largest possible gain first."""
-        return list(self.profile.findings)
+    contents: Contents
+    batches: BatchSummary
+    training: TrainingSummary
+    profile: Profile
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -90,7 +78,7 @@ class QuickProfile(Shown):
 
     def save(self, folder: str | Path) -> ReportFiles:
         """Dashboard, Markdown, pictures, CSV, JSON, and the trace, for Perfetto or chrome://tracing."""
-        files = write_folder(self._contents(), Path(folder))
+        files = write_folder(self.contents, Path(folder))
         capture = self.profile.capture
         if capture is None or capture.trace is None or not Path(capture.trace).is_file():
             return files
@@ -100,41 +88,10 @@ class QuickProfile(Shown):
             raise SpecError(f"cannot write the trace to {folder}: {error.strerror}") from None
         return msgspec.structs.replace(files, trace=str(kept))
 
-    def to_json(self) -> JsonDocument:
-        return json_document("quick", self.results)
-
-    def report(self) -> RenderableType:
-        return quick_report(self.results, self.findings)
-
-    def frame_rows(self) -> Sequence[Any]:
-        """One for each epoch."""
-        return self.training.epochs
-
-    def bars(self) -> Bars | None:
-        sides = (("before", self.results.before), ("after", self.results.after))
-        timed = [(name, side.batch, side.samples_per_s) for name, side in sides if side.samples_per_s is not None]
-        bars = [(f"{name}, batch {batch}", speed, None, None) for name, batch, speed in timed]
-        return Bars(self.results.model, "samples per second", bars)
-
-    @property
-    def headline(self) -> str:
-        return quick_headline(self.results)
-
     def _repr_html_(self) -> str:
-        """The report, and the dashboard below in a frame of its own."""
-        contents = self._contents()
-        page = html.escape(dashboard(contents, result_of(contents)))
-        frame = f'<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
-        return super()._repr_html_() + frame
-
-    def _contents(self) -> Contents:
-        return contents_of(
-            self.records,
-            title=self.results.model,
-            sentence=self.headline,
-            profiles=[self.profile],
-            ceilings_of=self._ceilings_of,
-        )
+        """The tables, and the dashboard below in a frame of its own."""
+        page = html.escape(dashboard(self.contents, report.result_of(self.contents)))
+        return f'{super()._repr_html_()}<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
 
 
 @verb(takes=(*OF_DATA, *OF_MODEL))
@@ -168,9 +125,7 @@ def run_quick_profile(
         records = [before, *opened.history.load_many(trial.record_id for trial in found.trials).values(), after]
         known = opened.ceilings_of(records)
         profile = profile_of([read_trace(Path(after.trace.path))], after, ceilings=known(after))
-    training = training_of(after, known(after))
-    results = _results(training_of(before), training, found, profile)
-    return QuickProfile(results, records, found, training, profile, known)
+    return _result(before, after, found, profile, records, known)
 
 
 def _check(model_name: str, epochs: int, batch_size: int) -> None:
@@ -234,49 +189,78 @@ def _best_batch(found: BatchSummary, asked: int) -> int:
     return best
 
 
-def _results(before: TrainingSummary, after: TrainingSummary, found: BatchSummary, profile: Profile) -> QuickResults:
-    return QuickResults(
-        model=after.model,
-        dataset=after.data,
-        device=after.device_name or after.device,
-        item=after.item,
-        before=_side(before),
-        after=_side(after),
-        changed=_changed(before, after),
-        largest_batch=found.max_batch,
-        knee_batch=found.knee_batch,
-        epochs=tuple(msgspec.to_builtins(epoch) for epoch in after.epochs),
-        train_loss=after.train_loss,
-        val_loss=after.val_loss,
-        accuracy=after.accuracy,
-        best_accuracy=after.best_accuracy,
-        phases=after.phase_shares,
-        kernel_classes={each.name: each.share for each in profile.classes},
-        kernel_libraries=_libraries(profile),
-        peak_bytes=after.peak_bytes,
-        data_wait_share=after.data_wait_share,
-        utilisation=after.utilisation,
-        stem=after.stem,
-        bound=f"{profile.bound.label}: {profile.bound.evidence}",
+def _result(
+    before: RunRecord,
+    after: RunRecord,
+    found: BatchSummary,
+    profile: Profile,
+    records: Sequence[RunRecord],
+    ceilings_of: CeilingsOf,
+) -> QuickProfile:
+    sides = [training_row(summary) for summary in summarize([before, after], ceilings_of)]
+    rows = [
+        msgspec.structs.replace(row, facts={"side": side, **row.facts})
+        for side, row in zip(("before", "after"), sides, strict=True)
+    ]
+    table = Table(
+        name="sides", rows=tuple(rows), columns=("side", "batch", "throughput", "memory", "epoch_time", "accuracy")
+    )
+    training = training_of(after, ceilings_of(after))
+    shares = [
+        Table(name=name, title=title, rows=tuple(Row(facts={"of": part}, metrics=(SHARE(share),)) for part, share in parts.items()))
+        for name, title, parts in (
+            ("phases", "Where the time of the training goes", training.phase_shares),
+            ("libraries", "Whose kernels they are", _libraries(profile)),
+        )
+    ]  # fmt: skip
+    explained = profile_verb.result_of(profile, after)
+    headline = _headline(rows, training, explained)
+    contents = contents_of(
+        records, title=training.model, sentence=str(headline), profiles=[profile], ceilings_of=ceilings_of
+    )
+    return QuickProfile(
+        verb="quick",
+        headline=headline,
+        tables=(table, *shares, *(each.as_detail() if each.name != "findings" else each for each in explained.tables)),
+        about={"model": training.model, "data": training.data, "device": training.device_name or training.device},
+        notes=(_changed(found, *rows), *explained.notes),
+        next=explained.next,
+        records=records,
+        record_ids=tuple(record.id for record in records),
+        picture=lambda: bar_figure(table),
+        contents=contents,
+        batches=found,
+        training=training,
+        profile=profile,
     )
 
 
-def _side(row: TrainingSummary) -> QuickSide:
-    return QuickSide(
-        batch=row.batch,
-        samples_per_s=row.samples_per_s,
-        peak_bytes=row.peak_bytes,
-        epoch_s=row.epoch_s,
-        accuracy=row.accuracy,
-    )
+SHARE = Figure(name="share", unit="share", doc="Of the training time, or of the busy time.")
 
 
-def _changed(before: TrainingSummary, after: TrainingSummary) -> str:
-    gain = after.samples_per_s / before.samples_per_s if before.samples_per_s and after.samples_per_s else None
-    speed = f": {gain:.2f}× the samples per second" if gain else ""
-    if before.batch == after.batch:
-        return f"nothing: no larger batch is faster than {after.batch} by more than 3 %{speed}"
-    return f"batch {before.batch} → {after.batch}, and the learning rate with it{speed}"
+def _headline(rows: Sequence[Row], training: TrainingSummary, explained: Result) -> Headline:
+    after, shares = rows[-1], training.phase_shares
+    longest = max(shares, key=lambda name: shares[name], default="")
+    figures: dict[str, Any] = {
+        "model": training.model,
+        "speed": after.get("throughput"),
+        "batch": training.batch,
+        "accuracy": after.get("accuracy"),
+        "epochs": counted(len(training.epochs), "epoch"),
+        "phase": longest,
+        "share": SHARE(shares[longest]) if longest else None,
+    }
+    text = "{model} trains at {speed} with batch {batch}"
+    text += ", to an accuracy of {accuracy} in {epochs}" if "accuracy" in after else ""
+    return Headline(template=f"{text}{'; {share} of the time is the {phase}' if longest else ''}.", figures=figures)
+
+
+def _changed(found: BatchSummary, before: Row, after: Row) -> Note:
+    if before["batch"] == after["batch"]:
+        told = f"no batch up to {found.max_batch} is faster than {after['batch']} by more than {WORTH_IT - 1:.0%}"
+        return note("no-batch", f"nothing was changed: {told}")
+    ratio = after.value("throughput") / (before.value("throughput") or after.value("throughput"))
+    return note("changed-batch", f"batch {before['batch']} became {after['batch']}, and the learning rate with it: {format_ratio(ratio)} the samples per second")  # fmt: skip
 
 
 def _libraries(profile: Profile) -> dict[str, float]:

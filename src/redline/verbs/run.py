@@ -119,7 +119,6 @@ class Measured:
         "redline run resnet50 -r fp16 -r fp16+channels-last --decide",
     ),
     also=("plot", "save", "report", "log"),
-    progress="LiveGrid",
 )
 def run(
     model: Models = None,

@@ -89,7 +89,6 @@ def save(result: Result, folder: str | Path) -> list[Path]:
         "redline study --new mine.toml",
     ),
     also=("plot", "save", "report", "log"),
-    progress="LiveGrid",
 )
 def study(
     experiment: Annotated[

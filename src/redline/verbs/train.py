@@ -78,7 +78,6 @@ EPOCH_COLUMNS = ("epoch", "seconds", "throughput", "train_loss", "accuracy", "da
         "redline train resnet18 --data cifar10 --folder ~/data --find-workers",
     ),
     also=("plot", "save", "report", "log"),
-    progress="LiveTrain",
 )
 def train(
     model: Models = None,

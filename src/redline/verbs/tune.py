@@ -147,7 +147,6 @@ class TuneResult(Result):
         "redline tune hf:gpt2 --task generate --prompt 512 --objective tpot",
     ),
     also=("save", "report", "log"),
-    progress="LiveTune",
 )
 def tune(
     model: ModelName,

@@ -99,8 +99,6 @@ class Verb:
     """A class of settings that several verbs take, besides those of the specs."""
     grid: tuple[str, ...]
     """Settings of which several values may be given: repeated, joined by commas, or as a range."""
-    progress: str
-    """The class in `cli/progress.py` that shows what is happening. The verb's function needs a parameter `workspace` for it."""
 
 
 def verb(
@@ -111,7 +109,6 @@ def verb(
     also: Iterable[str] = (),
     settings: type | None = None,
     grid: Iterable[str] = (),
-    progress: str = "LiveObserver",
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         own = {**settings_of(function), **(settings_of(settings) if settings is not None else {})}
@@ -125,7 +122,7 @@ def verb(
             return function(*args, **given)
 
         described: Any = called
-        described.verb = Verb(tuple(takes), tuple(examples), tuple(tasks), tuple(also), settings, tuple(grid), progress)
+        described.verb = Verb(tuple(takes), tuple(examples), tuple(tasks), tuple(also), settings, tuple(grid))
         described.__signature__ = _signature(function, {**own, **{name: SHARED[name] for name in takes}})
         return called
 
