@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from redline.cli.main import filled
-from redline.cli.options import only_set
 from redline.verbs import NAMES
 
 WHOLE = filled(*NAMES)
-
-
-@pytest.mark.parametrize(("value", "kept"), [(None, False), ([], False), (False, True), (0, True), ("", True)])
-def test_zero_false_and_an_empty_text_were_set_by_someone(value: Any, kept: bool) -> None:
-    assert only_set(option=value) == ({"option": value} if kept else {})
 
 
 @pytest.mark.parametrize("command", sorted(set(typer.main.get_command(WHOLE).commands) - {"micro"}))  # type: ignore[attr-defined]

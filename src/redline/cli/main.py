@@ -19,7 +19,7 @@ from redline.cli.options import Command, CommandGroup, Exit
 from redline.cli.verb import command_of
 from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError, UsageError
 from redline.model.units import printable
-from redline.verbs import COMMANDS, GROUPS, NAMES, is_moved, unmoved
+from redline.verbs import COMMANDS, GROUPS, NAMES
 
 RENAMED: dict[str, str] = {
     "sweep": "run",
@@ -130,7 +130,7 @@ def command_named(name: str) -> Callable[..., int | None]:
     """The command as typer reads it: of a verb made from its declarations."""
     if name == "micro":
         return micro
-    command: Callable[..., int | None] = command_of(name) if is_moved(name) else unmoved(name)
+    command: Callable[..., int | None] = command_of(name)
     return command
 
 

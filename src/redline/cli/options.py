@@ -54,8 +54,6 @@ def option_of(declared: Declared) -> Any:
     return Annotated[kind | None, opt(*names, group=known.group, metavar=shape, help=told)]
 
 
-Json = Annotated[bool, opt("--json", group=OUTPUT, help="Print one JSON document on stdout and nothing else there.")]
-
 TASKS = {
     "infer": "inference",
     "train": "a training step",
@@ -88,11 +86,6 @@ def _listed(option: Any) -> Any:
     if kind == int | None:
         info.metavar = "N[,N…|N..M]"
     return Annotated[list[str] | None, info]
-
-
-def only_set(**options: Any) -> dict[str, Any]:
-    """Drop options that were not set: None, or an empty list."""
-    return {name: value for name, value in options.items() if value is not None and value != []}
 
 
 def print_json(document: JsonDocument) -> None:

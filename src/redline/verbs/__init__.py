@@ -7,7 +7,6 @@ A verb is the function of its own name in `redline/verbs/NAME.py`. A name of two
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -81,11 +80,6 @@ NAMES = tuple(name for name in COMMANDS if " " not in name)
 """The commands of one word."""
 
 
-def is_moved(command: str) -> bool:
-    """Whether the command has its file here; those that have not moved yet are in `cli/` and `api/`."""
-    return find_spec(f"redline.verbs.{command.split()[0]}") is not None
-
-
 def verb_of(command: str) -> Any:
     """The function of a command that has moved. It has a `_` after its name where that is Python's own word, as `import`, or where
     the public name is something else, as `redline.watch`."""
@@ -93,14 +87,6 @@ def verb_of(command: str) -> Any:
     module = import_module(f"redline.verbs.{first}")
     name = second or first
     return getattr(module, f"{name}_" if hasattr(module, f"{name}_") else name)
-
-
-def unmoved(command: str) -> Any:
-    """The command, as typer reads it, of a verb that has not moved yet."""
-    first, _, second = command.partition(" ")
-    module = import_module(f"redline.cli.{first}")
-    name = second or first
-    return getattr(module, name if hasattr(module, name) else f"{name}_")
 
 
 def public_names() -> list[str]:
@@ -113,7 +99,7 @@ def home_of(name: str) -> str | None:
         return PUBLIC[name]
     if name not in NAMES or name in NOT_PUBLIC:
         return None
-    return f"redline.verbs.{name}" if is_moved(name) else f"redline.api.{name}"
+    return f"redline.verbs.{name}"
 
 
 def public(name: str) -> Any:
