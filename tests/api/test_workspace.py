@@ -168,7 +168,7 @@ def test_no_more_trials_are_announced_than_a_search_for_the_batch_may_take(
 
 
 READING: dict[str, Callable[[Workspace], object]] = {
-    "report": lambda workspace: redline.write_report((), Path("report"), workspace=workspace),
+    "report": lambda workspace: redline.report((), out="report", workspace=workspace),
     "compare": lambda workspace: redline.compare("a", "b", workspace=workspace),
     "kept_tune": lambda workspace: redline.kept_tune("study", workspace=workspace),
     "profile": lambda workspace: redline.profile("0123456789", workspace=workspace),
