@@ -12,7 +12,7 @@ import torch
 
 from redline.bench.device import process
 from redline.bench.device.cuda import CudaDevice
-from redline.bench.device.failure import is_out_of_memory, kind_of
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.workload.build import build_workload, fingerprint_of
 from redline.launch import Door, open_door
 from redline.model.errors import UsageError
@@ -144,33 +144,6 @@ def test_only_the_recipes_own_inputs_stay_in_memory() -> None:
     assert workload.args[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 GiB",
-        "CUDA error: out of memory",
-        "HIP out of memory. Tried to allocate 2.00 GiB",
-        "hipErrorOutOfMemory",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
-        "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
-        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED",
-        "MIOpen Error: miopenStatusAllocFailed",
-        "Unable to find a valid cuDNN algorithm to run convolution",
-        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory",
-        "DefaultCPUAllocator: not enough memory: you tried to allocate 1000 bytes.",
-        "std::bad_alloc",
-    ],
-)
-def test_every_wording_of_no_memory_is_understood(message: str) -> None:
-    assert is_out_of_memory(RuntimeError(message))
-    wrapped = ValueError("backend failed")
-    wrapped.__cause__ = RuntimeError(message)
-    assert kind_of(wrapped, "compile") == "oom"
-
-
 def test_onednn_says_no_more_than_that_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("could not create a primitive")
     monkeypatch.setattr("redline.bench.device.failure.is_near_private_limit", lambda: False)
@@ -178,14 +151,6 @@ def test_onednn_says_no_more_than_that_it_could_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("redline.bench.device.failure.is_near_private_limit", lambda: True)
     assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-
-
-@pytest.mark.parametrize(
-    "message",
-    ["CUDA error: an illegal memory access", "out of resource: shared memory", "CUBLAS_STATUS_EXECUTION_FAILED"],
-)
-def test_other_errors_are_not_taken_for_it(message: str) -> None:
-    assert not is_out_of_memory(RuntimeError(message))
 
 
 class TestFingerprint:
