@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from applying import Model
 from torch import Tensor, nn
 
 from redline.bench.count.count import Task, count_work
@@ -27,18 +28,13 @@ def forward(model: nn.Module, *args: Any) -> WorkCount:
     return count_work(Task(model=model.eval(), inputs=(args, {})))
 
 
+def calls(function: Any) -> Model:
+    return Model(lambda _, *args: function(*args))
+
+
 def moving(*shape: int) -> Tensor:
     """An input whose gradient is wanted too, as inside a network."""
     return torch.randn(*shape, requires_grad=True)
-
-
-class Does(nn.Module):
-    def __init__(self, what: Any) -> None:
-        super().__init__()
-        self.what = what
-
-    def forward(self, *args: Any) -> Any:
-        return self.what(*args)
 
 
 class TestConvolution:
@@ -86,15 +82,15 @@ class TestRecurrent:
 class TestAttention:
     def test_four_products_and_ten_backward(self) -> None:
         query, key = moving(2, 4, 10, 16), moving(2, 4, 30, 16)
-        work = both(Does(F.scaled_dot_product_attention), query, key, moving(2, 4, 30, 16))
+        work = both(calls(F.scaled_dot_product_attention), query, key, moving(2, 4, 30, 16))
         assert work.flops == 4 * 2 * 4 * 10 * 30 * 16
         assert work.backward_flops == 5 * 2 * 2 * 4 * 10 * 30 * 16
         assert {one.kind for one in work.operators if one.flops and "attention" in one.name} == {"attention"}
 
     def test_causal_is_half(self) -> None:
         query = moving(1, 2, 64, 8)
-        causal = both(Does(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True)), query)
-        full = both(Does(lambda q: F.scaled_dot_product_attention(q, q, q)), query)
+        causal = both(Model(lambda _, q: F.scaled_dot_product_attention(q, q, q, is_causal=True)), query)
+        full = both(Model(lambda _, q: F.scaled_dot_product_attention(q, q, q)), query)
         assert (causal.flops, causal.backward_flops) == (full.flops // 2, full.backward_flops // 2)
 
     def test_more_queries_than_keys_see_all_keys_in_the_end(self) -> None:
@@ -112,18 +108,20 @@ class TestAttention:
 
 class TestProducts:
     def test_matrix_vector_and_dot(self) -> None:
-        assert forward(Does(torch.mv), torch.randn(5, 7), torch.randn(7)).flops == 2 * 5 * 7
-        assert forward(Does(torch.dot), torch.randn(7), torch.randn(7)).flops == 2 * 7
-        assert forward(Does(torch.addmv), torch.randn(5), torch.randn(5, 7), torch.randn(7)).flops == 2 * 5 * 7
+        assert forward(calls(torch.mv), torch.randn(5, 7), torch.randn(7)).flops == 2 * 5 * 7
+        assert forward(calls(torch.dot), torch.randn(7), torch.randn(7)).flops == 2 * 7
+        assert forward(calls(torch.addmv), torch.randn(5), torch.randn(5, 7), torch.randn(7)).flops == 2 * 5 * 7
 
     def test_many_products_into_one(self) -> None:
         inputs = torch.randn(4, 6), torch.randn(3, 4, 5), torch.randn(3, 5, 6)
-        assert forward(Does(torch.addbmm), *inputs).flops == 2 * 3 * 4 * 5 * 6
-        assert forward(Does(lambda a, b, c: a.clone().addmm_(b, c)), torch.randn(4, 6), *_pair(4, 5, 6)).flops == 240
+        assert forward(calls(torch.addbmm), *inputs).flops == 2 * 3 * 4 * 5 * 6
+        assert (
+            forward(Model(lambda _, a, b, c: a.clone().addmm_(b, c)), torch.randn(4, 6), *_pair(4, 5, 6)).flops == 240
+        )
 
     def test_int8(self) -> None:
         a, b = torch.ones(32, 16, dtype=torch.int8), torch.ones(16, 24, dtype=torch.int8)
-        work = forward(Does(torch._int_mm), a, b)
+        work = forward(calls(torch._int_mm), a, b)
         assert work.flops_by_format() == {"int8": 2 * 32 * 16 * 24}
 
     def test_grouped(self) -> None:
@@ -135,7 +133,7 @@ class TestProducts:
 
     def test_einsum(self) -> None:
         work = forward(
-            Does(lambda a, b: torch.einsum("bik,bkj->bij", a, b)), torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+            Model(lambda _, a, b: torch.einsum("bik,bkj->bij", a, b)), torch.randn(3, 4, 5), torch.randn(3, 5, 6)
         )
         assert work.flops == 2 * 3 * 4 * 5 * 6
 
@@ -144,22 +142,22 @@ class TestProducts:
             assert forward(nn.Linear(5, 7), torch.randn(3, 5)).flops == 2 * 3 * 5 * 7
 
     def test_a_fourier_transform_has_its_own_line(self) -> None:
-        work = forward(Does(torch.fft.fft), torch.randn(2, 64, dtype=torch.complex64))
+        work = forward(calls(torch.fft.fft), torch.randn(2, 64, dtype=torch.complex64))
         assert work.flops == 0
         assert work.other_flops() == 5 * 2 * 64 * 6
 
     def test_many_euclidean_distances_are_one_product(self) -> None:
         """With 30 vectors torch multiplies 30×(16+2) by (16+2)×40; backward is two products without the two columns."""
-        work = both(Does(torch.cdist), moving(3, 30, 16), moving(3, 40, 16))
+        work = both(calls(torch.cdist), moving(3, 30, 16), moving(3, 40, 16))
         assert work.flops == 2 * 3 * 30 * 40 * (16 + 2)
         assert work.backward_flops == 2 * (2 * 3 * 30 * 40 * 16)
         with torch.inference_mode():
-            work = forward(Does(torch.cdist), torch.randn(30, 16), torch.randn(40, 16))
+            work = forward(calls(torch.cdist), torch.randn(30, 16), torch.randn(40, 16))
         assert work.flops == 2 * 30 * 40 * (16 + 2)
         assert work.uncounted == ()
 
     def test_few_distances_and_other_norms_are_taken_one_by_one(self) -> None:
-        work = forward(Does(lambda a, b: torch.cdist(a, b, p=1.0)), torch.randn(30, 16), torch.randn(40, 16))
+        work = forward(Model(lambda _, a, b: torch.cdist(a, b, p=1.0)), torch.randn(30, 16), torch.randn(40, 16))
         assert (work.flops, work.other_flops()) == (0, 3 * 30 * 40 * 16)
 
 
@@ -171,7 +169,7 @@ class TestTheRest:
         assert work.other_flops(["elementwise"]) == 3 * 8
 
     def test_what_nobody_can_count_is_named(self) -> None:
-        work = forward(Does(torch.linalg.inv), torch.eye(4))
+        work = forward(calls(torch.linalg.inv), torch.eye(4))
         assert [one.name for one in work.uncounted] == ["linalg_inv_ex"]
         assert any(one.name == "linalg_inv_ex" and one.bytes for one in work.operators)
 

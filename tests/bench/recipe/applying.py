@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,19 @@ from redline.bench.workload.workload import Workload, assemble
 from redline.model.record import Numerics
 from redline.model.spec import OptimizerName, Recipe, Task, WorkloadSpec
 from redline.model.spec_table import specs_from_table
+
+
+class Model(nn.Module):
+    """A model that is a function of itself, which holds these parts, and of its inputs."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
 
 
 def workload_of(model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Workload:
