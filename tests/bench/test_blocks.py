@@ -17,13 +17,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.device import cpu
-from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure import blocks
 from redline.bench.measure.blocks import OVERRUN, measure_block, plan_steps, quiet_collector
 from redline.bench.workload.step import InferenceStep, Mark, Setup, no_mark
 from redline.bench.workload.workload import assemble
-from redline.model.environment import DeviceInfo, Memory, TelemetrySample
+from redline.model.environment import Memory, TelemetrySample
 from redline.model.note import note
 from redline.model.protocol import Measure
 from redline.model.record import Block, BlockKind, Capabilities, Warmup
@@ -97,15 +96,14 @@ class Steps:
         self.in_context = False
 
 
-class Accelerator(Device):
+class Accelerator(CpuDevice):
     """Works through a queue in its own time while the host runs ahead; synchronising makes the host wait."""
 
     kind = "cuda"
     clock = "device"
-    autocast_type = "cpu"
 
     def __init__(self, host: Clock, issue_s: float) -> None:
-        self.torch_device = torch.device("cpu")
+        super().__init__()
         self.log: list[str] = []
         self._host = host
         self._issue_s = issue_s
@@ -142,12 +140,6 @@ class Accelerator(Device):
 
     def energy_j(self) -> float:
         return self._joules
-
-    def info(self) -> DeviceInfo:
-        return DeviceInfo(kind=self.kind)
-
-    def refusal_of(self, dtype: torch.dtype) -> str | None:
-        return None
 
 
 def request(kind: BlockKind = "throughput", seconds: float = 0.25, settle_s: float = 0.0, **changes: Any) -> Measure:
@@ -218,51 +210,57 @@ class TestOnACpu:
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("phases", [None, TRAINING], ids=["inference", "training"])
-    class TestThatTakesLongerThanAsked:
-        """The estimate, a hundredth of a second, was stale."""
-
-        def switches_of(
-            self, clock: Clock, kind: BlockKind, phases: Any, times_s: Iterable[float], **asked: Any
-        ) -> Block:
-            return TestOnACpu.block(clock, request(kind, 0.25, **asked), times_s, 0.01, phases=phases)
-
-        def test_ends_once_that_is_plain(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
-            block = self.switches_of(clock, kind, phases, itertools.repeat(0.3))
-            assert block.samples == pytest.approx([0.3] * 4)
+    @pytest.mark.parametrize(
+        ("first", "then", "settle_s", "settling", "samples"),
+        [
+            ([], 0.3, 0.0, [], [0.3] * 4),  # a block ends once it is plain that it takes longer
+            ([], 4.0, 0.5, [4.0], [4.0]),  # also while it settles, with one step to show
+            ([0.01, 30.0], 0.01, 0.1, [0.01, 30.0], [0.01]),  # and without the hiccup that made it late,
+            ([], 0.03, 0.0, [], [0.03] * 25),  # but within bounds it goes on to its last step
+            ([], 0.01, 2.0, [0.01] * 200, [0.01] * 25),  # and is given the time to settle on top
+        ],
+    )
+    def test_a_block_that_takes_longer_than_its_stale_estimate_ends_in_time(
+        self,
+        clock: Clock,
+        kind: BlockKind,
+        phases: Any,
+        first: Any,
+        then: float,
+        settle_s: float,
+        settling: Any,
+        samples: Any,
+    ) -> None:
+        times_s = itertools.chain(first, itertools.repeat(then))
+        block = self.block(clock, request(kind, 0.25, settle_s=settle_s), times_s, 0.01, phases=phases)
+        assert block.settling == pytest.approx(settling)
+        assert block.samples == pytest.approx(samples)
+        if then == 0.3:
             assert OVERRUN * 0.25 < block.wall_s <= OVERRUN * 0.25 + 0.3
-
-        def test_ends_also_while_it_settles_with_one_step_to_show(
-            self, clock: Clock, kind: BlockKind, phases: Any
-        ) -> None:
-            block = self.switches_of(clock, kind, phases, itertools.repeat(4.0), settle_s=0.5)
-            assert (block.settling, block.samples) == (pytest.approx([4.0]), pytest.approx([4.0]))
-
-        def test_does_not_show_the_hiccup_that_made_it_late(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
-            hiccup = itertools.chain([0.01, 30.0], itertools.repeat(0.01))
-            block = self.switches_of(clock, kind, phases, hiccup, settle_s=0.1)
-            assert block.settling == pytest.approx([0.01, 30.0])
-            assert block.samples == pytest.approx([0.01])
-
-        def test_but_within_bounds_goes_on_to_its_last_step(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
-            block = self.switches_of(clock, kind, phases, itertools.repeat(0.03))
-            assert len(block.samples) == 25
-
-        def test_is_given_the_time_to_settle_on_top(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
-            block = self.switches_of(clock, kind, phases, itertools.repeat(0.01), settle_s=2.0)
-            assert (len(block.settling), len(block.samples)) == (200, 25)
 
 
 class TestOnAnAccelerator:
     @staticmethod
     def block(
-        clock: Clock, asked: Measure, *, work_s: float, issue_s: float, phases: dict[str, float] | None = None
+        clock: Clock,
+        kind: BlockKind = "throughput",
+        *,
+        settle_s: float = 0.02,
+        work_s: float = 0.01,
+        issue_s: float = 0.001,
+        phases: dict[str, float] | None = None,
+        estimate_s: float | None = None,
     ) -> tuple[Block, list[str]]:
         device = Accelerator(clock, issue_s / len(phases or "1"))
         step = Steps(device.work, itertools.repeat(work_s), phases, log=device.log)
-        return measure_block(step, device, asked, work_s), device.log
+        return measure_block(step, device, request(kind, 0.1, settle_s), estimate_s or work_s), device.log
 
-    def test_a_throughput_block_never_waits_between_its_steps(self, clock: Clock) -> None:
-        _, log = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
+    def test_a_throughput_block_never_waits_between_its_steps_and_is_timed_by_the_device(self, clock: Clock) -> None:
+        block, log = self.block(clock)
+        assert block.clock == "device"
+        assert block.samples == pytest.approx([0.01] * 10)
+        assert block.issue_s == pytest.approx([0.001] * 12)
+        assert block.wall_s == pytest.approx(12 * 0.01 + 0.001)
         first = log.index("step")
         last = len(log) - 1 - log[::-1].index("step")
         assert log.count("step") == 12
@@ -270,67 +268,50 @@ class TestOnAnAccelerator:
         assert "synchronize" not in log[first : last + 1]
         assert log[last + 1 :].count("synchronize") == 1
 
-    def test_a_latency_block_waits_after_every_step(self, clock: Clock) -> None:
-        _, log = self.block(clock, request("latency", 0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
+    def test_a_latency_block_waits_after_every_step_and_is_timed_by_the_host(self, clock: Clock) -> None:
+        block, log = self.block(clock, "latency")
+        assert (block.clock, block.issue_s) == ("host", ())
+        assert block.samples == pytest.approx([0.011] * 10)
+        assert block.settling == pytest.approx([0.011] * 2)
         assert log.count("step") == 12
         for position, event in enumerate(log):
             if event == "step":
                 assert log[position + 1] == "synchronize"
 
-    def test_throughput_is_told_by_the_device_and_issuing_by_the_host(self, clock: Clock) -> None:
-        block, _ = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
-        assert block.clock == "device"
-        assert block.samples == pytest.approx([0.01] * 10)
-        assert block.issue_s == pytest.approx([0.001] * 12)
-        assert block.wall_s == pytest.approx(12 * 0.01 + 0.001)
-
-    def test_latency_is_told_by_the_host_and_holds_both(self, clock: Clock) -> None:
-        block, _ = self.block(clock, request("latency", 0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
-        assert block.clock == "host"
-        assert block.samples == pytest.approx([0.011] * 10)
-        assert block.settling == pytest.approx([0.011] * 2)
-        assert block.issue_s == ()
+    def test_peaks_energy_and_neighbours_are_those_of_the_block(self, clock: Clock) -> None:
+        block, log = self.block(clock, settle_s=0.0)
+        assert block.memory == Memory(peak_reserved_bytes=4096)
+        assert log.index("reset peaks") < log.index("step")
+        assert log[-1] == "memory"
+        assert block.energy_j == pytest.approx(10 * 0.01 * 100)
+        assert block.telemetry[-1].foreign == ("somebody",)
 
     def test_waiting_for_a_slow_host_counts_as_throughput(self, clock: Clock) -> None:
-        block, _ = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.001, issue_s=0.01)
+        block, _ = self.block(clock, work_s=0.001, issue_s=0.01)
         assert median(block.samples) == pytest.approx(0.01)
         assert median(block.issue_s) == pytest.approx(0.01)
 
     def test_phases_are_told_by_the_device_in_further_steps(self, clock: Clock) -> None:
-        block, log = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.01, issue_s=0.001, phases=TRAINING)
+        block, log = self.block(clock, phases=TRAINING)
         assert block.phases == {name: pytest.approx([share * 0.01]) for name, share in TRAINING.items()}
         timed = log[: len(log) - 1 - log[::-1].index("memory")]
         assert timed.count("mark") == 1 + 12
 
     def test_short_steps_are_not_marked_one_by_one(self, clock: Clock) -> None:
-        block, log = self.block(clock, request(seconds=0.1, settle_s=0.002), work_s=1e-4, issue_s=1e-5)
+        block, log = self.block(clock, settle_s=0.002, work_s=1e-4, issue_s=1e-5)
         assert block.steps_per_sample == 5
         assert (len(block.settling), len(block.samples)) == (4, 200)
         assert block.samples == pytest.approx([1e-4] * 200)
         assert len(block.issue_s) == 1020 == log.count("step")
         assert log.count("mark") == 1 + 204
 
-    def test_a_host_that_runs_ahead_cannot_tell_that_a_block_is_late(self, clock: Clock) -> None:
+    @pytest.mark.parametrize(("kind", "issue_s", "steps"), [("throughput", 0.5, 10), ("latency", 0.001, 1)])
+    def test_a_host_that_runs_ahead_cannot_tell_that_a_block_is_late_and_one_that_waits_ends_it(
+        self, clock: Clock, kind: BlockKind, issue_s: float, steps: int
+    ) -> None:
         """It would end on a number of steps that depends on the depth of the queue."""
-        device = Accelerator(clock, 0.5)
-        step = Steps(device.work, itertools.repeat(0.5))
-        assert len(measure_block(step, device, request(seconds=0.1), 0.01).samples) == 10
-
-    def test_a_latency_block_can_and_ends(self, clock: Clock) -> None:
-        device = Accelerator(clock, 0.001)
-        step = Steps(device.work, itertools.repeat(0.5))
-        assert len(measure_block(step, device, request("latency", 0.1), 0.01).samples) == 1
-
-    def test_peaks_are_those_of_the_block(self, clock: Clock) -> None:
-        block, log = self.block(clock, request(seconds=0.1), work_s=0.01, issue_s=0.001)
-        assert block.memory == Memory(peak_reserved_bytes=4096)
-        assert log.index("reset peaks") < log.index("step")
-        assert log[-1] == "memory"
-
-    def test_energy_and_neighbours_come_along(self, clock: Clock) -> None:
-        block, _ = self.block(clock, request(seconds=0.1), work_s=0.01, issue_s=0.001)
-        assert block.energy_j == pytest.approx(10 * 0.01 * 100)
-        assert block.telemetry[-1].foreign == ("somebody",)
+        block, _ = self.block(clock, kind, settle_s=0.0, work_s=0.5, issue_s=issue_s, estimate_s=0.01)
+        assert len(block.samples) == steps
 
 
 class TestTheCollector:

@@ -20,6 +20,7 @@ from redline.model.protocol import (
     read_script,
     write_script,
 )
+from redline.model.record import Prepared
 from redline.model.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.trace.decode import read_trace
 from redline.trace.host import HostView
@@ -41,6 +42,12 @@ def session():
     bench._close()
 
 
+def prepare(session: BenchSession, task: str = "infer") -> Prepared:
+    reply = session.handle(Prepare(spec=spec_of(task), bare=True))
+    assert isinstance(reply, PreparedReply)
+    return reply.prepared
+
+
 def annotations(path: str) -> Counter[str]:
     trace = read_trace(Path(path))
     return Counter(trace.names[number] for number in trace.annotations.name)
@@ -53,7 +60,7 @@ def traced(reply: Reply) -> str:
 
 @pytest.mark.parametrize(("task", "phases"), [("infer", ["forward"]), ("train", ["forward", "backward", "optimizer"])])
 def test_phases_and_steps_are_in_the_trace(session: BenchSession, tmp_path: Path, task: str, phases: list[str]) -> None:
-    assert isinstance(session.handle(Prepare(spec=spec_of(task), bare=True)), PreparedReply)
+    prepare(session, task)
     path = traced(session.handle(Profile(path=str(tmp_path / "a" / "t.pt.trace.json.gz"), active=2, memory=True)))
     found = annotations(path)
     assert {name: found[f"redline/{name}"] for name in phases} == dict.fromkeys(phases, 2)
@@ -69,7 +76,7 @@ def test_phases_and_steps_are_in_the_trace(session: BenchSession, tmp_path: Path
 
 
 def test_timed_blocks_carry_no_ranges(session: BenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    prepare(session)
     traced(session.handle(Profile(path=str(tmp_path / "t.json.gz"), active=1)))
     from redline.bench import capture as marks
 
@@ -82,7 +89,7 @@ def test_timed_blocks_carry_no_ranges(session: BenchSession, tmp_path: Path, mon
 
 
 def test_what_capturing_cost_is_told(session: BenchSession, tmp_path: Path) -> None:
-    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    prepare(session)
     reply = session.handle(Profile(path=str(tmp_path / "t.json.gz"), active=1))
     assert isinstance(reply, TraceReply)
     assert reply.trace.capture_s > 0
@@ -99,7 +106,7 @@ def test_for_a_profiler_from_outside_the_steps_are_only_run(
     monkeypatch.setattr(CpuDevice, "start_profiler", lambda self: told.append("start"))
     monkeypatch.setattr(CpuDevice, "stop_profiler", lambda self: told.append("stop"))
     monkeypatch.setattr(CpuDevice, "push_range", lambda self, name: told.append(name))
-    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    prepare(session)
     reply = session.handle(Profile(path=str(tmp_path), warmup=1, active=2, outside=True))
     assert isinstance(reply, TraceReply)
     assert told == ["redline/forward", "start", "redline/forward", "redline/forward", "stop"]
@@ -107,11 +114,9 @@ def test_for_a_profiler_from_outside_the_steps_are_only_run(
 
 
 def test_a_bare_preparation_checks_no_numerics_and_says_so(session: BenchSession) -> None:
-    reply = session.handle(Prepare(spec=spec_of("infer"), bare=True))
-    assert isinstance(reply, PreparedReply)
-    numerics = reply.prepared.numerics
-    assert (numerics.method, numerics.passed) == ("skipped", False)
-    assert len(reply.prepared.warmup.samples) == 2
+    found = prepare(session)
+    assert (found.numerics.method, found.numerics.passed) == ("skipped", False)
+    assert len(found.warmup.samples) == 2
 
 
 def test_a_script_of_requests_reads_back(tmp_path: Path) -> None:
@@ -121,7 +126,7 @@ def test_a_script_of_requests_reads_back(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_failure(session: BenchSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    prepare(session)
     reply = session.handle(Profile(path=str(tmp_path / "file" / "t.json.gz"), active=1))
     assert isinstance(reply, FailureReply)
     assert reply.failure.stage == "profile"

@@ -106,34 +106,22 @@ class Driver:
         return call
 
 
-@pytest.fixture
-def driver_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Driver], None]:
-    def be(driver: Driver) -> None:
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: driver.called.append("synchronize"))
-        monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
-
-    return be
-
-
-def test_a_second_context_is_closed_again(driver_of: Callable[[Driver], None]) -> None:
-    driver = Driver()
-    driver_of(driver)
-    assert cuda.shorten_launches() is None
-    assert driver.called == ["synchronize", "cuCtxGetDevice", "cuCtxCreate_v2", "cuCtxDestroy_v2"]
-
-
-def test_a_context_that_stays_open_is_told(driver_of: Callable[[Driver], None]) -> None:
-    driver_of(Driver(cuCtxDestroy_v2=201))
-    assert cuda.shorten_launches() == "cuCtxDestroy: error 201"
-
-
-def test_a_context_that_cannot_be_opened_is_told_and_nothing_else_happens(
-    driver_of: Callable[[Driver], None],
+@pytest.mark.parametrize(
+    ("errors", "told", "calls"),
+    [
+        ({}, None, 3),
+        ({"cuCtxDestroy_v2": 201}, "cuCtxDestroy: error 201", 3),
+        ({"cuCtxCreate_v2": 2}, "cuCtxCreate: error 2", 2),
+    ],
+)
+def test_a_second_context_is_closed_again_and_an_error_is_told(
+    errors: dict[str, int], told: str | None, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = Driver(cuCtxCreate_v2=2)
-    driver_of(driver)
-    assert cuda.shorten_launches() == "cuCtxCreate: error 2"
-    assert driver.called[-1] == "cuCtxCreate_v2"
+    driver = Driver(**errors)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: driver.called.append("synchronize"))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    assert cuda.shorten_launches() == told
+    assert driver.called == ["synchronize", *["cuCtxGetDevice", "cuCtxCreate_v2", "cuCtxDestroy_v2"][:calls]]
 
 
 def test_no_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

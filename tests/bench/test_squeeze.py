@@ -9,21 +9,20 @@ import pytest
 import torch
 from worlds.memory import CachingAllocator, OutOfMemory, StackedModel, convolutional, transformer
 
-from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure.blocks import SQUEEZE_PRECISION, least_memory
-from redline.model.environment import DeviceInfo, Memory, TelemetrySample
+from redline.model.environment import Memory
 
 GIB = 2**30
 
 
-class SimulatedDevice(Device):
+class SimulatedDevice(CpuDevice):
     """A GPU's allocator without the GPU."""
 
     kind = "cuda"
-    clock = "device"
 
     def __init__(self) -> None:
+        super().__init__()
         self.allocator = CachingAllocator()
         self.caps: list[int | None] = []
 
@@ -42,24 +41,6 @@ class SimulatedDevice(Device):
         self.caps.append(cap_bytes)
         self.allocator.cap_bytes = cap_bytes
         return True
-
-    def limit_memory(self, limit_bytes: int | None, *, isolated: bool) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def info(self) -> DeviceInfo:
-        return DeviceInfo(kind="cuda")
-
-    def mark(self) -> Any: ...
-
-    def seconds_between(self, marks: Any) -> list[float]:
-        return []
-
-    def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
-        return TelemetrySample(at_s=at_s)
-
-    def refusal_of(self, dtype: torch.dtype) -> str | None:
-        return None
 
 
 class SimulatedStep:
