@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_prepared, make_record
 
 from redline.analyze.advice import FASTER_FORMAT, worth_trying
 from redline.model.record import Failure
@@ -28,7 +29,7 @@ def work(flops: int) -> WorkCount:
 
 
 @pytest.fixture
-def applicable(make_record: Any, make_prepared: Any) -> Any:
+def applicable() -> Any:
     def make(*recipes: str, kind: str = "cuda", **changes: Any) -> Any:
         device = "cuda:0" if kind == "cuda" else kind
         return make_record(device=device, prepared=make_prepared(kind, applicable=recipes, **changes))

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_block, make_prepared, make_record
 
 from redline.analyze import bound as rules
 from redline.analyze.attainable import Attainable
@@ -12,85 +13,79 @@ from redline.model.record import Failure
 from redline.model.training import Epoch
 
 
-def issuing(make_block: Any, *issue_s: float) -> tuple[Any, ...]:
+def issuing(*issue_s: float) -> tuple[Any, ...]:
     return tuple(make_block(0.010, issue_s=issue_s, seed=number) for number in range(3))
 
 
-def test_the_host_is_the_limit_when_issuing_takes_as_long_as_the_step(make_record: Any, make_block: Any) -> None:
-    found = bound(make_record(blocks=issuing(make_block, 0.010, 0.0097, 0.0097)))
+def test_the_host_is_the_limit_when_issuing_takes_as_long_as_the_step() -> None:
+    found = bound(make_record(blocks=issuing(0.010, 0.0097, 0.0097)))
     assert found.label == "host"
     assert str(found.evidence) == "issue/step 0.97: the device waits for the host"
 
 
-def test_the_device_is_the_limit_when_issuing_is_short(make_record: Any, make_block: Any) -> None:
-    found = bound(make_record(blocks=issuing(make_block, 0.010, 0.0031, 0.0031)))
+def test_the_device_is_the_limit_when_issuing_is_short() -> None:
+    found = bound(make_record(blocks=issuing(0.010, 0.0031, 0.0031)))
     assert found.label == "device"
     assert str(found.evidence) == "issue/step 0.31: the device is the limit, not the host; work not counted"
 
 
-def test_the_first_issue_may_pay_for_waking_up(make_record: Any, make_block: Any) -> None:
-    assert host_share(make_record(blocks=issuing(make_block, 1.0, 0.002))) == pytest.approx(0.2, rel=0.01)
+def test_the_first_issue_may_pay_for_waking_up() -> None:
+    assert host_share(make_record(blocks=issuing(1.0, 0.002))) == pytest.approx(0.2, rel=0.01)
 
 
-def test_a_single_issue_counts_when_it_is_all_there_is(make_record: Any, make_block: Any) -> None:
-    assert bound(make_record(blocks=issuing(make_block, 0.010))).label == "host"
+def test_a_single_issue_counts_when_it_is_all_there_is() -> None:
+    assert bound(make_record(blocks=issuing(0.010))).label == "host"
 
 
-def test_later_issues_may_be_held_up_by_a_full_queue_and_do_not_count(make_record: Any, make_block: Any) -> None:
-    blocks = issuing(make_block, 0.003, 0.003, 0.003, *([0.010] * 50))
+def test_later_issues_may_be_held_up_by_a_full_queue_and_do_not_count() -> None:
+    blocks = issuing(0.003, 0.003, 0.003, *([0.010] * 50))
     assert bound(make_record(blocks=blocks)).label == "device"
 
 
-def test_latency_blocks_say_nothing_about_issuing(make_record: Any, make_block: Any) -> None:
+def test_latency_blocks_say_nothing_about_issuing() -> None:
     blocks = (make_block(kind="latency", issue_s=(0.01, 0.01)), make_block(issue_s=(0.001, 0.001)))
     assert host_share(make_record(blocks=blocks)) == pytest.approx(0.1, rel=0.01)
 
 
-def test_a_step_that_waits_for_the_device_itself_cannot_be_told(
-    make_record: Any, make_block: Any, make_prepared: Any
-) -> None:
-    blocks = issuing(make_block, 0.010, 0.010, 0.010)
+def test_a_step_that_waits_for_the_device_itself_cannot_be_told() -> None:
+    blocks = issuing(0.010, 0.010, 0.010)
     found = bound(make_record(blocks=blocks, prepared=make_prepared(step_synchronises=True)))
     assert found.label == "unknown"
     assert "waits for the device" in str(found.evidence)
 
 
 @pytest.mark.parametrize(("share", "label"), [(0.49, "host"), (0.5, "device"), (None, "device")])
-def test_on_a_cpu_the_host_is_the_limit_where_operators_take_less_than_half(
-    make_record: Any, make_prepared: Any, share: float | None, label: str
-) -> None:
+def test_on_a_cpu_the_host_is_the_limit_where_operators_take_less_than_half(share: float | None, label: str) -> None:
     record = make_record(device="cpu")
     record = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, operators_share=share))
     assert bound(record).label == label
 
 
-def test_on_a_cpu_host_and_device_are_the_same(make_record: Any) -> None:
+def test_on_a_cpu_host_and_device_are_the_same() -> None:
     found = bound(make_record(device="cpu"))
     assert (found.label, str(found.evidence)) == ("device", "host and device are the same; work not counted")
 
 
-def test_without_issue_times(make_record: Any, make_block: Any) -> None:
+def test_without_issue_times() -> None:
     assert (
         str(bound(make_record(blocks=(make_block(issue_s=()),))).evidence)
         == "no issue times were kept; work not counted"
     )
 
 
-def test_a_failed_run_has_no_bound(make_record: Any) -> None:
+def test_a_failed_run_has_no_bound() -> None:
     found = bound(make_record(failure=Failure(stage="measure", kind="crash", message="gone")))
     assert (found.label, str(found.evidence)) == ("unknown", "nothing was measured")
 
 
-def test_exactly_at_the_threshold_the_host_is_not_yet_the_limit(
-    make_record: Any, make_block: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = make_record(blocks=issuing(make_block, 0.010, 0.0097, 0.0097))
+def test_exactly_at_the_threshold_the_host_is_not_yet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record(blocks=issuing(0.010, 0.0097, 0.0097))
     monkeypatch.setattr(rules, "HOST_BOUND_SHARE", host_share(record))
     assert bound(record).label == "device"
 
 
-def test_of_issues_the_second_and_the_third_count(make_record: Any, make_block: Any) -> None:
-    record = make_record(blocks=issuing(make_block, 0.9, 0.002, 0.004, 0.9))
+def test_of_issues_the_second_and_the_third_count() -> None:
+    record = make_record(blocks=issuing(0.9, 0.002, 0.004, 0.9))
     assert host_share(record) == pytest.approx(0.3, rel=0.01)
 
 
@@ -107,7 +102,7 @@ def test_what_takes_equally_long_is_limited_by_compute() -> None:
 
 
 @pytest.mark.parametrize(("waiting_s", "label"), [(1.0, "device"), (1.01, "data")])
-def test_a_training_waits_for_data_above_a_tenth(waiting_s: float, label: str, make_record: Any) -> None:
+def test_a_training_waits_for_data_above_a_tenth(waiting_s: float, label: str) -> None:
     phases = {"data": waiting_s, "forward": 10.0 - waiting_s}
     epochs = tuple(
         Epoch(number=number, seconds=10, train_s=10, steps=9, samples=9, train_loss=1.0, phases_s=phases)

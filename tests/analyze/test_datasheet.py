@@ -24,7 +24,6 @@ from redline.analyze.roofline import Datasheet
 )
 def test_known_cards(driver_says: str, card: str) -> None:
     found = Datasheet.of(driver_says)
-    assert found is not None
     assert found.card == card
 
 
@@ -49,7 +48,6 @@ def test_nothing_is_guessed(driver_says: str) -> None:
 
 def test_units_and_sources() -> None:
     found = Datasheet.of("NVIDIA H200")
-    assert found is not None
     assert found.flops_per_s["bf16"] == pytest.approx(989.4e12)
     assert found.bytes_per_s == pytest.approx(4.8e12)
     assert found.verified

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from by_hand import make_block, make_record
 
 from redline.analyze.checks import CheckName, check, count_check
 from redline.analyze.gate import judge
@@ -17,7 +18,7 @@ from redline.model.record import Numerics, RunRecord
 
 
 @pytest.fixture
-def side(make_record: Any, make_block: Any) -> Any:
+def side() -> Any:
     """Five processes of one side."""
 
     def processes(
@@ -32,7 +33,6 @@ def side(make_record: Any, make_block: Any) -> Any:
         found = []
         for number in range(5):
             record = make_record(blocks=(make_block(memory=memory),))
-            assert record.prepared is not None
             changes = (cold_start or (lambda _: {}))(number)
             prepared = msgspec.structs.replace(
                 record.prepared,
@@ -149,7 +149,6 @@ def test_counts_fail_on_any_more_and_say_when_there_are_none() -> None:
 )
 def test_five_pairs_that_scatter_decide_only_what_no_scatter_explains(pairs: list[float], verdict: str) -> None:
     found = judge([PairedLog(mean=mean, error=1e-4, rounds=8) for mean in pairs], threshold=0.03)
-    assert found is not None
     assert found.verdict == verdict
 
 
@@ -160,8 +159,6 @@ def test_what_other_processes_may_have_taken_is_in_the_interval() -> None:
     """The baseline waited for a processor for up to half of its time: it may be the one that is faster."""
     logs = [PairedLog(mean=mean, error=1e-4, rounds=8, below=0.75) for mean in TWICE_AS_FAST]
     found = judge(logs, threshold=0.03)
-    assert found is not None
-    assert found.low is not None
     assert (found.verdict, found.low < 1, found.disturbed) == ("inconclusive", True, 5)
 
 
@@ -169,8 +166,6 @@ def test_pairs_that_nobody_disturbed_decide_once_there_are_enough() -> None:
     quiet = [PairedLog(mean=mean, error=1e-4, rounds=8) for mean in (0.001, -0.001, 0.0, 0.001, -0.001)]
     disturbed = [PairedLog(mean=mean, error=1e-4, rounds=8, below=0.75) for mean in TWICE_AS_FAST]
     found = judge([*disturbed, *quiet], threshold=0.03)
-    assert found is not None
     assert (found.verdict, found.ratio, found.disturbed) == ("same", pytest.approx(1, abs=0.001), 0)
     early = judge([*disturbed, *quiet[:4]], threshold=0.03)
-    assert early is not None
     assert early.verdict == "inconclusive"

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_prepared
 from kineto import GEMM, TraceMaker
 
 import redline
@@ -36,7 +37,6 @@ GB = 10**9
 
 
 def generated(
-    make_prepared: Any,
     *,
     ttft_s: float = 0.01,
     tpot_s: float = 0.001,
@@ -72,10 +72,8 @@ def generated(
     )
 
 
-def test_figures_by_hand(make_prepared: Any) -> None:
-    found = generation_of(generated(make_prepared, tpot_s=0.002))
-    assert found is not None
-    assert found.tpot_s is not None
+def test_figures_by_hand() -> None:
+    found = generation_of(generated(tpot_s=0.002))
     assert (found.ttft_s, found.tpot_s.p50) == (0.01, 0.002)
     assert found.prefill_tokens_per_s == pytest.approx(2 * 512 / 0.01)
     assert found.decode_tokens_per_s == pytest.approx(2 / 0.002)
@@ -87,32 +85,29 @@ def test_figures_by_hand(make_prepared: Any) -> None:
     assert found.bytes_per_weight == 2.0
 
 
-def test_recipes_are_compared_by_the_part_that_is_asked_for(make_prepared: Any) -> None:
+def test_recipes_are_compared_by_the_part_that_is_asked_for() -> None:
     """One has the earlier first token, the other the faster further ones."""
     replicates = [
         [
-            generated(make_prepared, ttft_s=0.010, tpot_s=0.004, recipe="bf16", group=str(number)),
-            generated(make_prepared, ttft_s=0.020, tpot_s=0.001, recipe="fp16", group=str(number)),
+            generated(ttft_s=0.010, tpot_s=0.004, recipe="bf16", group=str(number)),
+            generated(ttft_s=0.020, tpot_s=0.001, recipe="fp16", group=str(number)),
         ]
         for number in range(3)
     ]
     ratios = {kind: pair_of(replicates, "bf16", "fp16", kind) for kind in ("ttft", "tpot", "throughput")}  # type: ignore[arg-type]
-    assert ratios["ttft"] is not None
-    assert ratios["tpot"] is not None
-    assert ratios["throughput"] is not None
     assert (ratios["ttft"].ratio, ratios["ttft"].verdict) == (pytest.approx(0.5), "slower")
     assert (ratios["tpot"].ratio, ratios["tpot"].verdict) == (pytest.approx(4.0), "faster")
     assert ratios["throughput"].ratio == pytest.approx(42 / 28)
 
 
-def test_memory_is_the_bound_of_tokens_that_take_little_longer_than_reading(make_prepared: Any) -> None:
-    reading = bound(generated(make_prepared, tpot_s=0.00125))
+def test_memory_is_the_bound_of_tokens_that_take_little_longer_than_reading() -> None:
+    reading = bound(generated(tpot_s=0.00125))
     assert (reading.label, str(reading.evidence)) == (
         "memory",
         "a decode step reads 954 MiB at 80% of the copy bandwidth",
     )
-    assert bound(generated(make_prepared, tpot_s=0.004)).label != "memory"
-    assert bound(generated(make_prepared, tpot_s=0.0005)).label != "memory"  # twice what memory can do: from a cache
+    assert bound(generated(tpot_s=0.004)).label != "memory"
+    assert bound(generated(tpot_s=0.0005)).label != "memory"  # twice what memory can do: from a cache
 
 
 def diagnosed(tmp_path: Any, record: RunRecord, recipe: str = "bf16") -> dict[str, Finding]:
@@ -165,16 +160,16 @@ DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "pr
     ],
 )
 def test_what_limits_a_generation(
-    tmp_path: Any, make_prepared: Any, changes: dict[str, float], recipe: str, code: str, advised: str
+    tmp_path: Any, changes: dict[str, float], recipe: str, code: str, advised: str
 ) -> None:
-    found = diagnosed(tmp_path, generated(make_prepared, **changes), recipe)
+    found = diagnosed(tmp_path, generated(**changes), recipe)
     assert DECODE & found.keys() == {code}
     assert found[code].next.startswith(advised)
     assert found[code].gain_bound > 1.0
 
 
-def test_the_gain_of_a_graph_ends_where_reading_begins(tmp_path: Any, make_prepared: Any) -> None:
-    record = generated(make_prepared, ttft_s=0.001, tpot_s=0.010, issue_share=1.0)
+def test_the_gain_of_a_graph_ends_where_reading_begins(tmp_path: Any) -> None:
+    record = generated(ttft_s=0.001, tpot_s=0.010, issue_share=1.0)
     found = diagnosed(tmp_path, record)["decode-host-bound"]
     assert found.gain_bound == pytest.approx(81 / 9, rel=1e-3)  # tokens could take 1 ms instead of 10
     assert "reading what it needs (954 MiB) 1.00 ms" in found.evidence
@@ -225,17 +220,15 @@ def test_a_grid_names_the_fastest_generation_under_its_targets(targets: dict[str
     assert {name: largest.value(name) for name in expected} == pytest.approx(expected)
 
 
-def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth(make_prepared: Any) -> None:
+def test_tokens_faster_than_memory_have_no_share_of_its_bandwidth() -> None:
     """Twice what can be copied: a small model that stays in a cache of the processor."""
-    record = generated(make_prepared, tpot_s=0.0005)
+    record = generated(tpot_s=0.0005)
     found = generation_of(record)
-    assert found is not None
     assert found.bandwidth_share is None
     assert found.reads_from_cache
     (row,) = summarize([record])
     assert (row_of(row)["cache"], "bandwidth_share" in row_of(row)) == ("in cache", False)
-    near = generation_of(generated(make_prepared, tpot_s=0.00095))  # reading is a little faster than copying
-    assert near is not None
+    near = generation_of(generated(tpot_s=0.00095))  # reading is a little faster than copying
     assert near.bandwidth_share == pytest.approx(1.05, rel=0.01)
 
 

@@ -22,7 +22,6 @@ def points(fixed_s: float, item_s: float, batches: tuple[int, ...], noise: float
 class TestSaturation:
     def test_is_found_again(self) -> None:
         curve = saturation(points(0.004, 2e-4, (1, 8, 64, 300)))
-        assert curve is not None
         assert (curve.fixed_s, curve.per_item_s) == pytest.approx((0.004, 2e-4))
         assert curve.knee() == pytest.approx(180)
         assert curve.knee(0.5) == pytest.approx(20)
@@ -32,27 +31,23 @@ class TestSaturation:
 
     def test_noise_moves_it_little(self) -> None:
         curve = saturation(points(0.004, 2e-4, (1, 8, 20, 64, 300), noise=0.01))
-        assert curve is not None
         assert curve.knee() == pytest.approx(180, rel=0.1)
 
     def test_small_batches_that_follow_another_law_are_left_out(self) -> None:
         """ResNet-50 in fp16 with graphs on an H200: a line through all five puts the limit 8 % over what 256 nears."""
         measured = {1: 0.867e-3, 4: 0.968e-3, 16: 1.481e-3, 64: 4.149e-3, 256: 15.183e-3}
         curve = saturation([StepTime(batch=batch, seconds=seconds) for batch, seconds in measured.items()])
-        assert curve is not None
         assert curve.limit_per_s == pytest.approx(192 / (measured[256] - measured[64]), rel=0.02)
         assert curve.misfit < 0.05
         assert 64 < curve.knee() < 100
 
     def test_the_host_moves_the_knee_outwards_only(self) -> None:
         curve = saturation(points(0.004, 2e-4, (1, 8, 64, 300)))
-        assert curve is not None
         assert curve.knee(host_s=0.010) == pytest.approx(180)
         assert curve.knee(host_s=0.080) == pytest.approx(360)
 
     def test_no_fixed_part_means_a_knee_at_one(self) -> None:
         curve = saturation([StepTime(batch=1, seconds=0.9e-3), StepTime(batch=10, seconds=10e-3)])
-        assert curve is not None
         assert curve.fixed_s == 0
         assert curve.knee() == 1
 
@@ -79,8 +74,6 @@ class TestPercentileCeiling:
     def test_more_samples_bring_it_nearer(self) -> None:
         random = np.random.default_rng(0)
         few, many = (percentile_ceiling([random.lognormal(0, 0.1, count)], 0.95) for count in (100, 10_000))
-        assert few is not None
-        assert many is not None
         assert math.exp(0.1645) < many < math.exp(0.1645) * 1.01 < few
 
     def test_hiccups_that_come_in_rows_count_for_fewer(self) -> None:
@@ -91,6 +84,4 @@ class TestPercentileCeiling:
         assert autocorrelation_time(samples, 0.95) > 5
         in_rows = percentile_ceiling([samples.tolist()], 0.95)
         shuffled = percentile_ceiling([random.permutation(samples).tolist()], 0.95)
-        assert in_rows is not None
-        assert shuffled is not None
         assert in_rows > shuffled

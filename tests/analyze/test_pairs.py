@@ -71,7 +71,6 @@ class TestPairs:
 
     def test_a_single_replicate_has_no_interval(self) -> None:
         pair = pair_of([replicate(0, baseline=[2.0] * 9, fp16=[1.0] * 9)], "baseline", "fp16")
-        assert pair is not None
         assert (pair.low, pair.high, pair.verdict) == (None, None, "inconclusive")
 
     def test_processes_that_disagree_widen_it_however_steady_each_is(self) -> None:
@@ -79,8 +78,6 @@ class TestPairs:
             replicate(n, baseline=[2.0] * 50, fp16=[2.0 * factor] * 50) for n, factor in enumerate((0.96, 1.0, 1.04))
         ]
         pair = pairs_of(steady)[0]
-        assert pair.low is not None
-        assert pair.high is not None
         assert pair.high - pair.low > 0.1
 
     def test_recipes_that_followed_each_other_are_set_against_each_other_replicate_by_replicate(self) -> None:
@@ -94,7 +91,6 @@ class TestPairs:
     def test_rounds_that_scatter_count_even_where_replicates_agree(self) -> None:
         logs = [PairedLog(mean=0.0, error=0.05, rounds=6)] * 3
         half = half_width(logs)
-        assert half is not None
         assert half > 0.05
 
 
@@ -111,7 +107,6 @@ class TestSpread:
                 times = {name: [speeds[name] * warm * math.exp(rng.normal(0, 0.02))] * 6 for name in names}
                 replicates.append(replicate(n, **times))
             spread = process_spread(replicates)
-            assert spread is not None
             assert spread[1] == 6
             found.append(spread[0])
         assert math.sqrt(np.mean(found)) == pytest.approx(0.02, rel=0.1)
@@ -119,7 +114,6 @@ class TestSpread:
     def test_lets_one_replicate_speak(self) -> None:
         replicates = [replicate(0, baseline=[2.0] * 6, fp16=[1.0] * 6)]
         pair = pair_with_spread(replicates, "baseline", "fp16", (0.01**2, 6))
-        assert pair is not None
         assert pair.low == pytest.approx(2.0 * math.exp(-2.447 * math.sqrt(2) * 0.01), rel=1e-3)
         assert pair.verdict == "faster"
 
@@ -131,9 +125,6 @@ class TestSpreadByHand:
     def pair(self, spread: tuple[float, int], times: list[float]) -> tuple[float, float]:
         replicates = [replicate(n, baseline=times, fp16=[1.0] * len(times)) for n in range(2)]
         found = pair_with_spread(replicates, "baseline", "fp16", spread)
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
         return math.log(found.ratio / found.low), math.log(found.high / found.ratio)
 
     def test_two_processes_a_side_each_bring_their_own(self) -> None:
@@ -151,7 +142,6 @@ class TestSpreadByHand:
     def test_a_single_round_a_replicate_leaves_one_degree(self) -> None:
         first, other = (record(name, [2.0, 2.0], None) for name in ("baseline", "fp16"))
         found = pair_with_spread([[first, other]], "baseline", "fp16", (0.001**2, 9))
-        assert found is not None
         assert found.verdict == "same"
 
 
@@ -159,11 +149,9 @@ class TestLogs:
     def test_of_records_that_followed_each_other(self) -> None:
         first, other = record("baseline", [2.0, 4.0], None), record("fp16", [1.0, 1.0, 1.0], None)
         found = log_ratio(first, other)
-        assert found is not None
         assert (found.mean, found.rounds) == (pytest.approx(1.5 * math.log(2)), 2)
         assert found.error == pytest.approx(math.log(2) / 2)  # the spread of two values half their distance apart
         single = log_ratio(record("baseline", [2.0], None), record("fp16", [1.0], None))
-        assert single is not None
         assert single.error == 0.0
         assert log_ratio(first, record("fp16", [], None)) is None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_block, make_record
 from kineto import ADD, GEMM, REDUCE, TraceMaker, training_trace
 
 from redline.analyze.profile import Profile, profile_of
@@ -91,7 +92,6 @@ def test_a_truncated_trace_says_what_it_cost(tmp_path: Path) -> None:
     text = maker.text()
     (tmp_path / "cut.json").write_text(text[: text.index('"correlation": 1030', text.index('"kernel"'))])
     profile = profile_of([read_trace(tmp_path / "cut.json")])
-    assert profile.lost is not None
     assert profile.lost.truncated
     assert profile.lost.launches == 20
     assert any("20 launches" in reason for reason in profile.lost.reasons)
@@ -101,7 +101,7 @@ class TestWithItsRecord:
     """The record holds steps timed without the profiler, which outweigh what the trace looks like."""
 
     @pytest.fixture
-    def recorded(self, make_record, make_block):
+    def recorded(self):
         def make(step_s: float, issue_share: float, **changes: Any) -> RunRecord:
             block = make_block(samples=(step_s,) * 20, issue_s=(step_s * issue_share,) * 20)
             trace = TraceRef(path="/somewhere/t.json.gz", steps=2, capture_s=3.0, bytes=1)
@@ -143,7 +143,6 @@ class TestWithItsRecord:
         quick = msgspec.structs.replace(block, issue_s=issue_s)
         profile = profiled(maker, msgspec.structs.replace(record, blocks=(quick,)))
         (found,) = [each for each in profile.findings if each.code == "fp32-matmul"]
-        assert profile.capture is not None
         assert (profile.capture.issue_share, profile.capture.least_issue_s) == (pytest.approx(0.8), 60e-6)
         assert found.gain_bound == pytest.approx(2.0, rel=0.01)
 
@@ -170,7 +169,6 @@ class TestWithItsRecord:
 
     def test_what_capturing_cost_is_told(self, profiled, recorded) -> None:
         capture = profiled(two_steps(), recorded(step_s=200e-6, issue_share=0.5)).capture
-        assert capture is not None
         assert (capture.capture_s, capture.step_s) == (3.0, 200e-6)
         assert capture.profiled_step_s == pytest.approx(202e-6, rel=0.01)
 

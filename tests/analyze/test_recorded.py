@@ -48,12 +48,10 @@ def test_training_on_a_cpu() -> None:
     found = profile(FOLDER / "cpu_simple_cnn_train.json.gz")
     assert not found.has_device
     assert set({phase.name: phase.needs_s for phase in found.phases}) == {"forward", "backward", "optimizer"}
-    assert found.steps is not None
     assert found.steps.count == 2
     assert found.bound.label == "device"
     assert found.classes[0].name in ("convolution", "norm", "elementwise")
     assert any(row.cpu_allocated_bytes for row in found.operators)
-    assert found.capture is not None
     assert found.capture.model == "simple_cnn"
 
 

@@ -114,7 +114,6 @@ def test_weak_scaling_is_set_against_the_same_batch_per_rank() -> None:
     one, two, other, four = rows_of(trials)
     assert (one.value("efficiency"), one.value("ideal"), one.value("memory")) == pytest.approx((1.0, 80.0, 500))
     efficiency = two.metric("efficiency")
-    assert efficiency is not None
     assert (efficiency.value, efficiency.low, efficiency.high) == pytest.approx((0.8, 0.8, 0.8))
     assert two.value("ideal") == pytest.approx(160.0)
     assert (two["batch_per_rank"], two["global_batch"], two.value("memory")) == (8, 16, 1001)
@@ -203,7 +202,6 @@ LATE = {1: 0.05}
 )
 def test_why_a_rank_is_late(given: dict[str, Any], code: str) -> None:
     found = late_rank(trial(3, 0.1, batch=24, forward=LATE, **given).record)
-    assert found is not None
     assert (found.rank, found.why.code) == (1, code)
 
 
@@ -224,7 +222,6 @@ def test_a_rank_that_is_late_in_any_phase_is_named_by_what_it_does_alone(phase: 
 
     record = trial(3, 0.2, batch=24).record
     found = late_rank(msgspec.structs.replace(record, blocks=tuple(block(number, 0.2) for number in range(4))))
-    assert found is not None
     assert (found.rank, found.phase, found.seconds) == (2, phase, pytest.approx(0.2))
     alike = tuple(block(number, 0.001) for number in range(4))
     assert late_rank(msgspec.structs.replace(record, blocks=alike)) is None
@@ -233,7 +230,6 @@ def test_a_rank_that_is_late_in_any_phase_is_named_by_what_it_does_alone(phase: 
 def test_a_rank_with_a_larger_part_of_the_batch_is_not_late() -> None:
     assert late_rank(trial(2, 0.1, batch=7, forward={0: 0.04, 1: 0.03}, items={0: 4, 1: 3}).record) is None
     found = late_rank(trial(2, 0.1, batch=7, forward={0: 0.09, 1: 0.03}, items={0: 4, 1: 3}).record)
-    assert found is not None
     assert found.rank == 0, "and slower per item too"
 
 

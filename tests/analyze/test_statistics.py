@@ -85,8 +85,6 @@ class TestMedianInterval:
             [middle - 0.2, middle, middle + 0.2] * 8 for middle in (1.00, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07)
         ]
         apart, pooled = median_interval(blocks), median_interval([list(chain.from_iterable(blocks))])
-        assert apart is not None
-        assert pooled is not None
         assert (apart.low, apart.high) == (1.00, 1.07)
         assert apart.low < pooled.low < pooled.high < apart.high
 
@@ -100,7 +98,6 @@ class TestMedianInterval:
     def test_ranks_are_the_binomial_ones(self) -> None:
         """Ten samples: the second and the ninth bracket the median in 97.9 % of cases, the third and eighth in 89 %."""
         interval = median_interval([[1.0, 10.0, 2.0, 9.0, 3.0, 8.0, 4.0, 7.0, 5.0, 6.0]])
-        assert interval is not None
         assert (interval.low, interval.median, interval.high) == (2.0, 5.5, 9.0)
         assert (interval.n, interval.n_effective) == (10, 10.0)
         assert interval.half_width == pytest.approx(3.5 / 5.5)
@@ -109,20 +106,16 @@ class TestMedianInterval:
         assert median_interval([[1.0, 2.0], [3.0, 4.0, 5.0]]) is None
         assert median_interval([]) is None
         interval = median_interval([[1.0, 2.0, 6.0], [], [3.0, 4.0, 5.0]])
-        assert interval is not None
         assert (interval.low, interval.high) == (1.0, 6.0)
 
     def test_a_coarse_clock_that_always_reads_the_same_is_certain(self) -> None:
         interval = median_interval([[0.5] * 40])
-        assert interval is not None
         assert interval.half_width == 0
         assert interval.n_effective == 40
 
     def test_a_higher_confidence_is_wider(self) -> None:
         samples = [np.random.default_rng(6).standard_normal(100).tolist()]
         usual, strict = median_interval(samples), median_interval(samples, confidence=0.999)
-        assert usual is not None
-        assert strict is not None
         assert strict.low < usual.low < usual.high < strict.high
 
 
@@ -197,8 +190,6 @@ class TestPairedRatio:
         first, other = interleaved(np.random.default_rng(12), 20)
         paired = paired_ratio(first, other)
         alone = paired_ratio(first, dict.fromkeys(first, 1.0))
-        assert paired is not None
-        assert alone is not None
         assert math.log(paired.high / paired.low) < math.log(alone.high / alone.low) / 2
 
     def test_correlated_ratios_are_widened(self) -> None:
@@ -213,7 +204,6 @@ class TestPairedRatio:
 
     def test_above_one_means_the_other_is_faster(self) -> None:
         ratio = paired_ratio(dict.fromkeys(range(6), 0.2), dict.fromkeys(range(6), 0.1))
-        assert ratio is not None
         assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
         assert ratio.rounds == 6
 
@@ -221,7 +211,6 @@ class TestPairedRatio:
         """Log-ratios -2, 1, 0, -1, 2 (in hundredths): mean 0, deviation 1.5811, t(4) = 2.7764."""
         first = {number: math.exp(value / 100) for number, value in enumerate((-2, 1, 0, -1, 2))}
         ratio = paired_ratio(first, dict.fromkeys(range(5), 1.0))
-        assert ratio is not None
         half = 2.7764 * 0.015811 / math.sqrt(5)
         assert math.log(ratio.high) == pytest.approx(half, rel=1e-3)
         assert math.log(ratio.low) == pytest.approx(-half, rel=1e-3)
@@ -230,7 +219,6 @@ class TestPairedRatio:
         first = dict.fromkeys(range(9), 1.0)
         assert paired_ratio(first, dict.fromkeys(range(5, 20), 1.0)) is None
         common = paired_ratio(first, dict.fromkeys(range(4, 20), 1.0))
-        assert common is not None
         assert common.rounds == 5
 
     def test_a_round_without_a_time_carries_no_ratio(self) -> None:
@@ -292,7 +280,6 @@ class TestPercentileCeiling:
         effective = int(600 / autocorrelation_time(samples, 0.9))
         assert effective < 300
         rank = _ceiling_rank(effective, 0.9, 0.95)
-        assert rank is not None
         above = int((effective - rank) * 600 / effective)
         assert percentile_ceiling([samples.tolist()], 0.9) == np.sort(samples)[599 - above]
 
@@ -344,10 +331,8 @@ def test_correlated_rounds_widen_the_error_of_their_mean_by_hand() -> None:
     correlation = seen + (1 + 3 * seen) / 8
     expected = logs.std(ddof=1) / math.sqrt(8) * math.sqrt((1 + correlation) / (1 - correlation))
     found = paired_log(first, other)
-    assert found is not None
     assert (found.mean, found.error) == (pytest.approx(0.05), pytest.approx(expected))
     against = paired_log({number: math.exp(0.1 * (number % 2)) for number in range(8)}, other)
-    assert against is not None
     assert against.error == pytest.approx(0.1 / 2 * math.sqrt(8 / 7) / math.sqrt(8)), "values that alternate do not"
 
 
@@ -360,6 +345,5 @@ def test_from_six_blocks_on_their_medians_count_too() -> None:
     """Steady within each block, and far apart from block to block."""
     blocks = [[1.0 + 0.1 * number + 1e-4 * (at % 2) for at in range(400)] for number in (0, 5, 1, 4, 2, 3)]
     six, five = median_interval(blocks), median_interval(blocks[:5])
-    assert six is not None
     assert five is not None
     assert (six.low, six.high) == (pytest.approx(1.00005), pytest.approx(1.50005)), "the whole range of six medians"

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_block, make_prepared, make_record
 
 from redline.analyze.blocks import blocks_as
 from redline.analyze.summary import RunSummary, summarize, with_price
@@ -18,7 +19,7 @@ def row_of(record: Any) -> RunSummary:
     return row
 
 
-def group(make_record: Any, make_block: Any, *, rounds: int = 8, second_rounds: range | None = None) -> list[Any]:
+def group(*, rounds: int = 8, second_rounds: range | None = None) -> list[Any]:
     """A baseline of 10 ms and a recipe of 5 ms, interleaved."""
     first = make_record(
         id="first",
@@ -40,66 +41,60 @@ def group(make_record: Any, make_block: Any, *, rounds: int = 8, second_rounds: 
     return [first, second]
 
 
-def test_json_survives_the_way_there_and_back(make_record: Any, make_block: Any) -> None:
-    rows = summarize(group(make_record, make_block))
+def test_json_survives_the_way_there_and_back() -> None:
+    rows = summarize(group())
     assert msgspec.json.decode(msgspec.json.encode(rows), type=list[RunSummary]) == rows
 
 
-def test_a_row_says_what_was_measured(make_record: Any) -> None:
+def test_a_row_says_what_was_measured() -> None:
     row = row_of(make_record("channels-last+fp16"))
     assert (row.model, row.task, row.recipe) == ("resnet50", "infer", "channels-last+fp16")
     assert (row.batch, row.item, row.device, row.device_name) == (32, "img", "cuda:0", "some cuda")
     assert (row.record_id, row.group) == ("id-channels-last+fp16", None)
-    assert row.cold_start_s is not None
     assert (row.cold_start_s.import_s, row.cold_start_s.first_call_s) == (4.0, 3.0)
 
 
-def test_auto_is_told_as_what_it_was(make_record: Any, make_prepared: Any) -> None:
+def test_auto_is_told_as_what_it_was() -> None:
     assert row_of(make_record(device="auto", prepared=make_prepared("cuda"))).device == "cuda:0"
     assert row_of(make_record(device="auto", prepared=make_prepared("cpu"))).device == "cpu"
 
 
-def test_throughput_is_items_over_the_median_step(make_record: Any, make_block: Any) -> None:
+def test_throughput_is_items_over_the_median_step() -> None:
     row = row_of(make_record(blocks=(make_block(samples=(0.01,) * 9 + (0.5,), settling=(0.02, 0.02), wall_s=0.8),)))
     assert row.throughput_per_s == pytest.approx(3200)
-    assert row.throughput_interval is not None
     assert row.throughput_interval.low <= 3200 <= row.throughput_interval.high
 
 
-def test_the_throughput_interval_turns_that_of_the_step_around(make_record: Any, make_block: Any) -> None:
+def test_the_throughput_interval_turns_that_of_the_step_around() -> None:
     samples = (0.001, 0.010, 0.002, 0.009, 0.003, 0.008, 0.004, 0.007, 0.005, 0.006)
     row = row_of(make_record(blocks=(make_block(samples=samples),)))
-    assert row.throughput_interval is not None
     assert (row.throughput_interval.low, row.throughput_interval.high) == pytest.approx((32 / 0.009, 32 / 0.002))
     assert row.throughput_interval.half_width == pytest.approx(3.5 / 5.5)
 
 
 class TestLatency:
-    def test_comes_from_latency_blocks_where_there_are_any(self, make_record: Any, make_block: Any) -> None:
+    def test_comes_from_latency_blocks_where_there_are_any(self) -> None:
         blocks = (make_block(0.010), make_block(0.012, kind="latency", clock="host", count=130))
         row = row_of(make_record(blocks=blocks))
-        assert row.latency_s is not None
         assert row.latency_s.p50 == pytest.approx(0.012, rel=0.01)
         assert (row.latency_s.n, row.latency_s.clock) == (130, "host")
         assert row.throughput_per_s == pytest.approx(3200, rel=0.01)
 
-    def test_else_throughput_blocks_serve_both(self, make_record: Any, make_block: Any) -> None:
+    def test_else_throughput_blocks_serve_both(self) -> None:
         row = row_of(make_record(task="train", blocks=(make_block(0.010, count=64),)))
-        assert row.latency_s is not None
         assert (row.latency_s.n, row.latency_s.clock) == (64, "device")
         assert row.latency_s.p90 is not None
         assert row.latency_s.p95 is None
         assert row.latency_s.low <= row.latency_s.p50 <= row.latency_s.high
 
-    def test_of_one_sample_is_only_a_median(self, make_record: Any, make_block: Any) -> None:
+    def test_of_one_sample_is_only_a_median(self) -> None:
         row = row_of(make_record(blocks=(make_block(samples=(2.0,)),)))
         latency = row.latency_s
-        assert latency is not None
         assert (latency.p50, latency.mean) == (2.0, 2.0)
         assert (latency.p90, latency.p95, latency.p99, latency.std, latency.low) == (None, None, None, None, None)
 
 
-def test_phases_are_medians_of_training_only(make_record: Any, make_block: Any) -> None:
+def test_phases_are_medians_of_training_only() -> None:
     phases = {"forward": (1.0, 2.0, 9.0), "backward": (4.0, 4.0, 4.0), "optimizer": (0.5, 0.5, 0.1)}
     blocks = (make_block(phases=phases),)
     assert row_of(make_record(task="train", blocks=blocks)).phases_s == {
@@ -110,7 +105,7 @@ def test_phases_are_medians_of_training_only(make_record: Any, make_block: Any) 
     assert row_of(make_record(task="infer", blocks=blocks)).phases_s is None
 
 
-def test_memory_is_the_peak_of_each_figure_and_null_where_there_is_none(make_record: Any, make_block: Any) -> None:
+def test_memory_is_the_peak_of_each_figure_and_null_where_there_is_none() -> None:
     blocks = (
         make_block(memory=Memory(peak_allocated_bytes=5, peak_reserved_bytes=9, allocator_retries=0)),
         make_block(memory=Memory(peak_allocated_bytes=7, peak_reserved_bytes=8, allocator_retries=2)),
@@ -120,7 +115,7 @@ def test_memory_is_the_peak_of_each_figure_and_null_where_there_is_none(make_rec
     )
 
 
-def test_energy_counts_every_item_of_a_metered_block(make_record: Any, make_block: Any) -> None:
+def test_energy_counts_every_item_of_a_metered_block() -> None:
     metered = make_block(count=8, settling=(0.01, 0.01), energy_j=640.0, wall_s=2.0)
     row = row_of(make_record(blocks=(metered, make_block())))
     assert row.energy_per_item_j == pytest.approx(640 / 320)
@@ -128,7 +123,7 @@ def test_energy_counts_every_item_of_a_metered_block(make_record: Any, make_bloc
     assert row_of(make_record()).energy_per_item_j is None
 
 
-def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks(make_record: Any, make_block: Any) -> None:
+def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks() -> None:
     """The counter is late: in turns a block has part of what its predecessor used."""
     solo = [make_block(count=10, energy_j=150.0, wall_s=0.3, solo=True) for _ in range(2)]
     turns = [make_block(count=10, energy_j=120.0, wall_s=0.3, round=number) for number in range(4)]
@@ -144,15 +139,14 @@ def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks(make_re
     assert row_of(make_record(blocks=(solo[0], *turns))).energy_too_short
 
 
-def test_no_energy_is_told_of_blocks_shorter_than_the_counter_needs(make_record: Any, make_block: Any) -> None:
+def test_no_energy_is_told_of_blocks_shorter_than_the_counter_needs() -> None:
     short = row_of(make_record(blocks=(make_block(energy_j=20.0, wall_s=0.3),)))
     assert (short.energy_per_item_j, short.power_w, short.energy_too_short) == (None, None, True)
     assert not row_of(make_record()).energy_too_short
 
 
-def test_a_price_makes_a_cost(make_record: Any, make_block: Any) -> None:
+def test_a_price_makes_a_cost() -> None:
     (row,) = with_price([row_of(make_record())], 3.6)
-    assert row.throughput_per_s is not None
     assert row.cost_per_million == pytest.approx(1000 / row.throughput_per_s)
     assert (parse_price("2.50/h"), parse_price("$48/day"), parse_price("3")) == (2.5, 2.0, 3.0)
     for text in ("cheap", "-1/h", "0/h", "2/week"):
@@ -161,69 +155,62 @@ def test_a_price_makes_a_cost(make_record: Any, make_block: Any) -> None:
 
 
 class TestVersusFirst:
-    def test_pairs_rounds_of_one_group(self, make_record: Any, make_block: Any) -> None:
-        first, second = summarize(group(make_record, make_block))
+    def test_pairs_rounds_of_one_group(self) -> None:
+        first, second = summarize(group())
         assert first.vs_first is None
         versus = second.vs_first
-        assert versus is not None
         assert versus.ratio == pytest.approx(2.0, rel=0.005)
         assert versus.low < versus.ratio < versus.high
         assert versus.latency_change == pytest.approx(-0.5, abs=0.005)
         assert versus.memory_change == pytest.approx(300 / 400 - 1)
 
-    def test_the_lowest_position_is_first_whatever_the_order(self, make_record: Any, make_block: Any) -> None:
-        second, first = summarize(group(make_record, make_block)[::-1])
+    def test_the_lowest_position_is_first_whatever_the_order(self) -> None:
+        second, first = summarize(group()[::-1])
         assert (second.record_id, first.record_id) == ("second", "first")
         assert first.vs_first is None
         assert second.vs_first is not None
 
-    def test_blocks_pair_by_round_and_not_by_place(self, make_record: Any, make_block: Any) -> None:
+    def test_blocks_pair_by_round_and_not_by_place(self) -> None:
         """The machine became twice as slow halfway; the second session missed the first half."""
         slow = [make_block(0.020 if number >= 8 else 0.010, round=number, seed=number) for number in range(16)]
-        records = group(make_record, make_block, rounds=16, second_rounds=range(8, 16))
+        records = group(rounds=16, second_rounds=range(8, 16))
         records[0] = msgspec.structs.replace(records[0], blocks=tuple(slow))
         versus = summarize(records)[1].vs_first
-        assert versus is not None
         assert versus.ratio == pytest.approx(4.0, rel=0.01)
 
-    def test_runs_that_merely_followed_each_other_get_none(self, make_record: Any) -> None:
+    def test_runs_that_merely_followed_each_other_get_none(self) -> None:
         rows = summarize([make_record(id="a"), make_record("fp16", id="b")])
         assert [row.vs_first for row in rows] == [None, None]
 
-    def test_groups_do_not_mix(self, make_record: Any, make_block: Any) -> None:
-        records = group(make_record, make_block)
+    def test_groups_do_not_mix(self) -> None:
+        records = group()
         lone = make_record(id="lone", group="other", position=3)
         assert summarize([*records, lone])[2].vs_first is None
 
-    def test_with_too_few_common_rounds_there_is_a_ratio_without_interval(
-        self, make_record: Any, make_block: Any
-    ) -> None:
-        versus = summarize(group(make_record, make_block, rounds=4))[1].vs_first
-        assert versus is not None
+    def test_with_too_few_common_rounds_there_is_a_ratio_without_interval(self) -> None:
+        versus = summarize(group(rounds=4))[1].vs_first
         assert versus.ratio == pytest.approx(2.0, rel=0.01)
         assert (versus.low, versus.high) == (None, None)
 
-    def test_with_few_rounds_one_stall_does_not_decide(self, make_record: Any, make_block: Any) -> None:
+    def test_with_few_rounds_one_stall_does_not_decide(self) -> None:
         """The ratio is that of the speeds beside it in the table."""
-        records = group(make_record, make_block, rounds=2)
+        records = group(rounds=2)
         stalled = make_block(5.0, count=2, round=1, seed=1)
         records[1] = msgspec.structs.replace(records[1], blocks=(records[1].blocks[0], stalled))
         first, second = summarize(records)
-        assert second.vs_first is not None
         assert second.vs_first.ratio == pytest.approx(2.0, rel=0.05)
-        assert first.throughput_per_s is not None
         assert second.throughput_per_s == pytest.approx(second.vs_first.ratio * first.throughput_per_s)
 
-    def test_without_a_common_round_there_is_nothing(self, make_record: Any, make_block: Any) -> None:
-        assert summarize(group(make_record, make_block, second_rounds=range(20, 28)))[1].vs_first is None
+    def test_without_a_common_round_there_is_nothing(self) -> None:
+        assert summarize(group(second_rounds=range(20, 28)))[1].vs_first is None
 
-    def test_against_a_failed_first_there_is_nothing(self, make_record: Any, make_block: Any) -> None:
-        first, second = group(make_record, make_block)
+    def test_against_a_failed_first_there_is_nothing(self) -> None:
+        first, second = group()
         failed = msgspec.structs.replace(first, failure=Failure(stage="measure", kind="crash", message="gone"))
         assert summarize([failed, second])[1].vs_first is None
 
-    def test_memory_falls_back_to_the_resident_set(self, make_record: Any, make_block: Any) -> None:
-        first, second = group(make_record, make_block)
+    def test_memory_falls_back_to_the_resident_set(self) -> None:
+        first, second = group()
         on_host = [
             msgspec.structs.replace(
                 record,
@@ -232,11 +219,10 @@ class TestVersusFirst:
             for record, rss in ((first, 100), (second, 150))
         ]
         versus = summarize(on_host)[1].vs_first
-        assert versus is not None
         assert versus.memory_change == pytest.approx(0.5)
 
 
-def test_a_failed_run_claims_no_speed_but_says_why(make_record: Any, make_block: Any) -> None:
+def test_a_failed_run_claims_no_speed_but_says_why() -> None:
     failure = Failure(stage="measure", kind="oom", message="out of memory", traceback="long")
     row = row_of(make_record(failure=failure, stopped="failed"))
     assert msgspec.to_builtins(row.failure) == {"stage": "measure", "kind": "oom", "message": "out of memory"}
@@ -246,7 +232,7 @@ def test_a_failed_run_claims_no_speed_but_says_why(make_record: Any, make_block:
     assert row.numerics is not None
 
 
-def test_a_run_that_broke_before_it_began_still_has_a_row(make_record: Any) -> None:
+def test_a_run_that_broke_before_it_began_still_has_a_row() -> None:
     failure = Failure(stage="build", kind="user", message="no such file")
     row = row_of(make_record(prepared=None, blocks=(), failure=failure, stopped=None))
     assert (row.batch, row.item, row.device_name, row.memory, row.cold_start_s, row.numerics) == (32, *[None] * 5)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_block, make_prepared
 from trained import spec_of
 
 from redline.analyze.summary import summarize
@@ -33,7 +34,7 @@ def notes(**last: Any) -> dict[str, str]:
     return {each.code: str(each) for each in training_of(record).notes}
 
 
-def test_a_training_beside_busy_neighbours_is_doubted_in_every_output(make_prepared: Any, make_block: Any) -> None:
+def test_a_training_beside_busy_neighbours_is_doubted_in_every_output() -> None:
     epoch = Epoch(number=1, seconds=1.0, train_s=0.5, steps=4, samples=64, train_loss=1.0)
     quiet = make_block(0.01, cpu_s=1.0, waited_s=0.01, others_cpu_s=1.0)
     busy = msgspec.structs.replace(quiet, waited_s=1.0)
@@ -106,7 +107,6 @@ def test_waiting_that_loading_cannot_explain_is_not_for_data(loader_per_s: int, 
     )
     record = RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds)
     found = loader_summary(record)
-    assert found is not None
     assert found.verdict == verdict
     assert ("share the processor" in str(loader_result(found, record).headline)) is (
         verdict == "not data-bound" and wait_s > 0.1
@@ -130,7 +130,6 @@ def test_workers_that_end_the_waiting_must_not_slow_the_training(faster: int, be
     )
     record = RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds)
     found = loader_summary(record)
-    assert found is not None
     assert (found.best_workers, found.ends_it) == (best, best == 2)
     assert told in str(loader_result(found, record).headline)
     assert to_do in found.next

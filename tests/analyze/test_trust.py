@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_block, make_prepared, make_record
 
 from redline.analyze.blocks import device_kind
 from redline.analyze.statistics import median_interval
@@ -21,7 +22,7 @@ def look(**fields: Any) -> tuple[TelemetrySample, ...]:
     return (TelemetrySample(at_s=0.0), TelemetrySample(at_s=0.1, **fields))
 
 
-def test_a_sound_run_is_valid_and_says_that_it_is_one_process(make_record: Any) -> None:
+def test_a_sound_run_is_valid_and_says_that_it_is_one_process() -> None:
     found = verdict(make_record())
     assert found.labels == ("valid",)
     assert found.trusted
@@ -46,9 +47,7 @@ NEIGHBOUR = Environment(device=DeviceInfo(kind="cuda"), neighbours=("Xorg 12",))
         ({}, {"isolated": False}, "not-isolated", ""),
     ],
 )
-def test_each_label_has_its_reason(
-    run: dict[str, Any], prepared: dict[str, Any], label: str, said: str, make_record: Any, make_prepared: Any
-) -> None:
+def test_each_label_has_its_reason(run: dict[str, Any], prepared: dict[str, Any], label: str, said: str) -> None:
     if "notes" in prepared:
         prepared = {"workload": msgspec.structs.replace(make_prepared().workload, **prepared)}
     found = verdict(make_record(**{"prepared": make_prepared(**prepared), **run}))
@@ -57,11 +56,11 @@ def test_each_label_has_its_reason(
     assert said in str(reason)
 
 
-def test_a_run_whose_blocks_are_empty_is_invalid(make_record: Any, make_block: Any) -> None:
+def test_a_run_whose_blocks_are_empty_is_invalid() -> None:
     assert verdict(make_record(blocks=(make_block(samples=()),))).labels == ("invalid",)
 
 
-def test_a_foreign_process_while_timing_shares_the_gpu_and_is_named_once(make_record: Any, make_block: Any) -> None:
+def test_a_foreign_process_while_timing_shares_the_gpu_and_is_named_once() -> None:
     blocks = tuple(make_block(telemetry=look(foreign=("python 4711",))) for _ in range(2))
     found = verdict(make_record(blocks=blocks))
     assert found.labels == ("shared-gpu",)
@@ -69,13 +68,13 @@ def test_a_foreign_process_while_timing_shares_the_gpu_and_is_named_once(make_re
     assert found.reasons == (note("shared-gpu", text, about="timing"),)
 
 
-def test_notes_of_the_record_are_passed_on(make_record: Any) -> None:
+def test_notes_of_the_record_are_passed_on() -> None:
     own = note("note", "a note")
     assert own in verdict(msgspec.structs.replace(make_record(), notes=(own,))).notes
 
 
 class TestNoisy:
-    def wide(self, make_block: Any) -> tuple[Any, ...]:
+    def wide(self) -> tuple[Any, ...]:
         """A spread of 4 %, not noisy by itself; 40 samples leave an interval of well over 1 %."""
         return tuple(make_block(count=10, sigma=0.04, round=number, seed=number) for number in range(4))
 
@@ -88,37 +87,32 @@ class TestNoisy:
             ("target", r"throughput: ended at ±.+: the target is ±1 %"),  # a race, whose pairs are told apart
         ],
     )
-    def test_by_an_interval_wider_than_the_target(
-        self, stopped: str, said: str, make_record: Any, make_block: Any
-    ) -> None:
-        found = verdict(make_record(blocks=self.wide(make_block), stopped=stopped))
+    def test_by_an_interval_wider_than_the_target(self, stopped: str, said: str) -> None:
+        found = verdict(make_record(blocks=self.wide(), stopped=stopped))
         assert found.labels == ("noisy",)
         (reason,) = found.reasons
         assert (reason.code, reason.about) == ("wide-interval", "throughput")
         assert re.fullmatch(said, str(reason))
 
-    def test_not_when_the_ceiling_came_but_the_interval_is_narrow(self, make_record: Any) -> None:
+    def test_not_when_the_ceiling_came_but_the_interval_is_narrow(self) -> None:
         """The ceiling may also cut off the wait for more tail samples."""
         assert verdict(make_record(stopped="ceiling")).labels == ("valid",)
 
-    def test_a_cpu_has_its_own_target(self, make_record: Any, make_block: Any) -> None:
-        on_cpu = make_record(device="cpu", blocks=self.wide(make_block), stopped="ceiling")
+    def test_a_cpu_has_its_own_target(self) -> None:
+        on_cpu = make_record(device="cpu", blocks=self.wide(), stopped="ceiling")
         assert target_half_width(on_cpu) == on_cpu.spec.measure.cpu_target_half_width
         assert verdict(on_cpu).labels == ("valid",)
 
-    def test_exactly_at_the_target_is_not(self, make_record: Any, make_block: Any) -> None:
-        blocks = self.wide(make_block)
+    def test_exactly_at_the_target_is_not(self) -> None:
+        blocks = self.wide()
         width = median_interval([block.samples for block in blocks])
-        assert width is not None
         measure = MeasureSpec(target_half_width=width.half_width)
         record = make_record(blocks=blocks, stopped="ceiling")
         record = msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, measure=measure))
         assert verdict(record).labels == ("valid",)
 
     @pytest.mark.parametrize(("effort", "labels"), [("quick", ("valid",)), ("normal", ("noisy",))])
-    def test_what_is_enough_for_a_quick_run_only_is_said(
-        self, effort: Any, labels: tuple[str, ...], make_record: Any, make_block: Any
-    ) -> None:
+    def test_what_is_enough_for_a_quick_run_only_is_said(self, effort: Any, labels: tuple[str, ...]) -> None:
         blocks = tuple(make_block(count=10, sigma=0.2, round=number, seed=number) for number in range(4))
         record = make_record(device="cpu", blocks=blocks)
         spec = msgspec.structs.replace(record.spec, measure=MeasureSpec.for_effort(effort))
@@ -133,7 +127,7 @@ class TestNoisy:
 
     @pytest.mark.parametrize(("stopped", "labels"), [("ceiling", ("noisy",)), ("target", ("valid",))])
     def test_too_few_samples_for_an_interval_are_noisy_where_one_was_asked_for(
-        self, stopped: str, labels: tuple[str, ...], make_record: Any, make_block: Any
+        self, stopped: str, labels: tuple[str, ...]
     ) -> None:
         """A profile takes a few steps and asks for none."""
         found = verdict(make_record(blocks=(make_block(count=4),), stopped=stopped))
@@ -141,22 +135,20 @@ class TestNoisy:
         assert [reason.code for reason in found.reasons] == ["few-samples"] * (labels == ("noisy",))
 
     @pytest.mark.parametrize(("sigma", "said"), [(0.15, "spread 15"), (0.07, "spread 7")])
-    def test_a_wide_spread_about_a_median_that_is_known_is_only_noted(
-        self, sigma: float, said: str, make_record: Any, make_block: Any
-    ) -> None:
+    def test_a_wide_spread_about_a_median_that_is_known_is_only_noted(self, sigma: float, said: str) -> None:
         found = verdict(make_record(blocks=(make_block(count=4000, sigma=sigma),), stopped="ceiling"))
         assert found.labels == ("valid",)
         (told,) = found.noted("spread")
         assert said in str(told)
 
-    def test_steps_that_took_much_longer_are_noted(self, make_record: Any, make_block: Any) -> None:
+    def test_steps_that_took_much_longer_are_noted(self) -> None:
         block = make_block(count=1000)
         late = msgspec.structs.replace(block, samples=(*block.samples[:-2], *(5 * block.samples[0],) * 2))
         (told,) = [each for each in verdict(make_record(blocks=(late,))).notes if each.code == "outliers"]
         assert "2 of 1000 steps took more than 2× the median" in str(told)
         assert not [each for each in verdict(make_record(blocks=(block,))).notes if each.code == "outliers"]
 
-    def test_by_the_interval_of_its_latency_alone(self, make_record: Any, make_block: Any) -> None:
+    def test_by_the_interval_of_its_latency_alone(self) -> None:
         blocks = (make_block(count=500), make_block(kind="latency", clock="host", count=30, sigma=0.2))
         found = verdict(make_record(blocks=blocks, stopped="ceiling"))
         assert found.labels == ("noisy",)
@@ -167,7 +159,7 @@ class TestNoisy:
 
 class TestThrottled:
     @pytest.mark.parametrize("word", ["hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"])
-    def test_by_heat_or_hardware(self, word: str, make_record: Any, make_block: Any) -> None:
+    def test_by_heat_or_hardware(self, word: str) -> None:
         found = verdict(make_record(blocks=(make_block(), make_block(telemetry=look(throttle=(word,))))))
         assert found.labels == ("throttled",)
         assert found.reasons[0].about == word
@@ -175,7 +167,7 @@ class TestThrottled:
         assert [each.code for each in found.notes] == ["one-process"]
 
     @pytest.mark.parametrize("word", ["sw_power_cap", "sync_boost", "something_new"])
-    def test_other_words_are_only_noted(self, word: str, make_record: Any, make_block: Any) -> None:
+    def test_other_words_are_only_noted(self, word: str) -> None:
         found = verdict(make_record(blocks=(make_block(telemetry=look(throttle=(word,))),)))
         assert found.labels == ("valid",)
         (noted,) = found.noted("clock-limited")
@@ -183,9 +175,7 @@ class TestThrottled:
         assert "1 of 2 samples" in str(noted)
 
 
-def test_several_labels_may_hold_and_valid_is_none_of_them(
-    make_record: Any, make_block: Any, make_prepared: Any
-) -> None:
+def test_several_labels_may_hold_and_valid_is_none_of_them() -> None:
     record = make_record(
         prepared=make_prepared(isolated=False, warmup=Warmup(steady=False)),
         blocks=(make_block(count=30, sigma=0.3, telemetry=look(throttle=("hw_thermal",), foreign=("other",))),),
@@ -197,7 +187,7 @@ def test_several_labels_may_hold_and_valid_is_none_of_them(
 
 
 class TestSharedCpu:
-    def record(self, make_record: Any, make_block: Any, device: str = "cpu", cores: int | None = 2, **use: Any) -> Any:
+    def record(self, device: str = "cpu", cores: int | None = 2, **use: Any) -> Any:
         prepared = Environment(device=DeviceInfo(kind=device, name="some CPU"), logical_cores=cores)
         record = make_record(device=device, blocks=(make_block(wall_s=1.0, **use), make_block(wall_s=1.0, **use)))
         return msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, environment=prepared))
@@ -215,13 +205,13 @@ class TestSharedCpu:
         ],
     )
     def test_by_the_time_it_waited_while_others_ran(
-        self, make_record: Any, make_block: Any, waited_s: float, others_cpu_s: float, labels: tuple[str, ...]
+        self, waited_s: float, others_cpu_s: float, labels: tuple[str, ...]
     ) -> None:
-        record = self.record(make_record, make_block, cpu_s=0.95, waited_s=waited_s, others_cpu_s=others_cpu_s)
+        record = self.record(cpu_s=0.95, waited_s=waited_s, others_cpu_s=others_cpu_s)
         assert verdict(record).labels == labels
 
-    def test_the_reason_says_how_much(self, make_record: Any, make_block: Any) -> None:
-        record = self.record(make_record, make_block, cpu_s=1.0, waited_s=1.0, others_cpu_s=1.0)
+    def test_the_reason_says_how_much(self) -> None:
+        record = self.record(cpu_s=1.0, waited_s=1.0, others_cpu_s=1.0)
         (reason,) = verdict(record).reasons
         assert (reason.code, reason.about) == ("shared-cpu", "timing")
         assert str(reason) == "other processes kept the CPU busy: 50 % of its time the worker waited for a processor"
@@ -236,37 +226,35 @@ class TestSharedCpu:
         ],
     )
     def test_where_the_system_does_not_tell_by_how_little_was_left(
-        self, make_record: Any, make_block: Any, cores: int | None, others_cpu_s: float, labels: tuple[str, ...]
+        self, cores: int | None, others_cpu_s: float, labels: tuple[str, ...]
     ) -> None:
-        record = self.record(make_record, make_block, cores=cores, cpu_s=1.0, waited_s=None, others_cpu_s=others_cpu_s)
+        record = self.record(cores=cores, cpu_s=1.0, waited_s=None, others_cpu_s=others_cpu_s)
         assert verdict(record).labels == labels
 
-    def test_a_gpu_is_not_judged_by_its_host(self, make_record: Any, make_block: Any) -> None:
-        record = self.record(make_record, make_block, device="cuda", cpu_s=1.0, waited_s=1.0, others_cpu_s=1.0)
+    def test_a_gpu_is_not_judged_by_its_host(self) -> None:
+        record = self.record(device="cuda", cpu_s=1.0, waited_s=1.0, others_cpu_s=1.0)
         assert verdict(record).labels == ("valid",)
 
-    def test_older_records_say_nothing_about_it(self, make_record: Any, make_block: Any) -> None:
-        assert verdict(self.record(make_record, make_block)).labels == ("valid",)
+    def test_older_records_say_nothing_about_it(self) -> None:
+        assert verdict(self.record()).labels == ("valid",)
 
     @pytest.mark.parametrize(
         ("device", "others_cpu_s", "noted"),
         [("cpu", 0.25, False), ("cpu", 0.26, True), ("cuda", 0.26, True), ("cuda", None, False)],
     )
     def test_others_that_did_not_slow_it_are_noted_by_name(
-        self, make_record: Any, make_block: Any, device: str, others_cpu_s: float | None, noted: bool
+        self, device: str, others_cpu_s: float | None, noted: bool
     ) -> None:
         busiest = ("python (pid 7): 0.26 cores",)
-        record = self.record(
-            make_record, make_block, device=device, cpu_s=1.0, waited_s=0.0, others_cpu_s=others_cpu_s, busiest=busiest
-        )
+        record = self.record(device=device, cpu_s=1.0, waited_s=0.0, others_cpu_s=others_cpu_s, busiest=busiest)
         found = verdict(record)
         assert found.labels == ("valid",)
         told = [str(each) for each in found.noted("others-at-work")]
         expected = ["other processes kept 0.3 cores busy while it was timed (python (pid 7): 0.26 cores)"]
         assert told == (expected if noted else [])
 
-    def test_those_named_are_of_the_block_in_which_they_had_most(self, make_record: Any, make_block: Any) -> None:
-        record = self.record(make_record, make_block, cpu_s=1.0, waited_s=1.0, others_cpu_s=0.5, busiest=("a",))
+    def test_those_named_are_of_the_block_in_which_they_had_most(self) -> None:
+        record = self.record(cpu_s=1.0, waited_s=1.0, others_cpu_s=0.5, busiest=("a",))
         worst = make_block(wall_s=0.5, cpu_s=1.0, waited_s=1.0, others_cpu_s=0.5, busiest=("b", "c"))
         found = verdict(msgspec.structs.replace(record, blocks=(*record.blocks, worst)))
         assert str(found.reasons[0]).endswith("(b; c)")
@@ -276,9 +264,7 @@ class TestSharedCpu:
 @pytest.mark.parametrize(
     ("late", "count", "noted"), [(1, 1000, True), (1, 1001, False), (2, 1001, True), (1, 2, False), (1, 3, True)]
 )
-def test_outliers_are_noted_from_one_in_a_thousand_on(
-    late: int, count: int, noted: bool, make_record: Any, make_block: Any
-) -> None:
+def test_outliers_are_noted_from_one_in_a_thousand_on(late: int, count: int, noted: bool) -> None:
     samples = (0.01,) * (count - late) + (0.0201,) * late
     found = verdict(make_record(blocks=(make_block(samples=samples),)))
     assert bool(found.noted("outliers")) is noted
@@ -316,19 +302,17 @@ def test_the_error_of_a_recipe_in_words(numerics: Numerics | None, with_steps: b
     assert error_text(numerics, with_steps=with_steps) == told
 
 
-def test_how_many_cores_others_had_is_told_per_second_of_wall_time(make_record: Any, make_block: Any) -> None:
+def test_how_many_cores_others_had_is_told_per_second_of_wall_time() -> None:
     (told,) = verdict(make_record(blocks=(make_block(wall_s=0.5, others_cpu_s=0.4),))).noted("others-at-work")
     assert str(told).startswith("other processes kept 0.8 cores busy")
 
 
-def test_a_clock_that_read_nothing_has_no_outliers(make_record: Any, make_block: Any) -> None:
+def test_a_clock_that_read_nothing_has_no_outliers() -> None:
     assert not verdict(make_record(blocks=(make_block(samples=(0.0,) * 9 + (0.1,)),))).noted("outliers")
 
 
 @pytest.mark.parametrize(("contended_s", "told"), [(0.009, "11 % faster"), (0.0125, "20 % slower")])
-def test_contention_is_told_by_how_much_and_which_way(
-    contended_s: float, told: str, make_record: Any, make_block: Any
-) -> None:
+def test_contention_is_told_by_how_much_and_which_way(contended_s: float, told: str) -> None:
     solo = tuple(make_block(0.01, sigma=0.0, solo=True, round=number) for number in range(3))
     contended = tuple(make_block(contended_s, sigma=0.0, round=number) for number in range(5))
     (found,) = verdict(make_record(blocks=(*solo, *contended))).noted("contended")
@@ -337,7 +321,7 @@ def test_contention_is_told_by_how_much_and_which_way(
 
 
 class TestRanks:
-    def record(self, make_record: Any, make_prepared: Any, hosts: str, **environment: Any) -> Any:
+    def record(self, hosts: str, **environment: Any) -> Any:
         ranks = tuple(
             RankInfo(rank=number, host=host, local_rank=0, device=DeviceInfo(kind="cpu"), items_per_step=1)
             for number, host in enumerate(hosts)
@@ -358,31 +342,31 @@ class TestRanks:
         ],
     )
     def test_with_more_threads_than_processors_are_crowded(
-        self, hosts: str, environment: dict[str, Any], crowded: bool, make_record: Any, make_prepared: Any
+        self, hosts: str, environment: dict[str, Any], crowded: bool
     ) -> None:
-        record = self.record(make_record, make_prepared, hosts, **environment)
+        record = self.record(hosts, **environment)
         found = oversubscription(record)
         assert (found is not None) == crowded
         assert bool(verdict(record).noted("oversubscribed")) == crowded
 
-    def test_the_note_says_how_many_share_what(self, make_record: Any, make_prepared: Any) -> None:
-        found = oversubscription(self.record(make_record, make_prepared, "aab", threads=4, logical_cores=6))
+    def test_the_note_says_how_many_share_what(self) -> None:
+        found = oversubscription(self.record("aab", threads=4, logical_cores=6))
         assert str(found) == "2 ranks with 4 threads each share 6 processors: this is not scaling"
 
-    def test_a_slow_one_is_named(self, make_record: Any, make_block: Any) -> None:
+    def test_a_slow_one_is_named(self) -> None:
         ranks = tuple(RankBlock(rank=number, samples=(0.02 if number == 1 else 0.01,)) for number in range(3))
         (found,) = verdict(make_record(blocks=(make_block(ranks=ranks),))).noted("straggler")
         assert found.about == "1"
         assert str(found).startswith("rank 1 takes 10.0 ms a step longer than the others")
 
 
-def test_the_device_is_the_one_it_ran_on_else_the_one_asked_for(make_record: Any, make_prepared: Any) -> None:
+def test_the_device_is_the_one_it_ran_on_else_the_one_asked_for() -> None:
     assert device_kind(make_record(device="cuda:1", prepared=make_prepared("cpu"))) == "cpu"
     assert device_kind(make_record(device="cuda:1", prepared=None)) == "cuda"
 
 
 @pytest.mark.parametrize(("epochs", "noted"), [(3, False), (4, True)])
-def test_how_much_epochs_differ_is_said_of_three_beside_the_first(epochs: int, noted: bool, make_record: Any) -> None:
+def test_how_much_epochs_differ_is_said_of_three_beside_the_first(epochs: int, noted: bool) -> None:
     run = make_record(task="train")
     took = [1.0, 1.0, 2.0, 3.0]
     done = tuple(
@@ -404,9 +388,7 @@ def test_of_several_checks_the_one_over_most_steps_counts() -> None:
 
 
 @pytest.mark.parametrize(("method", "is_told"), [("outputs", True), ("reference", False)])
-def test_what_a_comparison_leaves_out_is_told_of_what_was_compared(
-    make_record: Any, method: Any, is_told: bool
-) -> None:
+def test_what_a_comparison_leaves_out_is_told_of_what_was_compared(method: Any, is_told: bool) -> None:
     record = make_record()
     left_out = note("masked-positions", "positions that a mask hides are not compared")
     workload = msgspec.structs.replace(record.prepared.workload, notes=(left_out,))

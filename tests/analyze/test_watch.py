@@ -504,7 +504,6 @@ def test_a_lasting_slowdown_is_told_with_when_it_began() -> None:
         return found
 
     drift = drift_of(Steps(loop(1.4, 0.1).reader))
-    assert drift is not None
     assert 580 <= drift.step <= 620
     assert drift.ratio == pytest.approx(1.4, rel=0.05)
     assert drift.share_before == pytest.approx(600 / (600 + 400 * 1.4), rel=0.05)
@@ -514,7 +513,6 @@ def test_a_lasting_slowdown_is_told_with_when_it_began() -> None:
 def test_memory_that_grows_is_told_apart_from_memory_that_varies() -> None:
     leaking = [(float(n), int(1e9 + 5e6 * n)) for n in range(60)]
     growth = growth_of([], leaking)
-    assert growth is not None
     assert growth[1] == pytest.approx(5e6, rel=0.2)
     assert growth_of([], [(float(n), int(1e9 + 4e8 * (n % 3))) for n in range(60)]) is None
     assert growth_of([], leaking[:5]) is None

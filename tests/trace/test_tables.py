@@ -227,7 +227,6 @@ class TestSteps:
             maker.annotation(f"ProfilerStep#{number + 3}", number * 20 * US, 20 * US)  # the host runs ahead
             maker.kernel(GEMM, begin * US, duration * US, launched=(number * 20 + 5) * US)
         found = steps_of([recorded(decoded(maker))])
-        assert found is not None
         assert found.seconds == (100e-6, 300e-6, 100e-6)
         assert (found.count, found.min_s, found.max_s) == (3, 100e-6, 300e-6)
         assert found.spread == pytest.approx(0.6928, abs=1e-3)
@@ -238,7 +237,6 @@ class TestSteps:
             maker.annotation(f"ProfilerStep#{number}", number * 100 * US, 90 * US)
             maker.operator("aten::mm", number * 100 * US, 50 * US)
         found = steps_of([recorded(decoded(maker))])
-        assert found is not None
         assert found.seconds == (90e-6, 90e-6)
 
     def test_no_marks_no_steps(self, decoded) -> None:

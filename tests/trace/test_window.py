@@ -32,7 +32,6 @@ def running_ahead(steps: int = 3) -> TraceMaker:
 def test_work_from_before_the_window_is_a_row_of_its_own(tmp_path: Path) -> None:
     profile = profile_of([read_trace(running_ahead().write(tmp_path / "a.json"))])
     assert profile.timeline.span_s == pytest.approx(1200e-6, rel=0.01)
-    assert profile.steps is not None
     assert profile.steps.mean_s == pytest.approx(400e-6, rel=0.01)
     assert [row.name for row in profile.kernels] == [ADD]
     assert profile.classes[0].calls == 12

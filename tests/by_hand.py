@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 
 from redline.model.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
-MakeRecord = Callable[..., RunRecord]
-MakeBlock = Callable[..., Block]
-MakePrepared = Callable[..., Prepared]
 
-
-@pytest.fixture
-def make_block() -> MakeBlock:
-    return _block
-
-
-@pytest.fixture
-def make_prepared() -> MakePrepared:
-    return _prepared
-
-
-@pytest.fixture
-def make_record() -> MakeRecord:
-    return _record
-
-
-def _block(step_s: float = 0.010, *, count: int = 25, sigma: float = 0.002, seed: int = 0, **changes: Any) -> Block:
+def make_block(step_s: float = 0.010, *, count: int = 25, sigma: float = 0.002, seed: int = 0, **changes: Any) -> Block:
     noise = np.random.default_rng(seed).standard_normal(count)
     samples = tuple((step_s * np.exp(sigma * noise)).tolist())
     block = Block(
@@ -48,7 +27,7 @@ def _block(step_s: float = 0.010, *, count: int = 25, sigma: float = 0.002, seed
     return msgspec.structs.replace(block, **changes)
 
 
-def _prepared(kind: str = "cuda", **changes: Any) -> Prepared:
+def make_prepared(kind: str = "cuda", **changes: Any) -> Prepared:
     prepared = Prepared(
         environment=Environment(device=DeviceInfo(kind=kind, index=0 if kind != "cpu" else None, name=f"some {kind}")),
         workload=WorkloadInfo(
@@ -65,13 +44,13 @@ def _prepared(kind: str = "cuda", **changes: Any) -> Prepared:
     return msgspec.structs.replace(prepared, **changes)
 
 
-def _record(recipe: str = "baseline", *, task: str = "infer", device: str = "cuda:0", **changes: Any) -> RunRecord:
+def make_record(recipe: str = "baseline", *, task: str = "infer", device: str = "cuda:0", **changes: Any) -> RunRecord:
     workload = WorkloadSpec(model="resnet50", batch=32, task=task)  # type: ignore[arg-type]
     record = RunRecord(
         id=f"id-{recipe}",
         spec=RunSpec(workload=workload, recipe=Recipe.parse(recipe), device=device),
-        prepared=_prepared(device.partition(":")[0]),
-        blocks=tuple(_block(round=number, seed=number) for number in range(8)),
+        prepared=make_prepared(device.partition(":")[0]),
+        blocks=tuple(make_block(round=number, seed=number) for number in range(8)),
         stopped="target",
     )
     return msgspec.structs.replace(record, **changes)
