@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from redline.bench.workload.build import build_workload, check_model
 from redline.bench.workload.decoder import WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.hf_decoder import HfDecoder, asks_the_host, own_decoder
+from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError, SpecError
 from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
 from redline.model.record import Numerics, RunRecord
@@ -46,16 +48,27 @@ def workload_spec(model: str, **more: int) -> WorkloadSpec:
     return WorkloadSpec(model=model, task="generate", **{"batch": 2, "prompt": 9, "new_tokens": 8, **more})
 
 
+def setup_of(model: str, recipe: str = "baseline", **more: int) -> Setup:
+    return apply_recipe(Recipe.parse(recipe), build_workload(workload_spec(model, **more), 0), open_device("cpu"))
+
+
+def refusal_of(model: str, recipe: str = "baseline") -> str:
+    """The one line with which a session refuses to prepare this."""
+    prepared, _, _ = measured(model, recipe)
+    assert isinstance(prepared, FailureReply)
+    assert "\n" not in prepared.failure.message
+    return prepared.failure.message
+
+
 def text_of(model: str, recipe: str = "baseline") -> torch.Tensor:
-    workload = build_workload(workload_spec(model), 0)
-    step = GenerateStep(apply_recipe(Recipe.parse(recipe), workload, open_device("cpu")))
+    step = GenerateStep(setup_of(model, recipe))
     with step.context():
         step()
         return step()
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT2, T5, OPT, BART, f"{WRITERS}:placed"])
-@pytest.mark.parametrize("recipe", ["static-cache", "static-cache+compile:backend=eager"])
+@pytest.mark.parametrize("recipe", ["static-cache", "static-cache:length=40", "static-cache+compile:backend=eager"])
 def test_greedy_tokens_are_the_same_whatever_the_cache(model: str, recipe: str) -> None:
     plain = text_of(model)
     assert plain.shape == (2, 8)
@@ -65,9 +78,7 @@ def test_greedy_tokens_are_the_same_whatever_the_cache(model: str, recipe: str) 
 @pytest.mark.parametrize("model", [LLAMA, OPT, BART])
 def test_no_static_step_asks_the_host(model: str) -> None:
     """OPT and BART count filled positions to make a mask: a GPU could not record that."""
-    step = GenerateStep(
-        apply_recipe(Recipe.parse("static-cache"), build_workload(workload_spec(model), 0), open_device("cpu"))
-    )
+    step = GenerateStep(setup_of(model, "static-cache"))
     with step.context():
         step()
         assert not asks_the_host(step.prefill)
@@ -184,19 +195,6 @@ def test_a_model_without_a_cache_is_one_line() -> None:
         build_workload(workload_spec(f"{WRITERS}:cacheless"), 0)
 
 
-@pytest.mark.parametrize("recipe", ["compile", "graphs"])
-def test_a_compiler_needs_a_static_cache(recipe: str) -> None:
-    workload = build_workload(workload_spec(LLAMA), 0)
-    with pytest.raises(BenchError, match=r"static-cache|graphs"):
-        apply_recipe(Recipe.parse(recipe), workload, open_device("cpu"))
-
-
-def test_a_cache_that_the_model_makes_itself_cannot_be_static() -> None:
-    prepared, _, _ = measured(f"{WRITERS}:summing", "static-cache")
-    assert isinstance(prepared, FailureReply)
-    assert "make_cache" in prepared.failure.message
-
-
 @pytest.mark.parametrize(
     ("model", "recipe"),
     [
@@ -229,11 +227,26 @@ def test_a_snippet_by_name_makes_its_model_itself() -> None:
     [
         (f"{WRITERS}:whole", "static-cache", "generates as a whole"),
         (LLAMA, "static-cache+compile:freeze", "the tensors of a static cache"),
+        (LLAMA, "compile", "static-cache|graphs"),
+        (LLAMA, "graphs", "static-cache|graphs"),
+        (LLAMA, "static-cache:length=15", "15 positions are too few for a prompt of 9 and 8 new tokens; 16 are needed"),
     ],
 )
 def test_switches_that_do_not_apply_are_one_line(model: str, recipe: str, told: str) -> None:
     with pytest.raises(BenchError, match=told):
-        apply_recipe(Recipe.parse(recipe), build_workload(workload_spec(model), 0), open_device("cpu"))
+        setup_of(model, recipe)
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "told"),
+    [
+        ("summing", "static-cache", "make_cache"),
+        ("short", "baseline", r"^IndexError: index out of range in self \(prompt of 9 tokens, 8 new ones\)$"),
+        ("small", "static-cache", r"\(prompt of 9 tokens, 8 new ones\)"),
+    ],
+)
+def test_what_a_model_of_ones_own_cannot_do_is_one_line(model: str, recipe: str, told: str) -> None:
+    assert re.search(told, refusal_of(f"{WRITERS}:{model}", recipe))
 
 
 def test_a_generation_that_is_too_short_is_one_line() -> None:
@@ -263,26 +276,15 @@ def test_generate_may_return_or_yield_its_tokens(form: Callable[[Any], Any], nam
     assert torch.equal(WholeGenerator(model, torch.zeros((2, 3), dtype=torch.long), 8).generate(8), made)
 
 
-@pytest.mark.parametrize(("first", "got"), [(0, "2×5 after the prompt"), (8, "2×5")])
-def test_a_text_that_ends_early_is_refused(first: int, got: str) -> None:
+def test_the_prompt_in_front_of_a_text_is_no_part_of_it_and_a_text_that_ends_early_is_refused() -> None:
     """Else its tokens per second would count tokens that were never written."""
-    prompt, model = torch.ones((2, 8), dtype=torch.long), torch.nn.Linear(1, 1)
-    model.generate = lambda tokens, max_new_tokens: torch.cat([tokens, 7 * tokens], dim=1)[:, first : 8 + 5]
-    with pytest.raises(BenchError, match=rf"must return 2×6 or longer, got {got}; no text may end early"):
-        WholeGenerator(model, prompt, 6).generate(6)
-
-
-def test_a_text_too_long_for_an_own_model_says_how_long_it_is() -> None:
-    spec = RunSpec(workload=workload_spec(f"{WRITERS}:short"), device="cpu", measure=MeasureSpec.for_effort("quick"))
-    reply = BenchSession(on_progress=lambda progress: None).handle(Prepare(spec=spec))
-    assert isinstance(reply, FailureReply)
-    assert reply.failure.message == "IndexError: index out of range in self (prompt of 9 tokens, 8 new ones)"
-
-
-def test_the_prompt_in_front_of_a_text_is_no_part_of_it() -> None:
     prompt, model = torch.ones((2, 8), dtype=torch.long), torch.nn.Linear(1, 1)
     model.generate = lambda tokens, max_new_tokens: torch.cat([tokens, 7 * tokens], dim=1)
     assert torch.equal(WholeGenerator(model, prompt, 6).generate(6), 7 * prompt[:, :6])
+    for first, got in ((0, "2×5 after the prompt"), (8, "2×5")):
+        model.generate = lambda tokens, max_new_tokens, first=first: torch.cat([tokens, 7 * tokens], dim=1)[:, first:13]
+        with pytest.raises(BenchError, match=rf"must return 2×6 or longer, got {got}; no text may end early"):
+            WholeGenerator(model, prompt, 6).generate(6)
 
 
 def test_tokens_that_are_yielded_are_timed_one_by_one() -> None:
@@ -311,19 +313,6 @@ def test_a_text_that_overflows_is_refused_where_only_its_tokens_are_known() -> N
     assert verdict.reason.code == "not-finite"
 
 
-def test_a_cache_of_ones_own_that_does_not_fit_is_one_line() -> None:
-    spec = RunSpec(
-        workload=workload_spec(f"{WRITERS}:small"),
-        recipe=Recipe.parse("static-cache"),
-        device="cpu",
-        measure=MeasureSpec.for_effort("quick"),
-    )
-    reply = BenchSession(on_progress=lambda progress: None).handle(Prepare(spec=spec))
-    assert isinstance(reply, FailureReply)
-    assert "(prompt of 9 tokens, 8 new ones)" in reply.failure.message
-    assert "\n" not in reply.failure.message
-
-
 def test_logits_of_another_shape_are_one_line() -> None:
     workload = build_workload(workload_spec(f"{WRITERS}:summing"), 0)
     workload.model.model.head.register_forward_hook(lambda layer, inputs, logits: logits.mean(dim=-1))
@@ -333,8 +322,7 @@ def test_logits_of_another_shape_are_one_line() -> None:
 
 @pytest.mark.parametrize("recipe", ["baseline", "static-cache:length=64"])
 def test_what_a_token_reads_of_the_cache_does_not_depend_on_its_size(recipe: str) -> None:
-    workload = build_workload(workload_spec(LLAMA), 0)
-    step = GenerateStep(apply_recipe(Recipe.parse(recipe), workload, open_device("cpu")))
+    step = GenerateStep(setup_of(LLAMA, recipe))
     with step.context():
         step()
     position = 2 * 2 * (2 * 2 * 16)  # layers, keys and values, batch × heads × width
@@ -366,8 +354,7 @@ ATTENTION = 2 * (2 * 64 * 64 + 2 * 64 * 32)
     ],
 )
 def test_what_a_model_holds_and_what_a_token_reads_of_it(model: str, weights: int, read: int, cache: int) -> None:
-    workload, device = build_workload(workload_spec(model, batch=1), 0), open_device("cpu")
-    step = GenerateStep(apply_recipe(Recipe.parse("baseline"), workload, device))
+    step, device = GenerateStep(setup_of(model, batch=1)), open_device("cpu")
     with step.context():
         step()
     info = generation_info(step, device)
@@ -400,11 +387,3 @@ def test_a_live_model_of_transformers_has_a_cache() -> None:
 def test_prompt_and_new_tokens_are_for_generation() -> None:
     with pytest.raises(SpecError, match="prompt is for task generate"):
         WorkloadSpec(model="hf:llama", prompt=8)
-
-
-def test_a_cache_that_is_too_small_is_one_line() -> None:
-    with pytest.raises(BenchError, match="15 positions are too few for a prompt of 9 and 8 new tokens; 16 are needed"):
-        apply_recipe(
-            Recipe.parse("static-cache:length=15"), build_workload(workload_spec(LLAMA), 0), open_device("cpu")
-        )
-    assert torch.equal(text_of(LLAMA, "static-cache:length=40"), text_of(LLAMA))

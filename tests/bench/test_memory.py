@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -38,16 +39,22 @@ WEIGHTS = 4 * (64 * 4096 + 4096 * 8)
 HIDDEN = 4 * 256 * 4096
 
 
-def use_of(folder: Path, task: Any, recipe: str = "baseline") -> MemoryUse:
-    (folder / "wide.py").write_text(MODEL)
-    workload = WorkloadSpec(
-        model=f"{folder / 'wide.py'}:build", task=task, batch=256, optimizer="adam" if task == "train" else "sgd"
-    )
-    return answer_memory(RunSpec(workload=workload, device="cpu", recipe=Recipe.parse(recipe))).use
+def spec_of(folder: Path, task: Any = "infer", source: str = MODEL, name: str = "build", **workload: Any) -> RunSpec:
+    path = folder / "wide.py"
+    path.write_text(source)
+    return RunSpec(workload=WorkloadSpec(model=f"{path}:{name}", task=task, **workload), device="cpu")
+
+
+def use_of(*args: Any, **workload: Any) -> MemoryUse:
+    return answer_memory(spec_of(*args, **workload)).use
+
+
+def row_of(use: MemoryUse) -> MemoryRow:
+    return MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
 
 
 def test_training_by_kind_and_module(tmp_path: Path) -> None:
-    use = use_of(tmp_path, "train")
+    use = use_of(tmp_path, "train", batch=256, optimizer="adam")
     assert sum(use.categories.values()) == use.peak_bytes
     assert use.categories["weights"] == WEIGHTS
     assert use.categories["optimizer state"] == pytest.approx(2 * WEIGHTS, rel=0.01)
@@ -82,10 +89,8 @@ def test_running_out_names_who_asked_and_who_held_the_rest(tmp_path: Path) -> No
         )
         .replace("        self.act =", "        self.greedy = Greedy()\n        self.act =")
     )
-    (tmp_path / "wide.py").write_text(greedy)
-    workload = WorkloadSpec(model=f"{tmp_path / 'wide.py'}:build", task="infer", batch=256)
     with pytest.raises(BenchError) as caught:
-        answer_memory(RunSpec(workload=workload, device="cpu"), str(tmp_path / "held"))
+        answer_memory(spec_of(tmp_path, source=greedy, batch=256), str(tmp_path / "held"))
     assert caught.value.kind == "oom"
     assert "out of memory in greedy (wide.py:" in str(caught.value)
     assert "held: activations" in str(caught.value)
@@ -96,15 +101,13 @@ def test_running_out_names_who_asked_and_who_held_the_rest(tmp_path: Path) -> No
 
 def test_gradients_are_held_until_the_optimizer_is_through(tmp_path: Path) -> None:
     """A small batch: the peak is where gradients and state meet."""
-    (tmp_path / "wide.py").write_text(MODEL)
-    workload = WorkloadSpec(model=f"{tmp_path / 'wide.py'}:build", task="train", batch=1)
-    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    use = use_of(tmp_path, "train", batch=1)
     assert use.categories["gradients"] == WEIGHTS
     assert sum(use.categories.values()) == use.peak_bytes
 
 
 def test_inference_keeps_no_more_than_two_layers(tmp_path: Path) -> None:
-    use = use_of(tmp_path, "infer")
+    use = use_of(tmp_path, batch=256)
     assert use.categories["weights"] == WEIGHTS
     assert use.categories["activations"] == pytest.approx(2 * HIDDEN, rel=0.02)
     assert "gradients" not in use.categories
@@ -147,23 +150,17 @@ def lazy():
 
 
 def test_inputs_of_any_layout_and_structure_are_held(tmp_path: Path) -> None:
-    (tmp_path / "unusual.py").write_text(UNUSUAL)
-    workload = WorkloadSpec(model=f"{tmp_path / 'unusual.py'}:graph")
-    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    use = use_of(tmp_path, source=UNUSUAL, name="graph")
     assert use.categories["inputs"] == 1000 * 4 * 4 + 10 * 4 + 2 * 10 * 8
     assert use.categories["activations"] >= 1000 * 4 * 4
-    force = WorkloadSpec(model=f"{tmp_path / 'unusual.py'}:force")
-    assert answer_memory(RunSpec(workload=force, device="cpu")).use.categories["weights"] == 4 * (16 + 4)
-    lazy = WorkloadSpec(model=f"{tmp_path / 'unusual.py'}:lazy")
+    assert use_of(tmp_path, source=UNUSUAL, name="force").categories["weights"] == 4 * (16 + 4)
     with pytest.raises(BenchError, match="Lazy returned a generator"):
-        answer_memory(RunSpec(workload=lazy, device="cpu"))
+        use_of(tmp_path, source=UNUSUAL, name="lazy")
 
 
 def test_a_function_of_the_users_has_weights_and_modules_too(tmp_path: Path) -> None:
     step = MODEL + "\ndef setup():\n    return Wide()\n\ndef step(model):\n    model(torch.ones(2, 64))\n"
-    (tmp_path / "a_step_that_reaches_weights.py").write_text(step)
-    workload = WorkloadSpec(model=f"{tmp_path / 'a_step_that_reaches_weights.py'}:step", task="step")
-    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    use = use_of(tmp_path, "step", step, "step")
     assert use.categories["weights"] == WEIGHTS
     assert any(holder.module.endswith("first") and holder.category == "weights" for holder in use.holders)
 
@@ -183,9 +180,7 @@ def build(batch=4):
 
 
 def test_weights_that_torch_packs_and_plain_attributes_are_weights(tmp_path: Path) -> None:
-    (tmp_path / "packed_weights.py").write_text(PACKED)
-    workload = WorkloadSpec(model=f"{tmp_path / 'packed_weights.py'}:build")
-    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    use = use_of(tmp_path, source=PACKED)
     packed = {"0._packed_params": 64 * 4096 + 4 * 4096, "2._packed_params": 4096 * 8 + 4 * 8}
     assert use.categories["weights"] == sum(packed.values()) + 4000
     assert {one.module: one.bytes for one in use.holders if one.category == "weights"} == packed
@@ -201,9 +196,8 @@ def test_in_a_narrow_window_the_kind_that_the_advice_names_stays() -> None:
         "temporaries": 2**30,
     }
     use = MemoryUse(peak_bytes=2**31, peak_phase="backward", categories=parts, holders=(), timeline=())
-    row = MemoryRow(model="m", task="train", recipe="baseline", batch=2, device="c", use=use)
     text = io.StringIO()
-    Console(file=text, width=60, highlight=False).print(terminal(memory_result([row])))
+    Console(file=text, width=60, highlight=False).print(terminal(memory_result([row_of(use)])))
     lines = text.getvalue().splitlines()
     assert "temporaries are the largest part" in " ".join(lines)
     (header,) = (line for line in lines if line.startswith("recipe"))
@@ -222,9 +216,7 @@ def build(batch=8):
 
 
 def test_a_sparse_gradient_and_what_the_optimizer_keeps_of_it_have_their_kinds(tmp_path: Path) -> None:
-    (tmp_path / "sparse.py").write_text(SPARSE)
-    workload = WorkloadSpec(model=f"{tmp_path / 'sparse.py'}:build", task="train", batch=8)
-    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    use = use_of(tmp_path, "train", SPARSE, batch=8)
     rows, dense = 80 * (64 * 4 + 8), 64 * 4 * 4  # each row of the table with its index
     assert use.categories["weights"] == 1000 * 64 * 4 + dense
     assert use.categories["gradients"] == rows + dense
@@ -235,29 +227,29 @@ def test_a_sparse_gradient_and_what_the_optimizer_keeps_of_it_have_their_kinds(t
 
 def test_a_compiled_model_has_no_modules_to_tell_of(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="no memory by module under compile"):
-        use_of(tmp_path, "infer", "compile")
+        answer_memory(msgspec.structs.replace(spec_of(tmp_path, batch=256), recipe=Recipe.parse("compile")))
 
 
 def test_reserved_memory_is_told_beside_the_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an allocator that takes 32 MiB at a time and gives nothing back."""
     held = iter(range(1, 10_000))
     monkeypatch.setattr("redline.bench.device.cpu.CpuDevice.reserved_bytes", lambda _: 2**25 * -(-next(held) // 20))
-    use = use_of(tmp_path, "train")
+    use = use_of(tmp_path, "train", batch=256, optimizer="adam")
     reserved = [point.reserved_bytes or 0 for point in use.timeline]
     assert reserved == sorted(reserved)
     assert len(set(reserved)) > 1
-    row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
+    row = row_of(use)
     (line,) = memory_figure([row]).axes[0].get_lines()
     assert line.get_ydata().tolist() == [each / 2**20 for each in reserved]
 
 
 def test_without_an_allocator_that_tells_nothing_is_said_of_it(tmp_path: Path) -> None:
-    assert {point.reserved_bytes for point in use_of(tmp_path, "infer").timeline} == {None}
+    assert {point.reserved_bytes for point in use_of(tmp_path, batch=256).timeline} == {None}
 
 
 def test_the_report_names_kinds_and_modules(tmp_path: Path) -> None:
-    use = use_of(tmp_path, "train")
-    row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
+    use = use_of(tmp_path, "train", batch=256, optimizer="adam")
+    row = row_of(use)
     found = memory_result([row, row])
     assert "activations" in str(found)
     assert "wide.py:12" in str(found)

@@ -49,10 +49,13 @@ def trained(model: nn.Module, changed: Any, *inputs: Tensor) -> list[Tensor]:
     return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
+def assert_equal_gradients(model: nn.Module, changed: Any, images: Tensor) -> None:
+    torch.testing.assert_close(trained(model, changed, images), trained(model, None, images), rtol=0, atol=0)
+
+
 def test_all_but_the_first_convolution_are_moved_and_every_gradient_is_the_same() -> None:
     model, images, overlapped = small(bias=False), torch.randn(2, 4, 8, 8), OverlappedGradients()
-    expected = trained(model, None, images)
-    torch.testing.assert_close(trained(model, overlapped, images), expected, rtol=0, atol=0)
+    assert_equal_gradients(model, overlapped, images)
     assert overlapped.changed == 3, "nothing runs beside the last weight gradient of a backward"
 
 
@@ -69,14 +72,12 @@ def test_of_any_kind_of_convolution_and_layout(layer: Callable[[], nn.Module], i
     model, images, overlapped = nn.Sequential(layer(), layer(), layer()), torch.randn(2, 4, 9, 9), OverlappedGradients()
     if is_channels_last:
         model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
-    expected = trained(model, None, images)
-    torch.testing.assert_close(trained(model, overlapped, images), expected, rtol=0, atol=0)
+    assert_equal_gradients(model, overlapped, images)
     assert overlapped.changed == 2
 
 
 def test_what_is_held_in_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images, overlapped = small(), torch.randn(2, 4, 8, 8), OverlappedGradients()
-    expected = trained(model, None, images)
     seen: list[list[str]] = []
 
     def watched(graph: torch.fx.Graph) -> None:
@@ -84,10 +85,10 @@ def test_what_is_held_in_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
         operators = (overlapped.operators.begin.default, overlapped.operators.finish.default)
         seen.append([str(node.target).split(".")[-2] for node in graph.nodes if node.target in operators])
 
-    trained(model, watched, images)
+    assert_equal_gradients(model, watched, images)
     assert seen[-1] == ["begin", "begin", "begin", "finish"]
     monkeypatch.setattr(OverlappedGradients, "HELD", 2 * images.numel() * images.element_size())
-    torch.testing.assert_close(trained(model, watched, images), expected, rtol=0, atol=0)
+    assert_equal_gradients(model, watched, images)
     assert seen[-1] == ["begin", "finish", "begin", "finish", "begin", "finish"]
 
 
@@ -107,16 +108,14 @@ class Shared(nn.Module):
 
 def test_a_gradient_that_the_backward_waits_for_stays_where_it_is() -> None:
     model, images, overlapped = Shared(), torch.randn(2, 4, 8, 8), OverlappedGradients()
-    expected = trained(model, None, images)
-    torch.testing.assert_close(trained(model, overlapped, images), expected, rtol=0, atol=0)
+    assert_equal_gradients(model, overlapped, images)
     assert overlapped.changed == 4, "both of the shared weight and of the maker, and not the one that they make"
 
 
 def test_frozen_weights_are_left_alone() -> None:
     model, images, overlapped = small(), torch.randn(2, 4, 8, 8), OverlappedGradients()
     model.requires_grad_(False)[-2].requires_grad_(True)
-    expected = trained(model, None, images)
-    torch.testing.assert_close(trained(model, overlapped, images), expected)
+    assert_equal_gradients(model, overlapped, images)
     assert overlapped.changed == 0
 
 
@@ -158,8 +157,7 @@ def test_the_written_code_moves_them_too() -> None:
     names: dict[str, Any] = {"torch": torch}
     exec("\n".join([*code.imports, *code.helpers, "overlapped = overlap_gradients()"]), names)
     model, images = small(), torch.randn(2, 4, 8, 8)
-    expected = trained(model, None, images)
-    torch.testing.assert_close(trained(model, names["overlapped"], images), expected, rtol=0, atol=0)
+    assert_equal_gradients(model, names["overlapped"], images)
     assert names["overlapped"].changed == 3
 
 
