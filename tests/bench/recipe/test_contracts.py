@@ -89,6 +89,7 @@ ANSWERS = [
     ("patch-products", images, 1e-5),
     ("torchscript", images, 1e-5),
     ("onnx", images, 1e-4),
+    ("fold-bn+onnx", images, 1e-4),
     ("fp16+onnx", layers, 1e-2),
     ("bf16", images, 0.1),
     ("bf16+fold-bn", images, 0.1),

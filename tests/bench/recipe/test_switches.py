@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from applying import applied, output_of
+from applying import Model, applied, output_of
 from torch import Tensor, nn
 
 from redline.bench.device.failure import failure_from
@@ -19,6 +19,10 @@ from redline.model.spec import Recipe, Task
 from redline.model.work import Facts
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
+
+
+def compiles(test: Any) -> Any:
+    return pytest.mark.slow(pytest.mark.filterwarnings("ignore")(test))
 
 
 class Normed(nn.Module):
@@ -175,43 +179,36 @@ def test_torchscript_keeps_autocast_inside_the_trace() -> None:
     )
 
 
-def test_torchscript_says_why_it_cannot() -> None:
-    with pytest.raises(BenchError, match="positional or keyword inputs, not both") as caught:
-        applied("torchscript", Scaled(), torch.randn(2, 4), scale=torch.ones(1))
-    assert caught.value.kind == "unsupported"
-
-    class Talks(nn.Linear):
-        def forward(self, input: Tensor) -> Any:
-            return {"says": "a word"}
-
-    with pytest.raises(BenchError, match="torchscript cannot trace it: ") as caught:
-        applied("torchscript", Talks(4, 3), torch.randn(2, 4))
-    assert caught.value.kind == "compile"
-    assert "\n" not in str(caught.value)
+def scaled(_: nn.Module, x: Tensor, scale: float | None) -> Tensor:
+    return x * (scale or 1.0)
 
 
-@pytest.mark.parametrize(("scale", "told"), [(2.0, "float"), (None, "NoneType")])
-def test_torchscript_says_at_once_that_it_takes_tensors_only(scale: float | None, told: str) -> None:
-    """A search was left to find out which part of a recipe was to blame."""
-
-    class Scaled(nn.Module):
-        def forward(self, x: Tensor, scale: float | None) -> Tensor:
-            return x * (scale or 1.0)
-
-    with pytest.raises(BenchError, match=f"torchscript traces tensors, and the model takes {told} too") as caught:
-        applied("torchscript", Scaled(), torch.ones(2, 2), scale)
-    assert (caught.value.switches, caught.value.scope) == (("torchscript",), "switch")
+class ByKeyword(nn.Linear):
+    def forward(self, *, image: Tensor) -> Tensor:
+        return super().forward(image)
 
 
-def test_torchscript_finishes_its_sentence_about_inputs_by_keyword_only() -> None:
-    class ByKeyword(nn.Linear):
-        def forward(self, *, image: Tensor) -> Tensor:
-            return super().forward(image)
+X = torch.ones(2, 4)
 
-    told = r"^torchscript cannot trace it: 'image' is not in forward\(\) method's arguments, valid arguments name are \[.*\]$"
+
+@pytest.mark.parametrize(
+    ("model", "args", "kwargs", "kind", "told"),
+    [
+        (Scaled(), (X,), {"scale": torch.ones(1)}, "unsupported", "positional or keyword inputs, not both"),
+        (Model(lambda *_: {"says": "a word"}), (X,), {}, "compile", "torchscript cannot trace it: "),
+        (Model(scaled), (X, 2.0), {}, "unsupported", "torchscript traces tensors, and the model takes float too"),
+        (Model(scaled), (X, None), {}, "unsupported", "torchscript traces tensors, and the model takes NoneType too"),
+        (ByKeyword(4, 3), (), {"image": X}, "compile",
+         r"^torchscript cannot trace it: 'image' is not in forward\(\) method's arguments, valid arguments name are \[.*\]$"),
+    ],
+)  # fmt: skip
+def test_torchscript_says_why_it_cannot(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Tensor], kind: str, told: str
+) -> None:
     with pytest.raises(BenchError, match=told) as caught:
-        applied("torchscript", ByKeyword(4, 3), image=torch.randn(2, 4))
-    assert caught.value.kind == "compile"
+        applied("torchscript", model, *args, **kwargs)
+    assert (caught.value.kind, caught.value.switches, caught.value.scope) == (kind, ("torchscript",), "switch")
+    assert "\n" not in str(caught.value)
 
 
 def test_running_out_of_memory_while_tracing_is_no_failure_of_the_tracer() -> None:
@@ -224,40 +221,27 @@ def test_running_out_of_memory_while_tracing_is_no_failure_of_the_tracer() -> No
     assert failure_from(caught.value, "recipe").kind == "oom"
 
 
-def gradient_in_backward(recipe: str) -> float:
-    """The largest gradient as backward computes it, before the optimizer sees it."""
+def moved_by(recipe: str) -> tuple[float, Tensor]:
+    """The largest gradient as backward computes it, before the optimizer sees it, and how far that moves the weights."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     seen: list[float] = []
     model.weight.register_hook(lambda gradient: seen.append(gradient.abs().max().item()))
-    setup = applied(recipe, model, torch.randn(2, 4), task="train")
     before = model.weight.detach().clone()
-    step = TrainingStep(setup, "sgd")
+    step = TrainingStep(applied(recipe, model, torch.randn(2, 4), task="train"), "sgd")
     with step.context():
-        loss = step()
-    assert torch.isfinite(loss)
+        assert torch.isfinite(step())
     assert not torch.equal(before, model.weight), "the optimizer stepped"
     (gradient,) = seen
-    return gradient
+    return gradient, model.weight.detach() - before
 
 
-def test_gradients_are_scaled_in_fp16_and_not_in_bf16() -> None:
-    plain = gradient_in_backward("baseline")
-    assert gradient_in_backward("amp") == pytest.approx(INITIAL_GRADIENT_SCALE * plain, rel=0.05)
-    assert gradient_in_backward("amp-bf16") == pytest.approx(plain, rel=0.1)
-
-
-def test_scaled_gradients_move_the_weights_no_further() -> None:
-    moved = {}
-    for recipe in ("baseline", "amp"):
-        torch.manual_seed(0)
-        model = nn.Linear(4, 3)
-        before = model.weight.detach().clone()
-        step = TrainingStep(applied(recipe, model, torch.randn(2, 4), task="train"), "sgd")
-        with step.context():
-            step()
-        moved[recipe] = model.weight.detach() - before
-    torch.testing.assert_close(moved["amp"], moved["baseline"], rtol=0.05, atol=1e-5)
+def test_gradients_are_scaled_in_fp16_and_not_in_bf16_and_move_the_weights_no_further() -> None:
+    plain, moved = moved_by("baseline")
+    scaled, moved_by_scaled = moved_by("amp")
+    assert scaled == pytest.approx(INITIAL_GRADIENT_SCALE * plain, rel=0.05)
+    torch.testing.assert_close(moved_by_scaled, moved, rtol=0.05, atol=1e-5)
+    assert moved_by("amp-bf16")[0] == pytest.approx(plain, rel=0.1)
 
 
 def test_reduce_overhead_on_a_cpu_carries_a_note() -> None:
@@ -291,8 +275,7 @@ def answers_before_and_after_the_weights_change(recipe: str) -> tuple[Tensor, Te
     return eager, found, output_of(setup).clone()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
+@compiles
 @pytest.mark.parametrize("recipe", ["compile", "channels-last+compile:epilogue_fusion=false,fullgraph=true"])
 def test_compile_compiles_one_graph_and_keeps_the_numbers(recipe: str) -> None:
     torch._dynamo.reset()
@@ -305,8 +288,7 @@ def test_compile_compiles_one_graph_and_keeps_the_numbers(recipe: str) -> None:
     assert cache_state() in ("cold", "warm", "mixed")
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
+@compiles
 @pytest.mark.parametrize("recipe", ["compile:freeze", "compile:freezing=true"])
 def test_compile_freeze_makes_constants_of_the_weights(recipe: str) -> None:
     eager, found, after = answers_before_and_after_the_weights_change(recipe)
@@ -314,8 +296,7 @@ def test_compile_freeze_makes_constants_of_the_weights(recipe: str) -> None:
     assert torch.equal(found, after), "a frozen graph does not look at the weights again"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
+@compiles
 def test_freezing_is_over_when_the_session_is() -> None:
     restore = remember_flags()
     output_of(applied("compile:freeze", Normed(), torch.randn(2, 3, 8, 8)))
@@ -325,8 +306,7 @@ def test_freezing_is_over_when_the_session_is() -> None:
     torch.testing.assert_close(after, 2 * eager)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
+@compiles
 def test_training_is_compiled_forward_and_backward() -> None:
     losses = {}
     for recipe in ("baseline", "compile"):
