@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from invoking import invoke
-from typer.testing import Result
+from invoking import Redline, invoke
 
 from redline.api import workspace
 from redline.testing.fake import FakeDoor
 
 
 @pytest.fixture
-def redline(door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def redline(door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> Redline:
     """Whatever door is asked for is that one."""
     monkeypatch.setattr(workspace, "open_door", lambda launch: door)
     monkeypatch.setattr(workspace, "refuse_impossible_name", lambda workload: None)  # the fake has models of its own

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,10 +13,16 @@ from typer.testing import CliRunner, Result
 from redline.cli.main import app_for
 from redline.show.export import DocumentKind
 
+Redline = Callable[..., Result]
+"""The type of `invoke`, which the fixture `redline` has too."""
 
-def invoke(*words: str | Path) -> Result:
-    """A bug comes through as the exception it is. The fork server is shared by all that this process invokes."""
-    typed = [*map(str, words)]
+
+def invoke(line: str, *words: str | Path) -> Result:
+    """Runs what a person typed: a line as a shell splits it, then words that are taken as they are.
+
+    A bug comes through as the exception it is. The fork server is shared by all that this process invokes.
+    """
+    typed = [*shlex.split(line), *map(str, words)]
     return CliRunner().invoke(app_for(typed), typed, catch_exceptions=False)
 
 
@@ -34,3 +42,11 @@ def results(result: Result) -> list[dict[str, Any]]:
 
 def about(result: Result) -> Any:
     return document(result)["about"]
+
+
+def refused(result: Result, says: str) -> None:
+    """Checks that the command ended with a mistake in one line that says this, and printed nothing else."""
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("redline: ")
+    assert says in line

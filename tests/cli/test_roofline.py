@@ -48,7 +48,7 @@ class TestFlops:
             assert sum(row[share]["value"] for row in rest if row["depth"] == 1) == pytest.approx(1.0)
 
     def test_the_report_goes_as_deep_as_asked_and_a_long_name_is_not_broken(self) -> None:
-        shallow, deep = redline("flops", "simple_cnn", "--depth", "1"), redline("flops", "simple_cnn", "--depth", "3")
+        shallow, deep = redline("flops simple_cnn --depth 1"), redline("flops simple_cnn --depth 3")
         assert "features (Sequential)" in shallow.stdout
         assert "(Conv2d)" not in shallow.stdout
         assert "more rows with -v" in shallow.stdout
@@ -94,27 +94,6 @@ class TestFlops:
             shown = {row["path"] for row in rows if not row.is_detail}
             assert "layer999" in shown
             assert ("layer0" in shown) == is_shown
-
-    @pytest.mark.parametrize(
-        ("words", "told"),
-        [
-            (("flops", "resnet999"), "unknown model 'resnet999'"),
-            (("flops", "simple_cnn", "--depth", "-1"), "depth must be 0 or more"),
-            (("roofline", "--operator", "matmull"), "operator must be one of"),
-            (("roofline", "-r", "fp16"), "a recipe goes with a model"),
-            (("roofline", "--batch", "8"), "batch goes with a model: name one"),
-            (("roofline", "simple_cnn", "--last"), "--last takes the last run"),
-            (("roofline", "--last"), "no counted work"),
-            (("roofline", "simple_cnn", "--plot", "plot.txt"), "plot must end in .png"),
-            (("roofline", "--threads", "0"), "threads must be 1 or more"),
-            (("roofline", "--device", "tpu"), "unknown device 'tpu'"),
-        ],
-    )
-    def test_a_mistake_is_one_line(self, words: tuple[str, ...], told: str) -> None:
-        result = redline(*words)
-        assert result.exit_code == 2
-        assert told in result.stderr
-        assert len(result.stderr.strip().splitlines()) == 1
 
     def test_a_live_module_from_python(self) -> None:
         import torch
@@ -174,7 +153,7 @@ class TestRoofline:
         assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
 
     def test_the_answer_is_the_headroom_and_one_command(self, measured: Ceilings) -> None:
-        result = redline("roofline", "--last")
+        result = redline("roofline --last")
         assert result.exit_code == 0
         assert re.match(r"baseline takes .*, \d\.\d+× the roofline time of", result.stdout)
         assert "next: redline profile" in result.stdout
@@ -205,12 +184,9 @@ class TestRoofline:
         assert "or the ceiling is wrong" in str(found)
 
     def test_rows_of_the_history_carry_it_too(self, measured: Ceilings) -> None:
-        with History.open() as history:
-            (listed,) = history.rows()
-        assert "left" in redline("history", "show", listed.id).stdout
-        (row,) = json.loads(redline("history", "export", "--format", "json").stdout)["results"]
+        (row,) = json.loads(redline("history export --format json").stdout)["results"]
         assert row["roofline"]["headroom"] > 1
-        assert "headroom" in redline("history", "export").stdout.splitlines()[0]
+        assert "headroom" in redline("history export").stdout.splitlines()[0]
 
 
 SMALL = ("simple_cnn", "-b", "4", "--image-size", "32", "--device", "cpu")
@@ -261,5 +237,5 @@ def test_a_recipe_that_fails_is_told_and_the_others_still_run(inline: None) -> N
     result = redline("roofline", *SMALL, "-r", "baseline", "-r", "tf32", "--json")
     assert result.exit_code == 5
     rows = json.loads(result.stdout)["tables"]["recipes"]
-    assert [row["recipe"] for row in rows if "failure" not in row] == ["baseline"]
-    assert "TF32" in rows[1]["failure"]
+    # On a busy machine the ceilings may be found too low, which makes an error of the baseline as well.
+    assert [("measured" in row, "TF32" in row.get("failure", "")) for row in rows] == [(True, False), (False, True)]

@@ -27,18 +27,3 @@ def test_training_on_two_ranks_with_a_slow_link(tmp_path: Path) -> None:
         # A busy machine may make a straggler of a rank besides.
         assert "slow-interconnect" in [each["code"] for each in found["notes"] if each["about"] == "2"]
     assert (tmp_path / "scale.png").stat().st_size > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--ranks", "1,x"], "ranks must be numbers"),
-        (["--ranks", "0"], "ranks must be 1 or more"),
-        (["--batch", "8", "--batch-per-rank", "8"], "give batch or batch_per_rank"),
-        (["--batch", "2", "--ranks", "4", "--device", "cpu"], "leaves nothing for 2 of 4 ranks"),
-    ],
-)
-def test_a_mistake_is_one_line(options: list[str], said: str) -> None:
-    done = invoke("scale", "simple_cnn", *options)
-    assert done.exit_code == 2
-    assert said in done.stderr

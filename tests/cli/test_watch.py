@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoking import invoke
 
 LOOP = """
 import json, os, sys, time
@@ -148,24 +147,6 @@ def test_a_script_that_ends_while_it_is_profiled_ends_as_always(tmp_path: Path) 
     _, summary, code = watched(tmp_path, TINY.replace("ENDING", "raise SystemExit(4)"), options=options)
     assert (code, summary["exit_code"], summary["steps"]) == (4, 4, 25)
     assert any(note["code"] == "nothing-captured" for note in summary["notes"])
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--window", "3"), "give --profile as well"),
-        (("--log", "paper"), "paper"),
-        (("--alert", " "), "a command or a URL"),
-        (("--alert", "https://:8080/hook"), "a URL with a host"),
-        (("--alert-drop", "10%"), "give --alert"),
-        (("--summary", "."), "it is a folder"),
-        (("--proflie",), "no such option"),
-    ],
-)
-def test_options_that_cannot_be_meant_are_refused_before_the_script_runs(options: tuple[str, ...], told: str) -> None:
-    done = invoke("watch", *options, "--", "sh", "-c", "exit 9")
-    assert done.exit_code == 2
-    assert told in done.output
 
 
 def test_a_history_that_cannot_be_written_does_not_cost_the_exit_code(tmp_path: Path) -> None:
