@@ -17,7 +17,7 @@ import pytest
 
 from redline.analyze.rows import row_of
 from redline.analyze.statistics import Interval, median_interval, paired_ratio
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import summarize
 from redline.model.environment import Memory as BlockMemory
 from redline.model.errors import StoreError
 from redline.model.protocol import (
@@ -46,6 +46,7 @@ BRIEF = MeasureSpec(min_samples=10, tail_samples=10, min_rounds=6, target_half_w
 
 OOM = Failure(stage="build", kind="oom", message="out of memory")
 CRASH = Failure(stage="build", kind="crash", message="the worker died of SIGSEGV")
+THREE = ("baseline", "fp16", "bf16")
 
 
 def spec_of(
@@ -83,80 +84,95 @@ class Notebook:
 
 
 Judge = Callable[["WatchedDoor", RunSpec, Request], Reply | None]
-"""May answer in the bench's place, or raise."""
+"""It may answer in the place of the bench, or raise."""
 
 
-class WatchedDoor:
-    """A fake door that sees every request, who was paused meanwhile, and may step in."""
+class WatchedDoor(FakeDoor):
+    """A fake door that sees every request and who was paused meanwhile, and that may step in."""
 
-    def __init__(self, landscape: Landscape, judge: Judge = lambda door, spec, request: None) -> None:
-        self._door = FakeDoor(landscape)
+    def __init__(self, landscape: Landscape, judge: Judge | None = None) -> None:
+        super().__init__(landscape)
         self.judge = judge
-        self.sessions: list[WatchedSession] = []
-        self.seen: list[tuple[str, Request]] = []
-        self.paused_meanwhile: list[tuple[str, Request, set[str]]] = []
+        self.sessions: list[Any] = []
+        self.seen: list[tuple[str, Any, set[str]]] = []
 
-    def open(self, spec: RunSpec | None = None) -> WatchedSession:
-        assert spec is not None
-        session = WatchedSession(self, spec, self._door.open(spec))
+    def open(self, spec: RunSpec | None = None) -> Any:
+        session: Any = super().open(spec)
+        session.__class__ = WatchedSession
+        session.door, session.spec, session.is_closed = self, spec, False
         self.sessions.append(session)
         return session
 
-    def close(self) -> None:
-        self._door.close()
-
-    def others(self, than: RunSpec) -> list[WatchedSession]:
-        return [session for session in self.sessions if session.spec is not than and not session.is_closed]
-
-    def rounds(self) -> list[tuple[int, list[str]]]:
-        """Who was measured, round after round, in order."""
-        blocks = [(request.round, name) for name, request in self.seen if isinstance(request, Measure)]
-        return [(number, [name for _, name in visits]) for number, visits in groupby(blocks, key=lambda one: one[0])]
-
-
-class WatchedSession:
-    def __init__(self, door: WatchedDoor, spec: RunSpec, inner: FakeSession) -> None:
-        self._door = door
-        self._inner = inner
-        self.spec = spec
-        self.name = str(spec.recipe)
-        self.is_closed = False
+    @property
+    def names(self) -> list[str]:
+        return [str(session.spec.recipe) for session in self.sessions]
 
     @property
-    def paused(self) -> bool:
-        return self._inner.paused
+    def timed(self) -> list[tuple[str, Any, set[str]]]:
+        return [(name, request, asleep) for name, request, asleep in self.seen if isinstance(request, Measure)]
 
-    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
-        self._door.seen.append((self.name, request))
-        asleep = {other.name for other in self._door.others(self.spec) if other.paused}
-        self._door.paused_meanwhile.append((self.name, request, asleep))
-        return self._door.judge(self._door, self.spec, request) or self._inner.ask(request, on_progress)
+    def others(self, than: RunSpec) -> list[Any]:
+        return [session for session in self.sessions if session.spec is not than and not session.is_closed]
+
+    def all_closed(self) -> bool:
+        return all(session.is_closed for session in self.sessions)
+
+    def rounds(self) -> list[tuple[int, list[str]]]:
+        """The recipes that were measured in each round, in order."""
+        rounds = groupby(self.timed, key=lambda seen: seen[1].round)
+        return [(number, [name for name, _, _ in visits]) for number, visits in rounds]
+
+
+class WatchedSession(FakeSession):
+    door: WatchedDoor
+    spec: RunSpec
 
     def begin(self, request: Request) -> None:
-        self._begun = request
+        self.asked = request
 
     def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
-        return self.ask(self._begun, on_progress)
-
-    def pause(self) -> None:
-        self._inner.pause()
-
-    def resume(self) -> None:
-        self._inner.resume()
+        asleep = {str(other.spec.recipe) for other in self.door.others(self.spec) if other.paused}
+        self.door.seen.append((str(self.spec.recipe), self.asked, asleep))
+        if self.door.judge and (reply := self.door.judge(self.door, self.spec, self.asked)):
+            return reply
+        super().begin(self.asked)
+        return super().wait(on_progress)
 
     def close(self) -> Closed:
         self.is_closed = True
-        return self._inner.close()
-
-    def kill(self) -> None:
-        self.close()
+        return super().close()
 
 
 def together(
-    landscape: Landscape, *specs: RunSpec, judge: Judge = lambda door, spec, request: None, seed: int = 0
+    *recipes: str, judge: Judge | None = None, seed: int = 0, spec: dict[str, Any] | None = None, **truth: Any
 ) -> tuple[list[RunRecord], WatchedDoor, Notebook]:
-    door, journal = WatchedDoor(landscape, judge), Notebook()
+    """Measures recipes together whose steps take 20 ms unless the truth says otherwise."""
+    door, journal = WatchedDoor(Landscape(**{"step_s": 0.02, **truth}), judge), Notebook()
+    specs = [spec_of(recipe, **(spec or {})) for recipe in recipes]
     return measure_together(specs, door, journal, seed=seed), door, journal
+
+
+def alone(truth: dict[str, Any], **spec: Any) -> RunRecord:
+    (record,), _, _ = together("baseline", spec=spec, **truth)
+    return record
+
+
+def versus_first(records: list[RunRecord]) -> Any:
+    return summarize(records)[1].vs_first
+
+
+def stops(records: list[RunRecord]) -> list[str | None]:
+    return [record.stopped for record in records]
+
+
+def samples(record: RunRecord, kind: str) -> int:
+    return sum(len(block.samples) for block in record.blocks if block.kind == kind)
+
+
+def breaks(recipe: str = "fp16", stage: str = "measure", after: int = 0) -> dict[str, Any]:
+    """The truth of a world in which one recipe breaks."""
+    broken = Failure(stage=stage, kind="crash", message="gone")
+    return {"failure": {recipe: broken, "*": None}, "fails_after_blocks": after}
 
 
 def interrupting(when: Callable[[RunSpec, Request], bool]) -> Judge:
@@ -193,10 +209,7 @@ class TestTheRatio:
             landscape = Landscape(step_s=step_s, seed=seed, **world)
             specs = [spec_of(recipe, measure, max_seconds=8.0) for recipe in ("baseline", "fp16")]
             records = measure_together(specs, FakeDoor(landscape), Notebook(), seed=seed)
-            versus = summarize(records)[1].vs_first
-            assert versus is not None
-            assert versus.low is not None
-            assert versus.high is not None
+            versus = versus_first(records)
             found.append((versus.low, versus.ratio, versus.high))
         return found
 
@@ -235,38 +248,30 @@ class TestTheRatio:
         assert alarms > 25
 
     def test_above_one_means_faster_than_the_first(self) -> None:
-        records, _, _ = together(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}), spec_of(), spec_of("fp16"))
-        first, second = summarize(records)
-        assert first.vs_first is None
-        assert second.vs_first is not None
-        assert second.vs_first.ratio == pytest.approx(2.0, rel=0.02)
+        records, _, _ = together("baseline", "fp16", step_s={"baseline": 0.02, "fp16": 0.01})
+        assert summarize(records)[0].vs_first is None
+        assert versus_first(records).ratio == pytest.approx(2.0, rel=0.02)
 
 
 class TestRounds:
     recipes = ("baseline", "fp16", "bf16", "tf32")
 
     def run(self, seed: int = 0) -> tuple[list[RunRecord], WatchedDoor]:
-        specs = [spec_of(recipe, min_rounds=12) for recipe in self.recipes]
-        records, door, _ = together(Landscape(step_s=0.02, device_kind="cpu"), *specs, seed=seed)
+        records, door, _ = together(*self.recipes, spec={"min_rounds": 12}, device_kind="cpu", seed=seed)
         return records, door
 
-    def test_visit_everybody_once_before_anybody_twice(self) -> None:
-        _, door = self.run()
-        rounds = door.rounds()
+    def test_visit_everybody_once_before_anybody_twice_in_an_order_that_is_shuffled_anew(self) -> None:
+        rounds = self.run()[1].rounds()
         assert [number for number, _ in rounds] == list(range(12))
         for _, visited in rounds:
             assert sorted(visited) == sorted(self.recipes)
-
-    def test_visit_in_an_order_that_is_shuffled_anew(self) -> None:
-        _, door = self.run()
-        orders = [tuple(visited) for _, visited in door.rounds()]
-        assert len(set(orders)) > 6
+        orders = {tuple(visited) for _, visited in rounds}
+        assert len(orders) > 6
         # Nobody is always first: being first would be part of what is compared.
         assert len({order[0] for order in orders}) > 2
 
     def test_are_shuffled_by_the_seed(self) -> None:
-        assert self.run(1)[1].rounds() == self.run(1)[1].rounds()
-        assert self.run(1)[1].rounds() != self.run(2)[1].rounds()
+        assert self.run(1)[1].rounds() == self.run(1)[1].rounds() != self.run(2)[1].rounds()
 
     def test_pair_the_blocks_that_were_measured_next_to_each_other(self) -> None:
         records, _ = self.run()
@@ -279,63 +284,50 @@ class TestRounds:
         records, _ = self.run()
         assert [str(record.spec.recipe) for record in records] == list(self.recipes)
         assert [record.position for record in records] == [0, 1, 2, 3]
-        assert len({record.group for record in records}) == 1
-        assert records[0].group
+        (group,) = {record.group for record in records}
+        assert group
         assert len({record.id for record in records}) == 4
+        single = alone({})
+        assert (single.group, single.stopped) == (None, "target")
+        assert together()[0] == []
 
-    def test_of_one_alone_have_no_group(self) -> None:
-        (record,), _, _ = together(Landscape(step_s=0.02), spec_of())
-        assert record.group is None
-        assert record.stopped == "target"
-
-    def test_of_nobody_are_none(self) -> None:
-        assert together(Landscape(step_s=0.02))[0] == []
-
-    def test_hold_both_kinds_of_block_where_a_gpu_infers_and_one_elsewhere(self) -> None:
-        for device, task, kinds in (
+    @pytest.mark.parametrize(
+        ("device", "task", "kinds"),
+        [
             ("cuda", "infer", {"throughput", "latency"}),
             ("rocm", "infer", {"throughput", "latency"}),
             ("cuda", "train", {"throughput"}),
             ("cpu", "infer", {"throughput"}),
             ("cpu", "train", {"throughput"}),
-        ):
-            (record,), _, _ = together(Landscape(step_s=0.02, device_kind=device), spec_of(task=task))  # type: ignore[arg-type]
-            assert {block.kind for block in record.blocks} == kinds
-            assert Counter(block.round for block in record.blocks) == dict.fromkeys(range(6), len(kinds))
+        ],
+    )
+    def test_hold_both_kinds_of_block_where_a_gpu_infers(self, device: str, task: str, kinds: set[str]) -> None:
+        record = alone({"device_kind": device}, task=task)
+        assert {block.kind for block in record.blocks} == kinds
+        assert Counter(block.round for block in record.blocks) == dict.fromkeys(range(6), len(kinds))
 
     def test_ask_for_blocks_as_the_spec_says(self) -> None:
-        _, door, _ = together(Landscape(step_s=0.02), spec_of(block_seconds=0.5, settle_seconds=0.1))
-        asked = [request for _, request in door.seen if isinstance(request, Measure)]
-        assert {(request.seconds, request.settle_seconds) for request in asked} == {(0.5, 0.1)}
+        _, door, _ = together("baseline", spec={"block_seconds": 0.5, "settle_seconds": 0.1})
+        assert {(request.seconds, request.settle_seconds) for _, request, _ in door.timed} == {(0.5, 0.1)}
 
 
-class TestWhoIsDone:
+@pytest.mark.parametrize("order", [("fp16", "baseline", "bf16"), ("baseline", "fp16", "bf16")])
+def test_who_is_done_rests_unless_the_others_are_set_against_it(order: tuple[str, ...]) -> None:
     """Of a long step few fit into a block, so that its samples take more rounds."""
-
-    landscape = Landscape(step_s={"baseline": 0.01, "fp16": 0.1, "bf16": 0.01}, device_kind="cpu")
-
-    def test_rests_while_the_others_go_on(self) -> None:
-        specs = [spec_of(recipe, min_samples=30) for recipe in ("fp16", "baseline", "bf16")]
-        records, _, _ = together(self.landscape, *specs)
-        slow, quick, other = (len(record.blocks) for record in records)
-        assert quick == other == BRIEF.min_rounds
-        assert slow > BRIEF.min_rounds
-
-    def test_goes_on_where_it_is_what_the_others_are_set_against(self) -> None:
-        specs = [spec_of(recipe, min_samples=30) for recipe in ("baseline", "fp16", "bf16")]
-        records, _, _ = together(self.landscape, *specs)
-        first, slow, quick = (len(record.blocks) for record in records)
-        assert first == slow > quick == BRIEF.min_rounds
-        assert [record.stopped for record in records] == ["target"] * 3
-        versus = summarize(records)[1].vs_first
-        assert versus is not None
-        assert versus.ratio == pytest.approx(0.1, rel=0.05)
+    step_s = {"baseline": 0.01, "fp16": 0.1, "bf16": 0.01}
+    records, _, _ = together(*order, spec={"min_samples": 30}, step_s=step_s, device_kind="cpu")
+    blocks = {str(record.spec.recipe): len(record.blocks) for record in records}
+    assert blocks["fp16"] > blocks["bf16"] == BRIEF.min_rounds
+    assert blocks["baseline"] == blocks["fp16" if order[0] == "baseline" else "bf16"]
+    assert stops(records) == ["target"] * 3
+    if order[0] == "baseline":
+        assert versus_first(records).ratio == pytest.approx(0.1, rel=0.05)
 
 
 class TestStopping:
     def test_when_the_interval_is_narrow_enough(self) -> None:
         measure = MeasureSpec(target_half_width=0.01, tail_samples=30)
-        (record,), _, _ = together(Landscape(step_s=0.02, noise_sigma=0.03), spec_of(measure=measure))
+        record = alone({"noise_sigma": 0.03}, measure=measure)
         assert record.stopped == "target"
         for kind in ("throughput", "latency"):
             interval = median_interval([block.samples for block in record.blocks if block.kind == kind])
@@ -344,203 +336,162 @@ class TestStopping:
 
     def test_not_before_the_fewest_rounds_and_samples(self) -> None:
         quiet = {"noise_sigma": 1e-6, "device_kind": "cpu"}
-        (record,), _, _ = together(Landscape(step_s=0.01, **quiet), spec_of(min_rounds=9))
-        assert len(record.blocks) == 9
-        (record,), _, _ = together(Landscape(step_s=0.25, **quiet), spec_of(min_rounds=2, min_samples=17))
-        assert sum(len(block.samples) for block in record.blocks) == 17
+        assert len(alone({"step_s": 0.01, **quiet}, min_rounds=9).blocks) == 9
+        assert samples(alone({"step_s": 0.25, **quiet}, min_rounds=2, min_samples=17), "throughput") == 17
 
-    def test_at_the_ceiling_with_what_there_is(self) -> None:
-        (record,), _, _ = together(
-            Landscape(step_s=0.02, noise_sigma=0.2, device_kind="cpu"),
-            spec_of(cpu_target_half_width=0.001, max_seconds=1.0, min_rounds=100),
-        )
-        assert record.stopped == "ceiling"
+    @pytest.mark.parametrize(
+        ("noise", "settings", "stopped", "least_s", "before_s"),
+        [
+            # At the ceiling it stops with what there is.
+            (0.2, {"cpu_target_half_width": 0.001, "max_seconds": 1.0, "min_rounds": 100}, "ceiling", 1.0, 1.0),
+            # After a quarter of the time it can be plain that the target is out of reach, or that the rest is enough.
+            (0.3, {"cpu_target_half_width": 0.001, "max_seconds": 20.0}, "unreachable", 5.0, 9.7),
+            (0.07, {"cpu_target_half_width": 0.01, "max_seconds": 20.0}, "target", 5.0, 19.7),
+        ],
+    )
+    def test_at_the_ceiling_or_once_the_target_is_out_of_reach(
+        self, noise: float, settings: dict[str, Any], stopped: str, least_s: float, before_s: float
+    ) -> None:
+        record = alone({"noise_sigma": noise, "device_kind": "cpu"}, **settings)
         walls = [block.wall_s for block in record.blocks]
-        assert sum(walls[:-1]) < 1.0 <= sum(walls)
-
-    def test_once_the_target_is_plainly_out_of_reach(self) -> None:
-        (record,), _, _ = together(
-            Landscape(step_s=0.02, noise_sigma=0.3, device_kind="cpu"),
-            spec_of(cpu_target_half_width=0.001, max_seconds=20.0),
-        )
-        assert record.stopped == "unreachable"
-        timed_s = sum(block.wall_s for block in record.blocks)
-        assert 0.25 * 20.0 <= timed_s < 0.5 * 20.0
-
-    def test_not_yet_while_it_may_still_be_reached(self) -> None:
-        """A quarter of its time says that it is not there yet, and that the rest may be enough."""
-        landscape = Landscape(step_s=0.02, noise_sigma=0.07, device_kind="cpu")
-        (record,), _, _ = together(landscape, spec_of(cpu_target_half_width=0.01, max_seconds=20.0))
-        assert record.stopped == "target"
-        assert 0.25 * 20.0 < sum(block.wall_s for block in record.blocks) < 20.0
-
-    def test_where_the_bench_breaks(self) -> None:
-        broken = Failure(stage="measure", kind="timeout", message="hung")
-        (record,), _, _ = together(Landscape(step_s=0.02, failure=broken), spec_of())
-        assert (record.stopped, record.failure) == ("failed", broken)
+        assert record.stopped == stopped
+        assert sum(walls[:-1]) < before_s
+        assert sum(walls) >= least_s
 
     def test_a_cpu_is_held_to_its_own_wider_target(self) -> None:
         measure = MeasureSpec(target_half_width=1e-6, cpu_target_half_width=0.05, max_seconds=5.0)
-        (on_cpu,), _, _ = together(Landscape(step_s=0.01, device_kind="cpu"), spec_of(measure=measure))
-        (on_gpu,), _, _ = together(Landscape(step_s=0.01), spec_of(measure=measure))
-        assert (on_cpu.stopped, on_gpu.stopped) == ("target", "unreachable")
+        found = [alone({"step_s": 0.01, "device_kind": kind}, measure=measure).stopped for kind in ("cpu", "cuda")]
+        assert found == ["target", "unreachable"]
 
 
-class TestTheTail:
-    @staticmethod
-    def samples(record: RunRecord, kind: str) -> int:
-        return sum(len(block.samples) for block in record.blocks if block.kind == kind)
-
-    def test_of_inference_is_waited_for_where_latency_is_told(self) -> None:
-        (record,), _, _ = together(Landscape(step_s=0.1), spec_of(tail_samples=130))
-        assert record.stopped == "target"
-        assert 130 <= self.samples(record, "latency") < 130 + 3
-        (row,) = summarize([record])
-        assert row.latency_s is not None
-        assert row.latency_s.p95 is not None
-        assert row.latency_s.p99 is None
-
-    def test_of_inference_on_a_cpu_lies_in_the_only_blocks_there_are(self) -> None:
-        (record,), _, _ = together(Landscape(step_s=0.1, device_kind="cpu"), spec_of(tail_samples=130))
-        assert 130 <= self.samples(record, "throughput") < 130 + 3
-
-    def test_of_training_nobody_asks_for(self) -> None:
-        (record,), _, _ = together(Landscape(step_s=0.1), spec_of(tail_samples=130, task="train"))
-        assert self.samples(record, "throughput") < 30
-
-    def test_ends_at_the_ceiling_too(self) -> None:
-        (record,), _, _ = together(Landscape(step_s=0.1), spec_of(tail_samples=10_000, max_seconds=5.0))
-        assert record.stopped == "ceiling"
+@pytest.mark.parametrize(
+    ("device", "task", "kind", "least", "most"),
+    [
+        ("cuda", "infer", "latency", 130, 132),
+        ("cpu", "infer", "throughput", 130, 132),  # in the only blocks there are
+        ("cuda", "train", "throughput", 1, 29),  # nobody asks for the tail of training
+    ],
+)
+def test_the_tail_is_waited_for_where_latency_is_told(device: str, task: str, kind: str, least: int, most: int) -> None:
+    record = alone({"step_s": 0.1, "device_kind": device}, tail_samples=130, task=task)
+    assert record.stopped == "target"
+    assert least <= samples(record, kind) <= most
+    latency: Any = summarize([record])[0].latency_s
+    if kind == "latency":
+        assert (latency.p95 is None, latency.p99) == (False, None)
+        assert alone({"step_s": 0.1}, tail_samples=10_000, max_seconds=5.0).stopped == "ceiling"
 
 
 class TestASiblingThatFails:
     @pytest.mark.parametrize("stage", ["build", "compile", "numerics", "warm-up"])
     def test_before_it_is_timed_is_recorded_while_the_others_go_on(self, stage: str) -> None:
-        broken = Failure(stage=stage, kind="crash", message="gone")
-        landscape = Landscape(step_s=0.02, failure={"fp16": broken, "*": None})
-        records, door, journal = together(landscape, spec_of(), spec_of("fp16"), spec_of("bf16"))
-        assert [record.stopped for record in records] == ["target", "failed", "target"]
-        assert records[1].failure == broken
-        assert (records[1].blocks, records[1].key) == ((), None)
+        truth = breaks(stage=stage)
+        records, door, journal = together(*THREE, **truth)
+        assert stops(records) == ["target", "failed", "target"]
+        assert (records[1].failure, records[1].blocks, records[1].key) == (truth["failure"]["fp16"], (), None)
         assert len({record.group for record in records}) == 1
         assert journal.of(records[1].id) == ["finish"]
         assert summarize(records)[2].vs_first is not None
-        assert all(session.is_closed for session in door.sessions)
+        assert door.all_closed()
 
     def test_while_it_is_timed_keeps_the_blocks_it_had(self) -> None:
-        broken = Failure(stage="measure", kind="oom", message="out of memory")
-        landscape = Landscape(step_s=0.02, device_kind="cpu", failure={"fp16": broken, "*": None}, fails_after_blocks=3)
-        records, door, journal = together(landscape, spec_of(), spec_of("fp16"), spec_of("bf16"))
-        assert [record.stopped for record in records] == ["target", "failed", "target"]
-        assert records[1].failure == broken
+        truth = breaks(after=3)
+        records, door, journal = together(*THREE, device_kind="cpu", **truth)
+        assert stops(records) == ["target", "failed", "target"]
+        assert records[1].failure == truth["failure"]["fp16"]
         assert [block.round for block in records[1].blocks] == [0, 1, 2]
         assert [len(record.blocks) for record in records] == [6, 3, 6]
         assert journal.of(records[1].id) == ["begin", "append", "append", "append", "finish"]
-        asked = [request for name, request in door.seen if name == "fp16" and isinstance(request, Measure)]
-        assert len(asked) == 4  # a broken one is not asked again
+        assert Counter(name for name, _, _ in door.timed)["fp16"] == 4  # a broken one is not asked again
         row = summarize(records)[1]
         assert (row.vs_first, row.throughput_per_s) == (None, None)
-
-    def test_is_kept_still_like_the_others(self) -> None:
-        """Its process may be alive, with threads that spin."""
-        broken = Failure(stage="measure", kind="user", message="ValueError: this forward")
-        landscape = Landscape(step_s=0.02, device_kind="cpu", failure={"fp16": broken, "*": None}, fails_after_blocks=1)
-        _, door, _ = together(landscape, spec_of(), spec_of("fp16"))
-        late = [asleep for name, request, asleep in door.paused_meanwhile if getattr(request, "round", 0) > 1]
+        # Its process may be alive, with threads that spin: it is kept still like the others.
+        late = [asleep for name, request, asleep in door.timed if request.round > 3]
         assert late
         assert all("fp16" in asleep for asleep in late)
 
     def test_and_is_the_first_leaves_the_others_without_a_ratio(self) -> None:
-        landscape = Landscape(step_s=0.02, failure={"baseline": CRASH, "*": None})
-        records, _, _ = together(landscape, spec_of(), spec_of("fp16"), spec_of("bf16"))
-        assert [record.stopped for record in records] == ["failed", "target", "target"]
+        records, _, _ = together(*THREE, **breaks("baseline", "build"))
+        assert stops(records) == ["failed", "target", "target"]
         rows = summarize(records)
         assert [row.vs_first for row in rows] == [None, None, None]
         assert rows[1].throughput_per_s == pytest.approx(32 / 0.02, rel=0.02)
 
     def test_takes_nothing_from_a_run_in_which_all_fail(self) -> None:
-        records, door, journal = together(Landscape(step_s=0.02, failure=CRASH), spec_of(), spec_of("fp16"))
+        records, door, journal = together("baseline", "fp16", failure=CRASH)
         assert [record.failure for record in records] == [CRASH, CRASH]
         assert [what for what, _ in journal.entries] == ["finish", "finish"]
-        assert all(session.is_closed for session in door.sessions)
+        assert door.all_closed()
 
     def test_by_answering_out_of_turn_has_broken_too(self) -> None:
         def judge(door: WatchedDoor, spec: RunSpec, request: Request) -> Reply | None:
             confused = isinstance(request, Measure) and request.round == 2 and spec.recipe.switches
             return Progress(stage="build") if confused else None
 
-        records, _, _ = together(Landscape(step_s=0.02), spec_of(), spec_of("fp16"), judge=judge)
-        assert records[0].stopped == "target"
+        records, _, _ = together("baseline", "fp16", judge=judge)
+        assert stops(records) == ["target", "failed"]
         assert records[1].failure is not None
-        assert (records[1].failure.kind, records[1].stopped) == ("crash", "failed")
+        assert records[1].failure.kind == "crash"
         assert "Progress" in records[1].failure.message
 
 
 class TestOutOfMemory:
     def test_beside_siblings_is_tried_again_alone(self) -> None:
-        records, door, journal = together(
-            Landscape(step_s=0.02), spec_of(), spec_of("fp16"), spec_of("bf16"), judge=crowded("fp16")
-        )
-        assert [record.stopped for record in records] == ["target"] * 3
-        first, alone, other = records
-        assert alone.failure is None
-        assert (alone.group, alone.position) == (None, 1)
+        records, door, journal = together(*THREE, judge=crowded("fp16"))
+        assert stops(records) == ["target"] * 3
+        first, retried, other = records
+        assert (retried.failure, retried.group, retried.position) == (None, None, 1)
         assert first.group == other.group is not None
-        assert [(each.code, each.about) for each in alone.notes] == [("measured-separately", "memory")]
-        rows = summarize(records)
-        assert rows[1].vs_first is None
-        assert rows[2].vs_first is not None
+        assert [(note.code, note.about) for note in retried.notes] == [("measured-separately", "memory")]
+        assert [row.vs_first is None for row in summarize(records)] == [True, True, False]
         # It begins when the others are over, and what did not fit left no trace.
-        assert journal.of(alone.id)[0] == "begin"
+        assert journal.of(retried.id)[0] == "begin"
         assert set(journal.finished) == {record.id for record in records}
-        begun = journal.entries.index(("begin", alone.id))
+        begun = journal.entries.index(("begin", retried.id))
         assert max(journal.entries.index(("finish", record.id)) for record in (first, other)) < begun
-        assert all(session.is_closed for session in door.sessions)
+        assert door.all_closed()
 
-    def test_alone_as_well_is_a_failure(self) -> None:
-        landscape = Landscape(step_s=0.02, memory_bytes={"fp16": 2**30, "*": 2**20}, memory_limit_bytes=2**25)
-        records, door, _ = together(landscape, spec_of(), spec_of("fp16"))
-        assert records[0].stopped == "target"
-        assert records[1].failure is not None
-        assert (records[1].failure.kind, records[1].stopped, records[1].group) == ("oom", "failed", None)
-        assert [session.name for session in door.sessions] == ["baseline", "fp16", "fp16"]
-
-    def test_with_nobody_beside_it_is_not_tried_twice(self) -> None:
-        landscape = Landscape(step_s=0.02, memory_bytes={"baseline": 2**30, "*": 2**20}, memory_limit_bytes=2**25)
-        records, door, _ = together(landscape, spec_of(), spec_of("fp16"))
-        assert [record.stopped for record in records] == ["failed", "target"]
-        assert [session.name for session in door.sessions] == ["baseline", "fp16"]
+    @pytest.mark.parametrize(
+        ("recipe", "opened"),
+        [("fp16", ["baseline", "fp16", "fp16"]), ("baseline", ["baseline", "fp16"])],
+        ids=["alone as well", "with nobody beside it is not tried twice"],
+    )
+    def test_that_stays_is_a_failure(self, recipe: str, opened: list[str]) -> None:
+        memory = {recipe: 2**30, "*": 2**20}
+        records, door, _ = together("baseline", "fp16", memory_bytes=memory, memory_limit_bytes=2**25)
+        assert door.names == opened
+        for record in records:
+            failed = str(record.spec.recipe) == recipe
+            assert record.stopped == ("failed" if failed else "target")
+            assert (record.failure.kind if record.failure else None) == ("oom" if failed else None)
+        assert records[1].group is None or recipe == "baseline"
 
     def test_is_the_only_failure_tried_again(self) -> None:
-        landscape = Landscape(step_s=0.02, failure={"fp16": CRASH, "*": None})
-        _, door, _ = together(landscape, spec_of(), spec_of("fp16"))
-        assert [session.name for session in door.sessions] == ["baseline", "fp16"]
+        assert together("baseline", "fp16", **breaks(stage="build"))[1].names == ["baseline", "fp16"]
 
 
 class TestCtrlC:
     @staticmethod
-    def interrupted(*specs: RunSpec, judge: Judge, **landscape: Any) -> tuple[WatchedDoor, Notebook]:
-        door = WatchedDoor(Landscape(**{"step_s": 0.02, **landscape}), judge)
-        journal = Notebook()
+    def interrupted(judge: Judge, *specs: RunSpec, **truth: Any) -> Notebook:
+        door, journal = WatchedDoor(Landscape(**{"step_s": 0.02, **truth}), judge), Notebook()
         with pytest.raises(KeyboardInterrupt):
-            measure_together(specs, door, journal)
-        assert all(session.is_closed for session in door.sessions)
-        return door, journal
+            measure_together(specs or (spec_of(), spec_of("fp16")), door, journal)
+        assert door.all_closed()
+        return journal
 
     @staticmethod
-    def in_round(number: int, recipe: str = "fp16") -> Judge:
+    def in_round(number: int, recipe: str = "fp16", kind: str = "throughput") -> Judge:
         return interrupting(
             lambda spec, request: (
-                isinstance(request, Measure) and request.round == number and str(spec.recipe) == recipe
+                isinstance(request, Measure)
+                and (request.round, request.kind, str(spec.recipe)) == (number, kind, recipe)
             )
         )
 
     def test_while_timing_leaves_every_record_finished_with_its_blocks(self) -> None:
-        _, journal = self.interrupted(
-            spec_of(), spec_of("fp16"), judge=self.in_round(3), device_kind="cpu", noise_sigma=0.1
-        )
+        journal = self.interrupted(self.in_round(3), device_kind="cpu", noise_sigma=0.1)
         first, second = journal.finished.values()
-        assert [first.stopped, second.stopped] == ["interrupted", "interrupted"]
+        assert stops([first, second]) == ["interrupted", "interrupted"]
         assert [block.round for block in second.blocks] == [0, 1, 2]
         assert len(first.blocks) in (3, 4)
         for record in (first, second):
@@ -550,50 +501,35 @@ class TestCtrlC:
             assert record.closed is not None
 
     def test_between_the_two_blocks_of_a_round_keeps_the_one_that_was_done(self) -> None:
-        judge = interrupting(
-            lambda spec, request: isinstance(request, Measure) and request.round == 2 and request.kind == "latency"
-        )
-        _, journal = self.interrupted(spec_of(), judge=judge)
+        journal = self.interrupted(self.in_round(2, "baseline", "latency"), spec_of())
         (record,) = journal.finished.values()
         assert Counter(block.kind for block in record.blocks) == {"throughput": 3, "latency": 2}
         assert journal.blocks[record.id] == list(record.blocks)
 
     def test_while_preparing_the_second_keeps_the_first(self) -> None:
-        judge = interrupting(lambda spec, request: isinstance(request, Prepare) and bool(spec.recipe.switches))
-        door, journal = WatchedDoor(Landscape(step_s=0.02), judge), Notebook()
-        with pytest.raises(KeyboardInterrupt):
-            measure_together([spec_of(), spec_of("fp16")], door, journal)
-        (record,) = journal.finished.values()
+        prepares = interrupting(lambda spec, request: isinstance(request, Prepare) and bool(spec.recipe.switches))
+        (record,) = self.interrupted(prepares).finished.values()
         assert (str(record.spec.recipe), record.stopped) == ("baseline", "interrupted")
         assert record.blocks
         assert all(block.solo for block in record.blocks), "what it ran before the second came is kept"
-        assert door.sessions[0].is_closed
 
     def test_does_not_make_a_failure_an_interruption(self) -> None:
-        broken = Failure(stage="measure", kind="crash", message="gone")
-        _, journal = self.interrupted(
-            spec_of(),
-            spec_of("fp16"),
-            judge=self.in_round(4, "baseline"),
-            failure={"fp16": broken, "*": None},
-            fails_after_blocks=1,
-        )
-        first, second = journal.finished.values()
-        assert (first.stopped, second.stopped) == ("interrupted", "failed")
-        assert second.failure == broken
+        truth = breaks(after=1)
+        first, second = self.interrupted(self.in_round(4, "baseline"), **truth).finished.values()
+        assert stops([first, second]) == ["interrupted", "failed"]
+        assert second.failure == truth["failure"]["fp16"]
 
     @pytest.mark.parametrize("door", ["fork", "inline"])
     def test_finishes_one_that_is_measured_alone(self, door: str) -> None:
         """Inline specs, and one that did not fit beside the others, are alone; they are no less worth keeping."""
-        without_fit = crowded("fp16")
-        stop = self.in_round(2)
 
         def judge(watched: WatchedDoor, spec: RunSpec, request: Request) -> Reply | None:
-            return (without_fit(watched, spec, request) if door == "fork" else None) or stop(watched, spec, request)
+            refused = crowded("fp16")(watched, spec, request) if door == "fork" else None
+            return refused or self.in_round(2)(watched, spec, request)
 
-        _, journal = self.interrupted(spec_of(door=door), spec_of("fp16", door=door), judge=judge, device_kind="cpu")
+        journal = self.interrupted(judge, spec_of(door=door), spec_of("fp16", door=door), device_kind="cpu")
         done, stopped = journal.finished.values()
-        assert (done.stopped, stopped.stopped) == ("target", "interrupted")
+        assert stops([done, stopped]) == ["target", "interrupted"]
         assert [block.round for block in stopped.blocks] == [0, 1]
         assert stopped.notes
 
@@ -606,9 +542,7 @@ class TestCtrlC:
             records = history.latest_group()
         assert [str(record.spec.recipe) for record in records] == ["baseline", "fp16"]
         assert [block.round for block in records[1].blocks] == [0, 1, 2]
-        versus = summarize(records)[1].vs_first
-        assert versus is not None
-        assert versus.low is None  # three rounds are too few for an interval
+        assert versus_first(records).low is None  # three rounds are too few for an interval
 
     def test_is_not_the_only_thing_that_ends_a_run(self) -> None:
         """A history that cannot be written ends it too, and whatever was prepared is closed."""
@@ -622,86 +556,61 @@ class TestCtrlC:
         door, journal = WatchedDoor(Landscape(step_s=0.02)), Full()
         with pytest.raises(StoreError, match="the disk is full"):
             measure_together([spec_of(), spec_of("fp16")], door, journal)
-        assert [record.stopped for record in journal.finished.values()] == ["interrupted", "interrupted"]
-        assert all(session.is_closed for session in door.sessions)
+        assert stops(list(journal.finished.values())) == ["interrupted", "interrupted"]
+        assert door.all_closed()
 
 
 class TestCompany:
     """Processes that take turns on a GPU may change each other; whoever deploys a recipe runs it alone."""
 
-    SWITCHES = {"baseline": 0.010, "fp16": 0.002}
-
-    def row(self, measure: MeasureSpec = BRIEF, **landscape: Any) -> tuple[RunSummary, RunRecord]:
-        truth = Landscape(**{"step_s": self.SWITCHES, "noise_sigma": 0.002, **landscape})
-        records, _, _ = together(truth, spec_of("baseline", measure), spec_of("fp16", measure))
+    def row(self, **truth: Any) -> tuple[Any, RunRecord]:
+        step_s = {"baseline": 0.010, "fp16": 0.002}
+        records, _, _ = together("baseline", "fp16", **{"step_s": step_s, "noise_sigma": 0.002, **truth})
         return summarize(records)[1], records[1]
 
-    @pytest.mark.parametrize("factor", [0.92, 1.05])
-    def test_the_figures_are_those_alone_and_it_is_said(self, factor: float) -> None:
+    @pytest.mark.parametrize(("factor", "told"), [(0.92, r"8\.[67]\d? ?% faster"), (1.05, r"4\.[78]\d? ?% slower")])
+    def test_the_figures_are_those_alone_and_it_is_said(self, factor: float, told: str) -> None:
         row, _ = self.row(contended_factor={"baseline": 1.0, "fp16": factor})
         assert row.throughput_per_s == pytest.approx(32 / 0.002, rel=0.005)
-        assert row.latency_s is not None
         assert row.latency_s.p50 == pytest.approx(0.002, rel=0.005)
         (noted,) = row.verdict.noted("contended")
         assert noted in row_of(row).notes
-        assert re.search(
-            r"8\.[67]\d? ?% faster" if factor < 1 else r"4\.[78]\d? ?% slower", str(noted).replace("\u2009", " ")
-        ), noted
-        assert row.vs_first is not None
+        assert re.search(told, str(noted).replace("\u2009", " ")), noted
         assert row.vs_first.ratio == pytest.approx(5.0, rel=0.01)
         low, high = sorted((5.0, 5.0 / factor))
-        assert row.vs_first.low is not None
-        assert row.vs_first.high is not None
         assert row.vs_first.low <= low < high <= row.vs_first.high, "the ratio in turns is not ruled out"
 
     def test_without_any_the_turns_count(self) -> None:
         row, record = self.row()
         assert not row.verdict.noted("contended")
-        assert row.latency_s is not None
         in_turns = [block for block in record.blocks if block.kind == "latency" and not block.solo]
         assert row.latency_s.n == sum(len(block.samples) for block in in_turns)
 
     def test_a_single_recipe_and_a_cpu_have_none(self) -> None:
-        (single,), _, _ = together(Landscape(step_s=0.01), spec_of())
-        assert not any(block.solo for block in single.blocks)
-        _, on_cpu = self.row(device_kind="cpu", contended_factor=0.9)
-        assert not any(block.solo for block in on_cpu.blocks)
+        for record in (alone({}), self.row(device_kind="cpu", contended_factor=0.9)[1]):
+            assert not any(block.solo for block in record.blocks)
 
     def test_a_session_that_breaks_alone_is_a_failed_row(self) -> None:
-        broken = Failure(stage="measure", kind="crash", message="gone")
-        records, _, _ = together(
-            Landscape(step_s=0.01, failure={"fp16": broken, "*": None}), spec_of(), spec_of("fp16"), spec_of("bf16")
-        )
-        assert [record.stopped for record in records] == ["target", "failed", "target"]
+        assert stops(together(*THREE, **breaks())[0]) == ["target", "failed", "target"]
 
 
 class TestInline:
-    def run(self, **landscape: Any) -> tuple[list[RunRecord], WatchedDoor, Notebook]:
-        specs = [spec_of(recipe, door="inline") for recipe in ("baseline", "fp16")]
-        return together(Landscape(**{"step_s": 0.02, **landscape}), *specs)
+    def run(self, **truth: Any) -> tuple[list[RunRecord], WatchedDoor, Notebook]:
+        return together("baseline", "fp16", spec={"door": "inline"}, **truth)
 
-    def test_specs_are_measured_one_after_the_other(self) -> None:
+    def test_specs_are_measured_one_after_the_other_without_a_ratio(self) -> None:
         records, door, journal = self.run()
-        names = [name for name, _ in door.seen]
-        assert [name for name, _ in groupby(names)] == ["baseline", "fp16"]
+        assert [name for name, _ in groupby(name for name, _, _ in door.seen)] == ["baseline", "fp16"]
         ends = journal.entries.index(("finish", records[0].id))
         assert ends < journal.entries.index(("begin", records[1].id))
-        assert [record.position for record in records] == [0, 1]
-
-    def test_have_no_ratio_and_say_why(self) -> None:
-        records, _, _ = self.run()
-        assert [record.group for record in records] == [None, None]
+        assert [(record.position, record.group) for record in records] == [(0, None), (1, None)]
         assert [row.vs_first for row in summarize(records)] == [None, None]
         for record in records:
-            assert [(each.code, each.about) for each in record.notes] == [("measured-separately", "inline")]
+            assert [(note.code, note.about) for note in record.notes] == [("measured-separately", "inline")]
 
-    def test_that_fail_do_not_stop_the_next(self) -> None:
-        records, _, _ = self.run(failure={"baseline": CRASH, "*": None})
-        assert [record.stopped for record in records] == ["failed", "target"]
-
-    def test_alone_needs_no_excuse(self) -> None:
-        (record,), _, _ = together(Landscape(step_s=0.02), spec_of(door="inline"))
-        assert record.notes == ()
+    def test_one_that_fails_does_not_stop_the_next_and_one_alone_needs_no_excuse(self) -> None:
+        assert stops(self.run(**breaks("baseline", "build"))[0]) == ["failed", "target"]
+        assert alone({}, door="inline").notes == ()
 
 
 class TestPreparingTogether:
@@ -746,27 +655,29 @@ class TestPreparingTogether:
             assert (group.crowded, 0 in group.done) == ([0], False)
             assert group.admit(other) is not None
 
-    def test_what_is_given_up_leaves_nothing(self) -> None:
+    @pytest.mark.parametrize("cancels", [False, True])
+    def test_what_is_given_up_leaves_nothing(self, cancels: bool) -> None:
         door, journal = WatchedDoor(Landscape(step_s=0.02)), Notebook()
-        with Group(door, journal, Observer(), random.Random(0)) as group:
-            group.start(spec_of("fp16"), 0)
-        assert journal.entries == []
-        assert all(session.is_closed for session in door.sessions)
+        with self.group(door, journal) as group:
+            pending = group.start(spec_of("fp16"), 0)
+            assert group.pending == [pending]
+            if cancels:
+                group.cancel(pending)
+                assert group.pending == []
+        assert (journal.entries, group.done) == ([], {})
+        assert door.all_closed()
 
 
 class TestTheJournal:
-    def test_hears_of_a_record_before_its_blocks_and_of_its_end_last(self) -> None:
-        records, _, journal = together(Landscape(step_s=0.02), spec_of(), spec_of("fp16"), spec_of("bf16"))
+    def test_hears_of_everybody_before_the_first_turn_and_of_the_ends_last(self) -> None:
+        records, _, journal = together(*THREE)
         for record in records:
             assert journal.of(record.id) == ["begin", *["append"] * len(record.blocks), "finish"]
             assert journal.blocks[record.id] == list(record.blocks)
             assert journal.finished[record.id] == record
-
-    def test_hears_of_everybody_before_the_first_turn(self) -> None:
-        records, _, journal = together(Landscape(step_s=0.02), spec_of(), spec_of("fp16"), spec_of("bf16"))
-        alone = sum(block.solo for record in records for block in record.blocks)
+        solo = sum(block.solo for record in records for block in record.blocks)
         order = [what for what, _ in journal.entries]
-        assert order[: 3 + alone].count("begin") == 3
+        assert order[: 3 + solo].count("begin") == 3
         assert order[-3:] == ["finish"] * 3
 
     def test_hears_of_a_block_as_soon_as_it_is_measured(self) -> None:
@@ -774,113 +685,97 @@ class TestTheJournal:
         heard: list[int] = []
         journal = Notebook()
 
-        def judge(door: WatchedDoor, spec: RunSpec, request: Request) -> Reply | None:
+        def judge(door: WatchedDoor, spec: RunSpec, request: Request) -> None:
             if isinstance(request, Measure):
                 heard.append(sum(len(blocks) for blocks in journal.blocks.values()))
-            return None
 
         measure_together([spec_of(), spec_of("fp16")], WatchedDoor(Landscape(step_s=0.02), judge), journal)
         assert heard == list(range(len(heard)))
 
     def test_gets_a_key_that_names_the_thing_measured(self) -> None:
-        landscape = Landscape(step_s=0.02)
-        (first, other), _, _ = together(landscape, spec_of(), spec_of("fp16"))
-        (again,), _, _ = together(landscape, spec_of())
+        (first, other), _, _ = together("baseline", "fp16")
+        again = alone({})
         assert first.key == again.key != other.key
         assert first.id != again.id
 
 
 class TestKeepingStill:
-    recipes = ("baseline", "fp16", "bf16")
-
-    def run(self, device: str, *recipes: str) -> WatchedDoor:
-        specs = [spec_of(recipe) for recipe in recipes or self.recipes]
-        return together(Landscape(step_s=0.02, device_kind=device), *specs)[1]  # type: ignore[arg-type]
-
-    def test_on_a_cpu_everybody_else_is_paused_while_one_is_measured(self) -> None:
-        door = self.run("cpu")
-        measured = [(name, asleep) for name, request, asleep in door.paused_meanwhile if isinstance(request, Measure)]
-        assert measured
-        for name, asleep in measured:
-            assert asleep == set(self.recipes) - {name}
-
-    def test_on_a_cpu_whoever_is_ready_is_paused_while_the_next_is_prepared(self) -> None:
-        door = self.run("cpu")
-        prepared = [asleep for _, request, asleep in door.paused_meanwhile if isinstance(request, Prepare)]
+    def test_on_a_cpu_everybody_else_is_paused_while_one_is_measured_or_prepared(self) -> None:
+        door = together(*THREE, device_kind="cpu")[1]
+        assert door.timed
+        for name, _, asleep in door.timed:
+            assert asleep == set(THREE) - {name}
+        prepared = [asleep for _, request, asleep in door.seen if isinstance(request, Prepare)]
         assert prepared == [set(), {"baseline"}, {"baseline", "fp16"}]
+        assert not together("baseline", device_kind="cpu")[1].sessions[0].paused
 
     @pytest.mark.parametrize("device", ["cuda", "rocm"])
     def test_a_gpu_worker_just_sleeps_and_is_never_paused(self, device: str) -> None:
-        assert all(not asleep for _, _, asleep in self.run(device).paused_meanwhile)
-
-    def test_one_alone_is_never_paused(self) -> None:
-        door = self.run("cpu", "baseline")
-        assert not door.sessions[0].paused
+        assert not any(asleep for _, _, asleep in together(*THREE, device_kind=device)[1].seen)
 
 
-class TestTheObserver:
+def test_the_observer_is_told_what_happens() -> None:
+    heard: list[tuple[Any, ...]] = []
+
     class Witness(Observer):
-        def __init__(self) -> None:
-            self.heard: list[tuple[Any, ...]] = []
-
         def opened(self, record: RunRecord) -> None:
-            self.heard.append(("opened", str(record.spec.recipe)))
+            heard.append(("opened", str(record.spec.recipe)))
 
         def progress(self, record: RunRecord, progress: Progress) -> None:
-            self.heard.append(("progress", str(record.spec.recipe), progress.stage))
+            heard.append(("progress", str(record.spec.recipe), progress.stage))
 
         def measured(self, record: RunRecord, rounds: int, interval: Any, target: float) -> None:
-            self.heard.append(("measured", str(record.spec.recipe), rounds, interval, target))
+            heard.append(("measured", str(record.spec.recipe), rounds, interval, target))
 
         def closed(self, record: RunRecord) -> None:
-            self.heard.append(("closed", str(record.spec.recipe), record.stopped))
+            heard.append(("closed", str(record.spec.recipe), record.stopped))
 
-    def test_is_told_what_happens(self) -> None:
-        witness = self.Witness()
-        landscape = Landscape(step_s=0.02, device_kind="cpu", failure={"fp16": CRASH, "*": None})
-        measure_together([spec_of(), spec_of("fp16")], FakeDoor(landscape), Notebook(), witness)
-        stages = [event[2] for event in witness.heard if event[:2] == ("progress", "baseline")]
-        assert stages == ["build", "compile", "numerics", "warm-up"]
-        assert witness.heard[0] == ("opened", "baseline")
-        assert ("closed", "fp16", "failed") in witness.heard
-        assert witness.heard[-1] == ("closed", "baseline", "target")
-        told = [event for event in witness.heard if event[0] == "measured"]
-        assert [event[2] for event in told] == list(range(1, 7))
-        assert {event[4] for event in told} == {BRIEF.cpu_target_half_width}
-        assert told[-1][3] is not None
-        assert math.isclose(told[-1][3].median, 0.02, rel_tol=0.02)
+    landscape = Landscape(step_s=0.02, device_kind="cpu", failure={"fp16": CRASH, "*": None})
+    measure_together([spec_of(), spec_of("fp16")], FakeDoor(landscape), Notebook(), Witness())
+    stages = [event[2] for event in heard if event[:2] == ("progress", "baseline")]
+    assert stages == ["build", "compile", "numerics", "warm-up"]
+    assert heard[0] == ("opened", "baseline")
+    assert ("closed", "fp16", "failed") in heard
+    assert heard[-1] == ("closed", "baseline", "target")
+    told = [event for event in heard if event[0] == "measured"]
+    assert [event[2] for event in told] == list(range(1, 7))
+    assert {event[4] for event in told} == {BRIEF.cpu_target_half_width}
+    assert math.isclose(told[-1][3].median, 0.02, rel_tol=0.02)
 
 
 class TestTheRule:
-    """`UntilPrecise` at its edges: a target of 5 %, a ceiling of 60 s."""
+    """`UntilPrecise` at its edges: a target of 12.5 %, a ceiling of 60 s."""
 
-    def entry(self, width: float, timed_s: float, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    def entry(self, width: float, timed_s: float, monkeypatch: pytest.MonkeyPatch, samples: int = 1) -> Entry:
         interval = Interval(low=1 - width, median=1.0, high=1 + width, n=99, n_effective=99.0)
         monkeypatch.setattr(Entry, "interval", lambda entry, kind: interval)
-        monkeypatch.setattr(run, "_has_enough_samples", lambda entry: True)
+        monkeypatch.setattr(run, "_has_enough_samples", lambda entry: samples)
         spec = spec_of(measure=MeasureSpec(max_seconds=60.0, cpu_target_half_width=0.125))
-        return Entry(
-            record=RunRecord(id="r", spec=spec), session=FakeDoor(Landscape(step_s=0.01)).open(spec), timed_s=timed_s
-        )
+        session = FakeDoor(Landscape(step_s=0.01)).open(spec)
+        return Entry(record=RunRecord(id="r", spec=spec), session=session, timed_s=timed_s)
 
     @pytest.mark.parametrize(
-        ("width", "timed_s", "reason"),
+        ("width", "timed_s", "samples", "reason"),
         [
-            (0.125, 1.0, "target"),  # exactly
-            (0.126, 1.0, None),
-            (0.126, 60.0, "ceiling"),  # exactly
-            (0.126, 59.9, None),
-            (0.125, 60.0, "target"),
-            (0.5, 15.0, None),  # a quarter is over, and four times the ceiling is needed: not more
-            (0.51, 15.0, "unreachable"),
-            (0.51, 14.9, None),  # too early to tell
-            (0.43, 15.0, None),  # in proportion to the square: 178 s
+            (0.125, 1.0, 1, "target"),  # exactly
+            (0.126, 1.0, 1, None),
+            (0.126, 60.0, 1, "ceiling"),  # exactly
+            (0.126, 59.9, 1, None),
+            (0.125, 60.0, 1, "target"),
+            (0.5, 15.0, 1, None),  # a quarter is over, and four times the ceiling is needed: not more
+            (0.51, 15.0, 1, "unreachable"),
+            (0.51, 14.9, 1, None),  # too early to tell
+            (0.43, 15.0, 1, None),  # in proportion to the square: 178 s
+            (0.1, 59.9, 0, None),  # too few samples
+            (0.1, 60.0, 0, "ceiling"),
         ],
     )
     def test_says_why_it_is_over(
-        self, width: float, timed_s: float, reason: str | None, monkeypatch: pytest.MonkeyPatch
+        self, width: float, timed_s: float, samples: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert UntilPrecise()._reason(self.entry(width, timed_s, monkeypatch)) == reason
+        entry = self.entry(width, timed_s, monkeypatch, samples)
+        UntilPrecise().after_round([entry], 9)
+        assert entry.stopped == reason
 
     def test_the_first_goes_on_until_its_time_is_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         first, other = (self.entry(0.1, timed_s, monkeypatch) for timed_s in (59.9, 1.0))
@@ -888,22 +783,6 @@ class TestTheRule:
         assert UntilPrecise().visited([first, other]) == [other, first]
         first.timed_s = 60.0
         assert UntilPrecise().visited([first, other]) == [other]
-
-    def test_without_enough_samples_only_the_ceiling_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        entry = self.entry(0.1, 59.9, monkeypatch)
-        monkeypatch.setattr(run, "_has_enough_samples", lambda entry: False)
-        assert UntilPrecise()._reason(entry) is None
-        entry.timed_s = 60.0
-        assert UntilPrecise()._reason(entry) == "ceiling"
-
-
-def test_what_is_given_up_is_killed_and_no_longer_pending() -> None:
-    with Group(FakeDoor(Landscape(step_s=0.01)), Notebook(), Observer(), random.Random(0)) as opened:
-        pending = opened.start(spec_of(), 0)
-        assert opened.pending == [pending]
-        opened.cancel(pending)
-        assert opened.pending == []
-    assert not opened.done
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -913,8 +792,7 @@ def test_after_others_a_block_passes_that_is_not_kept(follows: bool) -> None:
         entry = opened.open(spec_of(), 0)
         assert entry is not None
         opened.measure_solo(entry, "throughput", follows_others=follows)
-        asked = sum(isinstance(request, Measure) for _, request in door.seen)
-        assert asked == len(entry.record.blocks) + follows
+        assert len(door.timed) == len(entry.record.blocks) + follows
         assert len(entry.record.blocks) == SOLO_BLOCKS
 
 
@@ -942,13 +820,12 @@ def test_the_least_memory_is_asked_for_after_a_whole_run(asked: bool, stopped: A
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_the_sessions_of_a_round_feed_a_gpu_from_one_processor_and_those_of_the_next_from_another(kind: str) -> None:
     """Processors of a shared machine differ; a CPU's own steps have all of them, and blocks alone any."""
-    door = WatchedDoor(Landscape(step_s=0.01, device_kind=kind))
-    measure_together([spec_of("baseline"), spec_of("fp16")], door, Notebook())
+    _, door, _ = together("baseline", "fp16", device_kind=kind)
     turns: dict[int, set[int | None]] = {}
-    timed = [request for _, request in door.seen if isinstance(request, Measure)]
-    alone = 2 * SOLO_BLOCKS * 2 if kind == "cuda" else 0  # two sessions, throughput and latency
-    assert {request.turn for request in timed[:alone]} <= {None}
-    for request in timed[alone:]:
+    timed = [request for _, request, _ in door.timed]
+    solo = 2 * SOLO_BLOCKS * 2 if kind == "cuda" else 0  # two sessions, throughput and latency
+    assert {request.turn for request in timed[:solo]} <= {None}
+    for request in timed[solo:]:
         turns.setdefault(request.round, set()).add(request.turn)
     assert len(turns) >= 6
     assert all(len(used) == 1 for used in turns.values())
