@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,9 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from dresses import DRESSES, Dress, as_it_is
 from troubles import CODES, Program, run
-
-from redline.analyze.profile import profile_of
-from redline.trace.decode import read_traces
 
 LEAST_SHARE = 0.03
 """A trouble that costs less of the time is none."""
@@ -105,7 +101,7 @@ def _ranks(*troubles: str) -> int:
     return 2 if "straggler" in troubles else 1
 
 
-def judged(program: Program, folder: Path, dress: Dress = as_it_is) -> Verdict | None:
+def judged(program: Program, dress: Dress = as_it_is) -> Verdict | None:
     """None where no trouble costs clearly more than the others."""
     whole = run(program)
     costs = {trouble: whole.wall_ns - run(program.without(trouble)).wall_ns for trouble in program.troubles}
@@ -116,7 +112,7 @@ def judged(program: Program, folder: Path, dress: Dress = as_it_is) -> Verdict |
         return None
     for rank in whole.ranks:
         dress(rank)
-    findings = profile_of(read_traces(whole.write(folder))).findings
+    findings = whole.profile().findings
     naming = [finding.gain_bound for finding in findings if finding.code in CODES[ranked[0]]]
     return Verdict(
         program=program,
@@ -138,18 +134,17 @@ def main() -> None:
     right: Counter[str] = Counter()
     loose: Counter[str] = Counter()
     tight: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="redline-diagnosis-") as folder:
-        for name, program, dress in cases(given.seeds, given.only):
-            found = judged(program, Path(folder), dress)
-            if found is None:
-                continue
-            for column in (name, found.larger):
-                tight[column] += found.is_tight
-                total[column] += 1
-                right[column] += found.is_named_first
-                loose[column] += not found.is_bounded
-            if given.verbose and not (found.is_named_first and found.is_bounded):
-                print(f"{'wrong' if not found.is_named_first else 'bound'} {name}: {found}", flush=True)
+    for name, program, dress in cases(given.seeds, given.only):
+        found = judged(program, dress)
+        if found is None:
+            continue
+        for column in (name, found.larger):
+            tight[column] += found.is_tight
+            total[column] += 1
+            right[column] += found.is_named_first
+            loose[column] += not found.is_bounded
+        if given.verbose and not (found.is_named_first and found.is_bounded):
+            print(f"{'wrong' if not found.is_named_first else 'bound'} {name}: {found}", flush=True)
     print(f"{'larger trouble':<28} {'cases':>6} {'named first':>12} {'bound too low':>14} {'within 2x':>10}")
     for row in total:
         if row in CODES:

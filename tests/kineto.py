@@ -12,7 +12,13 @@ import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
+
+from redline.analyze.profile import Profile, profile_of
+from redline.model.record import RunRecord
+from redline.trace.columns import Trace
+from redline.trace.decode import read_trace
 
 MAIN, AUTOGRAD = 100, 101
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_execute_kernel__5x_cublas"
@@ -189,6 +195,13 @@ class TraceMaker:
         body = self.text(layout).encode()
         path.write_bytes(gzip.compress(body, 1) if path.suffix == ".gz" else body)
         return path
+
+    def read(self) -> Trace:
+        with TemporaryDirectory() as folder:
+            return read_trace(self.write(Path(folder) / "a.json"))
+
+    def profile(self, record: RunRecord | None = None) -> Profile:
+        return profile_of([self.read()], record)
 
 
 class Time:

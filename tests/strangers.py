@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from kineto import MAIN, TraceMaker
 
-from redline.analyze.profile import Profile, profile_of
-from redline.trace.decode import read_traces
+from redline.analyze.profile import Profile
 
 US, MS = 1000, 1_000_000
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -51,8 +49,8 @@ class Program:
     def step(self, number: int, begin: int) -> None:
         self.maker.annotation(f"ProfilerStep#{number}", begin, self.now - begin)
 
-    def profile(self, folder: Path) -> Profile:
-        return profile_of(read_traces([self.maker.write(folder / "trace.json")]))
+    def profile(self) -> Profile:
+        return self.maker.profile()
 
 
 def served(frame: str | None) -> Program:
@@ -101,5 +99,5 @@ class OnHost:
     def sleep(self, lasts: int) -> None:
         self.now += lasts
 
-    def profile(self, folder: Path) -> Profile:
-        return profile_of(read_traces([self.maker.write(folder / "trace.json")]))
+    def profile(self) -> Profile:
+        return self.maker.profile()

@@ -11,9 +11,14 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kineto import ADAM, ADD, AUTOGRAD, CONV, GEMM, MAIN, NORM, REDUCE, TraceMaker
+
+from redline.analyze.profile import Profile, profile_of
+from redline.trace.columns import Trace
+from redline.trace.decode import read_traces
 
 US = 1000
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -383,8 +388,12 @@ class Ran:
     """Of all ranks together."""
     ranks: list[Rank]
 
-    def write(self, folder: Path) -> list[Path]:
-        return [rank.maker.write(folder / f"rank{rank.rank}.json") for rank in self.ranks]
+    def read(self) -> list[Trace]:
+        with TemporaryDirectory() as folder:
+            return read_traces([rank.maker.write(Path(folder) / f"rank{rank.rank}.json") for rank in self.ranks])
+
+    def profile(self) -> Profile:
+        return profile_of(self.read())
 
 
 def run(program: Program) -> Ran:
@@ -404,8 +413,3 @@ def _on(program: Any, ends: int) -> int | None:
     except StopIteration:
         return None
     return found
-
-
-def cost_ns(program: Program, trouble: str) -> int:
-    """How much longer the steps take because of it, all else being equal."""
-    return run(program).wall_ns - run(program.without(trouble)).wall_ns

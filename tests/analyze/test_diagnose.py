@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,37 +11,16 @@ from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 from troubles import CODES, Program, run
 
 from redline.analyze.finding import Finding
-from redline.analyze.profile import Capture, Profile, facts_of, profile_of
+from redline.analyze.profile import Capture, Profile, facts_of
 from redline.analyze.remedies import advice
 from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose
 from redline.model.record import Capabilities
-from redline.trace.decode import read_trace, read_traces
 
 US = 1000
 SGEMM = "ampere_sgemm_128x64_tn"
-TF32 = "sm80_xmma_gemm_tf32f32_tf32f32_f32_tn_n_tilesize128x128x32"
-BN_EVAL = "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>(float)"
-BN_TRAIN = "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true>(float)"
 TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>(int)"
-FUSED = "triton_poi_fused_add_relu_3"
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-
-Made = Callable[[TraceMaker], Profile]
-Traced = Callable[[TraceMaker], TraceFacts]
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Made:
-    def profile(maker: TraceMaker) -> Profile:
-        return profile_of([read_trace(maker.write(tmp_path / "a.json"))])
-
-    return profile
-
-
-@pytest.fixture
-def traced(tmp_path: Path) -> Traced:
-    return lambda maker: facts_of([read_trace(maker.write(tmp_path / "a.json"))])
 
 
 def row(maker: TraceMaker, *kernels: tuple[str, int], gap_ns: int = 1000, late: bool = False) -> TraceMaker:
@@ -67,15 +44,15 @@ def finding(profile: Profile, code: str) -> Finding:
 BUSY = row(TraceMaker(), *[(GEMM, 100)] * 10)
 
 
-def test_nothing_is_found_where_nothing_is_wrong(made: Made) -> None:
-    assert made(BUSY).findings == ()
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert BUSY.profile().findings == ()
 
 
 @pytest.mark.parametrize(
     ("turned_by", "saved_us"),
     [("convolution", 90), ("another operator", 60), ("graph", 90)],
 )
-def test_what_prepares_a_product_goes_with_it(made: Made, turned_by: str, saved_us: int) -> None:
+def test_what_prepares_a_product_goes_with_it(turned_by: str, saved_us: int) -> None:
     """Images are turned around for a strict kernel, by its own operator or before it; in a graph nobody knows."""
     maker = TraceMaker()
     if turned_by == "graph":
@@ -89,33 +66,33 @@ def test_what_prepares_a_product_goes_with_it(made: Made, turned_by: str, saved_
     for place, (name, start, duration) in enumerate(((TO_NHWC, 100, 30), (SGEMM, 130, 60), (GEMM, 190, 100))):
         launch = {"correlation": 77} if turned_by == "graph" else {"launched": (10 * place + 2) * US}
         maker.kernel(name, start * US, duration * US, **launch)
-    found = finding(made(maker), "fp32-matmul")
+    found = finding(maker.profile(), "fp32-matmul")
     assert found.gain_bound == pytest.approx(190 / (190 - saved_us), rel=1e-6)
 
 
-def test_fp32_products_on_amd(made: Made) -> None:
-    found = finding(made(row(TraceMaker(rocm=True), ("Cijk_Ailk_Bljk_SB_MT64x64x16", 80))), "fp32-matmul")
+def test_fp32_products_on_amd() -> None:
+    found = finding(row(TraceMaker(rocm=True), ("Cijk_Ailk_Bljk_SB_MT64x64x16", 80)).profile(), "fp32-matmul")
     assert found.next.startswith("torch.autocast('cuda', dtype=torch.bfloat16)")
 
 
-def test_a_function_that_is_run_as_it_is_gets_advice_about_its_code(traced: Traced) -> None:
-    profile = traced(row(TraceMaker(), (GEMM, 60), (ADD, 40)))
+def test_a_function_that_is_run_as_it_is_gets_advice_about_its_code() -> None:
+    profile = facts_of([row(TraceMaker(), (GEMM, 60), (ADD, 40)).read()])
     found = [each for task in ("infer", "step") for each in diagnose(captured(profile, "baseline", task=task))]
     assert [each.recipe for each in found if each.code == "elementwise"] == ["compile", None]
     flag = advice(captured(profile, "baseline", task="step").profile, "tf32", "why", "code")
     assert flag.recipe == "tf32", "a flag of the process reaches a function too"
 
 
-def test_without_a_device_operators_are_the_work(made: Made) -> None:
+def test_without_a_device_operators_are_the_work() -> None:
     maker = TraceMaker()
     for number in range(4):
         maker.operator("aten::mkldnn_convolution", number * 100 * US, 70 * US)
         maker.operator("aten::native_batch_norm", number * 100 * US + 70 * US, 30 * US)
-    profile = made(maker)
+    profile = maker.profile()
     assert not profile.has_device
     assert codes(profile) == {"batch-norm-eval"}
     maker.operator("NativeBatchNormBackward0", 400 * US, 10 * US)
-    assert codes(made(maker)) == set()
+    assert codes(maker.profile()) == set()
 
 
 COMPILED = Capabilities(compiles=True, dissolves_modules=True)
@@ -153,13 +130,13 @@ def again(facts: TraceFacts) -> dict[str, Finding]:
     return {found.code: found for found in diagnose(facts)}
 
 
-def test_advice_builds_on_the_recipe_at_hand(traced: Traced) -> None:
-    profile = traced(row(TraceMaker(), (TO_NHWC, 20), (CONV, 80), (ADD, 40)))
+def test_advice_builds_on_the_recipe_at_hand() -> None:
+    profile = facts_of([row(TraceMaker(), (TO_NHWC, 20), (CONV, 80), (ADD, 40)).read()])
     assert "-r fp16+channels-last:" in again(captured(profile, "fp16"))["layout-conversions"].next
     assert "-r channels-last:" in again(captured(profile, "baseline"))["layout-conversions"].next
     assert "on already" in again(captured(profile, "fp16+channels-last"))["layout-conversions"].next
     assert "elementwise" not in again(captured(profile, "fp16+compile"))
-    late = traced(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
+    late = facts_of([row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True).read()])
     assert "-r fp16+channels-last+graphs:" in again(captured(late, "fp16+channels-last"))["host-bound"].next
     assert "-r fp16+compile+graphs:" in again(captured(late, "fp16+compile"))["host-bound"].next
     scripted = again(captured(late, "fp16+torchscript"))["host-bound"].next
@@ -173,17 +150,17 @@ def test_advice_builds_on_the_recipe_at_hand(traced: Traced) -> None:
     )
 
 
-def test_a_trace_of_a_compiled_program_is_not_told_to_compile(made: Made) -> None:
-    small = made(row(TraceMaker(), *[("triton_poi_fused_add_mul_3", 5)] * 50, gap_ns=2 * US))
+def test_a_trace_of_a_compiled_program_is_not_told_to_compile() -> None:
+    small = row(TraceMaker(), *[("triton_poi_fused_add_mul_3", 5)] * 50, gap_ns=2 * US).profile()
     assert "reduce-overhead" in finding(small, "launch-bound").next
     assert "-r " not in finding(small, "launch-bound").next
-    rest = made(row(TraceMaker(), ("triton_poi_fused_add_mul_3", 40), *[(ADD, 60)] * 3))
+    rest = row(TraceMaker(), ("triton_poi_fused_add_mul_3", 40), *[(ADD, 60)] * 3).profile()
     assert "graph_breaks" in finding(rest, "elementwise").next
-    assert finding(made(row(TraceMaker(), *[(ADD, 60)] * 3)), "elementwise").next.startswith("torch.compile(model)")
+    assert finding(row(TraceMaker(), *[(ADD, 60)] * 3).profile(), "elementwise").next.startswith("torch.compile(model)")
 
 
-def test_a_finding_carries_the_recipe_that_it_names(traced: Traced) -> None:
-    late = traced(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
+def test_a_finding_carries_the_recipe_that_it_names() -> None:
+    late = facts_of([row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True).read()])
     assert again(late)["host-bound"].recipe is None, "nobody's recipe"
     assert again(captured(late, "fp16"))["host-bound"].recipe == "fp16+graphs"
     assert again(captured(late, "amp"))["host-bound"].recipe == "amp+graphs"
@@ -192,38 +169,37 @@ def test_a_finding_carries_the_recipe_that_it_names(traced: Traced) -> None:
     assert fused["host-bound"].recipe == "amp+fused-optimizer+graphs"
 
 
-def test_work_that_the_profiler_slows_down_is_not_taken_from_faster_steps(traced: Traced) -> None:
+def test_work_that_the_profiler_slows_down_is_not_taken_from_faster_steps() -> None:
     """On a CPU operators take longer while they are recorded: half of the work was bounded by 100×."""
     maker = TraceMaker()
     maker.annotation("ProfilerStep#0", 0, 1000 * US)
     maker.operator("aten::native_batch_norm", 0, 500 * US)
     maker.operator("aten::conv2d", 500 * US, 500 * US)
-    found = again(captured(traced(maker), "baseline", step_s=400e-6))["batch-norm-eval"]
+    found = again(captured(facts_of([maker.read()]), "baseline", step_s=400e-6))["batch-norm-eval"]
     assert found.gain_bound == pytest.approx(2.0, rel=1e-3)
 
 
-def test_findings_are_ordered_by_what_they_can_bring(made: Made) -> None:
-    found = made(row(TraceMaker(), (TO_NHWC, 5), (SGEMM, 50), (ADD, 45))).findings
+def test_findings_are_ordered_by_what_they_can_bring() -> None:
+    found = row(TraceMaker(), (TO_NHWC, 5), (SGEMM, 50), (ADD, 45)).profile().findings
     assert [one.code for one in found] == ["fp32-matmul", "elementwise", "layout-conversions"]
     assert [one.saves_s for one in found] == sorted((one.saves_s for one in found), reverse=True)
 
 
-def test_a_gain_is_never_infinite(made: Made) -> None:
+def test_a_gain_is_never_infinite() -> None:
     maker = TraceMaker()
     maker.copy("Memcpy HtoD (Pageable -> Device)", 0, 100 * US)
-    assert finding(made(maker), "copy-bound").gain_bound == 100.0
+    assert finding(maker.profile(), "copy-bound").gain_bound == 100.0
 
 
 NAMELESS = "some_kernel_of_nobody"
 
 
 VOLTA_SGEMM = "volta_sgemm_128x64_tn"
-EMBEDDING = "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, false, long, 2ul, 32ul>(int)"
 SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*, float const*)"
 
 
 class TestFindingsAreIndependentOfTheBound:
-    def test_the_host_is_named_beside_communication(self, made: Made) -> None:
+    def test_the_host_is_named_beside_communication(self) -> None:
         """41 % of host wait was silent beside 21 % of communication."""
         maker = TraceMaker()
         at = 0
@@ -231,13 +207,13 @@ class TestFindingsAreIndependentOfTheBound:
             maker.kernel(GEMM, at * US, 380 * US, launched=(at - 9) * US)
             maker.kernel(REDUCE, (at + 380) * US, 210 * US, launched=(at - 5) * US, stream=20)
             at += 1000  # 410 µs in which the host is late
-        profile = made(maker)
+        profile = maker.profile()
         assert profile.bound.label == "host"
         found = [one.code for one in profile.findings]
         assert found[0] in ("host-bound", "host-stall")
         assert "communication-bound" in found
 
-    def test_a_loader_that_costs_nine_percent(self, made: Made) -> None:
+    def test_a_loader_that_costs_nine_percent(self) -> None:
         maker = TraceMaker()
         for number in range(5):
             at = 1000 * number
@@ -245,7 +221,7 @@ class TestFindingsAreIndependentOfTheBound:
             maker.annotation(LOADER, at * US, 91 * US)
             maker.kernel(GEMM, (at + 100) * US, 900 * US, launched=(at + 92) * US)
             maker.call("cudaDeviceSynchronize", (at + 150) * US, 848 * US)
-        assert "9%" in finding(made(maker), "data-wait").evidence
+        assert "9%" in finding(maker.profile(), "data-wait").evidence
 
 
 class TestAdviceFitsTheHardwareAndTheTrace:
@@ -259,41 +235,41 @@ class TestAdviceFitsTheHardwareAndTheTrace:
         ],
     )
     def test_tensor_cores_for_fp32_only_where_there_are_some(
-        self, made: Made, gpu: str, capability: tuple[int, int] | None, kernel: str, told: str, not_told: str
+        self, gpu: str, capability: tuple[int, int] | None, kernel: str, told: str, not_told: str
     ) -> None:
         maker = row(TraceMaker(), (kernel, 80), (NAMELESS, 20))
         if gpu:
             maker.gpu(gpu, capability)
-        advice = finding(made(maker), "fp32-matmul").next
+        advice = finding(maker.profile(), "fp32-matmul").next
         assert told in advice
         assert not_told not in advice
 
-    def test_a_gpu_without_tensor_cores_is_promised_none(self, made: Made) -> None:
+    def test_a_gpu_without_tensor_cores_is_promised_none(self) -> None:
         maker = row(TraceMaker(), ("maxwell_sgemm_128x64_tn", 80), (NAMELESS, 20))
         maker.gpu("Tesla P100-PCIE-16GB", (6, 0))
-        assert "fp32-matmul" not in codes(made(maker))
+        assert "fp32-matmul" not in codes(maker.profile())
 
-    def test_graphs_are_not_advised_where_there_are_some(self, made: Made) -> None:
+    def test_graphs_are_not_advised_where_there_are_some(self) -> None:
         maker = TraceMaker()
         for number in range(10):
             at = 1000 * number
             maker.call("cudaGraphLaunch", (at - 30) * US, 29 * US, correlation=9000 + number)
             for kernel in range(5):
                 maker.kernel(GEMM, (at + 50 * kernel) * US, 49 * US, correlation=9000 + number)
-        profile = made(maker)
+        profile = maker.profile()
         assert profile.launches.graphs == 10
         for one in profile.findings:
             assert "torch.cuda.graph" not in one.next
             assert "reduce-overhead" not in one.next
 
-    def test_loading_code_is_warm_up_and_not_a_slow_host(self, made: Made) -> None:
+    def test_loading_code_is_warm_up_and_not_a_slow_host(self) -> None:
         """173 launches took 6.3 ms each, every one the first of its kernel."""
         maker = TraceMaker()
         for number in range(50):
             at = 6400 * number
             maker.kernel(f"void kernel_{'abcdefghij'[number % 10]}{number}<float>(int)", (at + 6310) * US, 50 * US,
                          launched=at * US, call_ns=6300 * US)  # fmt: skip
-        profile = made(maker)
+        profile = maker.profile()
         assert profile.findings[0].code == "warm-up"
         assert not {"host-bound", "host-stall"} & codes(profile)
 
@@ -318,22 +294,22 @@ class TestAttention:
         return maker
 
     @pytest.mark.parametrize("heads", [True, False], ids=["with operators", "kernels alone"])
-    def test_softmax_between_products_is_attention(self, made: Made, heads: bool) -> None:
-        found = finding(made(self.written_out(TraceMaker(), heads=heads)), "attention")
+    def test_softmax_between_products_is_attention(self, heads: bool) -> None:
+        found = finding(self.written_out(TraceMaker(), heads=heads).profile(), "attention")
         assert "scaled_dot_product_attention" in found.next
         assert "83%" in found.evidence or not heads
 
-    def test_a_softmax_at_the_end_of_a_classifier_is_none(self, made: Made) -> None:
+    def test_a_softmax_at_the_end_of_a_classifier_is_none(self) -> None:
         maker = TraceMaker()
         for number, (name, kernel) in enumerate(
             [("aten::addmm", GEMM), ("aten::_softmax", SOFTMAX), ("aten::mm", GEMM)]
         ):
             operator = maker.operator(name, number * 10 * US, 5 * US)
             maker.kernel(kernel, (100 + number * 60) * US, 50 * US, launched=(number * 10 + 1) * US, operator=operator)
-        assert "attention" not in codes(made(maker))
+        assert "attention" not in codes(maker.profile())
 
 
-def test_work_done_again_in_the_backward_pass(made: Made) -> None:
+def test_work_done_again_in_the_backward_pass() -> None:
     """What activation checkpointing looks like: forward operators that record a graph, inside the backward."""
     maker = TraceMaker()
     at = 1000
@@ -348,25 +324,13 @@ def test_work_done_again_in_the_backward_pass(made: Made) -> None:
             launched = begin + offset * US
             maker.kernel(CONV, at * US, microseconds * US, launched=launched, operator=operator, thread=101)
             at += microseconds + 1
-    found = finding(made(maker), "recompute")
+    found = finding(maker.profile(), "recompute")
     assert "30%" in found.evidence
     assert found.gain_bound == pytest.approx(505 / 355, rel=0.01)
 
 
-def test_launches_without_any_record_of_the_device(made: Made) -> None:
-    maker = TraceMaker()
-    for number in range(10):
-        maker.operator("aten::mm", number * 100 * US, 50 * US)
-        maker.call("cudaLaunchKernel", number * 100 * US + 5 * US, 4 * US, correlation=number + 1)
-    profile = made(maker)
-    assert profile.bound.label == "unknown"
-    assert profile.bound.evidence.code == "not-measured"
-    assert "no record of it is in the trace" in str(profile.bound.evidence)
-    assert "records are missing" in profile.host.verdict
-
-
-def test_a_busy_device_is_the_limit_even_where_its_kind_is_not_known(made: Made) -> None:
-    evidence = str(made(BUSY).bound.evidence)
+def test_a_busy_device_is_the_limit_even_where_its_kind_is_not_known() -> None:
+    evidence = str(BUSY.profile().bound.evidence)
     assert "busy 99% of the time" in evidence
     assert "not known" in evidence
 
@@ -374,49 +338,49 @@ def test_a_busy_device_is_the_limit_even_where_its_kind_is_not_known(made: Made)
 class TestTroublesOfKnownSize:
     """Simulated programs with a trouble and without it: `benchmarks/trace_diagnosis.py` has many more of them."""
 
-    def judged(self, tmp_path: Path, troubles: dict[str, float], larger: str, dress: str = "as it is") -> None:
+    def judged(self, troubles: dict[str, float], larger: str, dress: str = "as it is") -> None:
         program = Program(0, troubles, 2 if "straggler" in troubles else 1)
         whole = run(program)
         gain = whole.wall_ns / run(program.without(larger)).wall_ns
         for rank in whole.ranks:
             DRESSES[dress](rank)
-        first = profile_of(read_traces(whole.write(tmp_path))).findings[0]
+        first = whole.profile().findings[0]
         assert first.code in CODES[larger]
         assert first.gain_bound >= gain * (1 - 0.005)
         if program.ranks == 1:  # of several ranks, each may be what the others wait for
             assert first.gain_bound < 1 + 2 * (gain - 1), "a bound that says something"
 
     @pytest.mark.parametrize("trouble", CODES)
-    def test_alone(self, tmp_path: Path, trouble: str) -> None:
-        self.judged(tmp_path, {trouble: 0.8}, trouble)
+    def test_alone(self, trouble: str) -> None:
+        self.judged({trouble: 0.8}, trouble)
 
     @pytest.mark.parametrize(
         ("larger", "smaller"),
         [("late launch", "sync copy"), ("unfused attention", "sync copy"), ("launch overhead", "straggler"),
          ("item", "recompute"), ("late launch", "result copy")],
     )  # fmt: skip
-    def test_the_larger_of_two(self, tmp_path: Path, larger: str, smaller: str) -> None:
-        self.judged(tmp_path, {larger: 0.8, smaller: 0.3}, larger)
+    def test_the_larger_of_two(self, larger: str, smaller: str) -> None:
+        self.judged({larger: 0.8, smaller: 0.3}, larger)
 
-    def test_waits_that_follow_each_other_at_once(self, tmp_path: Path) -> None:
+    def test_waits_that_follow_each_other_at_once(self) -> None:
         """A copy back at the end of a step and a copy in at the beginning of the next: the host may be early in between."""
-        self.judged(tmp_path, {"input copy": 0.8, "sync copy": 0.3, "result copy": 0.3}, "input copy")
+        self.judged({"input copy": 0.8, "sync copy": 0.3, "result copy": 0.3}, "input copy")
 
-    def test_a_stall_behind_a_wait_is_bounded_by_all_that_it_may_save(self, tmp_path: Path) -> None:
+    def test_a_stall_behind_a_wait_is_bounded_by_all_that_it_may_save(self) -> None:
         """Either the wait or the stall is enough to take out, so the stall's bound covers the idle time they share."""
         program = Program(2, {"result copy": 0.1, "logging sync": 0.3, "late graph": 0.3})
         whole = run(program)
         gain = whole.wall_ns / run(program.without("late graph")).wall_ns
-        findings = profile_of(read_traces(whole.write(tmp_path))).findings
+        findings = whole.profile().findings
         stall = next(finding for finding in findings if finding.code == "host-stall")
         assert gain <= stall.gain_bound < 1 + 2 * (gain - 1)
 
-    def test_a_stall_in_a_capture_of_ours_names_our_own_option(self, tmp_path: Path) -> None:
+    def test_a_stall_in_a_capture_of_ours_names_our_own_option(self) -> None:
         program = Program(2, {"result copy": 0.1, "logging sync": 0.3, "late graph": 0.3})
-        found = diagnose(captured(facts_of(read_traces(run(program).write(tmp_path))), "baseline"))
+        found = diagnose(captured(facts_of(run(program).read()), "baseline"))
         stall = next(finding for finding in found if finding.code == "host-stall")
         assert "(capture with --stacks to see the Python functions)" in stall.next
 
     @pytest.mark.parametrize("dress", DRESSES)
-    def test_as_traces_of_others_show_it(self, tmp_path: Path, dress: str) -> None:
-        self.judged(tmp_path, {"item": 0.8}, "item", dress)
+    def test_as_traces_of_others_show_it(self, dress: str) -> None:
+        self.judged({"item": 0.8}, "item", dress)

@@ -16,7 +16,7 @@ from redline.analyze.bound import bound
 from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
 from redline.analyze.pairs import pair_of
-from redline.analyze.profile import Capture, profile_of
+from redline.analyze.profile import Capture
 from redline.analyze.removals import TraceFacts
 from redline.analyze.rows import row_of
 from redline.analyze.rules import diagnose
@@ -29,7 +29,6 @@ from redline.model.units import THIN_SPACE
 from redline.model.work import GenerationInfo
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.trace.decode import read_trace
 from redline.trace.window import Steps
 from redline.verbs.profile import result_of
 
@@ -110,11 +109,11 @@ def test_memory_is_the_bound_of_tokens_that_take_little_longer_than_reading() ->
     assert bound(generated(tpot_s=0.0005)).label != "memory"  # twice what memory can do: from a cache
 
 
-def diagnosed(tmp_path: Any, record: RunRecord, recipe: str = "bf16") -> dict[str, Finding]:
+def diagnosed(record: RunRecord, recipe: str = "bf16") -> dict[str, Finding]:
     maker = TraceMaker()
     for number in range(10):
         maker.kernel(GEMM, 10_000_000 + 101_000 * number, 100_000, launched=0, call_ns=10)
-    profile = profile_of([read_trace(maker.write(tmp_path / "t.json"))])
+    profile = maker.profile()
     step_s = record.blocks[0].samples[0]
     does = {"compile": Capabilities(compiles=True), "graphs": Capabilities(records_graph=True)}
     capture = Capture(
@@ -159,18 +158,16 @@ DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "pr
         ({"ttft_s": 1.0, "tpot_s": 0.00125}, "bf16", "prefill-bound", "a shorter prompt"),
     ],
 )
-def test_what_limits_a_generation(
-    tmp_path: Any, changes: dict[str, float], recipe: str, code: str, advised: str
-) -> None:
-    found = diagnosed(tmp_path, generated(**changes), recipe)
+def test_what_limits_a_generation(changes: dict[str, float], recipe: str, code: str, advised: str) -> None:
+    found = diagnosed(generated(**changes), recipe)
     assert DECODE & found.keys() == {code}
     assert found[code].next.startswith(advised)
     assert found[code].gain_bound > 1.0
 
 
-def test_the_gain_of_a_graph_ends_where_reading_begins(tmp_path: Any) -> None:
+def test_the_gain_of_a_graph_ends_where_reading_begins() -> None:
     record = generated(ttft_s=0.001, tpot_s=0.010, issue_share=1.0)
-    found = diagnosed(tmp_path, record)["decode-host-bound"]
+    found = diagnosed(record)["decode-host-bound"]
     assert found.gain_bound == pytest.approx(81 / 9, rel=1e-3)  # tokens could take 1 ms instead of 10
     assert "reading what it needs (954 MiB) 1.00 ms" in found.evidence
 

@@ -57,11 +57,14 @@ class TestSaturation:
 
 
 class TestPercentileCeiling:
-    @pytest.mark.parametrize("count", [60, 130, 400])
-    def test_holds_as_often_as_it_says(self, count: int) -> None:
+    @pytest.mark.parametrize(
+        ("count", "q", "deviations"),
+        [(60, 0.95, 1.6449), (130, 0.95, 1.6449), (400, 0.95, 1.6449), (130, 0.9, 1.2816), (130, 0.5, 0.0)],
+    )
+    def test_holds_as_often_as_it_says(self, count: int, q: float, deviations: float) -> None:
         random = np.random.default_rng(count)
-        truth = math.exp(0.1 * 1.6449)
-        ceilings = [percentile_ceiling([random.lognormal(0, 0.1, count)], 0.95) for _ in range(1000)]
+        truth = math.exp(0.1 * deviations)
+        ceilings = [percentile_ceiling([random.lognormal(0, 0.1, count)], q) for _ in range(1000)]
         too_low = sum(ceiling < truth for ceiling in ceilings if ceiling is not None)
         assert too_low <= 0.05 * len(ceilings) + 15
 

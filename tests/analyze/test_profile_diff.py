@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from kineto import ADD, GEMM, NORM, TraceMaker
 
-from redline.analyze.profile import Profile, profile_of
+from redline.analyze.profile import Profile
 from redline.analyze.profile_diff import diff_profiles
-from redline.trace.decode import read_trace
 
 US = 1000
 
@@ -25,7 +24,7 @@ def profile(path: Path, kernels: dict[str, int], steps: int, *, marked: bool = T
             at += (microseconds + 5) * US
         if marked:
             maker.annotation(f"ProfilerStep#{number}", begin, at - 10 * US - begin)
-    return profile_of([read_trace(maker.write(path))])
+    return maker.profile()
 
 
 def test_per_step_whatever_the_number_of_steps(tmp_path: Path) -> None:

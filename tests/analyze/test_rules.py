@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,9 +13,7 @@ from troubles import Program as Simulated
 from troubles import run as simulated
 
 from redline.analyze.decoding import DECODING
-from redline.analyze.profile import Profile, profile_of
 from redline.analyze.rules import RULES
-from redline.trace.decode import read_trace, read_traces
 
 US = 1000
 SGEMM = "ampere_sgemm_128x64_tn"
@@ -185,27 +182,23 @@ FAULTS = {
 }  # fmt: skip
 
 
-def profiled(make: Makes, folder: Path) -> Profile:
-    return profile_of([read_trace(make().write(folder / "trace.json"))])
-
-
 @pytest.mark.parametrize("code", FAULTS)
-def test_a_fault_fires_its_rule_and_its_neighbours_do_not(tmp_path: Path, code: str) -> None:
+def test_a_fault_fires_its_rule_and_its_neighbours_do_not(code: str) -> None:
     fault = FAULTS[code]
-    profile = profiled(fault.fires, tmp_path)
+    profile = fault.fires().profile()
     (found,) = (finding for finding in profile.findings if finding.code == code)
     assert found.next.startswith(fault.change)
     assert fault.gain is None or found.gain_bound == pytest.approx(fault.gain, rel=1e-3)
     assert fault.bound in ("", profile.bound.label)
     for neighbour in fault.silent:
-        assert code not in {finding.code for finding in profiled(neighbour, tmp_path).findings}
+        assert code not in {finding.code for finding in neighbour().profile().findings}
 
 
 @pytest.mark.parametrize("trouble", CODES)
-def test_a_program_without_its_trouble_has_no_such_finding(tmp_path: Path, trouble: str) -> None:
+def test_a_program_without_its_trouble_has_no_such_finding(trouble: str) -> None:
     """`test_diagnose.py` holds that the same program with it has one."""
     program = Simulated(0, {trouble: 0.8}, 2 if trouble == "straggler" else 1)
-    found = profile_of(read_traces(simulated(program.without(trouble)).write(tmp_path))).findings
+    found = simulated(program.without(trouble)).profile().findings
     assert not {finding.code for finding in found} & set(CODES[trouble])
 
 

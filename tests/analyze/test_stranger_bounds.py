@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from strangers import GEMM, US, Program
@@ -38,27 +37,27 @@ def _copy_in_pieces(program: Program, lasts: int) -> None:
     program.now = end + 25 * US
 
 
-def test_a_copy_in_pieces_blocks_the_host_though_its_call_ends_first(tmp_path: Path) -> None:
+def test_a_copy_in_pieces_blocks_the_host_though_its_call_ends_first() -> None:
     def step(program: Program) -> None:
         _copy_in_pieces(program, 1500 * US)
         for _ in range(10):
             program.work("aten::mm", GEMM, 200 * US)
 
-    found = _of(step).profile(tmp_path).findings[0]
+    found = _of(step).profile().findings[0]
     assert found.code == "blocking-copy"
     assert found.saves_s == pytest.approx(6 * 1.55e-3, rel=0.05)  # the copies, and the host behind them
 
 
-def test_a_short_copy_of_pinned_memory_that_is_done_at_once_blocks_nothing(tmp_path: Path) -> None:
+def test_a_short_copy_of_pinned_memory_that_is_done_at_once_blocks_nothing() -> None:
     def step(program: Program) -> None:
         program.copy("Memcpy HtoD (Pinned -> Device)", 60 * US, blocks=False, stream=13)
         for _ in range(10):
             program.work("aten::mm", GEMM, 200 * US)
 
-    assert _of(step).profile(tmp_path).findings == ()
+    assert _of(step).profile().findings == ()
 
 
-def test_the_bound_of_copies_takes_the_gaps_beside_them(tmp_path: Path) -> None:
+def test_the_bound_of_copies_takes_the_gaps_beside_them() -> None:
     """Weights that are fetched before each layer, and nothing to do meanwhile."""
 
     def step(program: Program, fetched: bool = True) -> None:
@@ -70,19 +69,19 @@ def test_the_bound_of_copies_takes_the_gaps_beside_them(tmp_path: Path) -> None:
             program.free[13] = program.free[7]
 
     slow, fast = _of(step), _of(lambda program: step(program, fetched=False))
-    assert _bound(slow.profile(tmp_path), "copy-bound") >= slow.free[7] / fast.free[7]
+    assert _bound(slow.profile(), "copy-bound") >= slow.free[7] / fast.free[7]
 
 
-def test_the_bound_of_a_wait_without_a_reason_is_the_whole_gap(tmp_path: Path) -> None:
+def test_the_bound_of_a_wait_without_a_reason_is_the_whole_gap() -> None:
     def step(program: Program, pause: int = 60 * US) -> None:
         for _ in range(10):
             program.work("aten::mm", GEMM, 200 * US, after=program.free[7] + pause)
 
     slow, fast = _of(step), _of(lambda program: step(program, pause=0))
-    assert _bound(slow.profile(tmp_path), "dependency") >= slow.free[7] / fast.free[7]
+    assert _bound(slow.profile(), "dependency") >= slow.free[7] / fast.free[7]
 
 
-def test_the_bound_of_a_late_host_takes_the_gaps_of_its_many_kernels(tmp_path: Path) -> None:
+def test_the_bound_of_a_late_host_takes_the_gaps_of_its_many_kernels() -> None:
     """Two hundred small kernels, or the same work in four."""
 
     def step(program: Program, kernels: int = 200) -> None:
@@ -92,10 +91,10 @@ def test_the_bound_of_a_late_host_takes_the_gaps_of_its_many_kernels(tmp_path: P
             program.work("aten::mm", GEMM, 200 * US, host=15 * US)
 
     slow, fast = _of(step), _of(lambda program: step(program, kernels=4))
-    assert _bound(slow.profile(tmp_path), "host-bound") >= slow.free[7] / fast.free[7]
+    assert _bound(slow.profile(), "host-bound") >= slow.free[7] / fast.free[7]
 
 
-def test_attention_counts_the_launches_that_a_fused_one_spares(tmp_path: Path) -> None:
+def test_attention_counts_the_launches_that_a_fused_one_spares() -> None:
     """The host is a little late with everything: that alone saves less."""
 
     def step(program: Program) -> None:
@@ -104,4 +103,4 @@ def test_attention_counts_the_launches_that_a_fused_one_spares(tmp_path: Path) -
             for name in ("aten::bmm", "aten::div", "aten::_softmax", "aten::bmm"):
                 program.work(name, SOFTMAX if name == "aten::_softmax" else GEMM, 120 * US, host=130 * US)
 
-    assert _of(step).profile(tmp_path).findings[0].code == "attention"
+    assert _of(step).profile().findings[0].code == "attention"

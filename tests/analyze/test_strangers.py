@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from kineto import ADAM, AUTOGRAD, REDUCE
 from strangers import GEMM, MS, US, OnHost, Program, served
@@ -12,8 +10,8 @@ TENSILE = "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN"
 SEND_RECEIVE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def test_a_server_without_requests_has_nothing_to_do(tmp_path: Path) -> None:
-    profile = served("queue.py(154): get").profile(tmp_path)
+def test_a_server_without_requests_has_nothing_to_do() -> None:
+    profile = served("queue.py(154): get").profile()
     first = profile.findings[0]
     assert first.code == "no-work"
     assert "queue.py(154): get" in first.evidence
@@ -22,14 +20,14 @@ def test_a_server_without_requests_has_nothing_to_do(tmp_path: Path) -> None:
     assert profile.idle.sync_s < 0.01 * profile.idle.host_wait_s
 
 
-def test_without_stacks_a_server_looks_like_a_stall_and_the_advice_says_so(tmp_path: Path) -> None:
-    first = served(None).profile(tmp_path).findings[0]
+def test_without_stacks_a_server_looks_like_a_stall_and_the_advice_says_so() -> None:
+    first = served(None).profile().findings[0]
     assert first.code == "host-stall"
     assert "no requests" in first.next
     assert "record with with_stack=True" in first.next
 
 
-def test_a_stall_names_the_function_around_it(tmp_path: Path) -> None:
+def test_a_stall_names_the_function_around_it() -> None:
     program = Program()
     for number in range(4):
         begin = program.now
@@ -40,11 +38,11 @@ def test_a_stall_names_the_function_around_it(tmp_path: Path) -> None:
         program.now += 9 * MS
         program.step(number, begin)
     program.maker.frame("train.py(9): main", 0, program.now)
-    first = program.profile(tmp_path).findings[0]
+    first = program.profile().findings[0]
     assert (first.code, "save_checkpoint" in first.evidence) == ("host-stall", True)
 
 
-def test_a_thread_that_shares_the_interpreter_is_named(tmp_path: Path) -> None:
+def test_a_thread_that_shares_the_interpreter_is_named() -> None:
     program = Program()
     for number in range(4):
         begin = program.now
@@ -53,7 +51,7 @@ def test_a_thread_that_shares_the_interpreter_is_named(tmp_path: Path) -> None:
         for at in range(begin, program.now, 500 * US):
             program.maker.operator("aten::div", at, 400 * US, thread=777)
         program.step(number, begin)
-    first = program.profile(tmp_path).findings[0]
+    first = program.profile().findings[0]
     assert first.code == "host-bound"
     assert "aten::div" in first.evidence
     assert "process of its own" in first.next
@@ -83,16 +81,16 @@ def accumulated(*, syncs: bool) -> Program:
     return program
 
 
-def test_gradients_that_are_reduced_too_often(tmp_path: Path) -> None:
-    profile = accumulated(syncs=True).profile(tmp_path)
+def test_gradients_that_are_reduced_too_often() -> None:
+    profile = accumulated(syncs=True).profile()
     first = profile.findings[0]
     assert (profile.gradient_reductions, first.code) == (4, "communication-bound")
     assert "no_sync()" in first.next
     assert "4 times" in first.evidence
 
 
-def test_accumulation_as_it_should_be_is_not_blamed(tmp_path: Path) -> None:
-    profile = accumulated(syncs=False).profile(tmp_path)
+def test_accumulation_as_it_should_be_is_not_blamed() -> None:
+    profile = accumulated(syncs=False).profile()
     assert profile.gradient_reductions == 1
     assert "all but its last micro-batch" not in profile.findings[0].next
 
@@ -110,9 +108,9 @@ def talking(operator: str, kernel: str) -> Program:
     return program
 
 
-def test_advice_on_communication_fits_what_is_exchanged(tmp_path: Path) -> None:
+def test_advice_on_communication_fits_what_is_exchanged() -> None:
     def advised(operator: str, kernel: str) -> str:
-        first = talking(operator, kernel).profile(tmp_path).findings[0]
+        first = talking(operator, kernel).profile().findings[0]
         assert first.code == "communication-bound"
         return first.next
 
@@ -123,7 +121,7 @@ def test_advice_on_communication_fits_what_is_exchanged(tmp_path: Path) -> None:
     assert "broadcast_buffers" in advised("c10d::broadcast_", "ncclDevKernel_Broadcast_RING_LL(void)")
 
 
-def test_copies_on_other_streams_are_not_blamed(tmp_path: Path) -> None:
+def test_copies_on_other_streams_are_not_blamed() -> None:
     program = Program()
     for number in range(5):
         begin = program.now
@@ -132,12 +130,12 @@ def test_copies_on_other_streams_are_not_blamed(tmp_path: Path) -> None:
         for _ in range(10):
             program.work("aten::mm", GEMM, 300 * US)
         program.step(number, begin)
-    profile = program.profile(tmp_path)
+    profile = program.profile()
     assert not profile.findings
     assert profile.bound.label == "device"
 
 
-def test_of_a_pinned_and_a_pageable_copy_the_pageable_one_is_blamed(tmp_path: Path) -> None:
+def test_of_a_pinned_and_a_pageable_copy_the_pageable_one_is_blamed() -> None:
     program = Program()
     for number in range(5):
         begin = program.now
@@ -146,11 +144,11 @@ def test_of_a_pinned_and_a_pageable_copy_the_pageable_one_is_blamed(tmp_path: Pa
         for _ in range(8):
             program.work("aten::mm", GEMM, 300 * US)
         program.step(number, begin)
-    first = program.profile(tmp_path).findings[0]
+    first = program.profile().findings[0]
     assert (first.code, "once a step" in first.evidence) == ("blocking-copy", True)
 
 
-def test_a_copy_on_a_stream_of_its_own_that_the_host_waits_for(tmp_path: Path) -> None:
+def test_a_copy_on_a_stream_of_its_own_that_the_host_waits_for() -> None:
     program = Program()
     for number in range(5):
         begin = program.now
@@ -160,12 +158,12 @@ def test_a_copy_on_a_stream_of_its_own_that_the_host_waits_for(tmp_path: Path) -
         for _ in range(8):
             program.work("aten::mm", GEMM, 300 * US)
         program.step(number, begin)
-    first = program.profile(tmp_path).findings[0]
+    first = program.profile().findings[0]
     assert first.code == "copy-bound"
     assert "before this step's kernels" in first.next
 
 
-def test_a_window_that_begins_inside_a_step_counts_only_its_own(tmp_path: Path) -> None:
+def test_a_window_that_begins_inside_a_step_counts_only_its_own() -> None:
     program = Program()
     for number in range(8):
         program.maker.kernel(GEMM, number * 400 * US, 390 * US, correlation=900_000 + number)
@@ -178,12 +176,12 @@ def test_a_window_that_begins_inside_a_step_counts_only_its_own(tmp_path: Path) 
         program.maker.call("cudaStreamSynchronize", waits, program.now - waits)
         program.now += 1500 * US
         program.step(7 + number, begin)
-    profile = program.profile(tmp_path)
+    profile = program.profile()
     assert profile.timeline.busy_s * 1e9 == 4 * 8 * 390 * US
     assert profile.findings[0].code == "sync-in-loop"
 
 
-def test_calls_of_amd_are_understood(tmp_path: Path) -> None:
+def test_calls_of_amd_are_understood() -> None:
     late, copying = Program(rocm=True), Program(rocm=True)
     for number in range(4):
         begin = late.now
@@ -195,11 +193,11 @@ def test_calls_of_amd_are_understood(tmp_path: Path) -> None:
         for _ in range(10):
             copying.work("aten::mm", TENSILE, 300 * US)
         copying.step(number, begin)
-    assert late.profile(tmp_path).findings[0].code == "host-bound"
-    assert copying.profile(tmp_path).findings[0].code == "blocking-copy"
+    assert late.profile().findings[0].code == "host-bound"
+    assert copying.profile().findings[0].code == "blocking-copy"
 
 
-def test_a_loop_of_graphs_that_asks_for_each_token(tmp_path: Path) -> None:
+def test_a_loop_of_graphs_that_asks_for_each_token() -> None:
     program = Program()
     for _ in range(50):
         number, begin = program.maker.next_number() + 700_000, program.now
@@ -213,7 +211,7 @@ def test_a_loop_of_graphs_that_asks_for_each_token(tmp_path: Path) -> None:
         waits, program.now = program.now, program.free[7] + 5 * US
         program.maker.call("cudaStreamSynchronize", waits, program.now - waits)
         program.now += 400 * US
-    profile = program.profile(tmp_path)
+    profile = program.profile()
     assert profile.findings[0].code == "sync-in-loop"
     assert all("reduce-overhead" not in finding.next for finding in profile.findings)
 
@@ -221,37 +219,37 @@ def test_a_loop_of_graphs_that_asks_for_each_token(tmp_path: Path) -> None:
 class TestWhereTheHostIsTheDevice:
     """A step of layers takes 4.83 ms."""
 
-    def test_nothing_is_found_where_nothing_is_wrong(self, tmp_path: Path) -> None:
+    def test_nothing_is_found_where_nothing_is_wrong(self) -> None:
         program = OnHost()
-        found = program.steps(lambda: program.load(10 * US), program.layers).profile(tmp_path)
+        found = program.steps(lambda: program.load(10 * US), program.layers).profile()
         assert found.findings == ()
         assert found.bound.label == "device"
 
-    def test_a_slow_loader(self, tmp_path: Path) -> None:
+    def test_a_slow_loader(self) -> None:
         program = OnHost()
-        found = program.steps(lambda: program.load(3 * MS), program.layers).profile(tmp_path)
+        found = program.steps(lambda: program.load(3 * MS), program.layers).profile()
         assert [finding.code for finding in found.findings] == ["data-wait"]
         whole = found.timeline.span_s
         assert found.findings[0].gain_bound == pytest.approx(whole / (whole - 12e-3))
         assert found.bound.label == "data"
 
-    def test_what_the_program_does_at_the_end_of_each_step(self, tmp_path: Path) -> None:
+    def test_what_the_program_does_at_the_end_of_each_step(self) -> None:
         program = OnHost()
-        found = program.steps(program.layers, lambda: program.sleep(3 * MS)).profile(tmp_path)
+        found = program.steps(program.layers, lambda: program.sleep(3 * MS)).profile()
         assert [finding.code for finding in found.findings] == ["host-stall"]
         whole = found.timeline.span_s
         assert whole == pytest.approx(program.now / 1e9)  # the last one counts too
         assert found.findings[0].gain_bound == pytest.approx(whole / (whole - 12e-3), rel=0.01)
         assert found.bound.label == "host"
 
-    def test_python_between_small_operators(self, tmp_path: Path) -> None:
+    def test_python_between_small_operators(self) -> None:
         program = OnHost(pause_ns=8 * US)
         found = program.steps(lambda: [program.work("aten::view", 4 * US) for _ in range(200)] and None)
-        assert found.profile(tmp_path).findings[0].code == "host-bound"
-        assert found.profile(tmp_path).findings[0].gain_bound > 3  # its calls go as well
+        assert found.profile().findings[0].code == "host-bound"
+        assert found.profile().findings[0].gain_bound > 3  # its calls go as well
 
     @pytest.mark.parametrize(("reads", "expected"), [("aten::item", "sync-in-loop"), ("aten::select", "host-bound")])
-    def test_a_loop_that_reads_single_values(self, tmp_path: Path, reads: str, expected: str) -> None:
+    def test_a_loop_that_reads_single_values(self, reads: str, expected: str) -> None:
         program = OnHost(pause_ns=3 * US)
 
         def loop() -> None:
@@ -259,13 +257,13 @@ class TestWhereTheHostIsTheDevice:
                 program.work("aten::select", 2 * US)
                 program.work(reads, 2 * US)
 
-        first = program.steps(lambda: program.work("aten::addmm", 900 * US), loop).profile(tmp_path).findings[0]
+        first = program.steps(lambda: program.work("aten::addmm", 900 * US), loop).profile().findings[0]
         assert first.code == expected
         assert first.saves_s == pytest.approx(4 * 300 * 10e-6, rel=0.01)
 
     @pytest.mark.parametrize(("length", "lasts_us", "least", "most"), [(256, 3, 5.0, 100.0), (1 << 20, 300, 1.0, 1.1)])
     def test_a_loop_over_rows_may_gain_all_but_the_work_unless_the_rows_are_long(
-        self, tmp_path: Path, length: int, lasts_us: int, least: float, most: float
+        self, length: int, lasts_us: int, least: float, most: float
     ) -> None:
         """As measured on a CPU: 64 rows of 256 values one by one take five times as long as all at once."""
         program, dims = OnHost(pause_ns=US), [[length], []]
@@ -275,12 +273,12 @@ class TestWhereTheHostIsTheDevice:
                 for name in ("aten::relu", "aten::mul", "aten::add"):
                     program.work(name, lasts_us * US, dims=dims, types=["float", "Scalar"])
 
-        found = program.steps(lambda: program.work("aten::addmm", 90 * US), loop).profile(tmp_path).findings
+        found = program.steps(lambda: program.work("aten::addmm", 90 * US), loop).profile().findings
         gain = max((finding.gain_bound for finding in found if finding.code == "host-bound"), default=1.0)
         assert least <= gain <= most
 
     @pytest.mark.parametrize(("between", "expected"), [("aten::_softmax", {"attention"}), ("aten::relu", set())])
-    def test_attention_written_out(self, tmp_path: Path, between: str, expected: set[str]) -> None:
+    def test_attention_written_out(self, between: str, expected: set[str]) -> None:
         program = OnHost()
 
         def attend() -> None:
@@ -291,11 +289,11 @@ class TestWhereTheHostIsTheDevice:
             program.work(between, 80 * US)
             program.work("aten::bmm", 200 * US)
 
-        found = program.steps(program.layers, attend, attend).profile(tmp_path)
+        found = program.steps(program.layers, attend, attend).profile()
         assert {finding.code for finding in found.findings} == expected
 
     @pytest.mark.parametrize(("again", "expected"), [(True, {"recompute"}), (False, set())])
-    def test_checkpointing(self, tmp_path: Path, again: bool, expected: set[str]) -> None:
+    def test_checkpointing(self, again: bool, expected: set[str]) -> None:
         program = OnHost()
 
         def backward() -> None:
@@ -307,19 +305,19 @@ class TestWhereTheHostIsTheDevice:
             lasts = program.now - begin
             program.maker.operator(name, begin, lasts, **{"Sequence number": 7, "Fwd thread id": 1})
 
-        found = program.steps(program.layers, backward, backward).profile(tmp_path)
+        found = program.steps(program.layers, backward, backward).profile()
         assert {finding.code for finding in found.findings} == expected
 
-    def test_a_launch_whose_work_is_not_recorded_is_no_host_that_computes(self, tmp_path: Path) -> None:
+    def test_a_launch_whose_work_is_not_recorded_is_no_host_that_computes(self) -> None:
         program = OnHost()
         program.maker.call("cudaLaunchKernel", 5 * US, 4 * US, correlation=9)
-        found = program.steps(program.layers, lambda: program.sleep(30 * MS)).profile(tmp_path)
+        found = program.steps(program.layers, lambda: program.sleep(30 * MS)).profile()
         assert found.bound.label == "unknown"
         assert found.findings == ()
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_compiling_is_warm_up_however_torch_marks_it(tmp_path: Path, on_device: bool) -> None:
+def test_compiling_is_warm_up_however_torch_marks_it(on_device: bool) -> None:
     """Newer versions of torch mark it as an operator, with the first call of the compiled function around it."""
     program = Program()
     for number in range(4):
@@ -334,6 +332,6 @@ def test_compiling_is_warm_up_however_torch_marks_it(tmp_path: Path, on_device: 
     if not on_device:
         kept = ("cpu_op", "user_annotation")
         program.maker.events = [event for event in program.maker.events if event["cat"] in kept]
-    found = program.profile(tmp_path)
+    found = program.profile()
     assert found.findings[0].code == "warm-up"
     assert found.idle.warm_up_s == pytest.approx(40e-3, rel=0.02)

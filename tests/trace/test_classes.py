@@ -128,6 +128,8 @@ def test_only_layout_changes_are_layout_changes() -> None:
         ("nvjet_sss_128x64_64x6_2x1_v_bz_TNN", False),  # nvjet runs on tensor cores only
         ("Cijk_Ailk_Bljk_SB_MT64x64x16", True),
         ("Cijk_Ailk_Bljk_HB_MT64x64x16", False),
+        ("Cijk_MXFP4_gemm_Fp32_f32f32_f32f32", False),  # narrow formats that are summed up in fp32
+        ("gemm_fp8_fp8_f32f32_f32f32", False),
         (ADD, False),
         # Convolution by Fourier transform, in four kinds of kernels.
         ("void fft2d_r2c_32x32<float, false, 1u, false>(float2*, float const*, int, cudnn::reduced_divisor)", True),

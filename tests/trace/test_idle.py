@@ -18,9 +18,9 @@ LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
 @pytest.fixture
-def analysed(tmp_path: Path):
+def analysed():
     def analyse(maker: TraceMaker) -> tuple[HostView, IdleTime]:
-        found = recorded(read_trace(maker.write(tmp_path / "a.json")))
+        found = recorded(maker.read())
         host = HostView(found.links)
         (view,) = device_views(found.links)
         return host, idle_time(host, view.rows, found.bounds(view.device, view.busy), view.busy, Latency(10 * US))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sqlite3
 from contextlib import closing
@@ -105,6 +106,12 @@ def test_the_tool_is_known_by_its_file(
     path = tmp_path / "anything.txt"
     path.write_text(text)
     assert kernels_of(path) == (tool, kernels)
+
+
+def test_a_packed_table_of_rocprof_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(ROCPROFV3_JSON.encode()))
+    assert kernels_of(path) == ("rocprofv3", {"gemm": (1, 30), "kernel 8": (1, 10)})
 
 
 @pytest.mark.parametrize(

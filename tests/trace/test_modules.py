@@ -30,7 +30,7 @@ def test_both_halves_use_the_same_prefix() -> None:
     assert BENCH_PREFIX == MODULE_PREFIX
 
 
-def test_kernels_belong_to_the_innermost_module_around_their_launch(tmp_path: Path) -> None:
+def test_kernels_belong_to_the_innermost_module_around_their_launch() -> None:
     maker = TraceMaker()
     mark(maker, "", 0, 100)
     mark(maker, "a", 10, 40)
@@ -42,11 +42,11 @@ def test_kernels_belong_to_the_innermost_module_around_their_launch(tmp_path: Pa
     maker.kernel(ADD, 700 * US, 3 * US, launched=45 * US)  # by no operator: what stood around the call counts
     late = maker.operator("aten::add", 200 * US, 10 * US)
     maker.kernel(ADD, 800 * US, 9 * US, launched=202 * US, operator=late)  # outside of every module
-    found = module_times(Links(read_trace(maker.write(tmp_path / "t.json"))))
+    found = module_times(Links(maker.read()))
     assert found == pytest.approx({"": 5 * US_S, "a": 3 * US_S, "a.b": 70 * US_S})
 
 
-def test_backward_kernels_belong_to_the_module_of_their_forward(tmp_path: Path) -> None:
+def test_backward_kernels_belong_to_the_module_of_their_forward() -> None:
     maker = TraceMaker()
     mark(maker, "", 0, 100)
     mark(maker, "a", 10, 20)
@@ -60,14 +60,14 @@ def test_backward_kernels_belong_to_the_module_of_their_forward(tmp_path: Path) 
         inside = maker.operator("aten::mm", (start + 5) * US, 5 * US, thread=AUTOGRAD)
         duration = (30 if number == 7 else 4) * US
         maker.kernel(GEMM, (start + 100) * US, duration, launched=(start + 6) * US, operator=inside, thread=AUTOGRAD)
-    found = module_times(Links(read_trace(maker.write(tmp_path / "t.json"))))
+    found = module_times(Links(maker.read()))
     assert found == pytest.approx({"": 0, "a": 30 * US_S, "b": 4 * US_S})
 
 
-def test_without_marks_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_marks_there_is_nothing_to_tell() -> None:
     maker = TraceMaker()
     maker.operator("aten::mm", 0, 10 * US)
-    assert module_times(Links(read_trace(maker.write(tmp_path / "t.json")))) == {}
+    assert module_times(Links(maker.read())) == {}
 
 
 class Step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -68,13 +67,6 @@ def test_one_process_is_one_trace(tmp_path: Path) -> None:
         read_trace(fused(tmp_path / "b.json", one(11, 0, GEMM), one(22, 1, GEMM)))
 
 
-def test_a_folder_of_ranks_is_read_in_their_order(tmp_path: Path) -> None:
-    for rank in (10, 2, 0):
-        one(11, 0, GEMM).write(tmp_path / f"rank{rank}.json")
-    (tmp_path / "notes.json").write_text('{"not": "a trace"}')
-    assert [trace.rank for trace in read_traces([tmp_path])] == [0, 2, 10]
-
-
 def test_the_same_trace_twice_counts_once_and_says_so(tmp_path: Path) -> None:
     maker = one(11, 0, GEMM)
     maker.header["trace_id"] = "ABC"
@@ -88,20 +80,20 @@ def test_the_same_trace_twice_counts_once_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("category", ["mtia_ccp_events", "hpu_op", "npu_kernel"])
-def test_accelerators_of_other_makers_are_devices(tmp_path: Path, category: str) -> None:
+def test_accelerators_of_other_makers_are_devices(category: str) -> None:
     maker = one(11, 0, GEMM)
     for event in maker.events:
         event["cat"] = {"kernel": category, "cuda_runtime": "mtia_runtime"}.get(event["cat"], event["cat"])
-    profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
+    profile = maker.profile()
     assert profile.has_device
     assert profile.timeline.busy_s == pytest.approx(250e-6)
     assert profile.launches.work == 5
 
 
-def test_categories_nobody_knows_are_told(tmp_path: Path) -> None:
+def test_categories_nobody_knows_are_told() -> None:
     maker = one(11, 0, GEMM)
     maker.event("X", "strange_thing", "x", 0, 5, args={})
-    (note,) = profile_of([read_trace(maker.write(tmp_path / "a.json"))]).notes
+    (note,) = maker.profile().notes
     assert note.code == "unknown-events"
     assert "1 of 'strange_thing'" in str(note)
 
@@ -113,8 +105,6 @@ def test_gpu_rank_and_world_size_are_shown(tmp_path: Path) -> None:
     maker.gpu("NVIDIA H100 80GB HBM3", (9, 0))
     maker.header["distributedInfo"] = {"rank": 3, "world_size": 8}
     maker.kernel(REDUCE, 700 * US, 10 * US, launched=690 * US)
-    about = result_of(profile_of([read_trace(maker.write(tmp_path / "a.json"))])).about
+    about = result_of(maker.profile()).about
     found = [about[name] for name in ("device", "capability", "ranks")]
     assert found == ["NVIDIA H100 80GB HBM3", "compute capability 9.0", "rank 3 of 8"]
-    document = json.loads((tmp_path / "a.json").read_text())
-    assert document["distributedInfo"]["rank"] == 3

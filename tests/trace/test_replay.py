@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +12,8 @@ from troubles import CODES
 from troubles import Program as Trouble
 from troubles import run as simulated
 
-from redline.analyze.profile import Profile, profile_of
-from redline.trace.classes import describe
-from redline.trace.decode import read_trace, read_traces
+from redline.analyze.profile import profile_of
+from redline.trace.decode import read_traces
 from redline.trace.host import HostView
 from redline.trace.replay import Replay, Without, device_runs
 from redline.trace.window import recorded
@@ -24,34 +21,30 @@ from redline.trace.window import recorded
 US = 1000
 
 
-def profiled(maker: TraceMaker, folder: Path) -> Profile:
-    return profile_of([read_trace(maker.write(folder / "t.json"))])
-
-
 @pytest.mark.parametrize("trouble", CODES)
-def test_with_nothing_taken_out_everything_ends_when_it_did(tmp_path: Path, trouble: str) -> None:
+def test_with_nothing_taken_out_everything_ends_when_it_did(trouble: str) -> None:
     ranks = 2 if trouble == "straggler" else 1
     runs = []
-    for trace in read_traces(simulated(Trouble(1, {trouble: 0.5}, ranks)).write(tmp_path)):
+    for trace in simulated(Trouble(1, {trouble: 0.5}, ranks)).read():
         one = recorded(trace)
         runs += device_runs(one, HostView(one.links))
     assert Replay(runs).saved([Without()] * len(runs)) == 0
     assert [end - run.bounds[1] for end, run in zip(Replay(runs).ends, runs, strict=True)] == [0] * len(runs)
 
 
-def test_work_on_another_stream_that_waits_for_communication_moves_with_it(tmp_path: Path) -> None:
+def test_work_on_another_stream_that_waits_for_communication_moves_with_it() -> None:
     maker = TraceMaker()
     for step in range(6):
         at = 3000 * step
         maker.kernel(GEMM, at * US, 1000 * US, launched=step * 20 * US)
         maker.kernel(REDUCE, (at + 900) * US, 1100 * US, launched=(step * 20 + 5) * US, stream=20)
         maker.kernel(ADD, (at + 2002) * US, 990 * US, launched=(step * 20 + 10) * US)
-    first = profiled(maker, tmp_path).findings[0]
+    first = maker.profile().findings[0]
     assert first.code == "communication-bound"
     assert first.saves_s == pytest.approx(6 * 1.0e-3, rel=0.02)
 
 
-def test_a_wait_cannot_delay_work_that_is_already_queued(tmp_path: Path) -> None:
+def test_a_wait_cannot_delay_work_that_is_already_queued() -> None:
     """The stream is busy with work that nobody recorded; the host waits in a copy behind it."""
     program = Program()
     for _ in range(20):
@@ -59,12 +52,12 @@ def test_a_wait_cannot_delay_work_that_is_already_queued(tmp_path: Path) -> None
     program.free[7] += 400 * MS
     program.work("aten::mm", GEMM, 100 * US)
     program.copy("Memcpy DtoH (Device -> Pageable)", 20 * US, blocks=True)
-    found = program.profile(tmp_path).findings
+    found = program.profile().findings
     assert found[0].code == "dependency"
     assert all(finding.saves_s < 10e-3 for finding in found[1:])
 
 
-def test_what_happens_while_a_graph_is_recorded_is_warm_up(tmp_path: Path) -> None:
+def test_what_happens_while_a_graph_is_recorded_is_warm_up() -> None:
     program = Program()
     for step in range(4):
         begin = program.now
@@ -75,11 +68,11 @@ def test_what_happens_while_a_graph_is_recorded_is_warm_up(tmp_path: Path) -> No
         for _ in range(10):
             program.work("aten::mm", GEMM, 300 * US)
         program.step(step, begin)
-    assert program.profile(tmp_path).findings[0].code == "warm-up"
+    assert program.profile().findings[0].code == "warm-up"
 
 
 @pytest.mark.parametrize("skew_us", [-300, 0, 200])
-def test_clocks_that_disagree_are_found_and_the_host_stays_the_cause(tmp_path: Path, skew_us: int) -> None:
+def test_clocks_that_disagree_are_found_and_the_host_stays_the_cause(skew_us: int) -> None:
     program = Program()
     for step in range(6):
         begin = program.now
@@ -91,7 +84,7 @@ def test_clocks_that_disagree_are_found_and_the_host_stays_the_cause(tmp_path: P
     for event in program.maker.events:
         if event["cat"] == "kernel":
             event["ts"].nanoseconds += skew_us * US
-    profile = program.profile(tmp_path)
+    profile = program.profile()
     assert profile.findings[0].code == "host-bound"
     assert ("clocks-disagree" in {note.code for note in profile.notes}) == (skew_us != 0)
 
@@ -142,34 +135,11 @@ def test_a_capture_and_its_replay_are_not_two_devices(tmp_path: Path) -> None:
     assert "capture-and-replay" in {note.code for note in profile.notes}
 
 
-@pytest.mark.parametrize(
-    ("name", "strict"),
-    [
-        ("ampere_sgemm_128x64_tn", True),
-        ("Cijk_MXFP4_gemm_Fp32_f32f32_f32f32", False),
-        ("gemm_fp8_fp8_f32f32_f32f32", False),
-    ],
-)
-def test_narrow_formats_summed_up_in_fp32_are_not_full_fp32(name: str, strict: bool) -> None:
-    assert describe(name).is_strict_fp32 == strict
-
-
-def test_a_packed_table_of_rocprof_is_read(tmp_path: Path) -> None:
-    from redline.trace.vendors.tables import read_file
-
-    document = {"rocprofiler-sdk-tool": [{"kernel_symbols": [{"kernel_id": 1, "formatted_kernel_name": "k"}],
-        "buffer_records": {"kernel_dispatch": [{"start_timestamp": 0, "end_timestamp": 5000, "dispatch_info": {"kernel_id": 1}}]}}]}  # fmt: skip
-    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
-    plain.write_text(json.dumps(document))
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_file(packed) == read_file(plain)
-
-
-def test_the_first_finding_never_promises_less_than_a_later_one(tmp_path: Path) -> None:
+def test_the_first_finding_never_promises_less_than_a_later_one() -> None:
     for seed, troubles in enumerate(
         ({"item": 0.5, "loader": 0.3}, {"late launch": 0.3, "result copy": 0.5, "cold caches": 0.3})
     ):
-        findings = profile_of(read_traces(simulated(Trouble(seed, troubles)).write(tmp_path))).findings
+        findings = simulated(Trouble(seed, troubles)).profile().findings
         bounds = [finding.gain_bound for finding in findings]
         assert bounds == sorted(bounds, reverse=True)
         assert np.all(np.diff([finding.saves_s for finding in findings]) <= 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ from kineto import GEMM, REDUCE, TraceMaker
 
 from redline.analyze.profile import Profile, profile_of
 from redline.trace.columns import Shape
-from redline.trace.decode import read_traces
 from redline.trace.shapes import work_of
 
 US = 1000
@@ -157,20 +155,20 @@ def test_both_gradients_of_a_convolution_read_what_comes_in_once() -> None:
     assert found.bytes + 2 * 10 * 64 * 56 * 56 == 15.453125 * MIB
 
 
-def test_an_operator_against_the_gpu_in_the_header(tmp_path: Path) -> None:
+def test_an_operator_against_the_gpu_in_the_header() -> None:
     """8192 × 8192 × 8192 in bf16 within 2 ms is 550 of an H100's 989 TFLOP/s."""
     maker = TraceMaker()
     maker.gpu("NVIDIA H100 80GB HBM3", (9, 0))
     operator = maker.operator("aten::mm", 0, 10 * US, dims=[[8192, 8192], [8192, 8192]], types=[BF16, BF16])
     maker.kernel(GEMM, 20 * US, 2000 * US, launched=2 * US, operator=operator)
-    (row,) = profiled(tmp_path, maker).limits
+    (row,) = profiled(maker).limits
     assert row.flops_per_s == pytest.approx(2 * 8192**3 / 2e-3)
     assert row.efficiency == pytest.approx(2 * 8192**3 / 2e-3 / 989e12, rel=0.01)
     assert (row.limited_by, row.number_format) == ("compute", "bf16")
 
 
-def profiled(tmp_path: Path, *makers: TraceMaker) -> Profile:
-    return profile_of(read_traces([maker.write(tmp_path / f"rank{rank}.json") for rank, maker in enumerate(makers)]))
+def profiled(*makers: TraceMaker) -> Profile:
+    return profile_of([maker.read() for maker in makers])
 
 
 def reduced(rank: int, arrives: tuple[int, ...], *, clock_us: int = 0, computes: int = 0) -> TraceMaker:
@@ -190,10 +188,10 @@ def reduced(rank: int, arrives: tuple[int, ...], *, clock_us: int = 0, computes:
 
 
 class TestCollectives:
-    def test_bandwidth_waiting_and_the_straggler(self, tmp_path: Path) -> None:
+    def test_bandwidth_waiting_and_the_straggler(self) -> None:
         """Rank 0 comes 300 µs before rank 1 each time; its clock is 5 ms ahead."""
         early, late = reduced(0, (500, 2500, 4500), clock_us=5000), reduced(1, (800, 2800, 4800))
-        profile = profiled(tmp_path, early, late)
+        profile = profiled(early, late)
         (row,) = profile.collectives
         assert (row.name, row.message_bytes, row.group_size, row.calls) == ("allreduce", 4 << 20, 2, 6)
         assert row.wait_s == pytest.approx(3 * 300e-6)
@@ -204,8 +202,8 @@ class TestCollectives:
         assert (worst.label, worst.last, worst.collectives) == ("rank 1, device 1", 3, 3)
         assert (worst.waited_s, worst.skew_s) == (pytest.approx(900e-6), pytest.approx(300e-6))
 
-    def test_one_rank_alone_is_held_against_its_fastest_call(self, tmp_path: Path) -> None:
-        (row,) = profiled(tmp_path, reduced(0, (800, 2700), computes=50)).collectives
+    def test_one_rank_alone_is_held_against_its_fastest_call(self) -> None:
+        (row,) = profiled(reduced(0, (800, 2700), computes=50)).collectives
         assert row.wait_s == pytest.approx(100e-6)
         assert row.hidden_s == pytest.approx(100e-6)
         assert (row.min_s, row.max_s) == (pytest.approx(200e-6), pytest.approx(300e-6))
@@ -215,13 +213,13 @@ class TestCollectives:
         [("allreduce", 8, 1.75), ("_allgather_base", 8, 0.875), ("reduce_scatter_tensor_coalesced", 4, 0.75),
          ("all_to_allv", 4, 0.75), ("broadcast", 8, 1.0)],
     )  # fmt: skip
-    def test_the_bus_factor_of_nccls_own_tests(self, tmp_path: Path, name: str, ranks: int, factor: float) -> None:
+    def test_the_bus_factor_of_nccls_own_tests(self, name: str, ranks: int, factor: float) -> None:
         maker = TraceMaker()
         args = {
             "Collective name": name, "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "BFloat16",
             "Group size": ranks,
         }  # fmt: skip
         maker.kernel(REDUCE, 0, 100 * US, launched=-5 * US, **args)
-        (row,) = profiled(tmp_path, maker).collectives
+        (row,) = profiled(maker).collectives
         assert row.algorithm_bytes_per_s == pytest.approx(2000 / 100e-6)
         assert row.bus_bytes_per_s == pytest.approx(factor * 2000 / 100e-6)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from kineto import ADD, AUTOGRAD, GEMM, TraceMaker
 
-from redline.analyze.profile import Profile, profile_of
 from redline.analyze.profile_diff import diff_profiles
 from redline.show.export import json_document
-from redline.trace.decode import read_traces
 from redline.trace.tree import TreeNode
 
 US = 1000
-
-
-def profiled(tmp_path: Path, maker: TraceMaker) -> Profile:
-    return profile_of(read_traces([maker.write(tmp_path / "a.json")]))
 
 
 def model(
@@ -47,10 +39,10 @@ def below(node: TreeNode, *names: str) -> TreeNode:
     return node
 
 
-def test_each_place_in_the_program_is_a_node_and_no_device_time_is_lost(tmp_path: Path) -> None:
+def test_each_place_in_the_program_is_a_node_and_no_device_time_is_lost() -> None:
     maker = TraceMaker()
     model(maker)
-    tree = profiled(tmp_path, maker).tree
+    tree = maker.profile().tree
     assert tree.device_s == pytest.approx(114e-6)
     net = below(tree, "train.py(3): main", "## step ##", "nn.Module: Net_0")
     assert (net.kind, net.calls, net.device_self_s) == ("module", 1, 0)
@@ -62,10 +54,10 @@ def test_each_place_in_the_program_is_a_node_and_no_device_time_is_lost(tmp_path
     assert node.device_self_s == pytest.approx(30e-6), "what stood inside the moved operator comes along"
 
 
-def test_time_by_module_and_by_annotation(tmp_path: Path) -> None:
+def test_time_by_module_and_by_annotation() -> None:
     maker = TraceMaker()
     model(maker)
-    rows = {row.path: row for row in profiled(tmp_path, maker).parts}
+    rows = {row.path: row for row in maker.profile().parts}
     assert rows["## step ##"].kind == "annotation"
     assert rows["## step ##"].device_s == pytest.approx(114e-6)
     assert rows["Net_0"].device_self_s == pytest.approx(5e-6)
@@ -73,48 +65,48 @@ def test_time_by_module_and_by_annotation(tmp_path: Path) -> None:
     assert rows["Net_0/Linear_4"].backward_s == pytest.approx(30e-6)
 
 
-def test_an_annotation_inside_one_of_its_own_name_does_not_count_twice(tmp_path: Path) -> None:
+def test_an_annotation_inside_one_of_its_own_name_does_not_count_twice() -> None:
     maker = TraceMaker()
     maker.annotation("solve", 0, 100 * US)
     maker.annotation("solve", 10 * US, 60 * US)
     inner = maker.operator("aten::mm", 20 * US, 30 * US)
     maker.kernel(GEMM, 200 * US, 40 * US, launched=25 * US, operator=inner)
-    (row,) = profiled(tmp_path, maker).parts
+    (row,) = maker.profile().parts
     assert (row.calls, row.host_s, row.device_s) == (2, pytest.approx(100e-6), pytest.approx(40e-6))
 
 
-def test_what_is_small_is_left_out_and_its_time_stays(tmp_path: Path) -> None:
+def test_what_is_small_is_left_out_and_its_time_stays() -> None:
     maker = TraceMaker()
     maker.operator("aten::long", 0, 1_000_000 * US)
     for number in range(2000):
         inside = maker.operator(f"aten::tiny{number}", number * 2 * US, US)
         maker.kernel(ADD, 2_000_000 * US + number * US, 10, launched=number * 2 * US, call_ns=10, operator=inside)
     maker.kernel(GEMM, 3_000_000 * US, 500_000 * US, launched=900_000 * US)
-    tree = profiled(tmp_path, maker).tree
+    tree = maker.profile().tree
     assert [child.name for child in tree.children] == ["aten::long"]
     assert tree.children[0].children == ()
     assert tree.device_s == pytest.approx(0.50002)
 
 
-def test_absurd_depth_is_cut_and_can_be_written(tmp_path: Path) -> None:
+def test_absurd_depth_is_cut_and_can_be_written() -> None:
     maker = TraceMaker()
     for number in range(900):
         maker.operator("aten::again", number * US, (2000 - 2 * number) * US)
-    profile = profiled(tmp_path, maker)
+    profile = maker.profile()
     assert len(json_document("profile", profile)) > 0
     assert profile.tree.host_s == pytest.approx(2e-3)
 
 
-def test_delays_of_launches(tmp_path: Path) -> None:
+def test_delays_of_launches() -> None:
     maker = TraceMaker()
     for number in range(4):  # launched at 0, 10, 20, 30; begun at 10, 110, 210, 310
         maker.kernel(GEMM, (10 + 100 * number) * US, 99 * US, launched=10 * number * US, call_ns=US)
-    launches = profiled(tmp_path, maker).launches
+    launches = maker.profile().launches
     assert launches.median_latency_s == pytest.approx(145e-6)
     assert launches.p99_latency_s == pytest.approx(277e-6, rel=0.01)
 
 
-def test_memory_over_time_and_who_took_it(tmp_path: Path) -> None:
+def test_memory_over_time_and_who_took_it() -> None:
     maker = TraceMaker()
     maker.operator("aten::conv2d", 0, 50 * US)
     maker.operator("aten::empty", 5 * US, 10 * US)
@@ -123,18 +115,18 @@ def test_memory_over_time_and_who_took_it(tmp_path: Path) -> None:
     maker.memory(65 * US, 300)
     maker.memory(90 * US, -1000)
     maker.memory(108 * US, 200)
-    (line,) = profiled(tmp_path, maker).memory
+    (line,) = maker.profile().memory
     assert (line.peak_bytes, line.peak_at_s) == (1300, pytest.approx(57e-6))
     assert [(one.operator, one.bytes) for one in line.at_peak] == [("aten::conv2d", 1000), ("aten::relu", 300)]
     assert (line.allocated[0], line.allocated[-2], line.allocated[-1]) == (1000, 300, 500)
 
 
-def test_two_programs_are_compared_by_their_structure(tmp_path: Path) -> None:
+def test_two_programs_are_compared_by_their_structure() -> None:
     """Another maker's kernels, other numbers of instances, another operator for the same work."""
     before, after = TraceMaker(), TraceMaker(rocm=True)
     model(before, product="aten::cudnn_convolution")
     model(after, first=3, product="aten::miopen_convolution", kernel="Cijk_Ailk_Bljk_SB_MT64x64x16", linear_us=140)
-    found = diff_profiles(profiled(tmp_path, before), profiled(tmp_path, after)).aligned
+    found = diff_profiles(before.profile(), after.profile()).aligned
     rows = {row.short_name: row for row in found}
     slower = rows["## step ## / Net_0 / Linear_4 / convolution"]
     assert (slower.change, slower.ratio) == ("slower", pytest.approx(0.5))
@@ -143,7 +135,7 @@ def test_two_programs_are_compared_by_their_structure(tmp_path: Path) -> None:
     assert found[0].after_s - found[0].before_s == pytest.approx(70e-6)
 
 
-def test_programs_with_another_structure_are_compared_where_they_agree(tmp_path: Path) -> None:
+def test_programs_with_another_structure_are_compared_where_they_agree() -> None:
     before, after = TraceMaker(), TraceMaker()
     model(before)
     after.annotation("## step ##", 0, 300 * US)
@@ -151,6 +143,6 @@ def test_programs_with_another_structure_are_compared_where_they_agree(tmp_path:
     after.frame("nn.Module: Net_0", 2 * US, 100 * US)
     compiled = after.operator("## Call CompiledFxGraph fabc ##", 10 * US, 20 * US)
     after.kernel("triton_poi_fused_add_0", 500 * US, 50 * US, launched=12 * US, operator=compiled)
-    rows = {row.short_name: row for row in diff_profiles(profiled(tmp_path, before), profiled(tmp_path, after)).aligned}
+    rows = {row.short_name: row for row in diff_profiles(before.profile(), after.profile()).aligned}
     assert rows["## step ## / Net_0"].ratio == pytest.approx(105 / 50)
     assert not any("Linear" in path or "compiled" in path for path in rows)
