@@ -17,7 +17,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 
 import planted_faults
-from applying import copied, named, workload_of
+from applying import Model, copied, named, workload_of
 
 from redline.analyze.trust import error_text
 from redline.bench.device.cpu import CpuDevice
@@ -32,7 +32,7 @@ from redline.bench.recipe.numerics import (
 )
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
-from redline.bench.workload.step import InferenceStep
+from redline.bench.workload.step import InferenceStep, Setup
 from redline.bench.workload.workload import Workload
 from redline.model.record import Numerics
 from redline.model.spec import Recipe, WorkloadSpec
@@ -41,11 +41,18 @@ SAMPLE = ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def judge(recipe: str, workload: Workload, reference: OutputReference | None = None) -> Numerics:
+def judge(
+    recipe: str,
+    workload: Workload,
+    reference: OutputReference | None = None,
+    change: Callable[[Setup], object] = lambda setup: None,
+) -> Numerics:
+    """What the check says of a recipe on a copy of the model, after something was changed about it."""
     parsed, device = Recipe.parse(recipe), CpuDevice()
     if reference is None:
         reference = OutputReference.of(workload, device, number_format_of(parsed, "infer"), seed=0)
     setup = apply_recipe(parsed, copied(workload), device)
+    change(setup)
     return reference.judge(InferenceStep(setup), setup)
 
 
@@ -88,32 +95,10 @@ def test_the_zero_head_of_a_vit_is_handled() -> None:
 # Inference, on models whose truth is known
 
 
-class Constant(nn.Linear):
-    """Its answer has nothing to do with the question."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.bias.expand(input.shape[0], -1)
-
-
-class Hardly(nn.Linear):
-    """A large constant and, some digits below, an answer."""
-
-    def __init__(self, share: float) -> None:
-        super().__init__(8, 4)
-        self.share = share
-
-    def forward(self, input: Tensor) -> Tensor:
-        return 1.0 + self.share * super().forward(input)
-
-
-class NotFinite(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) / 0.0 * 0.0
-
-
 def test_a_model_that_ignores_its_input_has_nothing_to_judge_by() -> None:
+    ignores = Model(lambda own, x: own.layer.bias.expand(len(x), -1), layer=nn.Linear(8, 4))
     for recipe in ("bf16", "fault-ignores-input"):
-        numerics = judge(recipe, workload_of(Constant(8, 4), torch.randn(2, 8)))
+        numerics = judge(recipe, workload_of(ignores, torch.randn(2, 8)))
         assert numerics.degenerate
         assert not numerics.passed
         assert numerics.reason.code == "no-signal"
@@ -121,7 +106,8 @@ def test_a_model_that_ignores_its_input_has_nothing_to_judge_by() -> None:
 
 def test_an_output_that_hardly_moves_is_judged_by_what_moves() -> None:
     """Of the whole output the error would be one in a thousand; of what depends on the input it is everything."""
-    workload = workload_of(Hardly(1e-3), torch.randn(2, 8))
+    hardly = Model(lambda own, x: 1.0 + 1e-3 * own.layer(x), layer=nn.Linear(8, 4))
+    workload = workload_of(hardly, torch.randn(2, 8))
     wrong = judge("fault-ignores-input", workload)
     assert not wrong.degenerate
     assert not wrong.passed
@@ -130,16 +116,8 @@ def test_an_output_that_hardly_moves_is_judged_by_what_moves() -> None:
 
 def test_a_signal_finer_than_the_number_format_cannot_be_judged() -> None:
     """Two weights that differ in the fourth digit, of which bf16 has three."""
-
-    class Cancels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(1 + 1e-3 * torch.rand(8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * (self.weight - 1)
-
-    numerics = judge("bf16", workload_of(Cancels(), torch.randn(2, 8)))
+    cancels = Model(lambda own, x: x * (own.weight - 1), weight=nn.Parameter(1 + 1e-3 * torch.rand(8)))
+    numerics = judge("bf16", workload_of(cancels, torch.randn(2, 8)))
     assert numerics.degenerate
     assert not numerics.passed
     assert "bf16 cannot resolve this model's signal: rounding alone moves it by 1" in str(numerics.reason)
@@ -198,7 +176,8 @@ def test_the_reference_says_what_it_computes_in(dtype: torch.dtype, told: str) -
 
 
 def test_a_reference_that_is_not_finite_lets_nothing_pass() -> None:
-    workload = workload_of(NotFinite(8, 4), torch.randn(2, 8))
+    not_finite = Model(lambda own, x: own.layer(x) / 0.0 * 0.0, layer=nn.Linear(8, 4))
+    workload = workload_of(not_finite, torch.randn(2, 8))
     baseline = OutputReference.of(workload, CpuDevice(), "fp32", 0).as_numerics()
     assert not baseline.passed
     assert not baseline.finite
@@ -220,48 +199,41 @@ def test_the_baseline_is_its_own_reference() -> None:
 
 def test_a_recipe_in_fp32_is_held_to_fp32() -> None:
     """Another layout may change the order of sums and no more: an error of one in ten thousand is caught."""
+
+    def spoil(setup: Setup) -> None:
+        setup.workload.model.head.weight.data.mul_(1 + 1e-4)
+
     workload = named("simple_cnn", batch=2)
     sound = judge("channels-last", workload)
     assert sound.passed
     assert sound.tolerance < 1e-4
-    reference = OutputReference.of(workload, CpuDevice(), "fp32", 0)
-    wrong = copied(workload)
-    with torch.no_grad():
-        wrong.model.head.weight.mul_(1 + 1e-4)
-    setup = apply_recipe(Recipe.parse("channels-last"), wrong, CpuDevice())
-    assert not reference.judge(InferenceStep(setup), setup).passed
+    assert not judge("channels-last", workload, change=spoil).passed
 
 
-def test_an_output_built_otherwise_is_told_apart() -> None:
-    workload = workload_of(nn.Linear(8, 4), torch.randn(2, 8))
-    reference = OutputReference.of(workload, CpuDevice(), "fp32", 0)
-    setup = apply_recipe(Recipe.parse("baseline"), copied(workload), CpuDevice())
-    model = setup.model
-    setup.model = lambda x: (model(x), model(x))
-    numerics = reference.judge(InferenceStep(setup), setup)
+@pytest.mark.parametrize(
+    ("otherwise", "code"), [(lambda out: (out, out), "other-structure"), (lambda out: out[:, :-1], "above-tolerance")]
+)
+def test_an_output_built_otherwise_is_told_apart(otherwise: Callable[[Tensor], Any], code: str) -> None:
+    def wrap(setup: Setup) -> None:
+        model = setup.model
+        setup.model = lambda x: otherwise(model(x))
+
+    numerics = judge("baseline", workload_of(nn.Linear(8, 4), torch.randn(2, 8)), change=wrap)
     assert not numerics.passed
-    assert numerics.reason.code == "other-structure"
-    setup.model = lambda x: model(x)[:, :-1]
-    assert not reference.judge(InferenceStep(setup), setup).passed
+    assert numerics.reason.code == code
 
 
 def test_every_part_of_a_structured_output_counts() -> None:
-    class TwoHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 4)
+    def heads(own: Any, x: Tensor) -> dict[str, Tensor]:
+        return {"left": own.left(x), "right": own.right(x), "loss": own.left(x).mean()}
 
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"left": self.left(x), "right": self.right(x), "loss": self.left(x).mean()}
-
-    workload = workload_of(TwoHeads(), torch.randn(2, 8))
+    workload = workload_of(Model(heads, left=nn.Linear(8, 4), right=nn.Linear(8, 4)), torch.randn(2, 8))
     assert judge("bf16", workload).passed
-    reference = OutputReference.of(workload, CpuDevice(), "fp32", 0)
     for head in ("left", "right"):
-        wrong = copied(workload)
-        nn.init.normal_(getattr(wrong.model, head).weight)
-        setup = apply_recipe(Recipe.parse("baseline"), wrong, CpuDevice())
-        assert not reference.judge(InferenceStep(setup), setup).passed
+        wrong = judge(
+            "baseline", workload, change=lambda setup, head=head: nn.init.normal_(getattr(setup.model, head).weight)
+        )
+        assert not wrong.passed
 
 
 # Floors, tolerances and distances
