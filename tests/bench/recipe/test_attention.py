@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from applying import applied, output_of, output_of_code
+from applying import Model, applied, output_of, output_of_code
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -41,16 +41,10 @@ class Masked(Attends):
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=self.project.weight[:8, :8].contiguous())
 
 
-class Encoder(nn.Module):
+def encoder() -> Model:
     """As torchvision's ViT: MultiheadAttention that returns no weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        attended: Tensor = self.attention(x, x, x, need_weights=False)[0]
-        return attended
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    return Model(lambda own, x: own.attention(x, x, x, need_weights=False)[0], attention=attention).eval()
 
 
 def called_in(run: Callable[[], Any]) -> set[str]:
@@ -64,8 +58,8 @@ def inputs() -> Tensor:
     return torch.randn(2, 8, 16)
 
 
-@pytest.mark.parametrize("model", [Attends, Encoder])
-def test_the_kernel_asked_for_is_the_one_that_runs(model: type[nn.Module]) -> None:
+@pytest.mark.parametrize("model", [Attends, encoder])
+def test_the_kernel_asked_for_is_the_one_that_runs(model: Callable[[], nn.Module]) -> None:
     x, attends = inputs(), model().eval()
     expected = attends(x).detach()
     for backend, is_flash in (("flash", True), ("math", False)):
@@ -76,9 +70,9 @@ def test_the_kernel_asked_for_is_the_one_that_runs(model: type[nn.Module]) -> No
 
 
 def test_multihead_attentions_own_path_would_pass_the_choice_by() -> None:
-    encoder, x = Encoder().eval(), inputs()
-    assert "_native_multi_head_attention" in called_in(lambda: output_of(applied("baseline", encoder, x)))
-    setup = applied("sdpa:math", encoder, x)
+    seen, x = encoder(), inputs()
+    assert "_native_multi_head_attention" in called_in(lambda: output_of(applied("baseline", seen, x)))
+    setup = applied("sdpa:math", seen, x)
     assert "_native_multi_head_attention" not in called_in(lambda: output_of(setup))
     assert set(setup.notes) == {"fast path"}
     assert not applied("sdpa:math", Attends(), x).notes
@@ -103,11 +97,8 @@ def test_training_takes_the_kernel_too_and_is_not_moved_by_the_probe() -> None:
 
 
 def test_a_model_without_attention_is_refused() -> None:
-    class Branches(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input) if input.sum() > 1e9 else input
-
-    for model in (nn.Linear(16, 3), nn.Sequential(nn.Conv1d(8, 8, 1), nn.ReLU()), Branches(16, 16)):
+    branches = Model(lambda own, x: own.layer(x) if x.sum() > 1e9 else x, layer=nn.Linear(16, 16))
+    for model in (nn.Linear(16, 3), nn.Sequential(nn.Conv1d(8, 8, 1), nn.ReLU()), branches):
         with pytest.raises(BenchError, match="sdpa: the model never calls scaled_dot_product_attention") as caught:
             applied("sdpa:math", model, inputs())
         assert caught.value.kind == "unsupported"
@@ -156,12 +147,11 @@ def test_a_backend_that_cannot_is_refused_with_torchs_reason() -> None:
 
 
 def test_another_error_of_the_model_is_its_own() -> None:
-    class Breaks(Attends):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("out of cheese")
+    def breaks(*_: Any) -> Any:
+        raise RuntimeError("out of cheese")
 
     with pytest.raises(BenchError, match=r"^RuntimeError: out of cheese$") as caught:
-        applied("sdpa:math", Breaks(), inputs())
+        applied("sdpa:math", Model(breaks), inputs())
     assert caught.value.kind == "user"
 
 
@@ -169,7 +159,7 @@ def test_the_fast_path_is_back_when_the_session_is_over() -> None:
     from redline.bench.environment import remember_flags
 
     restore = remember_flags()
-    applied("sdpa:math", Encoder(), inputs())
+    applied("sdpa:math", encoder(), inputs())
     assert not torch.backends.mha.get_fastpath_enabled()
     restore()
     assert torch.backends.mha.get_fastpath_enabled()

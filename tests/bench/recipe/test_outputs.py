@@ -54,19 +54,6 @@ class TestNumbers:
         told = Reference(number_format="fp16", floor=1e-3).verdict(found)
         assert (told.rel_l2, told.cosine, told.passed) == (None, None, False)
 
-    def test_a_part_that_never_moves_is_compared_by_its_size(self) -> None:
-        """Anchors, masks and position tables beside the answer: they carry no signal, but may still come out wrong."""
-        anchors = torch.tensor([[10.0, 20.0]])
-        reference = [(torch.tensor([[1.0, 0.0]]), anchors), (torch.tensor([[0.0, 1.0]]), anchors)]
-        assert not compared(reference, reference).degenerate
-        assert compared(reference, reference).rel_l2 == 0.0
-        wrong = [(logits, 2 * anchors) for logits, _ in reference]
-        assert compared(wrong, reference).rel_l2 == pytest.approx(1.0)
-
-    def test_where_nothing_moves_there_is_no_signal(self) -> None:
-        reference = [torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]])]
-        assert compared(reference, reference).degenerate
-
     @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
     def test_complex_quantized_and_sparse_numbers_are_numbers(self) -> None:
         for make in (
@@ -77,6 +64,15 @@ class TestNumbers:
             reference = [make(torch.tensor([[1.0, 0.0]])), make(torch.tensor([[0.0, 1.0]]))]
             assert compared(reference, reference).rel_l2 == 0.0
             assert compared(reference[::-1], reference).rel_l2 > 1
+
+    @pytest.mark.parametrize("fixed", [torch.tensor([[10.0, 20.0]]), torch.tensor([7])], ids=["numbers", "integers"])
+    def test_a_part_that_never_moves_is_compared_by_its_size(self, fixed: Tensor) -> None:
+        """Anchors, masks and position tables beside the answer: they carry no signal, but may still come out wrong."""
+        reference = [(row, fixed) for row in torch.eye(2)[:, None]]
+        same = compared(reference, reference)
+        assert (same.degenerate, same.rel_l2) == (False, 0.0)
+        assert compared([(logits, 2 * fixed) for logits, _ in reference], reference).rel_l2 == pytest.approx(1.0)
+        assert compared([fixed, fixed], [fixed, fixed]).degenerate, "by itself it is no signal"
 
 
 class TestIntegers:
@@ -129,11 +125,6 @@ class TestIntegers:
         shifted = [(each, each.argsort(1).roll(1, 1)) for each in scores]
         assert compared(shifted, reference).rel_l2 > 0.8
 
-    def test_a_constant_that_changes_is_an_error_not_a_lack_of_signal(self) -> None:
-        reference = [(torch.tensor([7]), torch.tensor([[1.0, 0.0]])), (torch.tensor([7]), torch.tensor([[0.0, 1.0]]))]
-        wrong = [(torch.tensor([8]), logits) for _, logits in reference]
-        assert compared(wrong, reference).rel_l2 == pytest.approx(1.0)
-
 
 class TestLists:
     """What detectors answer: as many finds as there are, the surest first."""
@@ -148,26 +139,19 @@ class TestLists:
             "scores": torch.rand(count, generator=generator).sort(descending=True).values,
         }
 
-    def test_the_same_finds_in_another_order_are_the_same(self) -> None:
-        reference = [[self.finds(0)], [self.finds(1)]]
-        order = torch.randperm(40)
-        shuffled = [[{name: part[order] for name, part in image.items()} for image in images] for images in reference]
-        assert compared(shuffled, reference).rel_l2 == pytest.approx(0.0, abs=1e-6)
+    def test_finds_are_compared_in_any_order_by_what_is_missing_and_by_what_is_off(self) -> None:
+        reference, order = [[self.finds(0)], [self.finds(1)]], torch.randperm(40)
 
-    def test_one_that_is_missing_moves_little_and_other_images_much(self) -> None:
-        reference = [[self.finds(0)], [self.finds(1)]]
-        fewer = [[{name: part[:-1] for name, part in image.items()} for image in images] for images in reference]
-        assert 0 < compared(fewer, reference).rel_l2 < 0.4
-        assert compared(reference[::-1], reference).rel_l2 >= 1.0
+        def with_all(change: Any) -> Difference:
+            return compared([[change(image) for image in images] for images in reference], reference)
 
-    def test_boxes_that_are_off_show_though_the_scores_are_right(self) -> None:
-        reference = [[self.finds(0)], [self.finds(1)]]
-        moved = [[{**image, "boxes": image["boxes"] + 300} for image in images] for images in reference]
-        assert compared(moved, reference).rel_l2 > 1.0
-
-    def test_nothing_found_is_no_signal(self) -> None:
-        nothing = {name: part[:0] for name, part in self.finds(0).items()}
-        assert compared([[nothing], [nothing]], [[nothing], [nothing]]).degenerate
+        shuffled = with_all(lambda image: {name: part[order] for name, part in image.items()})
+        assert shuffled.rel_l2 == pytest.approx(0.0, abs=1e-6)
+        assert 0 < with_all(lambda image: {name: part[:-1] for name, part in image.items()}).rel_l2 < 0.4
+        assert compared(reference[::-1], reference).rel_l2 >= 1.0, "those of another image"
+        assert with_all(lambda image: {**image, "boxes": image["boxes"] + 300}).rel_l2 > 1.0
+        nothing = [[{name: part[:0] for name, part in self.finds(0).items()}]] * 2
+        assert compared(nothing, nothing).degenerate, "nothing found is no signal"
 
 
 class Greedy(nn.Module):

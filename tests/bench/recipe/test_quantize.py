@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from applying import applied, code_of, judged, output_of, output_of_code
+from applying import Model, applied, code_of, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
@@ -21,10 +21,7 @@ pytestmark = [pytest.mark.usefixtures("torch_as_it_was"), pytest.mark.filterwarn
 class Gpu(CpuDevice):
     """Refuses nothing, and computes on the CPU all the same."""
 
-    kind = "cuda"
-
-    def refusal_of(self, dtype: torch.dtype) -> str | None:
-        return None
+    kind, refusal_of = "cuda", lambda self, dtype: None
 
 
 def layers() -> nn.Sequential:
@@ -46,10 +43,16 @@ def weights_of(model: nn.Module) -> list[bool]:
     ],
 )
 def test_linear_layers_are_quantized_and_the_share_is_told(recipe: str, config: str) -> None:
-    x, model = torch.randn(32, 32), layers()
+    from torch._inductor import config as inductor
+
+    def switches() -> tuple[object, object]:
+        return inductor.force_fuse_int_mm_with_mul, torch.get_float32_matmul_precision()
+
+    x, model, before = torch.randn(32, 32), layers(), switches()
     expected = model(x).detach()
     written = output_of_code(recipe, model, x)
     setup = applied(recipe, model, x)
+    assert switches() == before, "the switches of the process stay as they are"
     assert all(weights_of(model))
     assert setup.notes == {"int8": f"torchao {version('torchao')}, {config}: 3 of 6 parameters, 98% of the weights"}
     error = (output_of(setup) - expected).norm() / expected.norm()
@@ -72,28 +75,15 @@ def test_a_broken_int8_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_torchao
-def test_the_switches_of_the_process_stay_as_they_are() -> None:
-    from torch._inductor import config
-
-    before = config.force_fuse_int_mm_with_mul, torch.get_float32_matmul_precision()
-    applied("int8:dynamic", layers(), torch.randn(2, 32))
-    assert (config.force_fuse_int_mm_with_mul, torch.get_float32_matmul_precision()) == before
-
-
-@needs_torchao
 def test_what_other_modules_read_past_the_layer_is_left_alone() -> None:
     """MultiheadAttention takes the weight of its projection out of the layer, which quantized layers do not allow."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention, self.mlp = nn.MultiheadAttention(32, 2, batch_first=True), nn.Linear(32, 64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.mlp(self.attention(x, x, x, need_weights=False)[0])
-            return y
-
-    setup = applied("int8", Block(), torch.randn(2, 8, 32))
+    attention = nn.MultiheadAttention(32, 2, batch_first=True)
+    block = Model(
+        lambda own, x: own.mlp(own.attention(x, x, x, need_weights=False)[0]),
+        attention=attention,
+        mlp=nn.Linear(32, 64),
+    )
+    setup = applied("int8", block, torch.randn(2, 8, 32))
     assert weights_of(setup.workload.model) == [False, True]
     assert output_of(setup).shape == (2, 8, 64)
 
