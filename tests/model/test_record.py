@@ -79,7 +79,6 @@ class TestRoundTrip:
         plain = plain_record()
         del plain["prepared"]["work"]
         found = decode(msgspec.msgpack.encode(plain))
-        assert found.prepared is not None
         assert found.prepared.work is None
 
     def test_raw_samples_come_back_to_the_last_bit(self) -> None:
@@ -164,11 +163,9 @@ class TestSchema:
         }
         plain["failure"].pop("notes")
         found, today = decode(msgspec.msgpack.encode(plain)), whole_record()
-        assert found.prepared is not None
         assert found.spec == today.spec
         # Of a block, `alone` meant something else then.
         assert found.blocks == tuple(msgspec.structs.replace(block, alone={}) for block in today.blocks)
-        assert today.prepared is not None
         assert found.prepared.cold_start == msgspec.structs.replace(
             today.prepared.cold_start, compile_cache=None, contended=False, shared=False, graph_breaks=None
         )
@@ -202,7 +199,6 @@ class TestSchema:
         del plain["prepared"]["switches"]
         old = {**plain, "schema": 1, "spec": {**plain["spec"], "recipe": {"steps": switches}}}
         prepared = decode(msgspec.msgpack.encode(old)).prepared
-        assert prepared is not None
         assert prepared.switches == {
             "compile:reduce-overhead": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
             "int8": Capabilities(quantizes=True),
@@ -228,7 +224,6 @@ class TestSchema:
             "items_per_step": 20,
         }
         read = decode(msgspec.msgpack.encode(plain))
-        assert read.prepared is not None
         assert (read.prepared.workload.batch, read.prepared.workload.batch_from) == (20, origin)
 
     @pytest.mark.parametrize("schema", [None, "1", 1.0])

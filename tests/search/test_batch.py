@@ -78,8 +78,6 @@ class TestLargest:
 
         found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory), task=task)
         truth = largest_batch(memory, lambda batch: RunSpec(workload=WorkloadSpec(model="m", batch=batch)), 2**34)
-        assert found.max_batch is not None
-        assert found.max_batch_below is not None
         assert 0.97 * truth <= found.max_batch <= truth < found.max_batch_below
         assert len(found.trials) <= MAX_TRIALS
         assert found.ooms <= 1
@@ -101,7 +99,6 @@ class TestLargest:
         failed = [trial for trial in found.trials if not trial.fits]
         assert found.ooms == len(failed) >= 1
         assert {trial.failure.kind for trial in failed if trial.failure} == {"oom"}
-        assert found.max_batch is not None
         assert 0.97 * 240 <= found.max_batch <= 240
 
     def test_a_batch_that_breaks_in_another_way_bounds_the_search(self) -> None:
@@ -110,7 +107,6 @@ class TestLargest:
             return Failure(stage="measure", kind="user", message="index out of range") if too_large else None
 
         found = find(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 1e6 * batch), failure=failure))
-        assert found.max_batch is not None
         assert 900 < found.max_batch <= 1000
         assert found.ooms == 0
         assert any("another reason than memory: index out of range" in str(each) for each in found.notes)
@@ -123,11 +119,9 @@ class TestLargest:
 
         memory = curve(lambda batch: 12.34e6 * batch)
         found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory, failure=failure), slo_p95="50ms")
-        assert found.max_batch is not None
         assert found.max_batch % four == 0
         assert 0.95 * 2**34 / 12.34e6 <= found.max_batch <= 2**34 / 12.34e6, "and not the batch it began with"
         assert sum(not trial.fits for trial in found.trials) <= 2
-        assert found.slo_batch is not None
         assert found.slo_batch % four == 0
         (said,) = [str(each) for each in found.notes if each.code == "other-failure"]
         assert "shape is invalid; from then on multiples of" in said
@@ -160,7 +154,6 @@ class TestLargest:
 
     def test_memory_that_hardly_grows_ends_where_batches_end(self) -> None:
         found = find(Landscape(step_s=0.001, memory_bytes=curve(lambda batch: 1e6 + 1e-3 * batch)))
-        assert found.max_batch is not None
         assert found.max_batch <= MOST_ITEMS
 
     def test_a_squeezed_trial_is_marked(self) -> None:
@@ -190,7 +183,6 @@ class TestKnee:
             memory_bytes=curve(lambda batch: 2e8 + 8 * MIB * batch, resident=2e8),
         )
         found = find(landscape)
-        assert found.saturation is not None
         assert found.saturation.per_item_s == pytest.approx(1e-4, rel=0.03)
         assert found.knee_batch == pytest.approx(45, rel=0.1)  # 0.9 · 5 ms / 0.1 ms
 
@@ -243,7 +235,6 @@ class TestKnee:
     def test_every_row_carries_its_interval_and_its_trust(self) -> None:
         landscape = Landscape(step_s=step_times(0.002, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
         found = find(landscape)
-        assert found.knee is not None
         assert found.knee.batch in {trial.batch for trial in found.trials}
         assert all(trial.throughput_interval and trial.trust for trial in found.trials if trial.fits)
         row = trial_row(found, next(trial for trial in found.trials if trial.fits))
@@ -260,7 +251,6 @@ def test_the_title_names_the_limit_once_and_no_shape_of_a_single_trial() -> None
     found = find(landscape, journal=journal)
     assert str(result_of([found])).count("16.0 GiB") == 1
     record = next(each for each in journal.records if each.prepared)
-    assert record.prepared is not None
     info = msgspec.structs.replace(record.prepared.workload, input_shapes=("7×20×96 float32",), image_size=None)
     shaped = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, workload=info))
     summary = batch_summary([shaped], found.trials, upper=math.inf)
@@ -291,7 +281,6 @@ class TestLatencyTarget:
             found = find(landscape, slo_p95=slo_s)
             p95 = math.exp(1.645 * sigma)
             largest = ((slo_s / p95) - fixed_s) / item_s
-            assert found.slo_batch is not None
             over += (fixed_s + item_s * found.slo_batch) * p95 > slo_s
             shares.append(found.slo_batch / largest)
         assert over <= 2
@@ -428,7 +417,6 @@ class TestGeneration:
     def test_the_largest_batch_that_keeps_both_targets(self, targets: dict[str, str], truth: int) -> None:
         found = find(self.LANDSCAPE, task="generate", **targets)
         assert found.item == "tok"
-        assert found.slo_batch is not None
         assert truth - 1 <= found.slo_batch <= truth
         assert str(found.slo) in str(result_of([found]))
 

@@ -243,7 +243,6 @@ class TestTheRatio:
                 blocks = [block for block in record.blocks if block.kind == "throughput"]
                 medians.append({block.round: float(np.median(block.samples)) for block in blocks})
             paired = paired_ratio(*medians)
-            assert paired is not None
             alarms += not paired.low <= 1 <= paired.high
         assert alarms > 25
 
@@ -331,7 +330,6 @@ class TestStopping:
         assert record.stopped == "target"
         for kind in ("throughput", "latency"):
             interval = median_interval([block.samples for block in record.blocks if block.kind == kind])
-            assert interval is not None
             assert interval.half_width <= 0.01
 
     def test_not_before_the_fewest_rounds_and_samples(self) -> None:
@@ -430,7 +428,6 @@ class TestASiblingThatFails:
 
         records, _, _ = together("baseline", "fp16", judge=judge)
         assert stops(records) == ["target", "failed"]
-        assert records[1].failure is not None
         assert records[1].failure.kind == "crash"
         assert "Progress" in records[1].failure.message
 
@@ -790,7 +787,6 @@ def test_after_others_a_block_passes_that_is_not_kept(follows: bool) -> None:
     door = WatchedDoor(Landscape(step_s=0.01))
     with Group(door, Notebook(), Observer(), random.Random(0)) as opened:
         entry = opened.open(spec_of(), 0)
-        assert entry is not None
         opened.measure_solo(entry, "throughput", follows_others=follows)
         assert len(door.timed) == len(entry.record.blocks) + follows
         assert len(entry.record.blocks) == SOLO_BLOCKS
@@ -813,7 +809,6 @@ def test_the_least_memory_is_asked_for_after_a_whole_run(asked: bool, stopped: A
     session.__class__ = Session
     with Group(FakeDoor(Landscape(step_s=0.01)), Notebook(), Observer(), random.Random(0)) as opened:
         record = opened.close(Entry(record=RunRecord(id="r", spec=spec), session=session, stopped=stopped))
-    assert record.closed is not None
     assert (record.closed.memory.needed_bytes, record.closed.memory.allocator_retries) == (needed, 3)
 
 

@@ -14,7 +14,7 @@ from redline.model.errors import DoorError, SpecError, UsageError
 from redline.model.identity import plan_key
 from redline.model.questions import Checked
 from redline.model.record import Block, Failure, RunRecord, new_id
-from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.search.grid import Cell, Grid, Plan, check_name, estimate, grid_from_tables, make_plan, standing
 from redline.search.observer import Observer
 from redline.search.run import BROKEN_DOORS, Account, GridRun, Spread, measured_elsewhere, unsettled
@@ -27,48 +27,15 @@ PLACE = Environment(device=DeviceInfo(kind="cuda", name="Some GPU", driver="1"),
 SPEC = RunSpec(workload=WorkloadSpec(model="m", batch=8), recipe=Recipe.parse("fp16+compile"), device="cuda:0")
 
 
-def key(spec: RunSpec = SPEC, fingerprint: str = "file 1", **place: Any) -> str:
-    device = msgspec.structs.replace(PLACE.device, **{k: v for k, v in place.items() if k in ("name", "driver")})
-    versions = {"torch": place.get("torch", "2")}
-    return plan_key(spec, fingerprint, msgspec.structs.replace(PLACE, device=device, versions=versions))
-
-
 def changed(**fields: Any) -> RunSpec:
     return msgspec.structs.replace(SPEC, **fields)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        key(changed(workload=WorkloadSpec(model="m", batch=16))),
-        key(changed(workload=WorkloadSpec(model="m", batch=8, task="train"))),
-        key(changed(recipe=Recipe.parse("fp16"))),
-        key(changed(threads=2)),
-        key(changed(seed=1)),
-        key(changed(measure=MeasureSpec.for_effort("quick"))),
-        key(changed(measure=MeasureSpec(check_numerics=False))),
-        key(changed(launch=LaunchSpec(memory_limit_bytes=2**30))),
-        key(fingerprint="file 2"),
-        key(name="Other GPU"),
-        key(driver="2"),
-        key(torch="3"),
-    ],
-)
-def test_another_measurement_has_another_key(other: str) -> None:
-    assert other != key()
-
-
-@pytest.mark.parametrize(
-    "same",
-    [
-        key(),
-        key(changed(recipe=Recipe.parse("compile+fp16"))),
-        key(changed(launch=LaunchSpec(door="spawn", prepare_timeout_s=5.0))),
-        key(changed(workload=WorkloadSpec(model="m", batch=8, artifact="/somewhere/else.pkl"))),
-    ],
-)
-def test_the_same_measurement_has_the_same_key(same: str) -> None:
-    assert same == key()
+def test_a_plan_is_keyed_by_what_is_known_of_the_model_and_the_place() -> None:
+    other = msgspec.structs.replace(PLACE, versions={"torch": "3"})
+    keys = [plan_key(SPEC, "file 1", PLACE), plan_key(SPEC, "file 2", PLACE), plan_key(SPEC, "file 1", other)]
+    assert len({*keys, plan_key(changed(recipe=Recipe.parse("fp16")), "file 1", PLACE)}) == 4
+    assert plan_key(changed(recipe=Recipe.parse("compile+fp16")), "file 1", PLACE) == keys[0]
 
 
 def grid_of(table: dict[str, Any]) -> Grid:

@@ -33,7 +33,6 @@ class Watched:
         self.most_open = most_open
 
     def open(self, spec: RunSpec | None = None) -> FakeSession:
-        assert spec is not None
         self.open_now += 1
         session, door, batch = self.inner.open(spec), self, spec.workload.batch
         ask, wait, close, begun = session.ask, session.wait, session.close, session.begin

@@ -161,7 +161,6 @@ class TestWorkers:
         bench = door(load_s=load_s, cores=16)
         record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
         found = loader_summary(record)
-        assert found is not None
         assert found.best_workers == needed
         assert found.ends_it
         assert found.verdict == ("data-bound" if needed else "not data-bound")
@@ -173,14 +172,12 @@ class TestWorkers:
         bench = door(load_s=0.5, cores=8)
         record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
         found = loader_summary(record)
-        assert found is not None
         assert (found.best_workers, found.ends_it, found.verdict) == (8, False, "data-bound")
         assert found.data_wait_share > 0.9
 
     def test_prefetching_is_measured_both_ways(self) -> None:
         record = train_spec(spec_of(), door(load_s=0.01), NoJournal(), after=After(feeds=True, epochs=False))
         found = loader_summary(record)
-        assert found is not None
         assert found.without_prefetch_per_s == pytest.approx(found.together_per_s / 2, rel=0.02)
 
 

@@ -19,6 +19,9 @@ from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs.tune import TuneResult
 
+Tune = Callable[..., TuneResult]
+"""A search of a history of its own, on a bench whose truth may be given."""
+
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),
     SwitchChoice(switch="bf16", family="precision"),

@@ -64,7 +64,6 @@ class TestTruth:
         for recipe, truth in (("baseline", 0.010), ("fp16", 0.004)):
             session = opened(door, spec_of(recipe))
             interval = median_interval([block_of(session, number=number).samples for number in range(20)])
-            assert interval is not None
             assert interval.median == pytest.approx(truth, rel=0.01)
             assert interval.low <= truth * 1.005
             assert interval.high >= truth * 0.995
@@ -114,7 +113,6 @@ class TestDrift:
             for name, session in (("first", first), ("other", other)):
                 times[name][number] = float(np.median(block_of(session, number=number).samples))
         paired = paired_ratio(times["first"], times["other"])
-        assert paired is not None
         assert paired.low <= 2.0 <= paired.high
         assert paired.high / paired.low < 1.02
         wandered = np.log(list(times["first"].values()))
@@ -344,7 +342,6 @@ class TestQuestions:
         first, second, third = reply.answers
         assert (first.spec.device, first.usage) == ("cuda:0", None)
         assert (second.spec.device, second.usage) == ("cpu", None)
-        assert third.usage is not None
         assert "resnet50" in third.usage
 
     def test_models_environment_and_health(self) -> None:

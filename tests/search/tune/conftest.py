@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tune_bench import landscape, tuned
+from tune_bench import Tune, landscape, tuned
 
 from redline.store import History
 from redline.testing.fake import FakeDoor
@@ -21,7 +20,7 @@ def history() -> Any:
 
 
 @pytest.fixture
-def tune(history: History) -> Callable[..., TuneResult]:
+def tune(history: History) -> Tune:
     def run(truth: Landscape | None = None, **settings: Any) -> TuneResult:
         return tuned(FakeDoor(truth or landscape()), history, **settings)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 import pytest
-from tune_bench import BEST, landscape
+from tune_bench import BEST, Tune, landscape
 from worlds.recipes import switches_of
 
 from redline.model.note import note
@@ -38,22 +37,20 @@ def in_half(spec: RunSpec) -> Numerics:
         (Facts(), None),
     ],
 )
-def test_a_gain_that_depends_on_the_inputs_is_marked(
-    tune: Callable[..., TuneResult], facts: Facts, told: str | None
-) -> None:
+def test_a_gain_that_depends_on_the_inputs_is_marked(tune: Tune, facts: Facts, told: str | None) -> None:
     found = said(tune(replace(landscape(), facts=facts))).get("one-branch")
     assert found is None if told is None else told in str(found)
 
 
 @pytest.mark.parametrize(("share", "without", "is_told"), [(0.9, None, True), (0.1, None, False), (0.9, "fp16", False)])
 def test_digits_that_a_model_in_float64_loses_are_told(
-    tune: Callable[..., TuneResult], share: float, without: str | None, is_told: bool
+    tune: Tune, share: float, without: str | None, is_told: bool
 ) -> None:
     result = tune(landscape(facts=Facts(double_share=share), numerics=in_half), without=[without or "int8", "bf16"])
     assert ("fp16 keeps about 3 of its 16 digits" in said(result).get("fewer-digits", "")) is is_told
 
 
-def test_nothing_is_said_of_a_baseline_that_stays(tune: Callable[..., TuneResult]) -> None:
+def test_nothing_is_said_of_a_baseline_that_stays(tune: Tune) -> None:
     slow = landscape(
         step_s=lambda spec: 0.01 * (1 + len(switches_of(spec))), facts=Facts(branches=True), numerics=EXACT
     )
@@ -63,7 +60,7 @@ def test_nothing_is_said_of_a_baseline_that_stays(tune: Callable[..., TuneResult
     assert BEST not in str(result.summary.leader)
 
 
-def test_what_the_comparison_of_the_winner_leaves_out_is_told(tune: Callable[..., TuneResult]) -> None:
+def test_what_the_comparison_of_the_winner_leaves_out_is_told(tune: Tune) -> None:
     result = tune()
     left_out = note("masked-positions", "positions that a mask hides are not compared")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from random import Random
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from tune_bench import BEST, CHOICES, DEVICE, device_s, host_s, landscape, tuned
+from tune_bench import BEST, CHOICES, DEVICE, Tune, device_s, host_s, landscape, tuned
 from worlds.recipes import SPACES, WRONG, switches_of
 from worlds.tuning import loss_of, tune_simulated
 
@@ -26,34 +25,30 @@ from redline.search.tune.record import decode_tune, encode_tune
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT
-from redline.verbs.tune import TuneResult, kept_tune
+from redline.verbs.tune import kept_tune
 
 
 class TestFindings:
-    def test_the_best_recipe_with_an_interval_that_holds_the_truth(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_best_recipe_with_an_interval_that_holds_the_truth(self, tune: Tune) -> None:
         winner = tune().winner
-        assert winner is not None
         assert winner.recipe == BEST
         truth = 0.01 / (0.01 * math.exp(-0.9 - 0.2 - 0.3 - 0.05))
-        assert winner.low is not None
-        assert winner.high is not None
         assert winner.low <= truth <= winner.high
         assert winner.high / winner.low < 1.1
         assert winner.batch == 32
         assert winner.throughput_per_s == pytest.approx(32 / 0.01 * truth, rel=0.06)
 
-    def test_its_speed_is_the_one_of_every_table(self, tune: Callable[..., TuneResult]) -> None:
+    def test_its_speed_is_the_one_of_every_table(self, tune: Tune) -> None:
         """Over all of its processes, on trial and in the race, which here differ by a tenth."""
         result = tune(landscape(offset_sigma=0.1))
         records = list(result.recorded.values())
         lines = {line.row.recipe: line for line in lines_of(records, summarize(records))}
-        assert result.winner is not None
         assert len(lines[result.winner.recipe].rates) > 2
         assert result.winner.throughput_per_s == lines[result.winner.recipe].row.throughput_per_s
         for each in result.summary.ranking:
             assert each.throughput_per_s == lines[each.recipe].row.throughput_per_s
 
-    def test_the_fewest_joules_per_item(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_fewest_joules_per_item(self, tune: Tune) -> None:
         """fp16 is the fastest and draws far more power: bf16, a little slower, needs less energy."""
         watts = {"fp16": 700.0, "bf16": 400.0}
         power = landscape(
@@ -63,7 +58,6 @@ class TestFindings:
         )
         found = tune(power, objective="energy", price="2.50/h", switches=["fp16", "bf16", "channels-last"])
         winner = found.winner
-        assert winner is not None
         assert "bf16" in winner.recipe.split("+")
         truth = 500 / 400 * math.exp(0.85 + 0.2)
         assert winner.ratio == pytest.approx(truth, rel=0.05)
@@ -73,12 +67,12 @@ class TestFindings:
         assert "the items per joule of the baseline" in shown
         assert "mJ/img" in shown
 
-    def test_energy_that_nobody_can_read_is_no_objective(self, tune: Callable[..., TuneResult]) -> None:
+    def test_energy_that_nobody_can_read_is_no_objective(self, tune: Tune) -> None:
         found = tune(objective="energy").summary
         assert found.winner is None
         assert [each.code for each in found.notes] == ["no-energy"]
 
-    def test_what_each_step_brings(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_each_step_brings(self, tune: Tune) -> None:
         gains = {each.switch: each for each in tune().summary.switches}
         assert set(gains) == {"fp16", "channels-last", "compile", "graphs", "cudnn-benchmark"}
         # Without graphs Python is in the way again, whatever the device could do.
@@ -88,11 +82,9 @@ class TestFindings:
         truths["graphs"] = 0.006 / (0.01 * math.exp(-1.45))
         for switch, truth in truths.items():
             low, high = gains[switch].low, gains[switch].high
-            assert low is not None
-            assert high is not None
             assert low - 0.01 <= truth <= high + 0.01, switch
 
-    def test_what_needs_a_switch_is_left_out_together_with_it(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_needs_a_switch_is_left_out_together_with_it(self, tune: Tune) -> None:
         """Else nobody would learn what the compiler brings to a recipe with a switch that changes its program."""
         need = SwitchNeed(wants=("compile",), reason="add compile")
         rewrite = SwitchChoice(switch="rewrite", family="rewrite", needs=(need,))
@@ -110,7 +102,7 @@ class TestFindings:
         assert both.gain == pytest.approx(math.exp(-DEVICE["compile"]) / 0.8, rel=0.05)
         assert both.low is not None
 
-    def test_the_ranking_and_what_was_never_tried(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_ranking_and_what_was_never_tried(self, tune: Tune) -> None:
         found = tune().summary
         assert found.ranking[0].recipe == BEST
         assert [each.ratio for each in found.ranking] == sorted((each.ratio for each in found.ranking), reverse=True)
@@ -118,7 +110,6 @@ class TestFindings:
         assert told["onnx"] == "onnxruntime is not installed"
         assert found.compile_seconds > 0
         assert found.headroom is None
-        assert found.snippet is not None
         assert BEST in found.snippet
 
     def test_who_did_not_race_moves_with_those_who_did(self, history: History) -> None:
@@ -131,11 +122,10 @@ class TestFindings:
 
         doors.append(FakeDoor(landscape(step_s=step_s)))
         found = tuned(doors[0], history).summary
-        assert found.winner is not None
         assert found.ranking[0].recipe == found.winner.recipe
         assert all(each.ratio <= found.winner.ratio for each in found.ranking)
 
-    def test_of_equals_the_simpler_wins(self, tune: Callable[..., TuneResult]) -> None:
+    def test_of_equals_the_simpler_wins(self, tune: Tune) -> None:
         """Where the device is all and compiling brings nothing, nobody should have to compile."""
         flat = landscape(
             step_s=lambda spec: 0.01 * (0.5 if "fp16" in switches_of(spec) else 1.0),
@@ -143,21 +133,19 @@ class TestFindings:
             offset_sigma=0.001,
         )
         winner = tune(flat).winner
-        assert winner is not None
         assert winner.recipe == "fp16"
 
-    def test_nothing_better_than_the_baseline(self, tune: Callable[..., TuneResult]) -> None:
+    def test_nothing_better_than_the_baseline(self, tune: Tune) -> None:
         worse = landscape(step_s=lambda spec: 0.01 * (1 + 0.3 * len(switches_of(spec))), issue_share=0.1)
         result = tune(worse)
         assert result.winner is None
-        assert result.summary.leader is not None
         assert (result.summary.leader.recipe, result.summary.leader.ratio) == ("baseline", 1.0)
         assert result.summary.switches == ()
         assert result.summary.snippet is None
         with pytest.raises(UsageError, match="surely faster"):
             _ = result.recipe
 
-    def test_is_a_function_of_what_is_stored(self, tune: Callable[..., TuneResult], history: History) -> None:
+    def test_is_a_function_of_what_is_stored(self, tune: Tune, history: History) -> None:
         result = tune(name="study")
         again = kept_tune("study", workspace=Workspace(history=history))
         assert again.summary == result.summary
@@ -165,7 +153,7 @@ class TestFindings:
         with pytest.raises(UsageError, match=r"no tune .nosuch.*study"):
             kept_tune("nosuch", workspace=Workspace(history=history))
 
-    def test_a_search_that_was_stored_under_old_names_still_loads(self, tune: Callable[..., TuneResult]) -> None:
+    def test_a_search_that_was_stored_under_old_names_still_loads(self, tune: Tune) -> None:
         """Schema 1: switches were called steps, replicates heats."""
         record = msgspec.structs.replace(tune().tune, batch_replicates=(("a", "b"),))
         old = msgspec.msgpack.decode(encode_tune(record))
@@ -178,7 +166,7 @@ class TestFindings:
 
 
 class TestNumbers:
-    def test_a_wrong_recipe_is_never_timed_nor_recommended_however_fast(self, tune: Callable[..., TuneResult]) -> None:
+    def test_a_wrong_recipe_is_never_timed_nor_recommended_however_fast(self, tune: Tune) -> None:
         wrong = landscape(
             step_s=lambda spec: max(host_s(spec), device_s(spec)) * (0.1 if "fp16" in switches_of(spec) else 1.0),
             numerics=lambda spec: WRONG if "fp16" in switches_of(spec) else EXACT,
@@ -193,7 +181,7 @@ class TestNumbers:
             assert not record.blocks or "fp16" not in switches_of(record.spec)
 
     @pytest.mark.parametrize(("tolerance", "passes"), [("1x", False), ("8x", True), (3e-3, False), ("2e-2", True)])
-    def test_the_tolerance_is_the_persons(self, tune: Callable[..., TuneResult], tolerance: Any, passes: bool) -> None:
+    def test_the_tolerance_is_the_persons(self, tune: Tune, tolerance: Any, passes: bool) -> None:
         near = msgspec.structs.replace(
             EXACT, rel_l2=7e-3, floor=1e-3, tolerance=4e-3, passed=False, reason=note("above-tolerance", "too far")
         )
@@ -202,7 +190,7 @@ class TestNumbers:
         )
         assert ("fp16" in result.recipe.split("+")) is passes
 
-    def test_what_is_said_of_the_tolerance_is_true(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_is_said_of_the_tolerance_is_true(self, tune: Tune) -> None:
         class Listening(Observer):
             said: ClassVar[dict[str, str]] = {}
 
@@ -216,9 +204,7 @@ class TestNumbers:
         assert Listening.said["baseline"] == "error 0 is within the tolerance 0.001 that was asked for"
         assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {r.text for r in found.rejected}
 
-    def test_a_baseline_whose_numbers_are_not_finite_is_not_said_not_to_run(
-        self, tune: Callable[..., TuneResult]
-    ) -> None:
+    def test_a_baseline_whose_numbers_are_not_finite_is_not_said_not_to_run(self, tune: Tune) -> None:
         wild = msgspec.structs.replace(
             EXACT, rel_l2=None, finite=False, passed=False, reason=note("not-finite", "the fp32 output is not finite")
         )
@@ -226,9 +212,7 @@ class TestNumbers:
         assert [each.code for each in result.summary.notes] == ["not-finite"]
         assert "no answer: the baseline gives numbers that are not finite" in str(result)
 
-    def test_nothing_more_is_tried_where_the_model_does_not_give_the_same_twice(
-        self, tune: Callable[..., TuneResult]
-    ) -> None:
+    def test_nothing_more_is_tried_where_the_model_does_not_give_the_same_twice(self, tune: Tune) -> None:
         reason = note("not-repeatable", "the same inputs twice give outputs 0.9 apart")
         unlike = msgspec.structs.replace(EXACT, method="outputs", rel_l2=0.9, floor=0.9, passed=False, reason=reason)
         truth = landscape(numerics=lambda spec: unlike if switches_of(spec) else EXACT)
@@ -237,19 +221,19 @@ class TestNumbers:
         assert [each.code for each in result.summary.notes] == ["not-repeatable"]
         assert "no answer: the baseline itself does not give the same twice" in str(result)
 
-    def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
+    def test_failures_are_rejected_with_their_reason(self, tune: Tune) -> None:
         broken = Failure(stage="compile", kind="compile", message="no compiler here")
         result = tune(landscape(failure=lambda spec: broken if "compile" in switches_of(spec) else None))
         assert result.recipe == "fp16+channels-last+graphs+cudnn-benchmark"
         assert any("no compiler here" in each.text for each in result.summary.rejected)
 
-    def test_a_pair_that_breaks_costs_neither_of_its_steps_alone(self, tune: Callable[..., TuneResult]) -> None:
+    def test_a_pair_that_breaks_costs_neither_of_its_steps_alone(self, tune: Tune) -> None:
         broken = Failure(stage="compile", kind="unsupported", message="not together")
         both = frozenset({"fp16", "graphs"})
         result = tune(landscape(failure=lambda spec: broken if both <= switches_of(spec) else None))
         assert result.recipe == "bf16+channels-last+compile+graphs+cudnn-benchmark"
 
-    def test_a_recipe_that_goes_wrong_in_the_last_race_does_not_win(self, tune: Callable[..., TuneResult]) -> None:
+    def test_a_recipe_that_goes_wrong_in_the_last_race_does_not_win(self, tune: Tune) -> None:
         def numerics(spec: RunSpec) -> Any:
             is_final = spec.measure.loss_path_steps == 20
             return WRONG if is_final and "fp16" in switches_of(spec) else EXACT
@@ -258,7 +242,7 @@ class TestNumbers:
         assert "fp16" not in result.recipe.split("+")
         assert any(each.code == "above-tolerance" for each in result.summary.rejected)
 
-    def test_what_was_faster_and_lost_its_numbers_in_the_race_is_told(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_was_faster_and_lost_its_numbers_in_the_race_is_told(self, tune: Tune) -> None:
         """The longer check of the race finds all recipes wrong that a trial has found faster."""
 
         def numerics(spec: RunSpec) -> Any:
@@ -267,7 +251,7 @@ class TestNumbers:
         told = str(tune(landscape(numerics=numerics)))
         assert "no winner: nothing that was tried and kept its numbers is faster than the baseline" in told
 
-    def test_a_baseline_that_does_not_run_ends_it(self, tune: Callable[..., TuneResult]) -> None:
+    def test_a_baseline_that_does_not_run_ends_it(self, tune: Tune) -> None:
         broken = Failure(stage="build", kind="user", message="this factory raised")
         result = tune(landscape(failure=broken))
         assert result.winner is None
@@ -276,7 +260,7 @@ class TestNumbers:
         with pytest.raises(UsageError, match="no recipe"):
             _ = result.recipe
 
-    def test_a_baseline_that_is_not_ready_in_time_is_not_called_broken(self, tune: Callable[..., TuneResult]) -> None:
+    def test_a_baseline_that_is_not_ready_in_time_is_not_called_broken(self, tune: Tune) -> None:
         late = Failure(stage="compile", kind="timeout", message="no answer within 44 s; it was stopped")
         result = tune(landscape(failure=late))
         assert [each.code for each in result.summary.notes][:1] == ["baseline-too-slow"]
@@ -285,7 +269,7 @@ class TestNumbers:
 
 
 class TestSpending:
-    def test_adds_up_to_the_seconds_of_the_search(self, tune: Callable[..., TuneResult]) -> None:
+    def test_adds_up_to_the_seconds_of_the_search(self, tune: Tune) -> None:
         broken = Failure(stage="build", kind="crash", message="gone")
         truth = landscape(failure=lambda spec: broken if "cudnn-benchmark" in switches_of(spec) else None)
         for budget_s in (60.0, 600.0):
@@ -297,7 +281,7 @@ class TestSpending:
             assert parts["baseline"] > 0
             assert parts["race"] > 0
 
-    def test_what_was_kept_for_the_race_is_told_with_what_was_not_tried(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_was_kept_for_the_race_is_told_with_what_was_not_tried(self, tune: Tune) -> None:
         found = tune(budget=40.0).summary
         assert found.untried
         assert found.untried[0].cost_s > 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from tune_bench import BEST, CHOICES, device_s, host_s, landscape, tuned
+from tune_bench import BEST, CHOICES, Tune, device_s, host_s, landscape, tuned
 from worlds.recipes import switches_of
 
 from redline.api.workspace import Workspace
@@ -31,14 +30,12 @@ class TestJobs:
         assert any(row.compile_is_contended for row in together.summary.ranking)
         assert not any(row.compile_is_contended for row in alone.summary.ranking)
 
-    def test_one_minute_tries_a_compiler_and_ends_with_an_interval(self, tune: Callable[..., TuneResult]) -> None:
+    def test_one_minute_tries_a_compiler_and_ends_with_an_interval(self, tune: Tune) -> None:
         winner = tune(budget=60.0, jobs=6).winner
-        assert winner is not None
-        assert winner.low is not None
         assert winner.low > 3
         assert "compile" in winner.recipe
 
-    def test_who_is_not_ready_in_time_is_given_up_for_the_race(self, tune: Callable[..., TuneResult]) -> None:
+    def test_who_is_not_ready_in_time_is_given_up_for_the_race(self, tune: Tune) -> None:
         slow = landscape(compile_s=lambda spec: 300.0 if "compile" in switches_of(spec) else 0.0)
         result = tune(slow, budget=80.0, jobs=6)
         assert result.winner is not None
@@ -52,19 +49,17 @@ class TestJobs:
         from test_decide import Crowded
 
         result = tuned(Crowded(landscape(), room=2), history, jobs=6)
-        assert result.winner is not None
         assert result.winner.recipe == BEST
 
 
 class TestBudget:
-    def test_is_kept(self, tune: Callable[..., TuneResult]) -> None:
+    def test_is_kept(self, tune: Tune) -> None:
         for budget_s in (30, 60, 120):
             result = tune(budget=float(budget_s), name=f"b{budget_s}")
             assert result.summary.seconds <= 1.15 * budget_s
-            assert result.winner is not None
             assert result.winner.ratio > 2
 
-    def test_the_fastest_gets_its_interval_though_rivals_are_close(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_fastest_gets_its_interval_though_rivals_are_close(self, tune: Tune) -> None:
         """A noisy CPU and three minutes: better one recipe in all replicates than four in one."""
         brings = {"channels-last": 0.75, "compile": 0.7, "cudnn-benchmark": 0.99}
         noisy = landscape(
@@ -76,12 +71,10 @@ class TestBudget:
         )
         result = tune(noisy, budget="3m", without=["fp16", "bf16"], batch=4)
         assert len(result.tune.finals) >= 3
-        assert result.winner is not None
-        assert result.winner.low is not None
         assert result.winner.low > 1.05
         assert result.summary.seconds < 200
 
-    def test_what_is_left_of_it_narrows_a_wide_interval(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_is_left_of_it_narrows_a_wide_interval(self, tune: Tune) -> None:
         """Processes that differ by a third: two replicates leave a gain of 1 to 20 times open."""
         alone = {"choices": CHOICES[:1], "step_s": lambda spec: 0.001 if switches_of(spec) else 0.01}
         result = tune(landscape(offset_sigma=0.3, **alone), budget="20m", replicates=2, batch=32)
@@ -89,9 +82,7 @@ class TestBudget:
         steady = tune(landscape(), budget="20m", replicates=2, batch=32, name="steady")
         assert len(steady.tune.finals) < 5
 
-    def test_what_is_left_of_it_goes_to_those_whose_trial_may_have_been_unlucky(
-        self, tune: Callable[..., TuneResult]
-    ) -> None:
+    def test_what_is_left_of_it_goes_to_those_whose_trial_may_have_been_unlucky(self, tune: Tune) -> None:
         """Where processes lie 8 % apart, the fastest of five trials is often not the fastest recipe."""
         logs = {"fp16": -0.36, "bf16": -0.28, "tf32": -0.26, "amp": 0.0, "amp-bf16": 0.05}
         world = {
@@ -131,7 +122,6 @@ class TestBudget:
         result = tuned(FakeDoor(landscape(seed=1)), history, budget="1h", resume=True)
         assert result.summary.state == "done"
         assert result.recipe == BEST
-        assert result.winner is not None
         assert result.winner.low is not None
         assert {gain.switch for gain in result.summary.switches} == set(BEST.split("+"))
         assert result.summary.notes == (), "what it had to say of its end was of the first one"
@@ -149,10 +139,9 @@ class TestBudget:
         result = tuned(FakeDoor(truth), history, batch="auto", budget="1h", resume=True)
         assert (result.summary.state, result.recipe) == ("done", BEST)
         assert len(result.tune.batch_replicates) == 3
-        assert result.winner is not None
         assert (result.winner.batch or 0) > 32
 
-    def test_more_than_enough_is_not_used_up(self, tune: Callable[..., TuneResult]) -> None:
+    def test_more_than_enough_is_not_used_up(self, tune: Tune) -> None:
         assert tune(budget="2h").summary.seconds < 600
 
     def test_slow_steps_are_only_for_those_who_have_the_time(self, history: History) -> None:
@@ -303,7 +292,6 @@ class TestMemory:
 
         door = Crowded(landscape(), room=1)
         result = tuned(door, history)
-        assert result.winner is not None
         assert result.winner.recipe == BEST
         assert result.winner.low is not None
 
@@ -324,7 +312,6 @@ class TestASecondSearch:
         """Of the same name: the file was edited, and the hash of the model says so."""
         first = tuned(FakeDoor(landscape()), history, budget="60s")
         record = first.recorded[first.tune.trials[0].record_id]
-        assert record.prepared is not None
         workload = msgspec.structs.replace(record.prepared.workload, model_hash="other")
         prepared = msgspec.structs.replace(record.prepared, workload=workload)
         history.finish(msgspec.structs.replace(record, prepared=prepared))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from tune_bench import BEST, landscape, tuned
+from tune_bench import BEST, Tune, landscape, tuned
 from worlds.recipes import switches_of
 
 from redline.model.errors import SpecError, UsageError
@@ -20,19 +19,18 @@ from redline.model.work import Facts
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.verbs.tune import TuneResult
 
 
 class TestWishes:
-    def test_recipes_asked_for_come_first(self, tune: Callable[..., TuneResult]) -> None:
+    def test_recipes_asked_for_come_first(self, tune: Tune) -> None:
         trials = tune(recipes=["bf16+compile", "fp16+graphs"]).tune.trials
         assert [trial.recipe for trial in trials[:3]] == ["baseline", "bf16+compile", "fp16+graphs"]
 
-    def test_steps_restrict_and_leave_out(self, tune: Callable[..., TuneResult]) -> None:
+    def test_steps_restrict_and_leave_out(self, tune: Tune) -> None:
         assert tune(switches=["bf16", "graphs"], name="a").recipe == "bf16+graphs"
         assert tune(without=["fp16", "compile"], name="b").recipe == "bf16+channels-last+graphs+cudnn-benchmark"
 
-    def test_a_latency_target_rules_out_what_is_late(self, tune: Callable[..., TuneResult]) -> None:
+    def test_a_latency_target_rules_out_what_is_late(self, tune: Tune) -> None:
         result = tune(slo_p95="2.6ms")
         late = [each for each in result.summary.ranking if each.note and each.note.code == "too-late"]
         assert late
@@ -41,28 +39,24 @@ class TestWishes:
         nothing = tune(slo_p95="1us", name="strict")
         assert nothing.winner is None
 
-    def test_the_objective_may_be_latency(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_objective_may_be_latency(self, tune: Tune) -> None:
         result = tune(landscape(sync_s=0.002), objective="latency")
-        assert result.winner is not None
         assert result.winner.recipe == BEST
         blocks = {block.kind for record in result.recorded.values() for block in record.blocks}
         assert blocks == {"latency"}
 
-    def test_the_batch_may_be_looked_for(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_batch_may_be_looked_for(self, tune: Tune) -> None:
         # Without drift, which over the minutes of a search is as large as the gain that is looked for.
         truth = landscape(
             memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34, drift_sigma=0.0
         )
         result = tune(truth, batch="auto", budget="1h")
-        assert result.winner is not None
         assert result.winner.recipe == BEST
-        assert result.winner.batch is not None
         assert 90 < result.winner.batch <= 256
         assert result.winner.low is not None
-        assert result.winner.throughput_per_s is not None
         assert result.winner.throughput_per_s > 1.05 * 32 / 0.01 * math.exp(1.45)
 
-    def test_what_spares_memory_is_tried_where_a_larger_batch_pays(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_spares_memory_is_tried_where_a_larger_batch_pays(self, tune: Tune) -> None:
         """Checkpointing makes a step slower and lets four times as many items in."""
 
         def step_s(spec: RunSpec) -> float:
@@ -89,7 +83,6 @@ class TestWishes:
         assert sparing.batch > 2 * plain.batch
         assert sparing.throughput_per_s > 1.3 * plain.throughput_per_s
         at_32 = tune(truth, budget="1h").winner
-        assert at_32 is not None
         assert at_32.recipe == "fp16"
 
     @pytest.mark.parametrize("budget_s", [60.0, 80.0, 120.0, 180.0, 240.0, 300.0, 600.0])
@@ -99,7 +92,6 @@ class TestWishes:
         )
         result = tuned(FakeDoor(truth), history, batch="auto", budget=budget_s)
         winner, tune = result.winner, result.tune
-        assert winner is not None
         own = [record for record in result.recorded.values() if str(record.spec.recipe) == winner.recipe]
         timed = [record for record in own if (record.spec.workload.batch or 32) == winner.batch and record.blocks]
         assert result.recorded[winner.record_id] in timed
@@ -132,9 +124,7 @@ class TestWishes:
         )
         result = tuned(FakeDoor(truth), history, batch="auto", budget="1h")
         winner = result.summary.leader
-        assert winner is not None
         assert (winner.recipe, winner.ratio) == ("baseline", 1.0)
-        assert winner.batch is not None
         assert winner.batch > 300
         assert any(each.code == "other-winner" and "channels-last won" in str(each) for each in result.summary.notes)
 
@@ -212,14 +202,13 @@ class TestGeneration:
         noise_sigma=0.01,
     )
 
-    def test_the_recipe_for_tokens_is_found_without_its_name(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_recipe_for_tokens_is_found_without_its_name(self, tune: Tune) -> None:
         found = tune(self.LANDSCAPE, task="generate", batch=1, objective="tpot", budget="8m", replicates=2)
         assert switches_of_text(found.recipe) >= {"static-cache", "compile:coordinate-descent", "graphs"}
-        assert found.winner is not None
         assert found.winner.tpot_s == pytest.approx(0.0008, rel=0.05)
         assert found.winner.ratio == pytest.approx(0.010 / 0.0008, rel=0.1)
 
-    def test_what_compiles_for_a_minute_is_begun_beside_what_is_quick(self, tune: Callable[..., TuneResult]) -> None:
+    def test_what_compiles_for_a_minute_is_begun_beside_what_is_quick(self, tune: Tune) -> None:
         """Begun once the quick ones were timed it would not fit any more: plain compiling would win, half as fast."""
         facts = Facts(launches=900, step_s=0.35, host_s=0.34, peak_bytes=6 * 2**30, limit_bytes=140 * 2**30)
         truth = dataclasses.replace(self.LANDSCAPE, facts=facts)
@@ -227,7 +216,7 @@ class TestGeneration:
         assert switches_of_text(found.recipe) >= {"static-cache", "compile:coordinate-descent", "graphs"}
         assert found.winner is not None
 
-    def test_kernels_of_our_own_are_compiled_around_first(self, tune: Callable[..., TuneResult]) -> None:
+    def test_kernels_of_our_own_are_compiled_around_first(self, tune: Tune) -> None:
         """As timed on an H200: tuned products alone take longer to prepare, and then there is no time for both."""
         tuned = next(each for each in DECODING if each.is_slow_to_prepare)
         kernels = SwitchChoice(switch="decode-kernels", family="attention", relieves="device", needs=(WITH_CACHE,))
@@ -256,13 +245,12 @@ class TestGeneration:
         assert "sdpa:flash" not in found.recipe, "of which nothing clear is expected"
         assert found.winner is not None
 
-    def test_the_first_token_wants_another_recipe(self, tune: Callable[..., TuneResult]) -> None:
+    def test_the_first_token_wants_another_recipe(self, tune: Tune) -> None:
         found = tune(self.LANDSCAPE, task="generate", batch=1, objective="ttft", budget="5m", replicates=2)
         assert found.recipe in ("bf16", "fp16")
-        assert found.winner is not None
         assert found.winner.ratio == pytest.approx(2.0, rel=0.05)
 
-    def test_objectives_of_tokens_need_a_generation(self, tune: Callable[..., TuneResult]) -> None:
+    def test_objectives_of_tokens_need_a_generation(self, tune: Tune) -> None:
         with pytest.raises(SpecError, match="goes with --task generate"):
             tune(objective="tpot")
         with pytest.raises(SpecError, match="objective must be one of"):
