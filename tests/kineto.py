@@ -227,124 +227,86 @@ def training_trace(
 ) -> Truth:
     """Steps of a made-up network until the file is so large: forward, backward with collectives, optimizer, a copy
     before each step and now and then a loader that comes late."""
-    maker = _Simulation(random.Random(seed), rocm, stacks)
     with path.open("wb") as file:
         packed: Any = gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) if path.suffix == ".gz" else file
         with io.TextIOWrapper(packed, write_through=False) as text:
-            maker.run(text, int(megabytes * 1e6), rank)
-    return maker.truth
+            simulation = _Simulation(text, random.Random(seed), rocm, stacks)
+            simulation.run(int(megabytes * 1e6), rank)
+    return simulation.truth
 
 
-class _Simulation:
-    def __init__(self, chance: random.Random, rocm: bool, stacks: bool) -> None:
-        self.chance, self.rocm, self.stacks = chance, rocm, stacks
-        self.truth = Truth()
-        self.now = 1_419_116_104_994_000  # nanoseconds on the host's main thread
+class _Simulation(TraceMaker):
+    """Each event is written at once, so that a file may be larger than the memory."""
+
+    def __init__(self, file: TextIO, chance: random.Random, rocm: bool, stacks: bool) -> None:
+        super().__init__(rocm=rocm)
+        self.file, self.chance, self.stacks = file, chance, stacks
+        self.now = 0
         self.free = {"compute": 0, "comm": 0, "copy": 0}
         self.streams = dict(zip(self.free, (0, 1, 2) if rocm else (7, 20, 13), strict=True))
-        self.numbers = 0
         self.written = 0
 
-    def run(self, file: TextIO, size: int, rank: int) -> None:
-        self.file = file
+    def run(self, size: int, rank: int) -> None:
         kind = "AMD Instinct MI300X" if self.rocm else "NVIDIA H200"
-        info = json.dumps({"backend": "nccl", "rank": rank, "world_size": 8})
-        self._put(
-            f'{{\n  "schemaVersion": 1,\n  "deviceProperties": [{{"id": 0, "name": "{kind}"}}, {{"id": 1, "name": "{kind}"}}],\n'
-            f'  "distributedInfo": {info},\n  "traceEvents": [\n'
-        )
-        self._put(
-            '  {\n    "name": "process_name", "ph": "M", "ts": 0, "pid": 1, "tid": 0,\n    "args": {"name": "python"}\n  }'
-        )
+        self.header["deviceProperties"] = [{"id": number, "name": kind} for number in range(2)]
+        self.header["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": 8}
+        process = {"name": "process_name", "ph": "M", "ts": 0, "pid": 1, "tid": 0, "args": {"name": "python"}}
+        self._put(json.dumps(self.header)[:-1] + ',\n  "traceEvents": [\n' + _as_kineto(process))
         number = 0
         while self.written < size:
             self._step(number)
             number += 1
         self._put('\n  ],\n  "traceName": "made up"\n}\n')
 
+    def event(self, *args: Any, **fields: Any) -> None:
+        super().event(*args, **fields)
+        self._put(",\n" + _as_kineto(self.events.pop()))
+
     def _put(self, text: str) -> None:
         self.file.write(text)
         self.written += len(text)
 
-    def _event(self, cat: str, name: str, tid: int, start: int, duration: int, args: str, pid: int = MAIN) -> None:
-        self._put(
-            f',\n  {{\n    "ph": "X", "cat": "{cat}", "name": "{name}", "pid": {pid}, "tid": {tid},\n'
-            f'    "ts": {microseconds(start)}, "dur": {microseconds(duration)},\n    "args": {{\n      {args}\n    }}\n  }}'
-        )
-
-    def _flow(self, ph: str, number: int, tid: int, at: int) -> None:
-        self._put(
-            f',\n  {{\n    "ph": "{ph}", "id": {number}, "pid": {MAIN}, "tid": {tid}, "ts": {microseconds(at)},\n'
-            f'    "cat": "ac2g", "name": "ac2g"\n  }}'
-        )
-
-    def _next(self) -> int:
-        self.numbers += 1
-        return self.numbers
-
     def _about(self, nanoseconds: int) -> int:
         return round(nanoseconds * (0.8 + 0.4 * self.chance.random()))
 
-    def _launch(self, name: str, duration: int, operator: int, where: str, tid: int, cat: str = "kernel") -> None:
-        number, cost = self._next(), self._about(4000)
-        launcher = "hipLaunchKernel" if self.rocm else "cudaLaunchKernel"
-        self._event(
-            "cuda_runtime",
-            launcher,
-            tid,
-            self.now,
-            cost,
-            f'"External id": {operator}, "cbid": 211, "correlation": {number}',
-        )
-        self._flow("s", number, tid, self.now)
+    def _launch(self, name: str, duration: int, operator: int, where: str, thread: int, kind: str = "kernel") -> None:
+        launched, cost, stream = self.now, self._about(4000), self.streams[where]
         start = max(self.now + cost + self._about(2500), self.free[where] + self._about(1000))
         self.free[where] = start + duration
-        own = "" if self.rocm else f'"External id": {operator}, "queued": 0, "context": 1, '
-        args = f'{own}"device": 0, "stream": {self.streams[where]}, "correlation": {number}, "grid": [128, 1, 1], "block": [256, 1, 1]'
-        if cat == "gpu_memcpy" and not self.rocm:
-            args += f', "bytes": {duration * 24}'
-        self._event(cat, name, self.streams[where], start, duration, args, pid=0)
-        self._flow("f", number, self.streams[where], start)
-        kind = {"compute": self.truth.compute, "comm": self.truth.communication, "copy": self.truth.copies}[where]
-        kind.append((start, start + duration))
+        size = None if self.rocm or kind == "kernel" else duration * 24
+        self.kernel(
+            name, start, duration, launched=launched, call_ns=cost, operator=operator, stream=stream, thread=thread,
+            kind=kind, size=size, grid=[128, 1, 1], block=[256, 1, 1],
+        )  # fmt: skip
+        for end, at, line in (("s", launched, thread), ("f", start, stream)):
+            self.event(end, "ac2g", "ac2g", at, None, id=self._number, tid=line)
         self.now += cost + self._about(1000)
 
-    def _operator(self, name: str, kernel: str, duration: int, tid: int = MAIN, where: str = "compute") -> None:
-        begin, outer, inner = self.now, self._next(), self._next()
+    def _operator(self, name: str, kernel: str, duration: int, thread: int = MAIN, where: str = "compute") -> None:
+        begin, inner = self.now, self.next_number()
         self.now += self._about(5000)
         inner_begin = self.now
-        self._launch(kernel, self._about(duration), inner, where, tid)
+        self._launch(kernel, self._about(duration), inner, where, thread)
         inner_end, self.now = self.now, self.now + self._about(1500)
-        dims = f"[[{self.chance.choice((8, 16))}, 1024, 1024], [1024, 1024], []]"
-        shapes = f'"Input type": ["float", "float", "Scalar"], "Input Strides": {dims}, "Input Dims": {dims}'
-        for number, start, end in ((outer, begin, self.now), (inner, inner_begin, inner_end)):
-            label = name if number == outer else f"{name}_inner"
-            self._event(
-                "cpu_op", label, tid, start, end - start, f'"External id": {number}, {shapes}, "Ev Idx": {number}'
-            )
-        self._put(
-            f',\n  {{\n    "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",\n    "pid": {MAIN}, "tid": {tid},\n'
-            f'    "ts": {microseconds(inner_begin + 100)},\n    "args": {{\n      "Bytes": 4096, "Device Type": 1, "Total Allocated": 1\n    }}\n  }}'
-        )
+        shapes = {
+            "thread": thread, "types": ["float", "float", "Scalar"],
+            "dims": [[self.chance.choice((8, 16)), 1024, 1024], [1024, 1024], []],
+        }  # fmt: skip
+        self.operator(name, begin, self.now - begin, **shapes)
+        self.operator(f"{name}_inner", inner_begin, inner_end - inner_begin, **shapes, **{"External id": inner})
+        self.memory(inner_begin + 100, 4096, thread=thread)
         for depth in range(4 if self.stacks else 0):
             frame = f"torch/nn/modules/module.py({1500 + depth}): _call_impl"
-            args = f'"Python parent id": {depth}, "Python id": {self._next()}'
-            self._event("python_function", frame, tid, begin + depth, self.now - begin - 2 * depth, args)
+            self.frame(frame, begin + depth, self.now - begin - 2 * depth, thread=thread)
         self.now += self._about(2000)
 
     def _step(self, number: int) -> None:
         begin = self.now
         late = self._about(9_000_000) if number % 4 == 3 else 200_000
-        self._event(
-            "user_annotation",
-            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
-            MAIN,
-            begin,
-            late,
-            '"x": 1',
-        )
+        self.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, late)
         self.now += late + 1000
-        self._launch("Memcpy HtoD (Pinned -> Device)", self._about(30_000), self._next(), "copy", MAIN, "gpu_memcpy")
+        copy = self._about(30_000)
+        self._launch("Memcpy HtoD (Pinned -> Device)", copy, self.next_number(), "copy", MAIN, "gpu_memcpy")
         self.free["compute"] = max(self.free["compute"], self.free["copy"])
         for _ in range(24):
             self._operator("aten::linear", GEMM, 60_000)
@@ -358,6 +320,6 @@ class _Simulation:
         self.free["compute"] = max(self.free["compute"], self.free["comm"])
         self._operator("Optimizer.step#AdamW.step", ADAM, 250_000)
         wait = max(self.free["compute"] - self.now, 2000)
-        self._event("cuda_runtime", "cudaDeviceSynchronize", MAIN, self.now, wait, f'"correlation": {self._next()}')
+        self.call("cudaDeviceSynchronize", self.now, wait, correlation=self.next_number())
         self.now += wait + 2000
-        self._event("user_annotation", f"ProfilerStep#{number}", MAIN, begin, self.now - begin, '"x": 1')
+        self.annotation(f"ProfilerStep#{number}", begin, self.now - begin)
