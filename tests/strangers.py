@@ -33,6 +33,14 @@ class Program:
         number = self.maker.operator(name, begin, host, thread=how.get("thread", MAIN))
         self.maker.kernel(kernel, start, lasts, launched=launched, operator=number, stream=where, **how)
 
+    def products(self, count: int, lasts: int, *, host: int = 10 * US) -> None:
+        for _ in range(count):
+            self.work("aten::mm", GEMM, lasts, host=host)
+
+    def wait(self, call: str, stream: int = 7) -> None:
+        begin, self.now = self.now, self.free[stream] + 5 * US
+        self.maker.call(call, begin, self.now - begin)
+
     def copy(
         self, name: str, lasts: int, *, blocks: bool, stream: int | None = None, caller: str = "cudaMemcpyAsync"
     ) -> None:
@@ -61,8 +69,7 @@ def served(frame: str | None) -> Program:
             program.maker.frame(frame, program.now, 17 * MS)
             program.maker.frame("threading.py(288): wait", program.now + 5 * US, 17 * MS - 10 * US)
         program.now += 17 * MS
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 280 * US)
+        program.products(10, 280 * US)
         program.copy("Memcpy DtoH (Device -> Pageable)", 20 * US, blocks=True)
     return program
 

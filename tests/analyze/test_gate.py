@@ -17,32 +17,27 @@ from redline.model.environment import Memory
 from redline.model.record import Numerics, RunRecord
 
 
-@pytest.fixture
-def side() -> Any:
+def side(
+    *,
+    reserved: int = 1000,
+    rel_l2: float = 1e-3,
+    passed: bool = True,
+    cold_start: Any = None,
+    numerics: Any = lambda number: Numerics(),
+) -> list[RunRecord]:
     """Five processes of one side."""
-
-    def processes(
-        *,
-        reserved: int = 1000,
-        rel_l2: float = 1e-3,
-        passed: bool = True,
-        cold_start: Any = None,
-        numerics: Any = lambda number: Numerics(),
-    ) -> list[RunRecord]:
-        memory = Memory(peak_allocated_bytes=300, peak_reserved_bytes=reserved)
-        found = []
-        for number in range(5):
-            record = make_record(blocks=(make_block(memory=memory),))
-            changes = (cold_start or (lambda _: {}))(number)
-            prepared = msgspec.structs.replace(
-                record.prepared,
-                numerics=msgspec.structs.replace(numerics(number), rel_l2=rel_l2, passed=passed, reason=None),
-                cold_start=msgspec.structs.replace(record.prepared.cold_start, **changes),
-            )
-            found.append(msgspec.structs.replace(record, prepared=prepared))
-        return found
-
-    return processes
+    memory = Memory(peak_allocated_bytes=300, peak_reserved_bytes=reserved)
+    found = []
+    for number in range(5):
+        record = make_record(blocks=(make_block(memory=memory),))
+        changes = (cold_start or (lambda _: {}))(number)
+        prepared = msgspec.structs.replace(
+            record.prepared,
+            numerics=msgspec.structs.replace(numerics(number), rel_l2=rel_l2, passed=passed, reason=None),
+            cold_start=msgspec.structs.replace(record.prepared.cold_start, **changes),
+        )
+        found.append(msgspec.structs.replace(record, prepared=prepared))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -56,7 +51,7 @@ def side() -> Any:
     ],
 )
 def test_a_check_fails_on_what_got_worse_and_not_on_what_got_better(
-    side: Any, name: CheckName, before: dict[str, Any], after: dict[str, Any]
+    name: CheckName, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     assert check(name, side(**before), side(**after)).failed
     assert not check(name, side(**after), side(**before)).failed
@@ -73,7 +68,7 @@ def outputs(values: Any, **others: Any) -> Any:
     return of
 
 
-def test_outputs_of_two_commits_are_compared_whatever_they_are_made_of(side: Any) -> None:
+def test_outputs_of_two_commits_are_compared_whatever_they_are_made_of() -> None:
     truth = torch.linspace(-1, 1, 1000) + 1e3
     said = {}
     for name, values in {
@@ -96,7 +91,7 @@ def test_outputs_of_two_commits_are_compared_whatever_they_are_made_of(side: Any
     }
 
 
-def test_outputs_that_vary_from_process_to_process_are_not_compared(side: Any) -> None:
+def test_outputs_that_vary_from_process_to_process_are_not_compared() -> None:
     noisy = outputs(lambda number: torch.arange(100.0) + number)
     later = outputs(lambda number: torch.arange(100.0) + 2 - number)
     for other in (noisy, later):
@@ -104,7 +99,7 @@ def test_outputs_that_vary_from_process_to_process_are_not_compared(side: Any) -
         assert (found.failed, found.said.code) == (False, "outputs-vary")
 
 
-def test_losses_of_two_commits_are_compared(side: Any) -> None:
+def test_losses_of_two_commits_are_compared() -> None:
     def path(end: float) -> Any:
         return lambda number: Numerics(method="reference", reference_losses=(2.3, 2.2, end))
 
@@ -112,7 +107,7 @@ def test_losses_of_two_commits_are_compared(side: Any) -> None:
     assert not check("numerics", side(numerics=path(2.1)), side(numerics=path(2.1001))).failed
 
 
-def test_compile_times_are_compared_in_the_state_of_the_cache_that_both_were_in_most_often(side: Any) -> None:
+def test_compile_times_are_compared_in_the_state_of_the_cache_that_both_were_in_most_often() -> None:
     """The first process of each side fills the cache; one of the two happened to take long."""
 
     def filled_by_first(seconds: float) -> Any:
@@ -125,7 +120,7 @@ def test_compile_times_are_compared_in_the_state_of_the_cache_that_both_were_in_
     assert (found.failed, found.baseline, found.candidate) == (False, 0.5, 0.5)
 
 
-def test_a_compiler_without_a_cache_is_compared_too(side: Any) -> None:
+def test_a_compiler_without_a_cache_is_compared_too() -> None:
     fast, slow = (
         side(cold_start=lambda _, s=seconds: {"compile_s": s, "compile_cache": None}) for seconds in (1.0, 2.0)
     )

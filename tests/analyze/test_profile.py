@@ -89,26 +89,23 @@ def test_a_truncated_trace_says_what_it_cost(tmp_path: Path) -> None:
     assert any("20 launches" in reason for reason in profile.lost.reasons)
 
 
+def recorded(step_s: float, issue_share: float, **changes: Any) -> RunRecord:
+    block = make_block(samples=(step_s,) * 20, issue_s=(step_s * issue_share,) * 20)
+    trace = TraceRef(path="/somewhere/t.json.gz", steps=2, capture_s=3.0, bytes=1)
+    return make_record("fp16+channels-last", blocks=(block,), trace=trace, **changes)
+
+
 class TestWithItsRecord:
     """The record holds steps timed without the profiler, which outweigh what the trace looks like."""
 
-    @pytest.fixture
-    def recorded(self):
-        def make(step_s: float, issue_share: float, **changes: Any) -> RunRecord:
-            block = make_block(samples=(step_s,) * 20, issue_s=(step_s * issue_share,) * 20)
-            trace = TraceRef(path="/somewhere/t.json.gz", steps=2, capture_s=3.0, bytes=1)
-            return make_record("fp16+channels-last", blocks=(block,), trace=trace, **changes)
-
-        return make
-
-    def test_a_host_that_is_late_only_under_the_profiler_is_not_the_limit(self, recorded) -> None:
+    def test_a_host_that_is_late_only_under_the_profiler_is_not_the_limit(self) -> None:
         maker = two_steps(late_us=150)
         assert maker.profile().bound.label == "host"
         profile = maker.profile(recorded(step_s=210e-6, issue_share=0.4))
         assert profile.bound.label != "host"
         assert not any(finding.code == "host-bound" for finding in profile.findings)
 
-    def test_the_gain_is_bounded_by_the_step_without_the_profiler(self, recorded) -> None:
+    def test_the_gain_is_bounded_by_the_step_without_the_profiler(self) -> None:
         profile = two_steps(late_us=150).profile(recorded(step_s=400e-6, issue_share=0.98))
         (found,) = [finding for finding in profile.findings if finding.code == "host-bound"]
         assert profile.bound.label == "host"
@@ -116,7 +113,7 @@ class TestWithItsRecord:
         assert found.gain_bound == pytest.approx(2.0)
         assert "-r fp16+channels-last+graphs" in found.next
 
-    def test_work_can_save_what_the_host_leaves_without_the_profiler(self, recorded) -> None:
+    def test_work_can_save_what_the_host_leaves_without_the_profiler(self) -> None:
         """Replayed with the host as slow as the profiler makes it, faster products would save less."""
         maker = two_steps(late_us=5, names=("ampere_sgemm_128x64_tn", GEMM))
         bounds = []
@@ -126,7 +123,7 @@ class TestWithItsRecord:
         # A host that needs the whole step leaves nothing to save, so that nothing is said.
         assert bounds == pytest.approx([2.0, 1 / 0.7], rel=0.01)
 
-    def test_a_host_that_was_quicker_now_and_then_does_not_lower_what_work_can_save(self, recorded) -> None:
+    def test_a_host_that_was_quicker_now_and_then_does_not_lower_what_work_can_save(self) -> None:
         """The first steps of a block find a host that has just been waiting: what faster products bring is not held to it."""
         maker = two_steps(late_us=5, names=("ampere_sgemm_128x64_tn", GEMM))
         record = recorded(step_s=200e-6, issue_share=0.8)
@@ -138,7 +135,7 @@ class TestWithItsRecord:
         assert (profile.capture.issue_share, profile.capture.least_issue_s) == (pytest.approx(0.8), 60e-6)
         assert found.gain_bound == pytest.approx(2.0, rel=0.01)
 
-    def test_where_issuing_says_nothing_work_may_save_all_its_time(self, recorded) -> None:
+    def test_where_issuing_says_nothing_work_may_save_all_its_time(self) -> None:
         record = recorded(step_s=200e-6, issue_share=0.99)
         assert record.prepared is not None
         waits = msgspec.structs.replace(record.prepared, step_synchronises=True)
@@ -147,24 +144,24 @@ class TestWithItsRecord:
         (found,) = [each for each in profile.findings if each.code == "fp32-matmul"]
         assert found.gain_bound == pytest.approx(2.0, rel=0.01)
 
-    def test_a_compiler_is_not_held_to_the_host_of_what_it_replaces(self, recorded) -> None:
+    def test_a_compiler_is_not_held_to_the_host_of_what_it_replaces(self) -> None:
         profile = two_steps().profile(recorded(step_s=200e-6, issue_share=0.8))
         (found,) = [each for each in profile.findings if each.code == "elementwise"]
         assert found.gain_bound == pytest.approx(2.0, rel=0.01)
 
-    def test_strict_products_under_tf32_are_told_to_go_further(self, recorded) -> None:
+    def test_strict_products_under_tf32_are_told_to_go_further(self) -> None:
         maker = two_steps(names=("ampere_sgemm_128x64_tn", GEMM))
         record = recorded(step_s=200e-6, issue_share=0.2)
         spec = msgspec.structs.replace(record.spec, recipe=Recipe.parse("tf32"))
         (found, *_) = maker.profile(msgspec.structs.replace(record, spec=spec)).findings
         assert (found.code, found.recipe) == ("fp32-matmul", "tf32+amp")
 
-    def test_what_capturing_cost_is_told(self, recorded) -> None:
+    def test_what_capturing_cost_is_told(self) -> None:
         capture = two_steps().profile(recorded(step_s=200e-6, issue_share=0.5)).capture
         assert (capture.capture_s, capture.step_s) == (3.0, 200e-6)
         assert capture.profiled_step_s == pytest.approx(202e-6, rel=0.01)
 
-    def test_a_step_that_waits_by_itself_leaves_the_verdict_to_the_trace(self, recorded) -> None:
+    def test_a_step_that_waits_by_itself_leaves_the_verdict_to_the_trace(self) -> None:
         record = recorded(step_s=400e-6, issue_share=0.99)
         assert record.prepared is not None
         waits = msgspec.structs.replace(record.prepared, step_synchronises=True)

@@ -98,8 +98,7 @@ def frees(*, again: bool) -> Makes:
             if step == 0 or again:
                 program.maker.call("cudaFree", program.now, 6 * MS)
                 program.now += 6 * MS
-            for _ in range(10):
-                program.work("aten::mm", GEMM, 300 * US)
+            program.products(10, 300 * US)
             program.step(step, begin)
         return program.maker
 

@@ -40,8 +40,7 @@ def _copy_in_pieces(program: Program, lasts: int) -> None:
 def test_a_copy_in_pieces_blocks_the_host_though_its_call_ends_first() -> None:
     def step(program: Program) -> None:
         _copy_in_pieces(program, 1500 * US)
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 200 * US)
+        program.products(10, 200 * US)
 
     found = _of(step).profile().findings[0]
     assert found.code == "blocking-copy"
@@ -51,8 +50,7 @@ def test_a_copy_in_pieces_blocks_the_host_though_its_call_ends_first() -> None:
 def test_a_short_copy_of_pinned_memory_that_is_done_at_once_blocks_nothing() -> None:
     def step(program: Program) -> None:
         program.copy("Memcpy HtoD (Pinned -> Device)", 60 * US, blocks=False, stream=13)
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 200 * US)
+        program.products(10, 200 * US)
 
     assert _of(step).profile().findings == ()
 
@@ -87,8 +85,7 @@ def test_the_bound_of_a_late_host_takes_the_gaps_of_its_many_kernels() -> None:
     def step(program: Program, kernels: int = 200) -> None:
         for _ in range(kernels):
             program.work("aten::mm", GEMM, 1000 * US // kernels, host=20 * US)
-        for _ in range(4):
-            program.work("aten::mm", GEMM, 200 * US, host=15 * US)
+        program.products(4, 200 * US, host=15 * US)
 
     slow, fast = _of(step), _of(lambda program: step(program, kernels=4))
     assert _bound(slow.profile(), "host-bound") >= slow.free[7] / fast.free[7]

@@ -31,8 +31,7 @@ def test_a_stall_names_the_function_around_it() -> None:
     program = Program()
     for number in range(4):
         begin = program.now
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 200 * US)
+        program.products(10, 200 * US)
         program.maker.frame("train.py(50): save_checkpoint", program.now, 9 * MS)
         program.maker.frame("torch/serialization.py(800): save", program.now + 2 * US, 9 * MS - 4 * US)
         program.now += 9 * MS
@@ -46,8 +45,7 @@ def test_a_thread_that_shares_the_interpreter_is_named() -> None:
     program = Program()
     for number in range(4):
         begin = program.now
-        for _ in range(60):
-            program.work("aten::mm", GEMM, 40 * US, host=250 * US)
+        program.products(60, 40 * US, host=250 * US)
         for at in range(begin, program.now, 500 * US):
             program.maker.operator("aten::div", at, 400 * US, thread=777)
         program.step(number, begin)
@@ -64,8 +62,7 @@ def accumulated(*, syncs: bool) -> Program:
     for number in range(3):
         begin = program.now
         for batch in range(4):
-            for _ in range(6):
-                program.work("aten::mm", GEMM, 300 * US)
+            program.products(6, 300 * US)
             for _ in range(6):
                 program.work("autograd::engine::evaluate_function: Mm", GEMM, 600 * US, thread=AUTOGRAD)
             for _ in range(3 if syncs or batch == 3 else 0):
@@ -127,8 +124,7 @@ def test_copies_on_other_streams_are_not_blamed() -> None:
         begin = program.now
         program.copy("Memcpy HtoD (Pinned -> Device)", 800 * US, blocks=False, stream=20)
         program.copy("Memcpy DtoH (Device -> Pinned)", 700 * US, blocks=False, stream=21)
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 300 * US)
+        program.products(10, 300 * US)
         program.step(number, begin)
     profile = program.profile()
     assert not profile.findings
@@ -141,8 +137,7 @@ def test_of_a_pinned_and_a_pageable_copy_the_pageable_one_is_blamed() -> None:
         begin = program.now
         program.copy("Memcpy HtoD (Pinned -> Device)", 900 * US, blocks=False, stream=20)
         program.copy("Memcpy HtoD (Pageable -> Device)", 900 * US, blocks=True)
-        for _ in range(8):
-            program.work("aten::mm", GEMM, 300 * US)
+        program.products(8, 300 * US)
         program.step(number, begin)
     first = program.profile().findings[0]
     assert (first.code, "once a step" in first.evidence) == ("blocking-copy", True)
@@ -153,10 +148,8 @@ def test_a_copy_on_a_stream_of_its_own_that_the_host_waits_for() -> None:
     for number in range(5):
         begin = program.now
         program.copy("Memcpy HtoD (Pinned -> Device)", 3 * MS, blocks=False, stream=20)
-        waits, program.now = program.now, program.free[20] + 5 * US
-        program.maker.call("cudaEventSynchronize", waits, program.now - waits)
-        for _ in range(8):
-            program.work("aten::mm", GEMM, 300 * US)
+        program.wait("cudaEventSynchronize", 20)
+        program.products(8, 300 * US)
         program.step(number, begin)
     first = program.profile().findings[0]
     assert first.code == "copy-bound"
@@ -170,10 +163,8 @@ def test_a_window_that_begins_inside_a_step_counts_only_its_own() -> None:
     program.free[7], program.now = 3200 * US, MS
     for number in range(4):
         begin = program.now
-        for _ in range(8):
-            program.work("aten::mm", GEMM, 390 * US)
-        waits, program.now = program.now, program.free[7] + 5 * US
-        program.maker.call("cudaStreamSynchronize", waits, program.now - waits)
+        program.products(8, 390 * US)
+        program.wait("cudaStreamSynchronize")
         program.now += 1500 * US
         program.step(7 + number, begin)
     profile = program.profile()
@@ -208,8 +199,7 @@ def test_a_loop_of_graphs_that_asks_for_each_token() -> None:
             at += 21 * US
         program.free[7], program.now = at, begin + 40 * US
         program.copy("Memcpy DtoH (Device -> Pinned)", 3 * US, blocks=False)
-        waits, program.now = program.now, program.free[7] + 5 * US
-        program.maker.call("cudaStreamSynchronize", waits, program.now - waits)
+        program.wait("cudaStreamSynchronize")
         program.now += 400 * US
     profile = program.profile()
     assert profile.findings[0].code == "sync-in-loop"
@@ -326,8 +316,7 @@ def test_compiling_is_warm_up_however_torch_marks_it(on_device: bool) -> None:
             program.maker.operator("Torch-Compiled Region: 0/0", begin, 40 * MS)
             program.maker.operator("_compile.compile_inner (dynamo_timed)", begin + 10 * US, 40 * MS - 20 * US)
             program.now += 40 * MS
-        for _ in range(20):
-            program.work("aten::mm", GEMM, 300 * US, host=100 * US)
+        program.products(20, 300 * US, host=100 * US)
         program.step(number, begin)
     if not on_device:
         kept = ("cpu_op", "user_annotation")

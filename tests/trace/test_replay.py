@@ -47,8 +47,7 @@ def test_work_on_another_stream_that_waits_for_communication_moves_with_it() -> 
 def test_a_wait_cannot_delay_work_that_is_already_queued() -> None:
     """The stream is busy with work that nobody recorded; the host waits in a copy behind it."""
     program = Program()
-    for _ in range(20):
-        program.work("aten::mm", GEMM, 100 * US)
+    program.products(20, 100 * US)
     program.free[7] += 400 * MS
     program.work("aten::mm", GEMM, 100 * US)
     program.copy("Memcpy DtoH (Device -> Pageable)", 20 * US, blocks=True)
@@ -65,8 +64,7 @@ def test_what_happens_while_a_graph_is_recorded_is_warm_up() -> None:
             program.maker.call("cudaStreamBeginCapture", program.now, 5 * US)
             program.maker.call("cudaStreamEndCapture", program.now + 30 * MS, 20 * US)
             program.now += 31 * MS
-        for _ in range(10):
-            program.work("aten::mm", GEMM, 300 * US)
+        program.products(10, 300 * US)
         program.step(step, begin)
     assert program.profile().findings[0].code == "warm-up"
 
@@ -76,8 +74,7 @@ def test_clocks_that_disagree_are_found_and_the_host_stays_the_cause(skew_us: in
     program = Program()
     for step in range(6):
         begin = program.now
-        for _ in range(40):
-            program.work("aten::mm", GEMM, 10 * US, host=60 * US)
+        program.products(40, 10 * US, host=60 * US)
         waits, program.now = program.now, max(program.now, program.free[7]) + 5 * US
         program.maker.call("cudaDeviceSynchronize", waits, program.now - waits)
         program.step(step, begin)
@@ -109,8 +106,7 @@ def test_nothing_is_concluded_from_a_file_that_was_cut(tmp_path: Path, share: fl
     program = Program()
     for step in range(4):
         begin = program.now
-        for _ in range(40):
-            program.work("aten::mm", GEMM, 10 * US, host=60 * US)
+        program.products(40, 10 * US, host=60 * US)
         program.step(step, begin)
     program.maker.events.sort(key=lambda event: event["cat"] == "kernel")
     path = program.maker.write(tmp_path / "t.json")
