@@ -27,7 +27,6 @@ from redline.show.result import Result
 from redline.verbs import exercises as answers
 from redline.verbs import exercises as room
 from redline.verbs.exercises import (
-    EXERCISES,
     Answer,
     Check,
     ExerciseResult,
@@ -231,12 +230,6 @@ def test_exercises_are_written_as_they_are_done_and_resumed(
     assert heard[-1].startswith("done already: 1, 2, 3"), "a learner hears what is done already"
     with pytest.raises(SpecError, match="nothing to resume"):
         workshop(out=tmp_path / "empty", device="cpu", quick=True, resume=True, workspace=shared)
-
-
-def test_there_are_seven_and_others_are_refused() -> None:
-    assert [number for number, *_ in EXERCISES] == [1, 2, 3, 4, 5, 6, 7]
-    with pytest.raises(SpecError, match="from 1 to 7, got 8"):
-        workshop([8])
 
 
 def test_without_gpus_exercises_say_what_one_would_see() -> None:

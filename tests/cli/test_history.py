@@ -107,11 +107,6 @@ def test_filters_choose_records(kept: list[RunRecord], words: list[str], points:
     assert len(document(invoke("history", *words, "--json"))["tables"]["points"]) == points
 
 
-def test_a_picture_is_drawn(kept: list[RunRecord], tmp_path: Path) -> None:
-    assert invoke("history --plot", tmp_path / "trend.png").exit_code == 0
-    assert (tmp_path / "trend.png").read_bytes()[:4] == b"\x89PNG"
-
-
 def test_a_tag_has_no_colon(kept: list[RunRecord]) -> None:
     refused(invoke("history tag", kept[3].id, "a:b"), "a tag has no colon")
 
@@ -200,20 +195,19 @@ def test_a_damaged_back_up_adds_nothing(kept: list[RunRecord], tmp_path: Path, m
         assert history.count() == 0
 
 
-def test_an_exported_document_can_be_imported(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
-    invoke("history export --format json --raw -o", tmp_path / "records.json")
-    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
-    assert document(invoke("history import", tmp_path / "records.json", "--json"))["about"]["added"] == 20
+@pytest.mark.parametrize("is_history", [False, True])
+def test_a_document_or_another_history_can_be_imported(
+    kept: list[RunRecord], own_history: Path, monkeypatch: pytest.MonkeyPatch, is_history: bool
+) -> None:
+    invoke("history tag", kept[3].id, "v1")
+    exported = own_history.with_name("records.json")
+    invoke("history export --format json --raw -o", exported)
+    monkeypatch.setenv("REDLINE_STORE", str(own_history.with_name("other.sqlite")))
+    source = own_history if is_history else exported
+    assert document(invoke("history import --json", source))["about"]["added"] == 20
     with History.open(only_to_read=True) as history:
         assert history.load(kept[3].id) == kept[3]
-
-
-def test_another_history_can_be_imported(kept: list[RunRecord], own_history: Path, monkeypatch: Any) -> None:
-    invoke("history tag", kept[3].id, "v1")
-    monkeypatch.setenv("REDLINE_STORE", str(own_history.with_name("other.sqlite")))
-    assert document(invoke("history import", own_history, "--json"))["about"]["added"] == 20
-    with History.open(only_to_read=True) as history:
-        assert (history.load(kept[3].id), history.tagged("v1")) == (kept[3], [kept[3].id])
+        assert history.tagged("v1") == ([kept[3].id] if is_history else [])
 
 
 def test_what_is_deleted_is_gone_with_its_trace(kept: list[RunRecord], own_history: Path) -> None:

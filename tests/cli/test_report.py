@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -41,19 +42,29 @@ def placed(records: list[RunRecord], at: float) -> list[RunRecord]:
     ]
 
 
+def reported(redline: Redline, what: str | Path) -> Any:
+    """What `redline report` says of the folder it wrote."""
+    return document(redline(f"report {what} --out out --json"))["about"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 class TestReport:
     def test_writes_the_folder_and_says_where(self, redline: Redline, tmp_path: Path) -> None:
         keep(race_records())
-        result = redline("report --out", str(tmp_path / "out"))
+        result = redline("report --out", "out")
         assert result.exit_code == 0
         assert "fp16+compile is 4.0" in result.stdout
         assert (tmp_path / "out" / "dashboard.html").exists()
 
     def test_json_is_alone_on_stdout(self, redline: Redline, tmp_path: Path) -> None:
         keep(race_records())
-        told = document(redline("report --last --out", str(tmp_path / "out"), "--json"))
-        assert told["about"]["records"] == 3
-        assert Path(told["about"]["dashboard"]).exists()
+        told = reported(redline, "--last")
+        assert told["records"] == 3
+        assert Path(told["dashboard"]).exists()
 
     @pytest.mark.parametrize(("pause_s", "before"), [(1.0, 3), (60.0, 0)])
     @pytest.mark.parametrize("recipes", [("baseline", "fp16"), ("baseline",)])
@@ -63,21 +74,21 @@ class TestReport:
         """A race goes on without those who fell behind; a minute-old one of the same recipes is another measurement."""
         keep(placed(race_records(("baseline", "fp16", "fp16+compile")), 0.0))
         keep(placed(race_records(recipes), pause_s))
-        told = document(redline("report --last --out", str(tmp_path / "out"), "--json"))
-        assert told["about"]["records"] == before + len(recipes)
+        told = reported(redline, "--last")
+        assert told["records"] == before + len(recipes)
 
     def test_the_last_is_without_another_measurement_just_before_it(self, redline: Redline, tmp_path: Path) -> None:
         keep(placed(race_records(("baseline", "fp16")), 0.0))
         keep(placed(race_records(("baseline", "bf16")), 1.0))
-        told = document(redline("report --last --out", str(tmp_path / "out"), "--json"))
-        assert told["about"]["records"] == 2
+        told = reported(redline, "--last")
+        assert told["records"] == 2
 
     def test_of_a_sweep_by_name(self, redline: Redline, tmp_path: Path) -> None:
         keep(race_records(model="another"))
         assert redline("run resnet50 -b 1,8 --name mine --effort quick").exit_code == 0
-        told = document(redline("report --sweep mine --out", str(tmp_path / "out"), "--json"))
-        assert told["about"]["records"] == 2
-        assert "# sweep mine" in Path(told["about"]["markdown"]).read_text()
+        told = reported(redline, "--sweep mine")
+        assert told["records"] == 2
+        assert "# sweep mine" in Path(told["markdown"]).read_text()
 
     def test_a_folder_that_cannot_be_is_one_line(self, redline: Redline, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -88,8 +99,8 @@ class TestReport:
     def test_of_an_exported_file(self, redline: Redline, tmp_path: Path) -> None:
         exported = tmp_path / "records.json"
         exported.write_text(export_json(race_records(), raw=True))
-        told = document(redline("report", str(exported), "--out", str(tmp_path / "out"), "--json"))
-        assert told["about"]["records"] == 3
+        told = reported(redline, exported)
+        assert told["records"] == 3
 
     def test_what_json_printed_is_not_read_back(self, redline: Redline, tmp_path: Path) -> None:
         rows = tmp_path / "rows.json"
@@ -107,8 +118,8 @@ class TestReport:
         assert redline("history export", *words, "-o", str(tmp_path / name)).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
         assert redline("history delete", *ids).exit_code == 0
-        told = document(redline("report", str(tmp_path / name), "--out", str(tmp_path / "out"), "--json"))
-        assert told["about"]["records"] == 3
+        told = reported(redline, tmp_path / name)
+        assert told["records"] == 3
 
     def test_a_history_is_reported_with_its_searches_and_not_with_this_users(
         self, redline: Redline, tmp_path: Path
@@ -116,9 +127,9 @@ class TestReport:
         packed = Path(__file__).parents[1] / "data" / "histories" / "schema1_layout4.sqlite.gz"
         (tmp_path / "old.sqlite").write_bytes(gzip.decompress(packed.read_bytes()))
         keep(race_records())
-        told = document(redline("report", str(tmp_path / "old.sqlite"), "--out", str(tmp_path / "out"), "--json"))
-        assert told["about"]["records"] == 3
-        text = Path(told["about"]["markdown"]).read_text().replace("\\", "")
+        told = reported(redline, tmp_path / "old.sqlite")
+        assert told["records"] == 3
+        text = Path(told["markdown"]).read_text().replace("\\", "")
         assert "simple_cnn" in text
         assert "resnet50" not in text
         assert "### Searches" in text
@@ -127,14 +138,14 @@ class TestReport:
     def test_other_files_are_one_line(self, redline: Redline, tmp_path: Path, text: str) -> None:
         other = tmp_path / "other.json"
         other.write_text(text)
-        result = redline("report", str(other), "--out", str(tmp_path / "out"))
+        result = redline("report", str(other), "--out", "out")
         assert result.exit_code == 2
         assert len(result.stderr.strip().splitlines()) == 1
 
     @pytest.mark.parametrize("name", ["<script>|\n# x", "\x1b[31mred\x1b[0m", "=1+1", "[bold]x[/bold]", "z" * 300])
     def test_a_hostile_name_does_nothing_to_the_terminal(self, redline: Redline, tmp_path: Path, name: str) -> None:
         keep(race_records(model=name))
-        result = redline("report --out", str(tmp_path / "out"))
+        result = redline("report --out", "out")
         assert result.exit_code == 0
         assert "\x1b" not in result.stdout
         assert "".join(name.split())[:20].replace("\x1b", "\ufffd") in "".join(result.stdout.split())
@@ -142,7 +153,7 @@ class TestReport:
 
 class TestBeside:
     def test_run(self, redline: Redline, tmp_path: Path) -> None:
-        out = str(tmp_path / "out")
+        out = "out"
         result = redline("run resnet50 -r baseline -r fp16 -b 8 --effort quick --json --report", out)
         assert result.exit_code == 0
         assert len(document(result)["tables"]["results"]) == 2
@@ -156,7 +167,7 @@ class TestBeside:
         assert (out / "throughput.png").exists()
 
     def test_a_dry_run_has_nothing_to_report(self, redline: Redline, tmp_path: Path) -> None:
-        result = redline("run resnet50 -b 1 --dry-run --report", str(tmp_path / "out"))
+        result = redline("run resnet50 -b 1 --dry-run --report", "out")
         assert result.exit_code == 2
         assert "leave out --report" in result.stderr
 
@@ -173,7 +184,7 @@ class TestBeside:
             "profile",
             str(Path(__file__).parents[1] / "data" / "traces" / "h200_resnet50_fp16_b32.json.gz"),
             "--report",
-            str(tmp_path / "out"),
+            "out",
         )
         assert result.exit_code == 2
         assert "leave out --report" in result.stderr

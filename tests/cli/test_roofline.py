@@ -141,16 +141,13 @@ def measured(own_history: Path) -> Ceilings:
 
 
 class TestRoofline:
-    def test_of_the_last_run(self, measured: Ceilings, tmp_path: Path) -> None:
-        found = document("roofline", "--last", "--plot", tmp_path / "roof.png")
+    def test_of_the_last_run(self, measured: Ceilings) -> None:
+        found = document("roofline --last")
         (row,) = found["tables"]["recipes"]
         assert row["roofline"]["value"] == pytest.approx(32 * 8.18e9 / 51e12, rel=1e-3)
-        assert row["headroom"]["value"] == pytest.approx(row["measured"]["value"] / row["roofline"]["value"])
-        assert row["bound"] == "compute"
-        assert {"intensity", "of_peak", "achieved_bytes"} <= set(row)
+        assert {"of_peak", "achieved_bytes"} <= set(row)
         assert found["tables"]["kinds"]
         assert found["tables"]["ceilings"][0]["measured"]["value"] == 51e12
-        assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
 
     def test_the_answer_is_the_headroom_and_one_command(self, measured: Ceilings) -> None:
         result = redline("roofline --last")

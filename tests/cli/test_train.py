@@ -147,7 +147,6 @@ class TestLadder:
         assert [rung["batch"] for rung in rungs if "AMP, batch" in rung["run"]] == [16, 32, 64, 128, 256, 512]
         assert names[-2:] == ["GPU, AMP at the best batch (512)", "GPU, best recipe, data on the GPU"]
         assert {"device", "recipe", "batch", "epoch_time", "throughput", "accuracy", "memory"} <= set(rungs[0])
-        assert rungs[1]["gain"]["value"] == rungs[1]["gain_over_first"]["value"] == pytest.approx(8, rel=0.01)
         speeds = [rung["throughput"]["value"] for rung in rungs]
         for number, rung in enumerate(rungs[1:], start=1):
             assert rung["gain"]["value"] == pytest.approx(speeds[number] / speeds[number - 1])
@@ -176,8 +175,10 @@ class TestLadder:
 @pytest.mark.slow
 def test_a_training_killed_in_an_epoch_ends_with_the_same_epochs_recorded_once(own_history: Path) -> None:
     """A real worker and a SIGKILL of the desk; a whole training beside it says what the epochs must be."""
-    words = ["train", f"{TINY}:make", "--device", "cpu", "--threads", "1", "--image-size", "16", "--batch", "16"]
-    words += ["--train-samples", "512", "--val-samples", "64", "--epochs", "5", "--json"]
+    options = (
+        "--device cpu --threads 1 --image-size 16 --batch 16 --train-samples 512 --val-samples 64 --epochs 5 --json"
+    )
+    words = ["train", f"{TINY}:make", *options.split()]
     began = subprocess.Popen(
         [sys.executable, "-m", "redline", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

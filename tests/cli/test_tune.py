@@ -116,7 +116,6 @@ class TestTune:
         assert (winner["recipe"], told["about"]["batch"]) == ("fp16+channels-last", 8)
         assert winner["vs_baseline"]["low"] <= 2.5 <= winner["vs_baseline"]["high"]
         assert {row["switch"] for row in tables["gains"]} == {"fp16", "channels-last"}
-        assert all(row["gain"]["low"] <= row["gain"]["value"] <= row["gain"]["high"] for row in tables["gains"])
         assert any(row["code"] == "above-tolerance" for row in tables["rejected"])
         assert any("no compiler here" in str(row) for row in tables["rejected"])
         assert "fp16+channels-last" in told["blocks"]["snippet"]
