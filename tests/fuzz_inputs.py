@@ -528,6 +528,7 @@ def nothing_begins() -> Iterator[None]:
         stack.enter_context(patch.object(subprocess, "Popen", Program))
         stack.enter_context(patch.object(time, "sleep", sleep))
         stack.enter_context(patch("uvicorn.Server.run", serves))
+        stack.enter_context(patch("redline.verbs.mcp.server_of", starts))
         stack.enter_context(patch("ray.init", starts))
         stack.enter_context(patch("redline.verbs.monitor.Machine.look", starts))
         stack.enter_context(patch.dict(os.environ))

@@ -45,7 +45,7 @@ def test_the_desk_works_without_torch(bare: Path, tmp_path: Path) -> None:
     reported = ask(bare, "redline", "report", cwd=tmp_path)
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "redline-report" / "dashboard.html").stat().st_size > 0
-    assert "pip install 'torch-redline[torch]'" in ask(bare, "redline", "doctor", cwd=tmp_path).stdout.replace("\n", "")
+    assert "pip install 'torch-redline[torch]'" in ask(bare, "redline", "doctor", "--json", cwd=tmp_path).stdout
 
 
 @pytest.mark.long

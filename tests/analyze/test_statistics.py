@@ -260,3 +260,17 @@ def test_from_six_blocks_on_their_medians_count_too() -> None:
         [[1.0 + 0.1 * number + 1e-4 * (at % 2) for at in range(400)] for number in (0, 5, 1, 4, 2, 3)]
     )
     assert (six.low, six.high) == (pytest.approx(1.00005), pytest.approx(1.50005)), "the whole range of six medians"
+
+
+def test_correlated_rounds_widen_the_error_of_their_mean_by_hand() -> None:
+    logs = np.array([0.0, 0.0, 0.1, 0.1, 0.0, 0.0, 0.1, 0.1])
+    first = {number: math.exp(log) for number, log in enumerate(logs)}
+    other = dict.fromkeys(first, 1.0)
+    centred = logs - 0.05
+    seen = float(centred[1:] @ centred[:-1] / (centred @ centred))  # 1/8
+    correlation = seen + (1 + 3 * seen) / 8
+    expected = logs.std(ddof=1) / math.sqrt(8) * math.sqrt((1 + correlation) / (1 - correlation))
+    found = paired_log(first, other)
+    assert (found.mean, found.error) == (pytest.approx(0.05), pytest.approx(expected))
+    against = paired_log({number: math.exp(0.1 * (number % 2)) for number in range(8)}, other)
+    assert against.error == pytest.approx(0.1 / 2 * math.sqrt(8 / 7) / math.sqrt(8)), "values that alternate do not"

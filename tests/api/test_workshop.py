@@ -271,7 +271,7 @@ def test_the_outcome_counts_exercises_and_checkpoints() -> None:
 
 def test_the_interval_is_told_and_kept_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = room.precision(lab([row(), row("amp-bf16", 2.0, 1e-4, 2364.0)], monkeypatch), BASE)
-    assert found.figures["amp-bf16"] == "400.0 img/s, 2.00× (<0.01–>100) the baseline"
+    assert found.figures["amp-bf16"] == "400.0 img/s, too noisy to compare with the baseline"
     assert (found.values["amp-bf16 ratio low"], found.values["amp-bf16 throughput_per_s"]) == (1e-4, 400.0)
 
 

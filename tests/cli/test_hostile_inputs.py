@@ -46,7 +46,7 @@ def test_no_hostile_input_is_a_traceback_or_a_wrong_exit_code(ground: Playground
         (f"run resnet18 --device cuda:{'9' * 5000}", "device cuda takes a number behind the colon"),
         ("history recover -o records.json/x", "records.json/x: there is no folder"),
         ("monitor --interval 9223372036854775808", "interval must be 10000000 seconds or less"),
-        ("monitor --interval nan", "interval must be above 0, got nan"),
+        ("monitor --interval nan", "expected a time such as 20ms"),
         ("serve --host -5..5", "cannot listen on -5..5"),
     ],
 )  # fmt: skip

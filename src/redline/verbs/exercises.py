@@ -26,6 +26,7 @@ from redline.analyze.summary import RunSummary, VersusFirst
 from redline.api.workspace import Workspace
 from redline.model.errors import BenchError
 from redline.model.fields import Frozen
+from redline.model.figures import RATIO
 from redline.model.metrics import Row
 from redline.model.questions import AskHealth, Health
 from redline.model.record import Prepared, RunRecord
@@ -718,13 +719,16 @@ def rate_text(row: RunSummary) -> str:
 
 
 def times_text(row: RunSummary) -> str:
-    """Against the baseline, with the interval."""
+    """Against the baseline, with the interval; no number where nobody could use it."""
     versus = row.vs_first
-    return "" if versus is None else f", {versus.ratio:.2f}×{_between(versus)} the baseline"
+    if versus is None:
+        return ""
+    ratio = RATIO(versus.ratio, versus.low, versus.high)
+    return ", too noisy to compare with the baseline" if ratio.is_too_noisy else f", {ratio} the baseline"
 
 
 def _between(versus: VersusFirst) -> str:
-    if versus.low is None or versus.high is None:
+    if versus.low is None or versus.high is None or RATIO(versus.ratio, versus.low, versus.high).is_too_noisy:
         return ""
     return f" ({versus.low:.2f}–{versus.high:.2f})"
 
