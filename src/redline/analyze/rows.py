@@ -47,7 +47,7 @@ FIGURES: tuple[tuple[Figure, str], ...] = (
     (Figure(name="tpot_p95", unit="s", header="TPOT p95", better="lower"), "tpot_s.p95"),
     (Figure(name="prefill_rate", unit="tok/s", header="prefill tok/s", better="higher", doc="Prompt tokens read per second."), "generation.prefill_tokens_per_s"),
     (Figure(name="decode_rate", unit="tok/s", header="decode tok/s", better="higher", doc="Tokens written per second."), "generation.decode_tokens_per_s"),
-    (Figure(name="generation.bandwidth_share", unit="share", header="of copy", better="higher", doc="What a decode step reads, over what memory could."), "generation.bandwidth_share"),
+    (Figure(name="bandwidth_share", unit="share", header="of copy", better="higher", doc="What a decode step reads, over what memory could."), "generation.bandwidth_share"),
     (Figure(name="weights", unit="B"), "generation.weight_bytes"),
     (Figure(name="cache_size", unit="B", doc="Of the keys and values."), "generation.cache_bytes"),
     (Figure(name="epoch_time", unit="s", header="epoch", better="lower", doc="Median of the whole epochs."), "training.epoch_s"),

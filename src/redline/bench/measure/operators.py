@@ -43,9 +43,9 @@ def answer_operators(asked: AskOperators) -> OperatorTimes:
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     device = open_device(resolve_device(asked.device))
+    if asked.spec is not None:
+        return _of_model(asked.spec, device)
     with torch.inference_mode():
-        if asked.spec is not None:
-            return _of_model(asked.spec, device)
         return OperatorTimes(rows=tuple(_timed_case(case, device) for case in asked.cases))
 
 
@@ -91,10 +91,12 @@ def _of_model(spec: RunSpec, device: Device) -> OperatorTimes:
     workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
     settle_batch(workload, spec.workload, ask=False)
     setup = apply_recipe(spec.recipe, workload, device)
-    with _Caught(Tf32.of(device)) as caught, setup.autocast(cache=False):
-        workload.model(*setup.args, **setup.kwargs)
-    heaviest = sorted(caught.seen.values(), key=lambda same: -same.work * same.calls)[:MOST_FROM_A_MODEL]
-    rows = [_timed(same.row, partial(same.again, device), device) for same in heaviest]
+    # The model is built outside: weights made under inference mode could not be changed any more.
+    with torch.inference_mode():
+        with _Caught(Tf32.of(device)) as caught, setup.autocast(cache=False):
+            workload.model(*setup.args, **setup.kwargs)
+        heaviest = sorted(caught.seen.values(), key=lambda same: -same.work * same.calls)[:MOST_FROM_A_MODEL]
+        rows = [_timed(same.row, partial(same.again, device), device) for same in heaviest]
     return OperatorTimes(rows=tuple(rows), notes=tuple(caught.left_out()))
 
 
