@@ -10,11 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from redline.analyze.headline import headline_of
 from redline.analyze.load import KEEPS_UP, LoadSummary, load_of, load_point, load_rows, points_of
 from redline.analyze.trust import verdict
 from redline.api.workspace import Workspace
 from redline.model.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, run_arrivals
 from redline.model.errors import SpecError
+from redline.model.figures import SUSTAINABLE_RATE
+from redline.model.metrics import Row, Table
 from redline.model.migrations import decode, encode
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
@@ -372,8 +375,26 @@ def test_a_load_is_on_the_dashboard_and_in_the_report(tmp_path: Path) -> None:
     assert curve["rate"][0] == 20.0
     assert len(curve["series"]["p99_s"]) == len(curve["rate"])
     assert "Latency under load" in dashboard(contents, report.result_of(contents))
-    assert "sustains" in contents.headline
+    assert f"resnet18 under baseline sustains {curve['sustainable_rate']:.1f} req/s." in contents.headline
     assert draw_pictures(contents, tmp_path)["Latency under load"].stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ({"baseline": (100.0, "passed"), "fp16": (200.0, "passed")}, "resnet18 under fp16 sustains 200 req/s."),
+        ({"baseline": (100.0, "passed"), "fp16": (200.0, "wrong")}, "resnet18 under baseline sustains 100 req/s."),
+        ({"fp16": (200.0, "wrong")}, "resnet18 under fp16 sustains 200 req/s, but its outputs are wrong."),
+    ],
+)
+def test_the_sentence_names_the_best_load_whose_outputs_are_right(
+    rates: dict[str, tuple[float, str]], told: str
+) -> None:
+    rows = (
+        Row(facts={"recipe": recipe, "model": "resnet18", "numerics": numerics}, metrics=(SUSTAINABLE_RATE(rate),))
+        for recipe, (rate, numerics) in rates.items()
+    )
+    assert str(headline_of(Table(name="results", rows=tuple(rows)))) == told
 
 
 def curve(recipe: str, broken_from: float) -> LoadSummary:

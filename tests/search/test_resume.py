@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +49,23 @@ def start(place: Path, what: str, name: str, *more: str) -> subprocess.Popen[str
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
+def counts_of(result: redline.Result) -> tuple[Any, ...]:
+    """How many cells are planned, done and failed."""
+    return tuple(result.about[name] for name in ("cells", "done", "failed"))
+
+
 def assert_exactly_the_right_rows(history: History, place: Path, name: str) -> None:
-    """All 60 cells of the fake grid, each settled by one record of its own, and no other record."""
+    """All 60 cells of the fake grid in their order, each settled by one record of its own, which the history has."""
     result = redline.run(**FAKE_GRID, name=name, resume=True, workspace=Workspace(door=fake_door(), history=history))
-    assert (result.summary.planned, result.summary.done, result.summary.failed) == (60, 56, 4)
-    assert {(cell.model, cell.batch) for cell in result.summary.cells if cell.status == "failed"} == {("vit_b_16", 512)}
-    assert {cell.failure.kind for cell in result.summary.cells if cell.failure} == {"oom"}
-    by_id = {row.id: row for row in history.rows()}
-    assert len({cell.record_id for cell in result.summary.cells}) == 60
-    for cell in result.summary.cells:
-        row = by_id[cell.record_id]
-        assert (row.model, row.task, row.recipe, row.batch) == (cell.model, cell.task, cell.recipe, cell.batch)
-        assert row.status == cell.status
+    assert counts_of(result) == (60, 56, 4)
+    assert len({row.record_id for row in result}) == 60
+    stored = {row.id: row for row in history.rows()}
+    settling = [stored[row.record_id] for row in result]
+    cells = list(product(FAKE_GRID["model"], ["infer"], FAKE_GRID["recipes"], FAKE_GRID["batch"]))
+    assert [(row.model, row.task, row.recipe, row.batch) for row in settling] == cells
+    assert {(row["model"], row["batch"]) for row in result if row.failure} == {("vit_b_16", 512)}
+    assert {row.failure.partition(" at ")[0] for row in result if row.failure} == {"oom"}
+    assert [row.status for row in settling] == ["failed" if row.failure else "done" for row in result]
     with closing(sqlite3.connect(place)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
@@ -154,16 +160,14 @@ def test_ctrl_c_loses_the_group_in_flight_and_no_more(history: History) -> None:
         )
     assert [row.status for row in history.rows()] == ["done"] * 8
     finished = caught.value.result
-    assert isinstance(finished, redline.RunResult)
-    assert (len(finished.rows), finished.summary.pending) == (8, 52)
-    assert (
-        len(
-            redline.run(
-                **FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history)
-            ).rows
-        )
-        == 60
+    assert isinstance(finished, redline.Result)
+    assert counts_of(finished) == (60, 8, 0)
+    assert [row["trust"] == "to do" for row in finished].count(True) == 52
+    assert {row.record_id for row in finished if row.record_id} == {row.id for row in history.rows()}
+    resumed = redline.run(
+        **FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history)
     )
+    assert counts_of(resumed) == (60, 56, 4)
     assert history.count() == 60
 
 
@@ -173,9 +177,8 @@ def test_running_it_again_measures_nothing_and_a_larger_grid_only_what_is_new(hi
         result = redline.run(
             **{**FAKE_GRID, **changes}, name="study", resume=True, workspace=Workspace(door=door, history=history)
         )
-        return len(
-            result.summary.cells
-        ), door.opened - 2  # less the two questions: are the specs sound, what is this place
+        # Two of the openings are questions: whether the specs are sound, and what this place is.
+        return len(result), door.opened - 2
 
     assert sweep() == (60, 60)
     assert sweep() == (60, 0)
@@ -193,13 +196,13 @@ def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
     )
     grid = {"model": "m", "recipes": ["baseline", "fp16"], "launch": {"door": "fake"}, "name": "study"}
     first = redline.run(**grid, workspace=Workspace(door=FakeDoor(failing), history=history))
-    assert [cell.status for cell in first.summary.cells] == ["done", "failed"]
-    assert first.summary.cells[1].failure.message == "no"
+    assert [row["trust"] for row in first] == ["valid", "failed"]
+    assert first[1].failure == "compile at compile: no"
     sound = FakeDoor(Landscape(step_s=0.001))
     again = redline.run(**grid, resume=True, workspace=Workspace(door=sound, history=history))
-    assert again.summary == first.summary
+    assert again.to_json() == first.to_json()
     retried = redline.run(**grid, retry_failed=True, workspace=Workspace(door=sound, history=history))
-    assert [cell.status for cell in retried.summary.cells] == ["done", "done"]
+    assert [row["trust"] for row in retried] == ["valid", "valid"]
     assert retried[0].record_id == first[0].record_id
     assert history.count() == 3
 
@@ -211,7 +214,7 @@ def test_without_a_resume_a_grid_starts_over_and_keeps_the_old_records(history: 
     assert not {row.record_id for row in first} & {row.record_id for row in second}
     assert history.count() == 6
     resumed = redline.run(**grid, resume=True, workspace=Workspace(door=fake_door(), history=history))
-    assert resumed.summary == second.summary
+    assert resumed.to_json() == second.to_json()
 
 
 def test_a_row_measured_after_its_baseline_has_no_ratio(history: History) -> None:
@@ -219,13 +222,13 @@ def test_a_row_measured_after_its_baseline_has_no_ratio(history: History) -> Non
     grid = {"model": "m", "launch": {"door": "fake"}, "name": "study", "resume": True}
     redline.run(**grid, recipes=["baseline"], workspace=Workspace(door=fake_door(), history=history))
     larger = redline.run(**grid, recipes=["baseline", "fp16"], workspace=Workspace(door=fake_door(), history=history))
-    assert [(row.recipe, row.vs_first) for row in larger] == [("baseline", None), ("fp16", None)]
+    assert [(row["recipe"], row.get("ratio")) for row in larger] == [("baseline", None), ("fp16", None)]
     together = redline.run(
         **{**grid, "resume": False},
         recipes=["baseline", "fp16"],
         workspace=Workspace(door=fake_door(), history=history),
     )
-    assert together[1].vs_first.low is not None
+    assert together[1]["ratio"].low is not None
 
 
 def test_pairs_that_were_being_decided_go_on_with_the_replicates_that_are_there(history: History) -> None:
@@ -237,17 +240,16 @@ def test_pairs_that_were_being_decided_go_on_with_the_replicates_that_are_there(
     grid = {"model": "m", "recipes": ["baseline", "fp16"], "launch": {"door": "fake"}, "decide": True}
     with pytest.raises(Interrupted) as caught:
         redline.run(**grid, workspace=Workspace(door=fake_door(), history=history, observer=Interrupting()))
-    assert [pair.verdict for pair in caught.value.result.pairs] == ["inconclusive"]
+    assert [pair["verdict"] for pair in caught.value.result.table("pairs").rows] == ["undecided"]
     assert history.count() == 2
     result = redline.run(**grid, resume=True, workspace=Workspace(door=fake_door(), history=history))
-    (pair,) = result.pairs
-    assert pair.verdict != "inconclusive"
-    assert history.count() == 2 * pair.replicates == len(result.records)
+    (pair,) = result.table("pairs").rows
+    assert pair["verdict"] != "undecided"
+    assert history.count() == 2 * pair["replicates"] == len(result.records)
     door = fake_door()
     again = redline.run(**grid, resume=True, workspace=Workspace(door=door, history=history))
-    assert (again.pairs, history.count()) == (result.pairs, len(result.records)), (
-        "what is decided is not measured again"
-    )
+    assert again.table("pairs") == result.table("pairs")
+    assert history.count() == len(result.records), "what is decided is not measured again"
 
 
 def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -> None:
@@ -257,12 +259,9 @@ def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -
     door = FakeDoor(Landscape(step_s=0.001, failure={**failures, "*": None}))
     models = ["sound", *kinds, "sound too"]
     result = redline.run(models, launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
-    assert {cell.model: cell.failure.kind if cell.failure else None for cell in result.summary.cells} == {
-        "sound": None,
-        "sound too": None,
-        **{kind: kind for kind in kinds},
-    }
-    assert (result.summary.done, result.summary.failed) == (2, 5)
+    failed = {kind: f"{kind} at {stages[kind]}: it was {kind}" for kind in kinds}
+    assert {row["model"]: row.failure for row in result} == {"sound": "", "sound too": "", **failed}
+    assert counts_of(result) == (7, 2, 5)
 
 
 class BrokenDoor(FakeDoor):
@@ -282,7 +281,7 @@ def test_workers_that_cannot_be_started_end_the_grid_after_a_few(history: Histor
     repaired = redline.run(
         **FAKE_GRID, name="study", retry_failed=True, workspace=Workspace(door=fake_door(), history=history)
     )
-    assert repaired.summary.done + repaired.summary.failed == 60
+    assert counts_of(repaired) == (60, 56, 4)
 
 
 def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> None:
@@ -292,7 +291,7 @@ def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> No
     assert history.count() == 0
 
 
-def run_of(door: FakeDoor, history: History, **settings: Any) -> redline.RunResult:
+def run_of(door: FakeDoor, history: History, **settings: Any) -> redline.Result:
     return redline.run("m", launch={"door": "fake"}, **settings, workspace=Workspace(door=door, history=history))
 
 
@@ -304,14 +303,10 @@ def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_to
     assert "\n" not in str(caught.value)
     assert history.count() == 0
     result = run_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": "bf16"}])
-    assert result.summary.done == 2
-    assert "the exclusion of recipe bf16: the grid has no recipe bf16" in str(result)
-    assert json.loads(result.to_json())["idle_exclusions"] == [
-        {
-            "exclusion": {"recipe": ["bf16"]},
-            "reason": {"code": "not-in-grid", "about": "", "text": "the grid has no recipe bf16"},
-        }
-    ]
+    assert counts_of(result) == (2, 2, 0)
+    told = "the exclusion of recipe bf16: the grid has no recipe bf16"
+    assert told in str(result)
+    assert [(note["code"], note["text"]) for note in json.loads(result.to_json())["notes"]] == [("not-in-grid", told)]
 
 
 def test_a_step_of_the_other_task_is_known() -> None:
@@ -344,9 +339,15 @@ def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None
     result = redline.run(**FAKE_GRID, workspace=Workspace(door=fake_door(), history=history))
     text = str(result)
     assert "60 cells, 56 done, 4 failed" in text
-    assert "failed: oom at compile" in text
+    assert "vit_b_16, fp16, batch 512: oom at compile" in text
     assert "vs baseline" in text
     document = json.loads(result.to_json())
-    assert {name: document[name] for name in ("planned", "done", "failed")} == {"planned": 60, "done": 56, "failed": 4}
-    assert document["cells"][0].keys() >= {"model", "task", "recipe", "batch", "status", "record_id", "failure"}
-    assert len(result.rows) == len(result) == 60
+    assert {name: document["about"][name] for name in ("cells", "done", "failed")} == {
+        "cells": 60,
+        "done": 56,
+        "failed": 4,
+    }
+    rows = document["tables"]["results"]
+    assert all(row.keys() >= {"model", "task", "recipe", "batch", "trust", "record_id"} for row in rows)
+    assert sum("failure" in row for row in rows) == 4
+    assert len(rows) == len(result.rows) == len(result) == 60

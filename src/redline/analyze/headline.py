@@ -44,10 +44,16 @@ def _ratio(row: Row) -> float:
 
 
 def _of_speeds(table: Table, rows: Sequence[Row]) -> Headline:
-    """Without a comparison: the speed of the one row, or the highest of rows that count the same items."""
+    """Without a comparison: the speed of the one row, or the highest of rows that count the same items. Of loads alone: the highest rate."""
     timed = [row for row in rows if "throughput" in row]
     if not timed:
-        return Headline(template="Nothing was timed.")
+        sustaining = [row for row in rows if row.value("sustainable_rate")]
+        # A wrong recipe is named only where no other sustains a rate.
+        best = max(sustaining, key=lambda row: (row.get("numerics") != "wrong", row.value("sustainable_rate")), default=None)  # fmt: skip
+        if best is None:
+            return Headline(template="Nothing was timed.")
+        wrong = ", but its outputs are wrong" if best.get("numerics") == "wrong" else ""
+        return _sentence(table, best, f"{{model}} under {{recipe}} sustains {{rate}}{{where}}{wrong}.")
     best = max(timed, key=lambda row: row.value("throughput"))
     speed = best.metric("throughput")
     assert speed is not None
@@ -88,6 +94,7 @@ def _sentence(table: Table, row: Row, template: str, speed: Row | None = None) -
         "first": row.get("compared_with"),
         "ratio": row.get("ratio"),
         "speed": (speed or row).get("throughput"),
+        "rate": row.get("sustainable_rate"),
         "ttft": row.get("ttft"),
         "tpot": row.get("tpot"),
         "called": table.called(row),
