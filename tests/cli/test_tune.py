@@ -93,7 +93,11 @@ class TestTune:
     def test_more_is_shown_when_asked_for(self, redline: Redline) -> None:
         command = "tune resnet50 --batch 8 --budget 30m"
         short, long = redline(command), redline(command, "--resume", "-v").stdout
-        _, *others = short.stdout.splitlines()
+        answer, *others = short.stdout.splitlines()
+        assert (short.exit_code, answer.startswith("winner: fp16+channels-last, 2.5")) == (0, True)
+        assert "what each switch brings: fp16 " in short.stdout
+        assert "redline.recipe('fp16+channels-last').apply(model" in short.stdout
+        assert "no compiler here" in short.stdout
         assert sum("×" in line and "(" in line for line in others) <= 5
         assert "fp16+channels-last" in short.stderr
         assert "this device has none" in long
