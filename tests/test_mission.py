@@ -179,7 +179,6 @@ def test_row_01_inference_has_throughput_latency_percentiles_and_memory(own: str
     with History.open() as history:
         record = history.load(row["record_id"])
         history.finish(recorded := captured())
-    assert record.prepared is not None
     assert record.prepared.warmup.samples, "steps before the timed ones"
     assert row["samples"] == sum(len(block.samples) for block in record.blocks), "and these are counted alone"
     shown = told("show", recorded.id)
@@ -194,7 +193,6 @@ def test_row_02_a_training_step_is_split_and_fp16_scales_its_loss(own: str) -> N
     for row, record in zip(rows, records, strict=True):
         assert all(row[phase] > 0 for phase in ("forward", "backward", "optimizer"))
         assert row["latency_p50"] > 0 < row["throughput"]
-        assert record.prepared is not None
         losses = record.prepared.numerics.losses
         assert losses[-1] < losses[0]
     assert [record.prepared.capabilities.scales_loss for record in records] == [False, True]

@@ -202,7 +202,6 @@ class TestFiles:
     def test_a_workspace_holds_it_until_it_is_closed(self) -> None:
         with Workspace() as workspace:
             path = workspace.derived().artifact([1])
-            assert path is not None
             assert path.endswith(SUFFIX)
             assert Path(path).exists()
         assert artifacts() == []

@@ -293,7 +293,6 @@ class TestFunctions:
         (row,), (record,) = result.rows, result.records
         assert record.failure is None, record.failure
         assert (row["model"], row["task"], row["batch"], row["numerics"]) == ("live:train", "step", 6, "not checked")
-        assert record.prepared is not None
         assert record.prepared.workload.batch_from == "asked"
         assert record.prepared.isolated
         assert record.prepared.workload.parameters == 10

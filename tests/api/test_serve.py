@@ -269,7 +269,6 @@ def test_viewers_share_one_look_and_a_slow_one_holds_nobody_up() -> None:
     got, left = asyncio.run(watch())
     assert (looks, left) == (1, 0)
     assert got[0] == got[1]
-    assert got[0] is not None
     assert json.loads(got[0].removeprefix(b"data: "))["stored"] == 1
 
 
@@ -389,7 +388,6 @@ def test_a_server_streams_events_beside_a_slow_and_an_oversized_request(kept: li
     command = [sys.executable, "-m", "redline", "serve", "--port", "0", "--token"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stderr is not None
             address = server.stderr.readline().strip()
             found = re.fullmatch(r"redline: http://127\.0\.0\.1:(\d+)/login\?token=(\S+)", address)
             assert found is not None, address

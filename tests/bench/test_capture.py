@@ -67,7 +67,6 @@ def test_phases_and_steps_are_in_the_trace(session: BenchSession, tmp_path: Path
     trace = read_trace(Path(path))
     assert [phase.name for phase in phases_of([HostView(Links(trace))])] == phases
     steps = steps_of([recorded(trace)])
-    assert steps is not None
     assert steps.count == 2
     assert len(trace.operators) > 0
     assert len(trace.shapes) > 0

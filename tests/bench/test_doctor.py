@@ -143,7 +143,6 @@ def test_a_rule_tells_the_problem_from_what_is_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     item = seen_as(view, name, machine(files, **changes), monkeypatch)
-    assert item is not None
     assert item.ok is ok
     assert words in f"{item.seen} {item.mend}"
     assert bool(item.mend) or ok is not False

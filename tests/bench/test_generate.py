@@ -309,7 +309,6 @@ def test_a_text_that_overflows_is_refused_where_only_its_tokens_are_known() -> N
     reference = GreedyReference.of(workload, device, "fp16")
     verdict = reference.judge(GenerateStep(setup := apply_recipe(Recipe.parse("fp16"), workload, device)), setup)
     assert not verdict.passed
-    assert verdict.reason is not None
     assert verdict.reason.code == "not-finite"
 
 

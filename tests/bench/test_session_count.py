@@ -38,7 +38,6 @@ def prepared(bench: BenchSession, spec: RunSpec, *, modules: bool = False) -> Pr
 
 def test_inference_is_counted_without_its_modules(bench: BenchSession) -> None:
     found = prepared(bench, spec_of())
-    assert found.work is not None
     assert found.work.params == found.workload.parameters
     assert found.work.flops > 0
     assert found.work.backward_flops == 0
@@ -48,7 +47,6 @@ def test_inference_is_counted_without_its_modules(bench: BenchSession) -> None:
 
 def test_a_training_step_with_backward_and_optimizer(bench: BenchSession) -> None:
     work = prepared(bench, spec_of(task="train", optimizer="adamw"), modules=True).work
-    assert work is not None
     assert 1.9 < work.backward_flops / work.flops < 2.0
     assert {one.phase for one in work.operators} == {"forward", "backward", "optimizer"}
     assert work.modules[0].backward_flops == work.backward_flops
@@ -56,7 +54,6 @@ def test_a_training_step_with_backward_and_optimizer(bench: BenchSession) -> Non
 
 def test_in_the_formats_of_the_recipe(bench: BenchSession) -> None:
     work = prepared(bench, spec_of("amp-bf16")).work
-    assert work is not None
     assert set(work.flops_by_format()) == {"bf16"}
     reply = bench.handle(Measure(kind="throughput", seconds=0.01))  # no weight without memory stayed anywhere
     assert isinstance(reply, BlockReply), reply
@@ -148,7 +145,6 @@ def test_a_cache_among_the_inputs_is_the_same_in_every_step_as_in_a_count(bench:
     (tmp_path / "caches.py").write_text(CACHES)
     spec = spec_of(model=f"{tmp_path}/caches.py:given", batch=2)
     found = prepared(bench, spec)
-    assert found.work is not None
     assert found.work.flops == ask.answer_count(spec).work.flops == 2 * 2 * 4 * 4 + 2 * 4 * 2 * 4 + 2 * 1 * 4 * 4
     assert [each.code for each in found.workload.notes] == ["input"]
 
@@ -178,7 +174,6 @@ def test_where_data_decides_the_weights_are_those_of_a_run(bench: BenchSession, 
     )
     spec = spec_of(model=f"{tmp_path}/chooses.py:make", batch=8)
     found = prepared(bench, spec)
-    assert found.work is not None
     assert found.work.flops == ask.answer_count(spec).work.flops == 0  # of 256 before a BatchNorm is calibrated
 
 

@@ -75,7 +75,6 @@ def test_what_a_gate_measures_of_another_commit_stands_at_that_commit(own_histor
         for number in range(12):
             is_old = number % 4 in (0, 3)
             record = made(20 + number, factor=1.0 if is_old else 2.0, commit=("a" if is_old else "b") * 40)
-            assert record.prepared is not None
             environment = msgspec.structs.replace(record.prepared.environment, git_committed_at=1.7e9)
             prepared = msgspec.structs.replace(record.prepared, environment=environment)
             record = msgspec.structs.replace(record, spec=elsewhere if is_old else spec, prepared=prepared)
@@ -133,7 +132,6 @@ def test_versions_of_torch_that_alternate_are_trends_of_their_own(order: str, tr
     with History.open() as history:
         for number, version in enumerate(order.split()):
             record = made(number)
-            assert record.prepared is not None
             environment = msgspec.structs.replace(record.prepared.environment, versions={"torch": version})
             prepared = msgspec.structs.replace(record.prepared, environment=environment)
             history.finish(msgspec.structs.replace(record, prepared=prepared))

@@ -120,7 +120,6 @@ def measured(own_history: Path) -> Ceilings:
     work = WorkCount(params=25_557_032, compulsory_bytes=110_000_000, operators=(product,))
     record = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, work=work), trace=None)
     environment = record.prepared.environment if record.prepared else None
-    assert environment is not None
     ceilings = Ceilings(
         kind="cuda",
         name=environment.device.name,
@@ -209,7 +208,6 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None)
     with Workspace() as opened, History.open() as history:
         shelf, key = history.ceilings(), device_key(opened.environment("cpu"))
         known = shelf.get(key)
-        assert known is not None
         high = {form: 1000 * value for form, value in known.flops_per_s.items()}
         copied = 1000 * known.copy_bytes_per_s
         shelf.put(msgspec.structs.replace(known, doubts=(), flops_per_s=high, copy_bytes_per_s=copied))

@@ -100,7 +100,6 @@ def test_a_hostile_history_cannot_speak_to_the_terminal() -> None:
     """Escape sequences in names, messages and what was printed: listed, shown, reported and complained about."""
     hostile = "\x1b]0;owned\x07\x1b[31m\x9b31mred"
     first = race_records()[0]
-    assert first.prepared is not None
     device = msgspec.structs.replace(first.prepared.environment.device, name=hostile)
     environment = msgspec.structs.replace(first.prepared.environment, device=device, versions={"torch": hostile})
     workload = msgspec.structs.replace(first.prepared.workload, item=hostile, class_name=hostile)
@@ -127,7 +126,6 @@ def test_a_hostile_history_cannot_speak_to_the_terminal() -> None:
 
 def test_the_unit_is_escaped_in_a_report(tmp_path: Path) -> None:
     first = race_records()[0]
-    assert first.prepared is not None
     workload = msgspec.structs.replace(first.prepared.workload, item="a|b<script>")
     with History.open() as history:
         history.finish(

@@ -204,7 +204,6 @@ def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [spec]
     fed = command_line("train --find-workers", spec, batch=64)
     assert invoke(*shlex.split(str(fed))[1:]).exit_code == 2
-    assert seen[1].train is not None
     assert seen[1].train.data == seen[0].train.data  # type: ignore[union-attr]
     assert seen[1].workload == spec.workload
 

@@ -60,7 +60,6 @@ class Child:
     def __init__(self, script: str = "sleep 600 & echo $!; wait") -> None:
         self._process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0)
         self.pid = self._process.pid
-        assert self._process.stdout is not None
         self.grandchild = self._process.stdout.readline().strip()
         Child.all.append(self)
 

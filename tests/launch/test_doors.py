@@ -298,7 +298,6 @@ def test_a_server_whose_desk_was_killed_during_the_import_ends_at_once(tmp_path:
     desk = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     )
-    assert desk.stdout is not None
     server = psutil.Process(int(desk.stdout.readline()))
     while not begun.exists():
         assert server.status() != psutil.STATUS_ZOMBIE
@@ -462,7 +461,6 @@ def test_a_desk_killed_outright_leaves_no_process_behind(door: str, tmp_path: Pa
     """)
     environment = {**os.environ, "REDLINE_TEST_MARKER": marker}
     desk = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment, text=True)
-    assert desk.stdout is not None
     assert desk.stdout.readline().strip() == "measuring"
     assert len(marked_processes(marker)) >= 2
     desk.send_signal(signal.SIGKILL)

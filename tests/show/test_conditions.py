@@ -33,7 +33,6 @@ def measured(
 ) -> RunRecord:
     (record,) = race_records(("baseline",))
     prepared = record.prepared
-    assert prepared is not None
     device = replace(prepared.environment.device, kind=kind, index=None if kind == "cpu" else 0, driver="570.1")
     environment = replace(prepared.environment, threads=threads, versions={"torch": torch}, device=device)
     info = replace(prepared.workload, **{"image_size": 224, "input_shapes": ("32×3×224×224 float32",), **workload})

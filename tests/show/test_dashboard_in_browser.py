@@ -505,7 +505,6 @@ def test_on_a_phone_numbers_are_seen_without_scrolling_sideways(browser: Any, tm
 
 def test_the_page_of_a_profile_draws_its_steps(browser: Any, tmp_path: Path) -> None:
     record = captured()
-    assert record.trace is not None
     found = profile_of([read_trace(Path(record.trace.path))], record)
     page = tmp_path / "profile.html"
     page.write_text(result_of(found, record).to_html(), encoding="utf-8")

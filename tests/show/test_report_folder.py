@@ -194,7 +194,6 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
 
 def in_other_words(record: RunRecord, name: str) -> RunRecord:
     """As another program may write it: free texts that Redline itself draws from a few words."""
-    assert record.prepared is not None
     numerics = msgspec.structs.replace(record.prepared.numerics, method="reference", number_format=name)
     workload = msgspec.structs.replace(record.prepared.workload, item=name, optimizer=name, loss=name)
     prepared = msgspec.structs.replace(record.prepared, numerics=numerics, workload=workload)

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.browser
 def address(own_history: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "redline", "serve", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
         found = re.fullmatch(r"redline: (http://127\.0\.0\.1:\d+/)\n", server.stderr.readline())
         assert found is not None
         try:

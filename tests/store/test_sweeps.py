@@ -122,7 +122,6 @@ def test_a_hold_is_seen_from_another_temporary_folder(location: str, tmp_path: P
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    assert other.stdout is not None
     assert other.stdout.readline().strip() == "held"
     with History.open(location) as history:
         refused = pytest.raises(UsageError, match=f"sweep 'study' is being run by process {other.pid}")

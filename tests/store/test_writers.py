@@ -91,7 +91,6 @@ def test_a_killed_writer_leaves_every_block_it_had_written(location: str) -> Non
     safe: dict[str, int] = {}
     for _ in range(4):
         writer = start(location, "append_for_ever", 0, stdout=subprocess.PIPE)
-        assert writer.stdout is not None
         record_id = writer.stdout.readline().strip()
         for _ in range(chance.randrange(1, 150)):
             safe[record_id] = int(writer.stdout.readline())

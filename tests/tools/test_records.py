@@ -65,7 +65,6 @@ def test_neither_the_machine_nor_its_folders_are_named(kind: type[RawRecords], t
     (record,) = records_in(tmp_path)
     assert as_measured.spec.workload.model == MODEL
     assert record.spec.workload.model == "tools/gpu/some_model.py:net"
-    assert record.prepared is not None
     assert record.prepared.environment.hostname == ""
     assert record.blocks == as_measured.blocks
     assert record.closed is not None

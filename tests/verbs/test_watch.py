@@ -33,7 +33,6 @@ def samples(count: int = 160) -> TensorDataset:
 def summary(watch: Any) -> dict[str, Any]:
     """The figures of the run by name, its seconds by phase, and the codes of its findings."""
     result = watch.result
-    assert result is not None
     (run,) = result.rows
     return {
         **run.facts,
@@ -58,7 +57,6 @@ def test_a_loop_is_found_by_its_optimizer(workspace: Workspace) -> None:
     told = summary(watch)
     assert (told["steps"], told["exit_code"]) == (10, None)
     assert all(told["phases"][name] > 0 for name in ("data", "forward", "backward", "optimizer"))
-    assert watch.record is not None
     kept = workspace.history.load(watch.record.id)
     assert (kept.spec.workload.model, kept.prepared and kept.prepared.workload.batch) == ("watch:loop", 16)
     assert kept.prepared is not None
@@ -166,11 +164,9 @@ def test_a_profile_is_captured_and_kept(workspace: Workspace) -> None:
             optimizer.zero_grad()
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
-    assert watch.record is not None
     record = workspace.history.load(watch.record.id)
     assert record.watched is not None
     assert ([window.steps for window in record.watched.windows], summary(watch)["steps"]) == ([3], 30)
-    assert record.trace is not None
     assert Path(record.trace.path).is_file()
 
 

@@ -183,7 +183,6 @@ def test_a_training_step_is_watched_whole() -> None:
 def test_blocks_that_repeat_are_the_layers_not_their_stages_or_their_parts() -> None:
     stages = nn.Sequential(nn.Sequential(Block(16), Block(16)), nn.Sequential(Block(16), Block(16)), nn.Linear(16, 3))
     blocks = facts(stages, torch.randn(4, 16)).blocks
-    assert blocks is not None
     assert (blocks.class_name, blocks.count) == ("Block", 4)
     assert 0.5 < blocks.share <= 1.0
     assert facts(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)).blocks is None
@@ -196,14 +195,12 @@ def test_kinds_of_blocks_are_told_by_what_they_compute(rates: tuple[float, ...],
     network = nn.Sequential(*map(nn.Sequential, dropping), nn.Linear(16, 3))
     for task, kinds in (("infer", infer), ("train", train)):
         blocks = facts(network, torch.randn(4, 16), task=cast(Task, task)).blocks
-        assert blocks is not None
         assert (blocks.class_name, blocks.count, blocks.kinds) == ("Model", 3, kinds)
 
 
 def test_blocks_of_other_shapes_are_other_kinds() -> None:
     network = nn.Sequential(Block(16), Block(16), nn.Linear(16, 32), Block(32), Block(32), nn.Linear(32, 3))
     blocks = facts(network, torch.randn(4, 16)).blocks
-    assert blocks is not None
     assert (blocks.count, blocks.kinds) == (4, 2)
 
 
@@ -236,7 +233,6 @@ def ask(**table: Any) -> SwitchChoices:
 def test_a_model_without_attention_is_never_offered_one() -> None:
     """Every trial of a ConvNeXt once held `sdpa:…` and failed with the same sentence."""
     told = ask()
-    assert told.facts is not None
     assert "convolution" in told.facts.layers
     refusals = {choice.switch: choice.refusal for choice in told.choices}
     for backend in ("flash", "math"):

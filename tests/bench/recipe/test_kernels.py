@@ -221,7 +221,6 @@ def test_a_snippet_has_them(anything_goes: None, tmp_path: Path) -> None:
 
 def loaded(path: Path) -> ModuleType:
     found = importlib.util.spec_from_file_location("fast", path)
-    assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules["fast"] = module

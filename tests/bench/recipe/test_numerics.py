@@ -161,7 +161,6 @@ def test_a_model_that_answers_otherwise_each_time_is_not_blamed_on_the_number_fo
 
     verdict = judge("bf16", workload_of(Counts(8, 8), torch.randn(4, 8)))
     assert not verdict.passed
-    assert verdict.reason is not None
     assert verdict.reason.code == "not-repeatable"
 
 

@@ -66,7 +66,6 @@ class TestLearning:
 
     def test_random_classes_are_said_to_be_so(self) -> None:
         with training(spec_of(data={"name": "synthetic"})) as run:
-            assert run.prepared.data is not None
             assert run.prepared.data.random_labels
             assert (run.epoch(1).epoch.val_accuracy or 0.0) < 0.2
 
@@ -78,7 +77,6 @@ class TestRecorded:
             info = run.prepared.data
         epoch, block = reply.epoch, reply.block
         assert (epoch.number, epoch.steps, epoch.samples) == (1, 7, 100)
-        assert info is not None
         assert (info.steps_per_epoch, info.last_batch, info.last_batch_fate) == (7, 4, "run")
         assert set(epoch.phases_s) == {"data", "forward", "backward", "optimizer"}
         assert epoch.seconds == pytest.approx(epoch.train_s + epoch.validation_s)
@@ -112,7 +110,6 @@ class TestRecorded:
         self, samples: int, last: str, fate: str, steps: int
     ) -> None:
         with training(spec_of(data={"train_samples": samples}, last_batch=last)) as run:
-            assert run.prepared.data is not None
             assert run.prepared.data.last_batch_fate == fate
             assert run.epoch(1).epoch.steps == steps
 
@@ -278,7 +275,6 @@ class TestRecipes:
         "specialised" in SWITCHES  # noqa: B015  (fills the table first)
         monkeypatch.setitem(SWITCHES._entries, "specialised", Specialised)
         with training(spec_of(recipe="specialised", data={"train_samples": 72})) as run:
-            assert run.prepared.data is not None
             assert run.prepared.data.last_batch_fate == "run eagerly"
             compiled = run.epoch(1).epoch
         assert set(sizes) == {16}
@@ -303,7 +299,6 @@ class TestFeeds:
 
     def test_processes_of_an_own_loader_are_counted(self) -> None:
         with training(spec_of(f"{TINY}:bare", data={"name": f"{TINY}:streamed"})) as run:
-            assert run.prepared.data is not None
             assert run.prepared.data.workers == 2
 
     def test_a_slow_loader_shows_as_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ def test_classes_in_any_form_are_the_same_classes(targets: Tensor) -> None:
     loss = on(targets)
     assert loss(LOGITS).item() == pytest.approx(ENTROPY.item())
     answers = loss.answers(LOGITS)
-    assert answers is not None
     assert (int(answers.right), int(answers.judged)) == (RIGHT, 6)
 
 
@@ -56,7 +55,6 @@ def test_pixels_that_are_not_to_be_judged_are_not() -> None:
     maps = torch.randint(0, 4, (2, 5, 5), generator=torch.Generator().manual_seed(1))
     maps[:, 0] = -100
     answers = on(maps).answers(F.one_hot(maps.clamp(min=0), 4).permute(0, 3, 1, 2).float())
-    assert answers is not None
     assert (int(answers.right), int(answers.judged)) == (40, 40)
 
 
@@ -118,7 +116,6 @@ class TestOwnLoss:
             loss = on(tokens)
             loss.learn({"loss": own, "logits": logits})
             judged.append(loss.answers({"loss": own, "logits": logits}))
-        assert judged[0] is not None
         assert int(judged[0].judged) == 6
         assert judged[1] is None
 

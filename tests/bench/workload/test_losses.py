@@ -277,5 +277,4 @@ def test_targets_first_drawn_under_inference_mode_still_train() -> None:
         default(torch.randn(4, 10))
     logits = torch.randn(4, 10, requires_grad=True)
     default(logits).backward()
-    assert logits.grad is not None
     assert logits.grad.abs().sum() > 0

@@ -166,7 +166,6 @@ def test_second_inputs_come_from_the_factory_then_from_noise(user_file: Write) -
         assert (second and second.how) == how, name
     once = from_file(file, "once")
     second = once.second_inputs(1)
-    assert second is not None
     assert second.how == "noise"
     assert once.notes[-1].code == "one-input-set"
     assert "no second inputs from the factory: factory once in" in str(once.notes[-1])

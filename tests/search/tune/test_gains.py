@@ -66,11 +66,9 @@ def with_interval(found: TuneSummary, low: float | None, high: float | None, **c
 
 def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
     found = gain_path_of(summary(), ROWS)
-    assert found is not None
     row = ROWS[2]
     assert row.batch is not None
     assert row.throughput_per_s is not None
-    assert row.roofline is not None
     assert found.winner_s == pytest.approx(row.batch / row.throughput_per_s)
     assert found.baseline_s == pytest.approx(4.0 * found.winner_s)
     assert [bar.label for bar in waterfall(found)] == [
@@ -95,7 +93,6 @@ def test_only_measured_times_are_bars(gains: tuple[float, ...]) -> None:
 
 def test_without_ceilings_there_is_no_roofline() -> None:
     found = gain_path_of(summary(), summarize(RECORDS))
-    assert found is not None
     assert found.roofline_s is None
 
 
