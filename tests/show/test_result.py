@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 from redline.model.metrics import Figure, Headline, Row, Table
 from redline.model.note import note
-from redline.show.result import Result, comma_separated, markdown, terminal, web
+from redline.show.result import Result, markdown, terminal, web
 from redline.show.terminal import as_text
 
 SPEED = Figure(name="throughput", unit="{item}/s", better="higher")
@@ -42,12 +41,6 @@ def test_every_printer_shows_the_same_figures() -> None:
             assert shown in text
         assert "127" not in text, "a figure that spans more than a factor of 4 has no number"
     rows = json.loads(FOUND.to_json())["tables"]["recipes"]
-    lines = list(csv.DictReader(comma_separated(FOUND.tables[0]).splitlines()))
-    for row, line in zip(rows, lines, strict=True):
-        for name in ("throughput", "ratio"):
-            known = row.get(name, {})
-            for part, column in (("value", name), ("low", f"{name}_low"), ("high", f"{name}_high")):
-                assert line[column] == ("" if part not in known else repr(known[part]))
     assert rows[1]["throughput"]["value"] == 127, "programs get it, with the doubt"
     assert rows[1]["throughput"]["doubt"]["code"] == "others-at-work"
 

@@ -60,10 +60,6 @@ def with_leader(found: TuneSummary, **changes: Any) -> TuneSummary:
     return msgspec.structs.replace(found, leader=leader, winner=leader if leader.is_certain else None)
 
 
-def with_interval(found: TuneSummary, low: float | None, high: float | None, **changes: Any) -> TuneSummary:
-    return with_leader(found, low=low, high=high, **changes)
-
-
 def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
     found = gain_path_of(summary(), ROWS)
     row = ROWS[2]
