@@ -97,7 +97,7 @@ class TestTune:
         assert (short.exit_code, answer.startswith("winner: fp16+channels-last, 2.5")) == (0, True)
         assert "what each switch brings: fp16 " in short.stdout
         assert "redline.recipe('fp16+channels-last').apply(model" in short.stdout
-        assert "no compiler here" in short.stdout
+        assert "no compiler here" in " ".join(short.stdout.split())
         assert sum("×" in line and "(" in line for line in others) <= 5
         assert "fp16+channels-last" in short.stderr
         assert "this device has none" in long
