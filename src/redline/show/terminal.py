@@ -53,10 +53,6 @@ def as_text(report: RenderableType) -> str:
     return captured.get()
 
 
-def plain_table(title: str) -> Table:
-    return make_table(Text(title, style="dim"))
-
-
 def make_table(title: Text | None) -> Table:
     return Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 1)

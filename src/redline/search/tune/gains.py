@@ -18,7 +18,7 @@ from redline.analyze.summary import RunSummary, VersusFirst
 from redline.model.errors import SpecError
 from redline.model.fields import Frozen
 from redline.model.spec import BASELINE
-from redline.search.tune.result import ONE_PROCESS_DOUBT, TuneSummary, Winner
+from redline.search.tune.result import TuneSummary, Winner
 
 
 class Gain(Frozen):
@@ -92,19 +92,6 @@ def waterfall(path: GainPath) -> list[Bar]:
 
 def _between(low: float | None, high: float | None) -> str:
     return f" ({low:.2f}–{high:.2f})" if low is not None and high is not None else ""
-
-
-Certainty = Literal["decided", "one process", "undecided"]
-"""`decided`: the interval over processes lies above 1. `one process`: a gain that no other process has confirmed."""
-
-
-def certainty_of(winner: Winner) -> Certainty:
-    """As everywhere in the advice: a recipe whose interval reaches down to 1 may be no faster at all."""
-    if winner.recipe == BASELINE or not math.isfinite(winner.ratio):
-        return "undecided"
-    if winner.low is not None:
-        return "decided" if winner.low > 1 else "undecided"
-    return "one process" if math.log(winner.ratio) > ONE_PROCESS_DOUBT else "undecided"
 
 
 def winner_verdict(summary: TuneSummary, winner: Winner) -> RaceVerdict:
