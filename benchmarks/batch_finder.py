@@ -16,8 +16,7 @@ from worlds.memory import CURVES, MemoryOf, largest_batch
 
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.units import parse_bytes
-from redline.search.batch import MAX_TRIALS
-from redline.search.largest import Room, Tried, next_batch
+from redline.search.batch import MAX_TRIALS, Room, Tried, next_batch
 
 Finder = Callable[[MemoryOf, int], tuple[int, int, int]]
 """From a curve and a capacity to the batch found, the trials and the OOMs among them."""

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import redline
 from redline.analyze.pairs import Pair
-from redline.api.workspace import Workspace
+from redline.verbs.workspace import Workspace
 
 LOADS: dict[str, list[tuple[float, bool]]] = {
     "quiet": [],

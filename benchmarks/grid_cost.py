@@ -17,11 +17,11 @@ from typing import Any
 from store_cost import fill
 
 import redline
-from redline.api.workspace import Workspace
 from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 TARGET_S = 0.020
 

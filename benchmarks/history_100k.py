@@ -21,13 +21,23 @@ import msgspec
 from sqlalchemy import insert
 from starlette.testclient import TestClient
 
-from redline.api.workspace import Workspace
-from redline.model.environment import DeviceInfo, Environment, Memory
-from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
+from redline.model.record import (
+    Block,
+    ColdStart,
+    DeviceInfo,
+    Environment,
+    Memory,
+    Numerics,
+    Prepared,
+    RunRecord,
+    Warmup,
+    WorkloadInfo,
+)
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.store import History, layout, queries
 from redline.store.codec import pack_block, pack_head, point_values, row_of, series_body
 from redline.verbs.serve import Access, make_app
+from redline.verbs.workspace import Workspace
 
 NOW = 1.75e9
 

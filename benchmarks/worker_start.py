@@ -12,8 +12,7 @@ import sys
 import time
 
 from redline.launch import Door, open_door
-from redline.model.protocol import Ask, FailureReply
-from redline.model.questions import AskCheck
+from redline.model.protocol import Ask, AskCheck, FailureReply
 from redline.model.spec import LaunchSpec
 
 TARGET_S = 0.1

@@ -7,8 +7,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from redline.model.environment import DeviceInfo, Environment, Memory, TelemetrySample
-from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
+from redline.model.record import (
+    Block,
+    ColdStart,
+    DeviceInfo,
+    Environment,
+    Memory,
+    Numerics,
+    Prepared,
+    RunRecord,
+    TelemetrySample,
+    Warmup,
+    WorkloadInfo,
+)
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shapes
 
-from redline.model.spec import LaunchSpec, Recipe, RunSpec, WorkloadSpec
-from redline.model.training import DataSpec, TrainSpec
+from redline.model.spec import DataSpec, LaunchSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 
 SAMPLES = (0.1, 1 / 3, 5e-324, 999_999_999.9999999, 0.010000000000000002)
 """Seconds that lose something wherever a double is not kept as it is."""

@@ -36,17 +36,16 @@ import typer
 from reported import captured, failed_record, race_records, sweep_records
 from starlette.testclient import TestClient
 
-from redline.api import workspace
-from redline.api.workspace import Workspace
 from redline.cli import main
 from redline.model.errors import Exit
-from redline.model.protocol import Ask, Request
-from redline.model.questions import AskCheck, AskEnvironment, AskModels
+from redline.model.protocol import Ask, AskCheck, AskEnvironment, AskModels, Request
 from redline.show.export import export_json
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
+from redline.verbs import workspace
 from redline.verbs.serve import Access, make_app
+from redline.verbs.workspace import Workspace
 
 PATIENCE_S = 60.0
 """An input that takes longer is ended: it waits for something."""

@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from redline.model.environment import TelemetrySample
 from redline.model.migrations import decode
 from redline.model.note import note
-from redline.model.record import Failure, Numerics, RunRecord
+from redline.model.record import Failure, Numerics, RunRecord, TelemetrySample
 from redline.model.spec import RunSpec
 from redline.model.spec_table import specs_from_table
 from redline.model.work import Ceilings, OperatorWork, WorkCount

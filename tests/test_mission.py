@@ -34,14 +34,14 @@ from typer.testing import Result
 
 import redline
 from redline.analyze.ranks import rank_peaks
-from redline.api import workspace
 from redline.bench.recipe.snippet import snippet_of
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.trace.vendors.tool import TOOLS
 from redline.verbs import watch as watching
+from redline.verbs import workspace
 
 COMMANDS = {
     "run": "run",

@@ -9,9 +9,8 @@ from typing import Any
 
 from redline.bench.session import BenchSession
 from redline.model.protocol import Close, EpochReply, FailureReply, Prepare, PreparedReply, Progress, TrainEpoch
-from redline.model.record import Failure, Prepared
-from redline.model.spec import Recipe, RunSpec, WorkloadSpec
-from redline.model.training import DataSpec, Epoch, TrainSpec
+from redline.model.record import Epoch, Failure, Prepared
+from redline.model.spec import DataSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 
 TINY = Path(__file__).parent / "models" / "tiny.py"
 SMALL: dict[str, Any] = {"name": "synthetic-learnable", "train_samples": 512, "val_samples": 256}

@@ -15,7 +15,7 @@ from itertools import combinations
 from random import Random
 
 from redline.model.note import note
-from redline.model.questions import Relief, SwitchChoice
+from redline.model.protocol import Relief, SwitchChoice
 from redline.model.record import Capabilities, Failure, FailureScope, Numerics
 from redline.model.spec import RunSpec, Task
 from redline.testing.landscape import EXACT, Landscape

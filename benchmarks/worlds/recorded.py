@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from redline.api.workspace import Workspace
 from redline.bench.device import open_device
 from redline.bench.recipe.compose import switch_choices
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import RunRecord
 from redline.model.work import Facts
 from redline.search.tune.record import KeptSearches, TuneRecord
 from redline.search.tune.space import BY_BLOCK, expectation
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 from worlds.recipes import RecipeTruth, Switches, switches_of
 
 LONGER = 2.0

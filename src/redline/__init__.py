@@ -9,9 +9,6 @@ from redline.verbs import public, public_names
 __version__ = "1.0.0rc1"
 
 if TYPE_CHECKING:  # the same names for programs that check types, which cannot read the table in `redline.verbs`
-    from redline.api.recipe import PlainRecipe as PlainRecipe
-    from redline.api.recipe import recipe as recipe
-    from redline.api.workspace import Workspace as Workspace
     from redline.show.result import Result as Result
     from redline.verbs.batch import batch as batch
     from redline.verbs.compare import compare as compare
@@ -27,6 +24,8 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.profile import profile as profile
     from redline.verbs.quick import QuickProfile as QuickProfile
     from redline.verbs.quick import run_quick_profile as run_quick_profile
+    from redline.verbs.recipe import PlainRecipe as PlainRecipe
+    from redline.verbs.recipe import recipe as recipe
     from redline.verbs.report import report as report
     from redline.verbs.roofline import roofline as roofline
     from redline.verbs.run import run as run
@@ -43,6 +42,7 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.watch import trainer_callback as trainer_callback
     from redline.verbs.watch import watch as watch
     from redline.verbs.workshop import workshop as workshop
+    from redline.verbs.workspace import Workspace as Workspace
 
 __all__ = sorted([*public_names(), "__version__"])
 

@@ -9,8 +9,7 @@ from by_hand import make_block, make_prepared, make_record
 from redline.analyze import bound as rules
 from redline.analyze.attainable import Attainable
 from redline.analyze.bound import bound, bound_of_counters, host_share
-from redline.model.record import Failure
-from redline.model.training import Epoch
+from redline.model.record import Epoch, Failure
 
 
 def issuing(*issue_s: float) -> tuple[Any, ...]:

@@ -13,8 +13,7 @@ from redline.analyze.checks import CheckName, check, count_check
 from redline.analyze.gate import judge
 from redline.analyze.statistics import PairedLog
 from redline.bench.recipe.difference import answer_of, sketch_of
-from redline.model.environment import Memory
-from redline.model.record import Numerics, RunRecord
+from redline.model.record import Memory, Numerics, RunRecord
 
 
 def side(

@@ -21,7 +21,6 @@ from redline.analyze.removals import TraceFacts
 from redline.analyze.rows import row_of
 from redline.analyze.rules import diagnose
 from redline.analyze.summary import summarize
-from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
 from redline.model.record import Block, Capabilities, RunRecord
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
@@ -31,6 +30,7 @@ from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.trace.window import Steps
 from redline.verbs.profile import result_of
+from redline.verbs.workspace import Workspace
 
 GB = 10**9
 

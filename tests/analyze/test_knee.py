@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from redline.analyze.knee import StepTime, saturation
+from redline.analyze.batch import StepTime, saturation
 from redline.analyze.statistics import autocorrelation_time, percentile_ceiling
 
 

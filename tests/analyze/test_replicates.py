@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from reported import fake_door, race_records, sweep_records
 
-from redline.analyze.replicates import lines_of, replicate_rows
-from redline.analyze.summary import summarize
+from redline.analyze.summary import lines_of, replicate_rows, summarize
 from redline.model.record import Failure, RunRecord
 from redline.testing.fake import FakeDoor
 

@@ -13,12 +13,14 @@ from rich.console import Console
 from redline.analyze.bound import Bound
 from redline.analyze.ranks import late_rank
 from redline.analyze.scale import Communication, Mode, ScaleRun, points_of, rank_rows
-from redline.model.environment import DeviceInfo, Environment, Memory
 from redline.model.metrics import Row
 from redline.model.note import note
 from redline.model.record import (
     Block,
     ColdStart,
+    DeviceInfo,
+    Environment,
+    Memory,
     Numerics,
     Prepared,
     RankBlock,

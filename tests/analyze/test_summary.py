@@ -8,9 +8,8 @@ from by_hand import make_block, make_prepared, make_record
 
 from redline.analyze.blocks import blocks_as
 from redline.analyze.summary import RunSummary, summarize, with_price
-from redline.model.environment import Memory
 from redline.model.errors import SpecError
-from redline.model.record import Failure
+from redline.model.record import Failure, Memory
 from redline.model.units import parse_price
 
 

@@ -11,8 +11,7 @@ from trained import spec_of
 
 from redline.analyze.summary import summarize
 from redline.analyze.train import TrainingSummary, loader_summary, training_of, where_time_goes
-from redline.model.record import RunRecord
-from redline.model.training import Epoch, Fed
+from redline.model.record import Epoch, Fed, RunRecord
 from redline.show.course import ended_words
 from redline.verbs.train import accuracy_remarks, loader_result, result_of
 

@@ -10,11 +10,19 @@ from by_hand import make_block, make_prepared, make_record
 from redline.analyze.blocks import device_kind
 from redline.analyze.statistics import median_interval
 from redline.analyze.trust import error_text, farthest, oversubscription, target_half_width, verdict
-from redline.model.environment import DeviceInfo, Environment, TelemetrySample
 from redline.model.note import note
-from redline.model.record import Failure, Numerics, RankBlock, RankInfo, Warmup
-from redline.model.spec import MeasureSpec
-from redline.model.training import DataSpec, Epoch, TrainSpec
+from redline.model.record import (
+    DeviceInfo,
+    Environment,
+    Epoch,
+    Failure,
+    Numerics,
+    RankBlock,
+    RankInfo,
+    TelemetrySample,
+    Warmup,
+)
+from redline.model.spec import DataSpec, MeasureSpec, TrainSpec
 from redline.model.units import format_share
 
 

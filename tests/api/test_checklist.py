@@ -7,15 +7,14 @@ import pytest
 from reported import fake_door, race_records
 
 import redline
-from redline.analyze.replicates import lines_of
-from redline.analyze.summary import summarize
+from redline.analyze.summary import lines_of, summarize
 from redline.analyze.trust import Verdict
-from redline.api.workspace import Workspace
 from redline.model.errors import UnknownName
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.show.result import Result
 from redline.store import History
 from redline.verbs.workshop import checklist_of, is_any_faster
+from redline.verbs.workspace import Workspace
 
 
 def ticked(found: Result) -> dict[str, bool]:
@@ -65,7 +64,7 @@ def test_what_a_search_has_proved_is_ticked(monkeypatch: pytest.MonkeyPatch) -> 
     """`redline tune` told of a faster recipe, and the checklist did not know: both read the same history now."""
     choices = [SwitchChoice(switch="fp16", family="precision"), SwitchChoice(switch="compile", family="compiler")]
     with History.open("sqlite://") as history, Workspace(door=fake_door(choices=choices), history=history) as workspace:
-        monkeypatch.setattr("redline.api.workspace.refuse_impossible_name", lambda workload: None)
+        monkeypatch.setattr("redline.verbs.workspace.refuse_impossible_name", lambda workload: None)
         redline.tune("resnet50", batch=32, budget="10m", workspace=workspace)
         assert ticked(checklist_of("resnet50", workspace))["a recipe is faster"]
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from redline.api.live import SUFFIX, digest, held_artifact
-from redline.api.workspace import Workspace
 from redline.model.errors import UsageError
+from redline.verbs.live import SUFFIX, digest, held_artifact
+from redline.verbs.workspace import Workspace
 
 PROGRAM = textwrap.dedent("""
     import functools, json, sys
@@ -74,7 +74,7 @@ def program(tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-DIGEST = "from redline.api.live import digest; print(digest(make()))"
+DIGEST = "from redline.verbs.live import digest; print(digest(make()))"
 
 
 def test_the_same_model_has_the_same_name_in_every_process(program: Callable[..., str]) -> None:
@@ -165,7 +165,7 @@ class TestFiles:
 
     def test_what_a_killed_process_left_is_removed_and_what_another_holds_is_not(self) -> None:
         program = (
-            "import os, sys\nfrom redline.api.live import held_artifact\n"
+            "import os, sys\nfrom redline.verbs.live import held_artifact\n"
             "with held_artifact([sys.argv[1]]) as path:\n"
             "    print(path, flush=True)\n    sys.stdin.read()\n    os.kill(os.getpid(), 9)\n"
         )

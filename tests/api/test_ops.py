@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 
 from redline.analyze.attainable import operator_row
-from redline.api.workspace import Workspace
 from redline.bench.measure.operators import answer_operators
 from redline.model.errors import SpecError, UsageError
-from redline.model.questions import AskOperators
+from redline.model.protocol import AskOperators
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.units import format_share
 from redline.model.work import Ceilings, OperatorTime
 from redline.show.result import terminal
 from redline.verbs.roofline import OPERATORS, operator_cases, operators_result, roofline
+from redline.verbs.workspace import Workspace
 
 CEILINGS = Ceilings(
     kind="cpu", name="a CPU", driver=None, torch="2", threads=1, flops_per_s={"fp32": 1e9}, copy_bytes_per_s=1e9,

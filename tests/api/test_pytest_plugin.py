@@ -13,7 +13,7 @@ pytest_plugins = ["pytester"]
 
 CONFTEST = """
 import pytest
-from redline.api import workspace
+from redline.verbs import workspace
 from redline.model.record import Failure, Numerics
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

@@ -11,9 +11,9 @@ from brief import shorten_efforts
 from reported import fake_door
 
 import redline
-from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
 from redline.verbs.quick import CAPTURED_STEPS, QuickProfile, run_quick_profile
+from redline.verbs.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import redline
-from redline.api.workspace import Workspace
 from redline.bench.environment import remember_flags
 from redline.model.errors import SpecError, UnknownName, UsageError
 from redline.search.observer import NoJournal, Observer
 from redline.store import History
+from redline.verbs.workspace import Workspace
 
 TINY: dict[str, Any] = {
     "device": "cpu",

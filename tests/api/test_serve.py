@@ -22,16 +22,15 @@ from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 import redline
-from redline.api.workspace import Workspace
-from redline.model.environment import TelemetrySample
-from redline.model.questions import SwitchChoice
-from redline.model.record import RunRecord
+from redline.model.protocol import SwitchChoice
+from redline.model.record import RunRecord, TelemetrySample
 from redline.search.observer import Observer
 from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs import serve
 from redline.verbs.serve import COOKIE, Access, Answer, Answers, Live, LiveState, is_loopback, look, make_app
+from redline.verbs.workspace import Workspace
 
 NASTY = "<script>alert(1)</script>"
 FP16 = SwitchChoice(switch="fp16", family="precision")

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import redline
-from redline.api.settings import described_model
-from redline.model.spec import RunSpec, WorkloadSpec
-from redline.model.training import DataSpec
+from redline.model.spec import DataSpec, RunSpec, WorkloadSpec
+from redline.verbs.workspace import described_model
 
 REPOSITORY = Path(__file__).parents[2]
 VERBS = ["run", "tune", "profile", "roofline", "flops", "batch"]

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from reported import ceilings_of, fake_door, step_s, work
 
-from redline.analyze.replicates import replicate_rows
-from redline.api.workspace import Workspace
+from redline.analyze.summary import replicate_rows
 from redline.model.spec import RunSpec
 from redline.model.units import THIN_SPACE
 from redline.model.work import OperatorWork, WorkCount
 from redline.show.result import Result
 from redline.verbs.study import experiments, save, study, why
+from redline.verbs.workspace import Workspace
 
 RECIPES = ("baseline", "fp16", "fp16+compile")
 

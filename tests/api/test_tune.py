@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import redline
-from redline.api.workspace import Workspace
 from redline.store import History
+from redline.verbs.workspace import Workspace
 
 SHORTCUT = """
 from redline.bench.recipe.base import COMPILER, RecipeSwitch

@@ -16,7 +16,6 @@ from redline.analyze.bound import Bound
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.api.profile import read_profile
-from redline.api.workspace import Workspace
 from redline.model.errors import BenchError, Interrupted, SpecError
 from redline.model.metrics import Row, Table
 from redline.model.note import note
@@ -39,6 +38,7 @@ from redline.verbs.exercises import (
 )
 from redline.verbs.flops import FLOPS, MIN_BYTES, PARAMS
 from redline.verbs.workshop import workshop
+from redline.verbs.workspace import Workspace
 
 
 def latency(std: float) -> Latency:

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 import redline
-from redline.api.workspace import Workspace
 from redline.launch.door import Session
 from redline.model.errors import Interrupted, RedlineError, StoreError
-from redline.model.protocol import OnProgress, Profile, Reply
-from redline.model.questions import AskCeilings, CeilingsAnswer
+from redline.model.protocol import AskCeilings, CeilingsAnswer, OnProgress, Profile, Reply
 from redline.model.record import Block, Closed, RunRecord
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.model.work import Ceilings
@@ -23,6 +21,7 @@ from redline.search.profile import capture
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("brief")
 

@@ -22,10 +22,9 @@ from redline.bench.measure import blocks
 from redline.bench.measure.blocks import OVERRUN, measure_block, plan_steps, quiet_collector
 from redline.bench.workload.step import InferenceStep, Mark, Setup, no_mark
 from redline.bench.workload.workload import assemble
-from redline.model.environment import Memory, TelemetrySample
 from redline.model.note import note
 from redline.model.protocol import Measure
-from redline.model.record import Block, BlockKind, Capabilities, Warmup
+from redline.model.record import Block, BlockKind, Capabilities, Memory, TelemetrySample, Warmup
 from redline.model.spec import MeasureSpec
 
 KINDS: tuple[BlockKind, ...] = ("latency", "throughput")

@@ -14,8 +14,8 @@ import pytest
 
 from redline.bench import doctor
 from redline.bench.doctor import Machine, TorchDevice, TorchView, health
-from redline.model.environment import DeviceInfo
-from redline.model.questions import HealthItem
+from redline.model.protocol import HealthItem
+from redline.model.record import DeviceInfo
 
 NVIDIA = {"dev/nvidia0": "", "dev/nvidiactl": "", "proc/driver/nvidia/version": "NVRM version: 570.124.06"}
 AMD = {"dev/kfd": "", "dev/dri/renderD128": ""}

@@ -11,7 +11,7 @@ from worlds.memory import CachingAllocator, OutOfMemory, StackedModel, convoluti
 
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure.blocks import SQUEEZE_PRECISION, least_memory
-from redline.model.environment import Memory
+from redline.model.record import Memory
 
 GIB = 2**30
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from invoking import Redline, invoke
 
-from redline.api import workspace
 from redline.testing.fake import FakeDoor
+from redline.verbs import workspace
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import yaml
 from invoking import Redline, document, refused
 from typer.testing import Result
 
-from redline.model.questions import Checked
+from redline.model.protocol import Checked
 from redline.model.record import Failure, WorkloadInfo
 from redline.model.spec import RunSpec
 from redline.store import History

@@ -14,8 +14,7 @@ from reported import race_records
 from rich.console import Console
 
 import redline
-from redline.model.environment import Environment
-from redline.model.record import Block, RunRecord, TraceRef
+from redline.model.record import Block, Environment, RunRecord, TraceRef
 from redline.show.result import terminal
 from redline.store import History
 

@@ -25,7 +25,6 @@ from invoking import invoke as redline
 from invoking import refused, results
 from typer.testing import Result
 
-from redline.api.workspace import Workspace
 from redline.bench.recipe.base import SWITCHES
 from redline.cli.main import RENAMED, Interrupts
 from redline.model.record import RunRecord
@@ -35,6 +34,7 @@ from redline.show.terminal import PIPE_WIDTH
 from redline.store import History
 from redline.verbs import GROUPS, NAMES
 from redline.verbs.run import Measured
+from redline.verbs.workspace import Workspace
 
 PROGRAM = [sys.executable, "-m", "redline.cli.main"]
 MISBEHAVING = Path(__file__).parent.parent / "models" / "misbehaving.py"

@@ -11,16 +11,16 @@ import pytest
 from brief import shorten_ceilings
 from invoking import invoke as redline
 
-from redline.api import workspace
-from redline.api.workspace import Workspace
 from redline.launch.inline import InlineDoor
 from redline.model.identity import device_key
 from redline.model.migrations import decode
 from redline.model.work import Ceilings, ModuleWork, OperatorWork, WorkCount
 from redline.store import History
+from redline.verbs import workspace
 from redline.verbs.flops import flops
 from redline.verbs.flops import result_of as flops_of
 from redline.verbs.roofline import under_roofs
+from redline.verbs.workspace import Workspace
 
 MODELS = Path(__file__).parents[1] / "models" / "misbehaving.py"
 TRACES = Path(__file__).parents[1] / "data" / "traces"

@@ -17,14 +17,12 @@ from invoking import invoke
 import redline
 from redline.analyze.advice import command_line, options_of, tuning_command
 from redline.analyze.summary import summarize
-from redline.api.workspace import Workspace
 from redline.cli.main import RENAMED, filled
 from redline.model.arrivals import LoadSpec
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
-from redline.model.spec import RunSpec
+from redline.model.spec import DataSpec, RunSpec
 from redline.model.spec_table import specs_from_table, training_table
-from redline.model.training import DataSpec
 from redline.search.batch import trial_measure
 from redline.search.grid import grid_from_tables
 from redline.search.observer import NoJournal
@@ -33,6 +31,7 @@ from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs import NAMES
 from redline.verbs.run import Measured
+from redline.verbs.workspace import Workspace
 
 EVERYTHING = {
     "task": "train",

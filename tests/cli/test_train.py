@@ -17,7 +17,7 @@ from invoking import Redline, invoke, results
 from trained import TINY
 from typer.testing import Result
 
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import Failure
 from redline.model.spec import RunSpec
 from redline.store import History

@@ -10,16 +10,16 @@ import pytest
 from invoking import Redline, document
 from worlds.recipes import WRONG, switches_of
 
-from redline.api.workspace import Workspace
 from redline.model.errors import UsageError
 from redline.model.note import note
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import Failure
 from redline.model.spec import RunSpec
 from redline.search.tune.trials import Trials
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape
 from redline.verbs import tune as tuning
+from redline.verbs.workspace import Workspace
 
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import redline
-from redline.api.workspace import Workspace
 from redline.launch import open_door
 from redline.model.spec import LaunchSpec
+from redline.verbs.workspace import Workspace
 
 torch = pytest.importorskip("torch")
 
@@ -101,8 +101,8 @@ def test_products_in_other_forms_keep_the_numbers(measured, recipe: str) -> None
     ],
 )
 def test_the_snippet_of_a_graph_runs_alone(recipe: str, task: str, tmp_path: Path) -> None:
-    from redline.api.recipe import plain_recipe
     from redline.model.spec_table import specs_from_table
+    from redline.verbs.recipe import plain_recipe
 
     model, batch = "resnet18", {"batch": 8}
     (spec,) = specs_from_table({"model": model, "task": task, "recipe": recipe, **batch})

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import redline
-from redline.api.workspace import Workspace
 from redline.launch import Door, open_door
 from redline.model.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Squeeze, SqueezeReply
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.model.spec_table import specs_from_table
+from redline.verbs.workspace import Workspace
 
 torch = pytest.importorskip("torch")
 

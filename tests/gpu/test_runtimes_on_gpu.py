@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import pytest
 
 import redline
-from redline.api.workspace import Workspace
 from redline.launch import open_door
 from redline.model.spec import LaunchSpec
+from redline.verbs.workspace import Workspace
 
 torch = pytest.importorskip("torch")
 

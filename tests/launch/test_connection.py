@@ -23,29 +23,29 @@ from redline.launch.connection import Callback, WorkerDoor, WorkerSession, log_t
 from redline.launch.fork import ForkDoor
 from redline.launch.inline import InlineDoor
 from redline.launch.spawn import SpawnDoor
-from redline.model.environment import Memory
 from redline.model.errors import DoorError, UsageError
 from redline.model.protocol import (
     Ask,
+    AskHealth,
     BlockReply,
     Close,
     ClosedReply,
     FailureReply,
     Load,
     Measure,
+    ModelNames,
     Prepare,
     Profile,
     Progress,
     Reply,
     Request,
     Squeeze,
+    TrainingProgress,
     receive_request,
     send,
 )
-from redline.model.questions import AskHealth, ModelNames
-from redline.model.record import Block, Closed, Failure
+from redline.model.record import Block, Closed, Failure, Memory
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
-from redline.model.training import TrainingProgress
 
 LAUNCH = LaunchSpec(prepare_timeout_s=21.0, measure_timeout_s=22.0, close_timeout_s=23.0)
 ASK = Ask(question=AskHealth())

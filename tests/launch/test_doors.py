@@ -20,7 +20,9 @@ from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_
 from redline.model.errors import UsageError
 from redline.model.protocol import (
     Ask,
+    AskEnvironment,
     BlockReply,
+    EnvironmentAnswer,
     FailureReply,
     Measure,
     Prepare,
@@ -29,7 +31,6 @@ from redline.model.protocol import (
     Reply,
     TraceReply,
 )
-from redline.model.questions import AskEnvironment, EnvironmentAnswer
 from redline.model.record import Failure
 from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
 from redline.system.locks import device_lock, physical_name

@@ -25,7 +25,9 @@ from redline.model.protocol import (
     AllReduce,
     AllReduced,
     Ask,
+    AskCheck,
     BlockReply,
+    CheckedSpecs,
     FailureReply,
     Measure,
     Position,
@@ -35,7 +37,6 @@ from redline.model.protocol import (
     Reply,
     TraceReply,
 )
-from redline.model.questions import AskCheck, CheckedSpecs
 from redline.model.record import Block, Failure, RunRecord
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 

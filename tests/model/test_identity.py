@@ -10,10 +10,9 @@ import pytest
 from reported import sweep_records
 
 from redline.model import identity
-from redline.model.environment import DeviceInfo
 from redline.model.identity import benchmark_of, question_key, record_key, setting_text, spec_key, subjects_of
 from redline.model.migrations import decode
-from redline.model.record import Prepared, RunRecord, WorkloadInfo
+from redline.model.record import DeviceInfo, Prepared, RunRecord, WorkloadInfo
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 RECORDED = Path(__file__).parents[1] / "data" / "traces"

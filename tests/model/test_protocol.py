@@ -19,6 +19,7 @@ from redline.model.protocol import (
     Close,
     Prepare,
     Progress,
+    Question,
     Reply,
     Request,
     receive_frame,
@@ -26,7 +27,6 @@ from redline.model.protocol import (
     receive_request,
     send,
 )
-from redline.model.questions import Question
 from redline.model.record import Block
 
 Pair = tuple[socket.socket, socket.socket]

@@ -10,12 +10,12 @@ import time
 from typing import Any
 
 import redline
-from redline.api.workspace import Workspace
 from redline.model.spec import RunSpec
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 FAKE_GRID: dict[str, Any] = {
     "model": ["resnet50", "vit_b_16", "mobilenet_v2"],

@@ -8,7 +8,7 @@ import msgspec
 from worlds.recipes import RecipeTruth
 from worlds.tuning import simulated_facts
 
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import Capabilities
 from redline.model.work import Facts, RepeatedBlock
 from redline.search.tune.space import Switches

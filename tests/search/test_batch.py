@@ -14,7 +14,6 @@ from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
 from redline.analyze.batch import BatchSummary, BatchTrial, Knee, batch_summary, supported_knee
 from redline.analyze.blocks import ThroughputInterval
-from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_ITEMS
 from redline.model.note import Note
@@ -25,6 +24,7 @@ from redline.search.observer import NoJournal
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape, MemoryTruth
 from redline.verbs.batch import batch, result_of, trial_row
+from redline.verbs.workspace import Workspace
 
 MIB = 2**20
 

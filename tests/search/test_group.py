@@ -18,7 +18,6 @@ import pytest
 from redline.analyze.rows import row_of
 from redline.analyze.statistics import Interval, median_interval, paired_ratio
 from redline.analyze.summary import summarize
-from redline.model.environment import Memory as BlockMemory
 from redline.model.errors import StoreError
 from redline.model.protocol import (
     FailureReply,
@@ -32,6 +31,7 @@ from redline.model.protocol import (
     SqueezeReply,
 )
 from redline.model.record import Block, Closed, Failure, RunRecord
+from redline.model.record import Memory as BlockMemory
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.search import run
 from redline.search.group import SOLO_BLOCKS, Entry, Group

@@ -10,7 +10,7 @@ import pytest
 from worlds.memory import CURVES, MemoryOf, curve, largest_batch
 
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.search.largest import Bounds, Room, Tried, bounds, next_batch
+from redline.search.batch import Bounds, Room, Tried, bounds, next_batch
 
 CAPACITY = 16 * 2**30
 

@@ -10,14 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from redline.analyze.headline import headline_of
 from redline.analyze.load import KEEPS_UP, LoadSummary, load_of, load_point, load_rows, points_of
+from redline.analyze.rows import headline_of
 from redline.analyze.trust import verdict
-from redline.api.workspace import Workspace
 from redline.model.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, run_arrivals
 from redline.model.errors import SpecError
-from redline.model.figures import SUSTAINABLE_RATE
-from redline.model.metrics import Row, Table
+from redline.model.metrics import SUSTAINABLE_RATE, Row, Table
 from redline.model.migrations import decode, encode
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
@@ -30,6 +28,7 @@ from redline.show.plots import draw_pictures
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs.load import LoadQuestion, load, parse_rates, result_of, run_rates
+from redline.verbs.workspace import Workspace
 
 WITHIN = 0.02
 

@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.api.workspace import Workspace
-from redline.model.environment import DeviceInfo, Environment
 from redline.model.errors import DoorError, SpecError, UsageError
 from redline.model.identity import plan_key
-from redline.model.questions import Checked
-from redline.model.record import Block, Failure, RunRecord, new_id
+from redline.model.protocol import Checked
+from redline.model.record import Block, DeviceInfo, Environment, Failure, RunRecord, new_id
 from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.search.grid import Cell, Grid, Plan, check_name, estimate, grid_from_tables, make_plan, standing
 from redline.search.observer import Observer
@@ -22,6 +20,7 @@ from redline.store import History
 from redline.store.codec import SettledCell
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 PLACE = Environment(device=DeviceInfo(kind="cuda", name="Some GPU", driver="1"), versions={"torch": "2"})
 SPEC = RunSpec(workload=WorkloadSpec(model="m", batch=8), recipe=Recipe.parse("fp16+compile"), device="cuda:0")

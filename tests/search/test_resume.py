@@ -20,15 +20,15 @@ import pytest
 from grid_runner import CPU_GRID, FAKE_GRID, fake_door
 
 import redline
-from redline.api.workspace import Workspace
 from redline.model.errors import DoorError, Interrupted, UsageError
-from redline.model.questions import Checked, SwitchChoice
+from redline.model.protocol import Checked, SwitchChoice
 from redline.model.record import Failure
 from redline.search.grid import grid_from_tables, refuse_unknown_recipes
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a fork of a process with threads could hang
 

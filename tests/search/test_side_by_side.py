@@ -6,7 +6,6 @@ import itertools
 
 from reported import fake_door
 
-from redline.api.workspace import Workspace
 from redline.model.protocol import FailureReply, Measure, Prepare, Reply, Request
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec
@@ -14,6 +13,7 @@ from redline.model.spec_table import specs_from_table
 from redline.search.grid import Cell, Plan
 from redline.search.run import Account, GridRun
 from redline.testing.fake import FakeDoor, FakeSession
+from redline.verbs.workspace import Workspace
 
 RECIPES = ["baseline", "fp16", "fp16+compile"]
 

@@ -12,8 +12,7 @@ from redline.analyze.train import loader_summary, training_of
 from redline.launch.door import Session
 from redline.model.protocol import OnProgress, Reply, Request, TrainEpoch
 from redline.model.record import Block, Failure, RunRecord
-from redline.model.spec import RunSpec, WorkloadSpec
-from redline.model.training import DataSpec, TrainSpec
+from redline.model.spec import DataSpec, RunSpec, TrainSpec, WorkloadSpec
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
 from redline.testing.fake import FakeDoor

@@ -9,15 +9,15 @@ from typing import Any
 from worlds.recipes import switches_of
 
 import redline
-from redline.api.workspace import Workspace
 from redline.model.note import note
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import Capabilities
 from redline.model.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs.tune import TuneResult
+from redline.verbs.workspace import Workspace
 
 Tune = Callable[..., TuneResult]
 """A search of a history of its own, on a bench whose truth may be given."""

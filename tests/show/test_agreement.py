@@ -14,12 +14,10 @@ import pytest
 from reported import ceilings_of, failed_record, fake_door, race_records, shown, sweep_records
 
 from redline.analyze.pairs import pairs_of
-from redline.analyze.replicates import replicate_rows
 from redline.analyze.rows import row_of
-from redline.analyze.summary import with_price
-from redline.api.workspace import Workspace
+from redline.analyze.summary import replicate_rows, with_price
 from redline.model.metrics import Row
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec
 from redline.model.units import THIN_SPACE
@@ -29,6 +27,7 @@ from redline.show.dashboard import answers_of
 from redline.show.payload import payload_of
 from redline.show.report import write_folder
 from redline.verbs.tune import tune
+from redline.verbs.workspace import Workspace
 
 CRASH = Failure(stage="measure", kind="crash", message="the worker died")
 

@@ -15,10 +15,10 @@ from reported import fake_door
 
 import redline
 from redline.analyze.summary import summarize
-from redline.api.workspace import Workspace
 from redline.model.errors import RedlineError
 from redline.store.codec import has_raw_records, read_json
 from redline.verbs.report import choose
+from redline.verbs.workspace import Workspace
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 HISTORIES = Path(__file__).parents[1] / "data" / "histories"

@@ -13,8 +13,19 @@ import msgspec
 import pytest
 
 from redline.analyze.summary import summarize
-from redline.model.environment import DeviceInfo, Environment, Memory
-from redline.model.record import Block, ColdStart, Failure, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
+from redline.model.record import (
+    Block,
+    ColdStart,
+    DeviceInfo,
+    Environment,
+    Failure,
+    Memory,
+    Numerics,
+    Prepared,
+    RunRecord,
+    Warmup,
+    WorkloadInfo,
+)
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.show.export import DOCUMENT_SCHEMA, export_csv, export_json, json_document
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from reported import fake_door, race_records
 
-from redline.api.workspace import Workspace
 from redline.model.protocol import Progress
 from redline.show.notebook import NotebookProgress, in_notebook
 from redline.verbs.run import run
+from redline.verbs.workspace import Workspace
 
 
 class Pages:

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from redline.analyze.bound import Bound
-from redline.analyze.headline import headline_of
-from redline.analyze.rows import columns_for, row_of, table_of
+from redline.analyze.rows import columns_for, headline_of, row_of, table_of
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.model.note import note

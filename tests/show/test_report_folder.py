@@ -20,7 +20,6 @@ import pytest
 from reported import captured, everything, failed_record, race_records, sweep_records
 
 from redline.api.profile import KEPT, keep_memory, kept_memories
-from redline.api.workspace import Workspace
 from redline.model.errors import SpecError
 from redline.model.note import note
 from redline.model.record import RunRecord
@@ -33,6 +32,7 @@ from redline.show.payload import as_json, payload_of
 from redline.show.report import ReportFiles, result_of, write_folder
 from redline.store import History
 from redline.verbs.report import choose, report, report_records
+from redline.verbs.workspace import Workspace
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import redline
-from redline.api.workspace import Workspace
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.search.observer import Observer
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 pytestmark = pytest.mark.browser
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from redline.model.errors import MissingExtra, UnknownName, UsageError
-from redline.model.figures import LATENCY_P50, THROUGHPUT
-from redline.model.metrics import Row, Table
+from redline.model.metrics import LATENCY_P50, THROUGHPUT, Row, Table
 from redline.model.note import note
 from redline.show import trackers
 from redline.show.result import Result

@@ -9,8 +9,19 @@ from typing import Any
 
 import msgspec
 
-from redline.model.environment import DeviceInfo, Environment, Memory
-from redline.model.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo, new_id
+from redline.model.record import (
+    Block,
+    ColdStart,
+    DeviceInfo,
+    Environment,
+    Memory,
+    Numerics,
+    Prepared,
+    RunRecord,
+    Warmup,
+    WorkloadInfo,
+    new_id,
+)
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from redline.model.environment import DeviceInfo, Environment
 from redline.model.identity import device_key, device_key_of_ceilings
+from redline.model.record import DeviceInfo, Environment
 from redline.model.work import Ceilings
 from redline.store import History
 

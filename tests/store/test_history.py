@@ -11,11 +11,10 @@ import pytest
 from sqlalchemy import text
 from store_writer import make_block, make_prepared, make_record
 
-from redline.model.environment import Memory, TelemetrySample
 from redline.model.errors import RecordError, StoreError, UsageError
 from redline.model.fields import LAST_MOMENT
 from redline.model.note import note
-from redline.model.record import Closed, Failure, RunRecord, TraceRef
+from redline.model.record import Closed, Failure, Memory, RunRecord, TelemetrySample, TraceRef
 from redline.store import History, Row
 from redline.store.archive import MAGIC
 from redline.store.codec import pack_head, point_values, read_exported

@@ -20,7 +20,6 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from store_writer import make_block, make_record
 
 import redline
-from redline.api.workspace import Workspace
 from redline.model.errors import StoreError, UsageError
 from redline.search.observer import Observer
 from redline.store import History, layout, queries
@@ -30,6 +29,7 @@ from redline.store.location import resolve
 from redline.store.writer import Holder, append_block, read_holder, write_holder
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 
 def test_tables_and_statements_compile() -> None:

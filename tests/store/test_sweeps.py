@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy import Column, MetaData, Table, Text
 from store_writer import make_block, make_record
 
-from redline.model.environment import TelemetrySample
 from redline.model.errors import StoreError, UsageError
-from redline.model.record import Failure
+from redline.model.record import Failure, TelemetrySample
 from redline.store import History, writer
 
 

@@ -12,7 +12,7 @@ import pytest
 from redline.analyze.bound import bound
 from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import summarize
-from redline.model import protocol, questions
+from redline.model import protocol
 from redline.model.errors import DoorError
 from redline.model.note import note
 from redline.model.record import Block, Failure, Numerics, Prepared, RunRecord
@@ -333,26 +333,26 @@ class TestQuestions:
         Landscape(step_s=0.01, models=("resnet50", "resnet18", "vit_b_16"), unknown_models=("resnet5",))
     ).open()
 
-    def ask(self, question: questions.Question) -> protocol.Reply:
+    def ask(self, question: protocol.Question) -> protocol.Reply:
         return self.session.ask(protocol.Ask(question=question))
 
     def test_check_resolves_the_device_and_refuses_unknown_models(self) -> None:
-        reply = self.ask(questions.AskCheck(specs=(spec_of(), spec_of(device="cpu"), spec_of(model="resnet5"))))
-        assert isinstance(reply, questions.CheckedSpecs)
+        reply = self.ask(protocol.AskCheck(specs=(spec_of(), spec_of(device="cpu"), spec_of(model="resnet5"))))
+        assert isinstance(reply, protocol.CheckedSpecs)
         first, second, third = reply.answers
         assert (first.spec.device, first.usage) == ("cuda:0", None)
         assert (second.spec.device, second.usage) == ("cpu", None)
         assert "resnet50" in third.usage
 
     def test_models_environment_and_health(self) -> None:
-        models = self.ask(questions.AskModels(pattern="ResNet"))
-        assert isinstance(models, questions.ModelNames)
+        models = self.ask(protocol.AskModels(pattern="ResNet"))
+        assert isinstance(models, protocol.ModelNames)
         assert [model.name for model in models.models] == ["resnet18", "resnet50"]
-        environment = self.ask(questions.AskEnvironment())
-        assert isinstance(environment, questions.EnvironmentAnswer)
+        environment = self.ask(protocol.AskEnvironment())
+        assert isinstance(environment, protocol.EnvironmentAnswer)
         assert environment.environment.device.kind == "cuda"
-        health = self.ask(questions.AskHealth())
-        assert isinstance(health, questions.Health)
+        health = self.ask(protocol.AskHealth())
+        assert isinstance(health, protocol.Health)
         assert health.items[0].ok
 
 

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 import redline
-from redline.api.workspace import Workspace
 from redline.model.record import Closed, RunRecord
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.workspace import Workspace
 
 if TYPE_CHECKING:
     from records import RawRecords

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from redline.model.questions import Health, HealthItem
+from redline.model.protocol import Health, HealthItem
 from redline.verbs.doctor import Machine, NvidiaDriver, NvmlProblem, ask_nvml, examine, our_family, output_of
 
 DRIVER = NvidiaDriver(version="570.124.06", cuda="12.8")

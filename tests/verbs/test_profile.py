@@ -20,7 +20,6 @@ from typer.testing import Result as Ran
 
 import redline
 from redline.analyze.profile import profile_of
-from redline.api.workspace import Workspace
 from redline.model.errors import BenchError, Exit
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.model.work import MemoryUse
@@ -29,6 +28,7 @@ from redline.trace.decode import read_trace
 from redline.trace.links import Links
 from redline.trace.timeline import device_views, strip_of
 from redline.verbs.profile import ProfileResult, result_of
+from redline.verbs.workspace import Workspace
 
 US = 1000
 MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import redline
 from redline.analyze.watch import Rates
-from redline.api.workspace import Workspace
 from redline.model.errors import RedlineError, UsageError
 from redline.verbs.watch import Alarm, deliver_alert, parse_share, script_name
+from redline.verbs.workspace import Workspace
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 import redline
 import redline.verbs
 from redline.cli.main import filled
-from redline.model import figures
+from redline.model import metrics
 from redline.model.metrics import Figure
 from redline.show.result import SCHEMA
 from redline.verbs import COMMANDS, GROUPS
@@ -118,7 +118,7 @@ def names() -> str:
 
 def figure_page() -> str:
     """The JSON document that all verbs share, and every figure by its name."""
-    found = dict(figures_of(figures))
+    found = dict(figures_of(metrics))
     for package in ("verbs", "analyze"):
         parent = importlib.import_module(f"redline.{package}")
         for module in pkgutil.iter_modules(parent.__path__):

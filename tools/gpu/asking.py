@@ -17,7 +17,7 @@ from typing import Any
 from records import RawRecords
 
 import redline
-from redline.analyze.replicates import replicate_rows
+from redline.analyze.summary import replicate_rows
 
 Figures = dict[str, Any]
 Outcome = tuple[bool | None, Figures]

@@ -24,8 +24,8 @@ from typing import Any, Self
 
 import msgspec
 
-from redline.api.workspace import Workspace
 from redline.store import History
+from redline.verbs.workspace import Workspace
 
 NAME = "records.redline.gz"
 ROOT = Path(__file__).resolve().parents[2]

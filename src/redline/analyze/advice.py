@@ -14,8 +14,7 @@ import msgspec
 from redline.model.fields import Frozen
 from redline.model.identity import given
 from redline.model.record import RunRecord
-from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec
-from redline.model.training import DataSpec, TrainSpec
+from redline.model.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec
 from redline.model.units import exact_bytes
 from redline.model.work import Ceilings
 

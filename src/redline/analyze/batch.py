@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from redline.analyze.advice import command_line
 from redline.analyze.blocks import (
@@ -21,13 +22,12 @@ from redline.analyze.blocks import (
     resident_bytes,
     retries_while_timed,
 )
-from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import Line, RunSummary, summarize
 from redline.analyze.trust import DISQUALIFYING
-from redline.model.conditions import condition_words, conditions_of
 from redline.model.errors import SpecError
 from redline.model.fields import Frozen
+from redline.model.identity import Subject, condition_words, conditions_of
 from redline.model.note import Note, note
 from redline.model.record import Failure, RunRecord, device_of
 from redline.model.spec import Task
@@ -403,3 +403,141 @@ def _notes(
         then = f"; from then on multiples of {multiple} were tried" if multiple > 1 else ""
         text = f"batch {odd.batch} failed for another reason than memory: {odd.failure.told}{then}"
         yield note("other-failure", text)
+
+
+SATURATED = 0.9
+"""The knee is where throughput reaches this fraction of its limit."""
+FEWEST_POINTS = 2
+FEWEST_KEPT = 3
+"""With this few points none is left out: two points always lie on a line."""
+WELL_DESCRIBED = 0.05
+"""A curve that misses a point by more is not the curve of all of them."""
+
+
+class StepTime(Frozen):
+    """The median step of one batch, where the device and not the host was the limit."""
+
+    batch: int
+    seconds: float
+
+
+class Saturation(Frozen):
+    """A fitted curve of throughput over the batch."""
+
+    fixed_s: float
+    """a: paid by every step, however small."""
+    per_item_s: float
+    """c: paid by every item."""
+    misfit: float
+    """The largest relative distance of a point from the curve."""
+
+    @property
+    def limit_per_s(self) -> float:
+        return 1 / self.per_item_s
+
+    def seconds(self, batch: float) -> float:
+        return self.fixed_s + self.per_item_s * batch
+
+    def knee(self, fraction: float = SATURATED, *, host_s: float = 0.0) -> float:
+        """The batch at which throughput reaches this fraction of its limit; 1 or more.
+
+        Where every step takes the host `host_s` to issue, the device's part must have outgrown that too.
+        """
+        saturated = fraction / (1 - fraction) * self.fixed_s / self.per_item_s
+        return max(1.0, saturated, fraction * host_s / self.per_item_s)
+
+    def reached(self, batch: float) -> float:
+        """The fraction of the limit that this batch reaches."""
+        return batch * self.per_item_s / self.seconds(batch)
+
+
+def saturation(points: Sequence[StepTime]) -> Saturation | None:
+    """The curve through device-bound points; None where two batches are missing.
+
+    Below some batch a step takes what its kernels take to start and to end, and hardly less for fewer items. Where one
+    line does not describe all points, the smallest batches are left out: the limit is a matter of the large ones.
+    """
+    kept = sorted(points, key=lambda point: point.batch)
+    found = _fitted(kept)
+    while found is not None and found.misfit > WELL_DESCRIBED:
+        larger = [point for point in kept if point.batch > kept[0].batch]
+        without = _fitted(larger) if len({point.batch for point in larger}) >= FEWEST_KEPT else None
+        if without is None:
+            break
+        kept, found = larger, without
+    return found
+
+
+def _fitted(points: Sequence[StepTime]) -> Saturation | None:
+    """By least squares of relative errors.
+
+    A step time that does not grow with the batch has no limit to near, and a negative fixed part is noise: it is taken
+    as none at all.
+    """
+    if len({point.batch for point in points}) < FEWEST_POINTS:
+        return None
+    batches = np.array([point.batch for point in points], dtype=np.float64)
+    seconds = np.array([point.seconds for point in points], dtype=np.float64)
+    # Dividing by the time makes one percent count the same at every batch.
+    design = np.stack([1 / seconds, batches / seconds], axis=1)
+    fixed_s, per_item_s = np.linalg.lstsq(design, np.ones_like(seconds), rcond=None)[0]
+    if fixed_s < 0:
+        rates = batches / seconds
+        fixed_s, per_item_s = 0.0, float(rates.sum() / (rates @ rates))
+    if per_item_s <= 0:
+        return None
+    fitted = fixed_s + per_item_s * batches
+    return Saturation(
+        fixed_s=float(fixed_s), per_item_s=float(per_item_s), misfit=float(np.max(np.abs(fitted / seconds - 1)))
+    )
+
+
+class Curve(Frozen):
+    """The rows of one recipe, one for each batch, with the batches growing."""
+
+    subject: Subject
+    recipe: str
+    rows: tuple[RunSummary, ...]
+    knee: Knee | None = None
+    """None if the measured batches do not show one."""
+
+    @property
+    def measured(self) -> list[RunSummary]:
+        return [row for row in self.rows if row.throughput_per_s is not None]
+
+
+def curves_of(lines: Sequence[Line]) -> list[Curve]:
+    """In the order in which subjects and recipes first appear."""
+    chosen: dict[tuple[Subject, str], dict[int, Line]] = {}
+    for line in lines:
+        batch = line.row.batch
+        if batch is None:
+            continue
+        points = chosen.setdefault((line.subject, line.row.recipe), {})
+        if batch not in points or _standing(line) > _standing(points[batch]):
+            points[batch] = line
+    return [_curve(subject, recipe, points) for (subject, recipe), points in chosen.items()]
+
+
+def _standing(line: Line) -> tuple[bool, bool, float, str]:
+    """Of several lines of one batch the one with the highest standing is shown: it ran, was measured at length, and is the newest."""
+    return line.row.failure is None, not line.is_capture, line.measured_at, line.record.id
+
+
+def _curve(subject: Subject, recipe: str, points: dict[int, Line]) -> Curve:
+    lines = [points[batch] for batch in sorted(points)]
+    knee = supported_knee([_trial(line) for line in lines])
+    return Curve(
+        subject=subject,
+        recipe=recipe,
+        rows=tuple(line.row for line in lines),
+        knee=None if isinstance(knee, Note) else knee,
+    )
+
+
+def _trial(line: Line) -> BatchTrial:
+    row, batch = line.row, line.row.batch or 0
+    if row.throughput_per_s is None:
+        failure = row.failure or Failure(stage="measure", kind="crash", message="no step was timed")
+        return BatchTrial(batch=batch, fits=False, failure=failure, record_id=line.record.id)
+    return timed_trial(batch, line.record, row)

@@ -24,9 +24,8 @@ import msgspec
 import numpy as np
 
 from redline.analyze.statistics import PairedLog, Ratio, median_interval, paired_log, percentile, ratio_of
-from redline.model.environment import Memory
 from redline.model.fields import Frozen
-from redline.model.record import Block, RunRecord, TimeKind
+from redline.model.record import Block, Memory, RunRecord, TimeKind
 
 ENERGY_LEAST_S = 0.5
 """A driver's counter of joules moves every 20 to 100 ms: below this, a figure would often be off by a tenth or more."""

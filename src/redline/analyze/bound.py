@@ -17,8 +17,7 @@ from redline.analyze.blocks import device_kind, median_step_s, timed_blocks
 from redline.analyze.generation import generation_of
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
-from redline.model.record import Block, RunRecord
-from redline.model.training import steady_epochs, wait_share
+from redline.model.record import Block, RunRecord, steady_epochs, wait_share
 from redline.model.units import counted, format_bytes
 from redline.model.work import Ceilings
 

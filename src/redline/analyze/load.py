@@ -15,8 +15,7 @@ import numpy as np
 from redline.analyze.statistics import percentile
 from redline.model.arrivals import Served, rate_of
 from redline.model.fields import Frozen
-from redline.model.figures import LATENCY_P50, LATENCY_P95, LATENCY_P99
-from redline.model.metrics import Figure, Row
+from redline.model.metrics import LATENCY_P50, LATENCY_P95, LATENCY_P99, Figure, Row
 from redline.model.note import Note, note
 from redline.model.record import Failure, Numerics, RunRecord, device_of
 from redline.model.units import format_rate

@@ -18,8 +18,8 @@ from redline.analyze.hardware import Hardware, OperatorLimit, hardware_by_kernel
 from redline.analyze.profile_ranks import RankTime, SlowestRank, rank_times, slowest_rank
 from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose, limit_of
-from redline.model.conditions import conditions_text
 from redline.model.fields import Frozen
+from redline.model.identity import conditions_text
 from redline.model.note import Note, note
 from redline.model.record import Capabilities, RunRecord
 from redline.model.work import Ceilings

@@ -18,8 +18,7 @@ from redline.analyze.ranks import LateRank, late_rank, oversubscription, own_sec
 from redline.analyze.rows import metric_of
 from redline.analyze.summary import RunSummary, summarize
 from redline.model.fields import Frozen
-from redline.model.figures import MEMORY, THROUGHPUT
-from redline.model.metrics import Fact, Figure, Metric, Row
+from redline.model.metrics import MEMORY, THROUGHPUT, Fact, Figure, Metric, Row
 from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_seconds, format_share
 

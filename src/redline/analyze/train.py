@@ -12,8 +12,8 @@ from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
 from redline.analyze.trust import verdict
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
-from redline.model.record import RunRecord, device_of
-from redline.model.training import Epoch, Fed, FedPart, Stem, steady_epochs, wait_share
+from redline.model.record import Epoch, Fed, FedPart, RunRecord, device_of, steady_epochs, wait_share
+from redline.model.spec import Stem
 from redline.model.units import format_share
 from redline.model.work import Ceilings
 

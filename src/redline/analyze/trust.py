@@ -13,9 +13,8 @@ from redline.analyze.ranks import late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
 from redline.model.fields import Frozen
 from redline.model.note import Code, Note, note
-from redline.model.record import BlockKind, Numerics, RunRecord
+from redline.model.record import BlockKind, Numerics, RunRecord, steady_epochs
 from redline.model.spec import MeasureSpec
-from redline.model.training import steady_epochs
 from redline.model.units import format_seconds, format_share
 
 TrustLabel = Literal[

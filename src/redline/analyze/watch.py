@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.model.watching import PHASES
+from redline.model.record import PHASES
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -11,7 +11,6 @@ import msgspec
 
 from redline.analyze.checks import COMPILE_THRESHOLD, MEMORY_THRESHOLD, CheckName
 from redline.analyze.gate import THRESHOLD
-from redline.api.workspace import Workspace
 from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import Frozen, require_choice, shown_number
@@ -21,6 +20,7 @@ from redline.model.spec import Recipe, RunSpec
 from redline.model.spec_table import TableError, layered, read_toml, refuse_too_many, specs_from_table
 from redline.store.codec import read_exported
 from redline.store.history import history_in
+from redline.verbs.workspace import Workspace
 
 LOOK_BACK = 200
 """How many of the latest stored records of a benchmark are its baseline."""

@@ -24,8 +24,6 @@ from redline.api.benchmarks import (
     open_baseline,
 )
 from redline.api.profile import profile_spec
-from redline.api.settings import one_spec
-from redline.api.workspace import Workspace, measure_specs, use
 from redline.launch.checkout import Setup
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.identity import benchmark_of, differences
@@ -35,6 +33,7 @@ from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import layered
 from redline.search.gate import Clock, GateRun
+from redline.verbs.workspace import Workspace, measure_specs, one_spec, use
 
 BUDGET_S = 900.0
 """Seconds for all benchmarks together."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from redline.analyze.profile import Profile, profile_of
-from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, TraceError, UsageError
 from redline.model.note import Note, note
 from redline.model.protocol import Profile as ProfileRequest
@@ -20,6 +19,7 @@ from redline.model.spec import RunSpec
 from redline.model.work import MemoryRow
 from redline.search.profile import as_profiled, capture, trace_name
 from redline.trace.decode import read_trace, read_traces
+from redline.verbs.workspace import Workspace, use
 
 DEFAULT_STEPS = 3
 

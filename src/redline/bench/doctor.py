@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from redline.bench.device.failure import DriverProblem, driver_problem
-from redline.model.environment import DeviceInfo
-from redline.model.questions import Health, HealthItem
+from redline.model.protocol import Health, HealthItem
+from redline.model.record import DeviceInfo
 from redline.model.units import format_bytes
 
 GET_TORCH = "choose {what} at pytorch.org/get-started and reinstall torch and torchvision together"

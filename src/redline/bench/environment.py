@@ -19,8 +19,8 @@ import torch
 
 from redline import __version__
 from redline.bench.device.base import Device
-from redline.model.environment import Environment
 from redline.model.errors import BenchError
+from redline.model.record import Environment
 from redline.system.telemetry import cpu_name
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")

@@ -29,7 +29,7 @@ from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.structure import WholeDispatchMode, stored, tensors_within
 from redline.model.errors import BenchError
-from redline.model.questions import MemoryAnswer
+from redline.model.protocol import MemoryAnswer
 from redline.model.spec import RunSpec
 from redline.model.units import format_bytes
 from redline.model.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse

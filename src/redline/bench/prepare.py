@@ -47,13 +47,11 @@ from redline.bench.workload.signal import give_signal
 from redline.bench.workload.sources.live import remember_live
 from redline.bench.workload.step import InferenceStep, Setup, make_step
 from redline.bench.workload.workload import Workload
-from redline.model.environment import Memory
 from redline.model.errors import BenchError
 from redline.model.note import Note, note
-from redline.model.protocol import OnProgress, Prepare, PreparedReply, Progress
-from redline.model.record import Closed, ColdStart, Numerics, Prepared, Warmup, WorkloadInfo
+from redline.model.protocol import OnProgress, Prepare, PreparedReply, Progress, TrainingProgress
+from redline.model.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup, WorkloadInfo
 from redline.model.spec import RunSpec
-from redline.model.training import TrainingProgress
 from redline.model.work import WorkCount
 
 ONE_STEP = "epochs need a module with loss(output, target); 'redline run --task train' measures one step of it"

@@ -30,8 +30,7 @@ from redline.bench.workload.ranks import refuse_more_than_fit, refuse_shared_dev
 from redline.bench.workload.sources.live import remember_live
 from redline.bench.workload.workload import Workload
 from redline.model.errors import UsageError
-from redline.model.protocol import OnProgress, Reply
-from redline.model.questions import (
+from redline.model.protocol import (
     AskCeilings,
     AskCheck,
     AskCount,
@@ -47,7 +46,9 @@ from redline.model.questions import (
     CheckedSpecs,
     EnvironmentAnswer,
     ModelNames,
+    OnProgress,
     Question,
+    Reply,
     Snippet,
     SwitchChoices,
 )

@@ -15,9 +15,8 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from redline.cli.options import Command, CommandGroup, Exit
-from redline.cli.verb import command_of
-from redline.model.errors import BenchError, DoorError, Interrupted, RedlineError, UsageError
+from redline.cli.verb import Command, CommandGroup, command_of
+from redline.model.errors import BenchError, DoorError, Exit, Interrupted, RedlineError, UsageError
 from redline.model.units import printable
 from redline.verbs import COMMANDS, GROUPS, NAMES
 

@@ -19,11 +19,9 @@ from redline.analyze.grid import Estimate
 from redline.analyze.load import LoadPoint
 from redline.analyze.pairs import Pair
 from redline.analyze.statistics import Interval
-from redline.model.figures import RATIO
-from redline.model.metrics import in_words
-from redline.model.protocol import Progress
-from redline.model.record import RunRecord
-from redline.model.training import Epoch, TrainingProgress
+from redline.model.metrics import RATIO, in_words
+from redline.model.protocol import Progress, TrainingProgress
+from redline.model.record import Epoch, RunRecord
 from redline.model.units import format_ratio, format_seconds, format_share
 from redline.search.grid import Plan, value_of
 from redline.search.observer import Observer

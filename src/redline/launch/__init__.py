@@ -1,6 +1,6 @@
 """Doors to the bench: `inline`, `fork`, `spawn` and `torchrun` speak one protocol, and so does the fake.
 
-`redline.api.workspace` opens them; `search/` asks through the sessions that they open.
+`redline.verbs.workspace` opens them; `search/` asks through the sessions that they open.
 """
 
 from __future__ import annotations

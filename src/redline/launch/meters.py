@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from redline.model.environment import TelemetrySample
+from redline.model.record import TelemetrySample
 from redline.system.telemetry import Card, EnergyMeter, open_all_cards, package_energy_j
 from redline.system.telemetry.nvml import describe_process
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from redline.model.arrivals import Served
-from redline.model.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.model.fields import Count, Figure, Frozen, Items, Moment, Seconds
 from redline.model.note import Note
-from redline.model.spec import RunSpec
-from redline.model.training import DataInfo, Epoch, Fed
-from redline.model.watching import Watched
+from redline.model.spec import Augment, RunSpec, Stem
 from redline.model.work import GenerationInfo, WorkCount
 
 SCHEMA = 2
@@ -184,6 +181,91 @@ class Numerics(Frozen):
         return not self.passed and not self.is_left_out
 
 
+class DeviceInfo(Frozen):
+    kind: str
+    """`cpu`, `cuda` or `rocm`."""
+    index: int | None = None
+    name: str = ""
+    uuid: str | None = None
+    driver: str | None = None
+    memory_bytes: Count | None = None
+    capability: str | None = None
+    """Compute capability, or the gfx architecture on AMD."""
+    multiprocessors: Count | None = None
+    power_limit_w: Figure | None = None
+    max_clock_hz: Figure | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+
+
+class Environment(Frozen):
+    """Everything worth knowing about the place of a measurement."""
+
+    device: DeviceInfo
+    hostname: str = ""
+    platform: str = ""
+    python: str = ""
+    redline: str = ""
+    cpu: str = ""
+    physical_cores: Count | None = None
+    logical_cores: Count | None = None
+    affinity: tuple[int, ...] = ()
+    governor: str | None = None
+    memory_bytes: Count | None = None
+    threads: Count | None = None
+    interop_threads: Count | None = None
+    versions: dict[str, str] = {}
+    """torch, torchvision, cuda, hip, cudnn, triton: those that are there."""
+    flags: dict[str, str] = {}
+    """Global switches of torch as they stood while measuring."""
+    variables: dict[str, str] = {}
+    """Environment variables that change speed."""
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    git_committed_at: float | None = None
+    """When the commit was made, in seconds since the epoch."""
+    neighbours: tuple[str, ...] = ()
+    """Other processes seen on the GPU when the bench was opened."""
+
+
+class Memory(Frozen):
+    """Never one word for all. None where the device has no such figure."""
+
+    peak_allocated_bytes: Count | None = None
+    """What the model's tensors took."""
+    peak_reserved_bytes: Count | None = None
+    """What the allocator took from the device: this must fit."""
+    context_bytes: int | None = None
+    """The driver's view minus reserved: context and libraries."""
+    peak_rss_bytes: Count | None = None
+    peak_private_bytes: Count | None = None
+    """CPU: the most the worker has held for itself since it began; what a memory limit counts."""
+    allocator_retries: Count | None = None
+    resident_bytes: Count | None = None
+    """Held between two steps: weights, optimizer state, inputs."""
+    limit_bytes: Count | None = None
+    """The most there was to be had: the cap that was asked for, or what was free."""
+    needed_bytes: Count | None = None
+    """The least with which a step still ran, where that was tried; the allocator likes to take more."""
+
+
+class TelemetrySample(Frozen):
+    """One look at the device while a block ran."""
+
+    at_s: Seconds
+    """Seconds since the block began."""
+    utilisation: Figure | None = None
+    memory_used_bytes: Count | None = None
+    power_w: Figure | None = None
+    temperature_c: Figure | None = None
+    clock_hz: Figure | None = None
+    memory_clock_hz: Figure | None = None
+    throttle: tuple[str, ...] = ()
+    """Reasons the driver gives for a lowered clock."""
+    foreign: tuple[str, ...] = ()
+    """Processes on the GPU that are not ours."""
+
+
 class WorkloadInfo(Frozen):
     source: str
     """torchvision, builtin, timm, hf, user or live."""
@@ -349,6 +431,206 @@ class Closed(Frozen):
     memory: Memory = Memory()
     printed: str = ""
     """The last lines that the worker, the model in it and libraries below them printed."""
+
+
+DATA_PHASE = "data"
+"""The phase in which a step waits for its batch. The other phases are those of the training step."""
+FedPart = Literal["loader", "model", "together"]
+LastBatchFate = Literal["none", "run", "run eagerly", "dropped"]
+
+
+class DataInfo(Frozen):
+    """The data of a training as they turned out, and what was chosen because of them."""
+
+    name: str
+    train_samples: int
+    val_samples: int
+    classes: int | None = None
+    """None: the targets are no classes."""
+    shape: tuple[int, ...] = ()
+    """The shape of one sample as the model sees it."""
+    fingerprint: str = ""
+    """Of names, sizes and the first samples: whether two trainings saw the same data."""
+    stem: Stem | None = None
+    """For a ResNet; None for other models."""
+    steps_per_epoch: int = 0
+    last_batch: int = 0
+    """Samples in the smaller batch that ends an epoch; 0: all are whole."""
+    last_batch_fate: LastBatchFate = "none"
+    learning_rate: float = 0.0
+    """The highest of the schedule."""
+    workers: int = 0
+    augment: Augment = "none"
+    random_labels: bool = False
+    """Nothing can be learned: accuracy says nothing."""
+
+
+class Epoch(Frozen):
+    """One pass over the training set, and over the held-out set after it."""
+
+    number: int
+    """From 1."""
+    seconds: float
+    """Training and validation, by the wall clock."""
+    train_s: float
+    steps: int
+    samples: int
+    """Trained on."""
+    train_loss: float | None
+    """Mean over the epoch; None: not finite."""
+    validation_s: float = 0.0
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_judged: int = 0
+    """Held-out targets that the accuracy is a share of."""
+    val_most_frequent: float | None = None
+    """The share of the most frequent class among them: the accuracy of always naming that one."""
+    val_batches: int = 0
+    val_batches_not_finite: int = 0
+    """Held-out batches whose loss was no number; the validation loss is then unknown."""
+    trainable: int = 0
+    """Tensors that the optimizer may change."""
+    unchanged: int = 0
+    """How many of them were the same after the epoch as before."""
+    learning_rate: float = 0.0
+    """Of the last step."""
+    phases_s: dict[str, float] = {}
+    """Seconds of all steps together, by phase; `data` is waiting for batches. The other phases are timed in some of the steps,
+    and divide the time of all."""
+    host_wait_s: float = 0.0
+    """Host seconds blocked on the loader: on a GPU they need not hold it up."""
+    gradient_scale: float | None = None
+    """GradScaler's, at the end; None where gradients are not scaled."""
+    peak_bytes: int | None = None
+    """What must fit: reserved by the allocator, on a CPU the resident memory."""
+    utilisation: float | None = None
+    """Mean of the looks at the device."""
+    energy_j: float | None = None
+    """During training only, as is the utilisation."""
+    is_cut: bool = False
+    """Ended before its last batch, because the time was over."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second of training, without validation."""
+        return self.samples / self.train_s if self.train_s > 0 else None
+
+    @property
+    def samples_per_s_with_validation(self) -> float | None:
+        """Samples per second, with the time of validation."""
+        return self.samples / self.seconds if self.seconds > 0 else None
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """The share of the training time in which no batch was there to work on."""
+        whole = sum(self.phases_s.values())
+        return self.phases_s[DATA_PHASE] / whole if whole > 0 and DATA_PHASE in self.phases_s else None
+
+
+def steady_epochs(epochs: Sequence[Epoch]) -> list[Epoch]:
+    """Epochs that speeds are computed from: not the first, which pays for start-up, nor an incomplete one."""
+    whole = [epoch for epoch in epochs if not epoch.is_cut]
+    return whole[1:] or whole or list(epochs)
+
+
+def wait_share(epochs: Sequence[Epoch]) -> float | None:
+    """Share of the training time of all epochs."""
+    whole = sum(sum(epoch.phases_s.values()) for epoch in epochs)
+    return sum(epoch.phases_s.get(DATA_PHASE, 0.0) for epoch in epochs) / whole if whole > 0 else None
+
+
+class Fed(Frozen):
+    """A stretch of loading alone, of the model alone on batches that are there already, or of both."""
+
+    part: FedPart
+    samples: int
+    seconds: float
+    wait_s: float = 0.0
+    """With both together: seconds in which the device had no batch."""
+    workers: int = 0
+    prefetch: bool = True
+
+    @property
+    def per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_s / self.seconds if self.seconds > 0 else 0.0
+
+
+PHASES = ("data", "copy", "forward", "backward", "optimizer", "acting", "saving", "other")
+"""What the time of a watched step is split into; together they are all of it."""
+
+
+class WatchFinding(Frozen):
+    """Something that costs time or memory in a watched script, and what to change about it."""
+
+    code: str
+    text: str
+    change: str
+    """In the script."""
+    gain_bound: Figure
+    """How many times faster the steps can become at most; 1 where it is not about speed."""
+
+
+class Window(Frozen):
+    """A few steps that were profiled while the script ran."""
+
+    at_s: Seconds
+    """Since the first step."""
+    step: Count
+    steps: Count
+    step_s: Seconds | None = None
+    """Median of the steps around it, without the profiler."""
+    trace: str = ""
+    """Relative to the history's folder; empty where it was not kept."""
+    top: tuple[str, ...] = ()
+    """The codes of its findings, the most costly first."""
+
+
+class Watched(Frozen):
+    """A training script that ran under `redline watch`, or a loop inside `redline.watch()`."""
+
+    command: tuple[str, ...] = ()
+    exit_code: int | None = None
+    """Minus the signal's number where a signal ended it; None within a program that goes on."""
+    started_at: Moment = 0.0
+    seconds: Seconds = 0.0
+    """From the first step's beginning to the last one's end."""
+    steps: Count = 0
+    samples: Figure = 0.0
+    """Over all ranks."""
+    ranks: Count = 1
+    steps_per_s: Figure | None = None
+    """Of the steps that count."""
+    whole_steps_per_s: Figure | None = None
+    """Of all steps, over the whole run."""
+    samples_per_s: Figure | None = None
+    shares: dict[str, Figure] = {}
+    """Of the time of the steps that count."""
+    run_s: dict[str, Figure] = {}
+    """Seconds of the whole run: by phase for the steps that count, with validation, first steps and profiling."""
+    device_clock: bool = False
+    """The shares are of the device's time, not of the host's."""
+    paused_s: Seconds = 0.0
+    """Evaluation between steps, and what profiling took."""
+    first_step_s: Seconds | None = None
+    first_steps: Count = 0
+    """Leading steps that are left out of the rate."""
+    outliers: Count = 0
+    """Steps of more than twice the median."""
+    outlier_share: Figure | None = None
+    """Share of the time that they took beyond the median."""
+    loss: Figure | None = None
+    """The last one seen."""
+    gpu_utilisation: Figure | None = None
+    energy_j: Figure | None = None
+    power_w: Figure | None = None
+    peak_bytes: Count | None = None
+    """Reserved on a GPU; on a CPU the resident memory of all its processes."""
+    findings: tuple[WatchFinding, ...] = ()
+    windows: tuple[Window, ...] = ()
 
 
 class RunRecord(Frozen):

@@ -14,6 +14,7 @@ from redline.model.fields import (
     MOST_ITEMS,
     MOST_PIXELS,
     MOST_RANKS,
+    MOST_ROWS,
     MOST_THREADS,
     SEEDS,
     Frozen,
@@ -23,8 +24,7 @@ from redline.model.fields import (
     require_unicode,
     split_address,
 )
-from redline.model.settings import WHAT, check_settings, setting
-from redline.model.training import Stem, TrainSpec
+from redline.model.settings import DATA, WHAT, check_settings, setting
 
 Task = Literal["infer", "train", "step", "generate"]
 """`step`: a function of the user's, timed as it is."""
@@ -32,6 +32,7 @@ Effort = Literal["quick", "normal", "strict"]
 DoorName = Literal["inline", "fork", "spawn", "torchrun", "fake"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 OptionValue = bool | int | float | str
+Stem = Literal["imagenet", "cifar"]
 
 BASELINE = "baseline"
 """The recipe without switches: strict fp32, eager."""
@@ -305,6 +306,106 @@ class LaunchSpec(Frozen):
             raise SpecError(f"another python needs the spawn door, got door {self.door!r}")
         if self.folder and self.door == "inline":
             raise SpecError("another folder needs a worker of its own: the fork or the spawn door")
+
+
+Schedule = Literal["constant", "cosine", "one-cycle"]
+Augment = Literal["none", "host", "device"]
+LastBatch = Literal["run", "drop"]
+
+
+class DataSpec(Frozen):
+    """Which data a training sees, and how they reach the device."""
+
+    name: str
+    """`cifar10`, `imagefolder`, `synthetic`, `synthetic-learnable`, or the user's own as `file.py:loaders`."""
+    folder: Annotated[
+        str | None,
+        setting(
+            "Folder of cifar10 or imagefolder. Its pickles are read, so it must be one you trust.",
+            shape="DIR",
+            group=DATA,
+        ),
+    ] = None
+    train_samples: Annotated[
+        int | None, setting("Train on this many samples only.", group=DATA, least=1, most=MOST_ITEMS)
+    ] = None
+    val_samples: Annotated[
+        int | None, setting("Validate on this many samples only.", group=DATA, least=1, most=MOST_ITEMS)
+    ] = None
+    workers: Annotated[
+        int,
+        setting(
+            "Processes that load batches; with 0 the training process loads them itself.",
+            group=DATA,
+            least=0,
+            most=MOST_THREADS,
+        ),
+    ] = 0
+    pin_memory: Annotated[
+        bool, setting("Keep batches page-locked, so that a GPU copies them without waiting.", group=DATA)
+    ] = True
+    persistent_workers: Annotated[bool, setting("Keep the workers from one epoch to the next.", group=DATA)] = True
+    prefetch_factor: Annotated[
+        int, setting("Batches each worker keeps ready.", group=DATA, least=1, most=MOST_ITEMS)
+    ] = 2
+    prefetch: Annotated[
+        bool,
+        setting("Load and copy the next batch while this one computes, rather than one after the other.", group=DATA),
+    ] = True
+    on_device: Annotated[bool, setting("Keep the whole set in the device's memory.", group=DATA)] = False
+    augment: Annotated[
+        Augment, setting("Random shifts and mirror images, and where they are computed.", group=DATA)
+    ] = "none"
+    download: Annotated[bool, setting("Fetch CIFAR-10 into --folder first.", group=DATA)] = False
+    loader_timeout_s: Annotated[
+        float,
+        setting(
+            "Seconds without a batch after which the loader counts as hung.", option="--loader-timeout", group=DATA
+        ),
+    ] = 60.0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.loader_timeout_s > 0:
+            raise SpecError(f"loader_timeout_s must be above 0, got {self.loader_timeout_s}")
+        if self.on_device and (self.workers or self.augment == "host"):
+            raise SpecError("data on the device pass no loader: leave out workers, and augment on the device")
+
+
+class TrainSpec(Frozen):
+    """A training on data, for epochs, to an accuracy."""
+
+    data: DataSpec
+    epochs: Annotated[int, setting("Number of epochs.", short="-e", least=1, most=MOST_ROWS)] = 1
+    learning_rate: Annotated[
+        float | None, setting("Highest learning rate. Default: SGD 0.1 per 256 samples, Adam 0.001.", short="--lr")
+    ] = None
+    weight_decay: Annotated[float, setting("Weight decay.")] = 5e-4
+    schedule: Annotated[Schedule, setting("Schedule of the learning rate.")] = "one-cycle"
+    target_accuracy: Annotated[
+        float | None, setting("Stop after the epoch that reaches this accuracy, such as 0.9, and say when.")
+    ] = None
+    last_batch: Annotated[
+        LastBatch,
+        setting("What to do with the smaller last batch of an epoch; compiled and graphed recipes run it eagerly."),
+    ] = "run"
+    max_seconds: Annotated[
+        float | None,
+        setting("Stop training after this many seconds, even within an epoch, which is recorded as incomplete."),
+    ] = None
+    deterministic: Annotated[
+        bool, setting("Use algorithms that give the same bits again, also on a GPU; some are slower.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name in ("learning_rate", "max_seconds"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise SpecError(f"{name} must be above 0, got {value}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise SpecError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
 
 class RunSpec(Frozen):

@@ -15,8 +15,7 @@ from redline.model.errors import SpecError, closest
 from redline.model.fields import MOST_BYTES, MOST_CELLS, MOST_ITEMS, Frozen, require_choice, require_range
 from redline.model.files import MOST_SETTINGS_BYTES, open_to_read, read_up_to
 from redline.model.settings import WHAT, Declared, plain_type, setting, settings_of
-from redline.model.spec import BASELINE, LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.model.training import DataSpec, TrainSpec
+from redline.model.spec import BASELINE, DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 from redline.model.units import parse_bytes
 
 

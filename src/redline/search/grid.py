@@ -23,13 +23,12 @@ from typing import Any, Protocol, get_args
 import msgspec
 
 from redline.analyze.grid import Estimate, GridCell, GridSummary, IdleExclusion, LeftOut, grid_summary, seconds_each
-from redline.model.environment import Environment
 from redline.model.errors import SpecError, UnknownName, UsageError
 from redline.model.fields import MOST_CELLS, MOST_ITEMS, require_range
 from redline.model.identity import plan_key, spec_key
 from redline.model.note import note
-from redline.model.questions import Checked
-from redline.model.record import Failure, RunRecord
+from redline.model.protocol import Checked
+from redline.model.record import Environment, Failure, RunRecord
 from redline.model.spec import Recipe, RunSpec, Task
 from redline.model.spec_table import SHARED, TableError, for_tasks, specs_from_table, training_table
 from redline.store import Row, SettledCell

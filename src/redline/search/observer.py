@@ -11,8 +11,7 @@ from redline.analyze.load import LoadPoint
 from redline.analyze.pairs import Pair
 from redline.analyze.statistics import Interval
 from redline.model.protocol import Progress
-from redline.model.record import Block, RunRecord
-from redline.model.training import Epoch
+from redline.model.record import Block, Epoch, RunRecord
 
 if TYPE_CHECKING:
     from redline.search.grid import Cell, Plan

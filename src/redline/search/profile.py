@@ -18,9 +18,8 @@ from redline.model.identity import record_key
 from redline.model.protocol import BlockReply, Measure, Prepare, PreparedReply, Profile, Progress, Request, TraceReply
 from redline.model.record import RunRecord, TraceRef, new_id
 from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec
-from redline.search.group import failure_of
+from redline.search.group import OneRecord, failure_of
 from redline.search.observer import Journal, Observer
-from redline.search.one_record import OneRecord
 from redline.trace.vendors.tables import VendorTable
 from redline.trace.vendors.tool import VendorTool
 

@@ -18,10 +18,9 @@ import msgspec
 
 from redline.launch.door import Door
 from redline.launch.torchrun import invitation
-from redline.model.environment import TelemetrySample
 from redline.model.errors import DoorError
 from redline.model.note import Note, note
-from redline.model.record import Block, Failure, RunRecord, StopReason, new_id
+from redline.model.record import Block, Failure, RunRecord, StopReason, TelemetrySample, new_id
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.search.decide import decide
 from redline.search.grid import Cell, Plan, is_default_name
@@ -40,7 +39,7 @@ LOOK_S = 0.05
 
 
 class Place(Protocol):
-    """Where a grid is measured: `redline.api.workspace.Workspace`."""
+    """Where a grid is measured: `redline.verbs.workspace.Workspace`."""
 
     observer: Observer
 

@@ -20,12 +20,10 @@ from redline.model.protocol import (
     TraceReply,
     TrainEpoch,
 )
-from redline.model.record import Block, RunRecord, StopReason
+from redline.model.record import Block, Epoch, Fed, FedPart, RunRecord, StopReason
 from redline.model.spec import RunSpec
-from redline.model.training import Epoch, Fed, FedPart
-from redline.search.group import failure_of
+from redline.search.group import OneRecord, failure_of
 from redline.search.observer import Journal, Observer
-from redline.search.one_record import OneRecord
 
 FEED_SECONDS = 2.0
 NO_GAIN = 1.05

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from redline.analyze.curves import Curve, curves_of
-from redline.analyze.headline import headline_of
+from redline.analyze.batch import Curve, curves_of
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.replicates import Line, lines_of
-from redline.analyze.rows import columns_for, row_of, table_of
-from redline.analyze.summary import CeilingsOf, RunSummary, summarize
+from redline.analyze.rows import columns_for, headline_of, row_of, table_of
+from redline.analyze.summary import CeilingsOf, Line, RunSummary, lines_of, summarize
 from redline.analyze.train import TrainingSummary
 from redline.model.errors import TraceError
 from redline.model.identity import Subject, is_capture, subjects_of

@@ -10,11 +10,9 @@ from redline.analyze.bound import step_s
 from redline.analyze.pairs import TIME_BAND
 from redline.analyze.statistics import Interval
 from redline.analyze.train import training_of
-from redline.model.figures import RATIO, THROUGHPUT
-from redline.model.metrics import TOO_NOISY, WIDEST
+from redline.model.metrics import RATIO, THROUGHPUT, TOO_NOISY, WIDEST
 from redline.model.protocol import Progress
-from redline.model.record import RunRecord
-from redline.model.training import Epoch
+from redline.model.record import Epoch, RunRecord
 from redline.model.units import format_rate, format_seconds, format_share
 from redline.show.terminal import one_line
 

@@ -18,8 +18,7 @@ from markupsafe import Markup, escape
 from redline import __version__
 from redline.analyze.profile import Profile
 from redline.model.fields import Frozen
-from redline.model.figures import THROUGHPUT
-from redline.model.metrics import Row
+from redline.model.metrics import THROUGHPUT, Row
 from redline.model.spec import BASELINE
 from redline.model.units import THIN_SPACE
 from redline.show.contents import METHOD, Contents, Section

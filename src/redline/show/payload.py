@@ -12,9 +12,8 @@ import numpy as np
 
 from redline.analyze.blocks import latency_blocks
 from redline.analyze.profile import Profile
-from redline.model.environment import TelemetrySample
 from redline.model.metrics import Table
-from redline.model.record import RunRecord
+from redline.model.record import RunRecord, TelemetrySample
 from redline.model.work import MemoryCategory
 from redline.search.tune.gains import waterfall
 from redline.show.contents import Contents, line_row

@@ -9,17 +9,17 @@ from itertools import chain
 from pathlib import Path
 
 from redline import __version__
-from redline.analyze.curves import Curve
+from redline.analyze.batch import Curve
 from redline.analyze.load import load_rows
 from redline.analyze.profile import Profile
 from redline.analyze.rows import FIGURES, row_of
 from redline.analyze.train import TrainingSummary
-from redline.model import figures
-from redline.model.environment import Environment
+from redline.model import metrics as figures
 from redline.model.errors import SpecError
 from redline.model.fields import Frozen
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
 from redline.model.note import Note
+from redline.model.record import Environment
 from redline.model.units import format_bytes
 from redline.search.tune.answer import answer
 from redline.search.tune.gains import GainPath, waterfall

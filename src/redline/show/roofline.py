@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.analyze.replicates import Line
-from redline.analyze.summary import CeilingsOf, RunSummary
+from redline.analyze.summary import CeilingsOf, Line, RunSummary
 from redline.model.fields import Frozen
 from redline.model.units import counted, format_seconds, format_share
 from redline.model.work import Ceilings

@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from redline.analyze.blocks import timed_blocks
-from redline.model.environment import TelemetrySample
 from redline.model.errors import RecordError, RedlineError, SpecError, UsageError
 from redline.model.fields import LAST_MOMENT, Moment
 from redline.model.files import MOST_DOCUMENT_BYTES, open_to_read, read_up_to
 from redline.model.identity import Series, is_capture, series_of
 from redline.model.migrations import encode, migrate
 from redline.model.note import notes_from_texts
-from redline.model.record import Block, FailureKind, RunRecord, device_of
+from redline.model.record import Block, FailureKind, RunRecord, TelemetrySample, device_of
 from redline.model.work import CEILINGS_SCHEMA, Ceilings
 
 Status = Literal["running", "done", "failed", "interrupted"]

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import func, select
 
-from redline.model.environment import TelemetrySample
 from redline.model.errors import StoreError, UsageError
 from redline.model.identity import device_key_of_ceilings
-from redline.model.record import RunRecord
+from redline.model.record import RunRecord, TelemetrySample
 from redline.model.work import Ceilings
 from redline.store import queries
 from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text, read_ceilings

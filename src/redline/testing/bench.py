@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from redline.model import environment, protocol, questions, record
+from redline.model import protocol, record
 from redline.model.arrivals import VirtualClock, run_arrivals
-from redline.model.environment import Memory
 from redline.model.errors import UnknownName
 from redline.model.note import note
 from redline.model.protocol import OnProgress, Reply, Request
-from redline.model.record import Capabilities, Failure, Numerics, Prepared
+from redline.model.record import Capabilities, Failure, Memory, Numerics, Prepared
 from redline.model.spec import Recipe, RunSpec
 from redline.testing.landscape import (
     Landscape,
@@ -268,10 +267,10 @@ class FakeBench:
         issues[0] *= 3
         return tuple(issues.tolist())
 
-    def _look(self) -> environment.TelemetrySample:
+    def _look(self) -> record.TelemetrySample:
         truth = self.truth
         power_w = None if truth.power_w is None or self._spec is None else look_up(truth.power_w, self._spec)
-        return environment.TelemetrySample(at_s=0.0, power_w=power_w, throttle=truth.throttle, foreign=truth.foreign)
+        return record.TelemetrySample(at_s=0.0, power_w=power_w, throttle=truth.throttle, foreign=truth.foreign)
 
     def _memory(self) -> Memory:
         if self._spec is None:
@@ -312,50 +311,50 @@ class FakeBench:
         self._failure = failure
         return protocol.FailureReply(failure=failure)
 
-    def _tell(self, question: questions.Question) -> Reply:
+    def _tell(self, question: protocol.Question) -> Reply:
         truth = self.truth
-        if isinstance(question, questions.AskCheck):
-            return questions.CheckedSpecs(answers=tuple(_check(spec, truth) for spec in question.specs))
-        if isinstance(question, questions.AskEnvironment):
+        if isinstance(question, protocol.AskCheck):
+            return protocol.CheckedSpecs(answers=tuple(_check(spec, truth) for spec in question.specs))
+        if isinstance(question, protocol.AskEnvironment):
             device = truth.device_kind if question.device == "auto" else question.device
-            return questions.EnvironmentAnswer(environment=environment_of(device, truth))
-        if isinstance(question, questions.AskModels):
+            return protocol.EnvironmentAnswer(environment=environment_of(device, truth))
+        if isinstance(question, protocol.AskModels):
             pattern = (question.pattern or "").lower()
             names = sorted(name for name in truth.models if pattern in name.lower())
-            return questions.ModelNames(models=tuple(questions.ModelName(name=name, source="fake") for name in names))
-        if isinstance(question, questions.AskCount) and (work := look_up(truth.work, question.spec)) is not None:
-            return questions.CountAnswer(work=work, workload=workload_of(question.spec, truth))
-        if isinstance(question, questions.AskCeilings) and truth.ceilings is not None:
-            return questions.CeilingsAnswer(ceilings=truth.ceilings)
-        if isinstance(question, questions.AskCount | questions.AskCeilings):
+            return protocol.ModelNames(models=tuple(protocol.ModelName(name=name, source="fake") for name in names))
+        if isinstance(question, protocol.AskCount) and (work := look_up(truth.work, question.spec)) is not None:
+            return protocol.CountAnswer(work=work, workload=workload_of(question.spec, truth))
+        if isinstance(question, protocol.AskCeilings) and truth.ceilings is not None:
+            return protocol.CeilingsAnswer(ceilings=truth.ceilings)
+        if isinstance(question, protocol.AskCount | protocol.AskCeilings):
             nothing = Failure(stage="ask", kind="unsupported", message="the landscape does not say")
             return protocol.FailureReply(failure=nothing)
-        if isinstance(question, questions.AskSwitches):
-            return questions.SwitchChoices(choices=tuple(truth.choices), facts=truth.facts)
-        if isinstance(question, questions.AskSnippet):
-            return questions.Snippet(code=f"# {question.spec.recipe}: a fake bench has no code to show\n")
-        if isinstance(question, questions.AskMetric):
+        if isinstance(question, protocol.AskSwitches):
+            return protocol.SwitchChoices(choices=tuple(truth.choices), facts=truth.facts)
+        if isinstance(question, protocol.AskSnippet):
+            return protocol.Snippet(code=f"# {question.spec.recipe}: a fake bench has no code to show\n")
+        if isinstance(question, protocol.AskMetric):
             baseline = msgspec.structs.replace(question.spec, recipe=Recipe())
             if (failure := look_up(truth.metric_failure, question.spec)) is not None:
                 return protocol.FailureReply(failure=failure)
-            return questions.MetricAnswer(
+            return protocol.MetricAnswer(
                 value=look_up(truth.metric, question.spec), baseline=look_up(truth.metric, baseline)
             )
-        item = questions.HealthItem(name="bench", ok=True, seen="a fake one: every number is simulated")
-        return questions.Health(items=(item,), devices=(device_info(truth.device_kind, truth),))
+        item = protocol.HealthItem(name="bench", ok=True, seen="a fake one: every number is simulated")
+        return protocol.Health(items=(item,), devices=(device_info(truth.device_kind, truth),))
 
 
-def _check(spec: RunSpec, truth: Landscape) -> questions.Checked:
+def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
     resolved = msgspec.structs.replace(spec, device=device_of(spec, truth))
     model = spec.workload.model
     if model in truth.unknown_models:
-        return questions.Checked(spec=resolved, usage=str(UnknownName("model", model, truth.models)))
+        return protocol.Checked(spec=resolved, usage=str(UnknownName("model", model, truth.models)))
     for switch in spec.recipe.switches:
         if switch.name in truth.unknown_switches:
             known = (choice.switch for choice in truth.choices)
-            return questions.Checked(spec=resolved, usage=str(UnknownName("switch", switch.name, known)))
+            return protocol.Checked(spec=resolved, usage=str(UnknownName("switch", switch.name, known)))
     does = Capabilities.together(capabilities_of(str(switch), truth) for switch in spec.recipe.switches)
-    return questions.Checked(spec=resolved, fingerprint="fake", capabilities=does)
+    return protocol.Checked(spec=resolved, fingerprint="fake", capabilities=does)
 
 
 def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:

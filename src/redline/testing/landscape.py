@@ -12,12 +12,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.model import environment, record
-from redline.model.environment import Memory
-from redline.model.questions import SwitchChoice
-from redline.model.record import Block, Capabilities, Failure, Numerics
+from redline.model import record
+from redline.model.protocol import SwitchChoice
+from redline.model.record import (
+    DATA_PHASE,
+    Block,
+    Capabilities,
+    DataInfo,
+    Epoch,
+    Failure,
+    Fed,
+    FedPart,
+    Memory,
+    Numerics,
+)
 from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec
-from redline.model.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
 from redline.model.work import Ceilings, Facts, GenerationInfo, WorkCount
 
 T = TypeVar("T")
@@ -272,11 +281,11 @@ def kind_of(device: str) -> str:
     return device.partition(":")[0]
 
 
-def device_info(device: str, truth: Landscape) -> environment.DeviceInfo:
+def device_info(device: str, truth: Landscape) -> record.DeviceInfo:
     kind, _, index = device.partition(":")
     if kind == "cpu":
-        return environment.DeviceInfo(kind=kind, name="fake cpu", memory_bytes=truth.memory_limit_bytes)
-    return environment.DeviceInfo(
+        return record.DeviceInfo(kind=kind, name="fake cpu", memory_bytes=truth.memory_limit_bytes)
+    return record.DeviceInfo(
         kind=kind,
         index=int(index or 0),
         name=f"fake {kind} device",
@@ -285,8 +294,8 @@ def device_info(device: str, truth: Landscape) -> environment.DeviceInfo:
     )
 
 
-def environment_of(device: str, truth: Landscape) -> environment.Environment:
-    return environment.Environment(
+def environment_of(device: str, truth: Landscape) -> record.Environment:
+    return record.Environment(
         device=device_info(device, truth), hostname="fake", versions={"torch": "fake"}, logical_cores=truth.cores
     )
 

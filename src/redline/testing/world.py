@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.model.training import Epoch
+from redline.model.record import Epoch
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from redline.model.formulas import attention_flops, convolution_flops
+from redline.model.work import attention_flops, convolution_flops
 from redline.trace.classes import KernelClass, class_of
 from redline.trace.columns import Shape
 

@@ -59,9 +59,9 @@ NOT_PUBLIC = ("micro", "mcp")
 """Commands whose function has another public name, or none."""
 
 PUBLIC: dict[str, str] = {
-    "Workspace": "redline.api.workspace",
-    "PlainRecipe": "redline.api.recipe",
-    "recipe": "redline.api.recipe",
+    "Workspace": "redline.verbs.workspace",
+    "PlainRecipe": "redline.verbs.recipe",
+    "recipe": "redline.verbs.recipe",
     "QuickProfile": "redline.verbs.quick",
     "run_quick_profile": "redline.verbs.quick",
     "Result": "redline.show.result",

@@ -7,14 +7,23 @@ from typing import Annotated, Any
 
 import msgspec
 
-from redline.analyze.batch import SLO_TESTS, BatchSummary, BatchTrial, SloTargets, curve_of, items_of_one
-from redline.analyze.knee import SATURATED
-from redline.api.settings import specs_of
-from redline.api.workspace import Workspace, use
+from redline.analyze.batch import SATURATED, SLO_TESTS, BatchSummary, BatchTrial, SloTargets, curve_of, items_of_one
 from redline.model.errors import DoorError, Exit, UsageError
 from redline.model.fields import MOST_ITEMS, Frozen
-from redline.model.figures import LATENCY_P50, LATENCY_P95, MEMORY, MEMORY_SHARE, THROUGHPUT, TPOT, TTFT
-from redline.model.metrics import Fact, Figure, Headline, Row, Table
+from redline.model.metrics import (
+    LATENCY_P50,
+    LATENCY_P95,
+    MEMORY,
+    MEMORY_SHARE,
+    THROUGHPUT,
+    TPOT,
+    TTFT,
+    Fact,
+    Figure,
+    Headline,
+    Row,
+    Table,
+)
 from redline.model.migrations import decode, encode
 from redline.model.note import Note, note
 from redline.model.settings import setting
@@ -26,6 +35,7 @@ from redline.search.spread import Collected, on_cluster, require_cluster
 from redline.show.canvas import label_axes, new_figure
 from redline.show.result import Result
 from redline.verbs.verb import ANY_BATCH, ISOLATED, Address, ModelName, Ray, Recipes, target, verb
+from redline.verbs.workspace import Workspace, specs_of, use
 
 NO_TARGET = SloTargets()
 

@@ -14,7 +14,6 @@ from redline.analyze.blocks import timed_blocks
 from redline.analyze.compare import Comparison, Comparisons, compare_records
 from redline.analyze.profile_diff import diff_profiles
 from redline.api.profile import read_profile
-from redline.api.workspace import Workspace, use
 from redline.model.errors import Exit, UsageError
 from redline.model.files import is_file
 from redline.model.metrics import Figure, Headline, Row, Table
@@ -24,6 +23,7 @@ from redline.show.canvas import label_axes, label_text, new_figure
 from redline.show.result import Result
 from redline.verbs.report import Chosen, choose
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, use
 
 RATIO = Figure(name="ratio", unit="x", header="A/B", better="higher", doc="Time of A over time of B.")
 CHANGE = Figure(name="change", unit="change", doc="Of B, relative to A.")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from redline.api.settings import specs_of
-from redline.api.workspace import Workspace, use
 from redline.model.metrics import Block
 from redline.show.charts import bar_text
 from redline.show.result import Result
 from redline.verbs.run import run
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, specs_of, use
 
 TRY = "redline tune {model}\nredline profile {model}\nredline run MODEL -r baseline -r {recipe}"
 

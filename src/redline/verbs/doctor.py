@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 import psutil
 
-from redline.api.workspace import Workspace, use
 from redline.model.errors import MissingExtra, StoreError, install_command
 from redline.model.metrics import Headline, Row, Table
-from redline.model.questions import AskHealth, Health, HealthItem
+from redline.model.protocol import AskHealth, Health, HealthItem
 from redline.model.units import counted, format_bytes
 from redline.show.result import Result
 from redline.store.location import VARIABLE, describe, file_of, is_sqlite, resolve
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, use
 
 OLDEST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2**30

@@ -21,14 +21,11 @@ from typing import Any
 import msgspec
 
 from redline.analyze.profile import Profile
-from redline.analyze.replicates import replicate_rows
-from redline.analyze.summary import RunSummary, VersusFirst
-from redline.api.workspace import Workspace
+from redline.analyze.summary import RunSummary, VersusFirst, replicate_rows
 from redline.model.errors import BenchError
 from redline.model.fields import Frozen
-from redline.model.figures import RATIO
-from redline.model.metrics import Row
-from redline.model.questions import AskHealth, Health
+from redline.model.metrics import RATIO, Row
+from redline.model.protocol import AskHealth, Health
 from redline.model.record import Prepared, RunRecord
 from redline.model.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.model.work import Ceilings
@@ -39,6 +36,7 @@ from redline.verbs.doctor import doctor
 from redline.verbs.flops import flops
 from redline.verbs.profile import profile
 from redline.verbs.run import run
+from redline.verbs.workspace import Workspace
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
 RULE = "-" * 72

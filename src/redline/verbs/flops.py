@@ -14,14 +14,11 @@ from redline.analyze.advice import command_line
 from redline.analyze.attainable import LimitedBy
 from redline.analyze.summary import RunSummary, summarize
 from redline.api.profile import DEFAULT_STEPS, profile_spec
-from redline.api.settings import one_spec
-from redline.api.workspace import Workspace, use
 from redline.model.errors import UsageError
 from redline.model.fields import MOST_DEPTH
 from redline.model.metrics import Fact, Figure, Headline, Metric, Row, Table
 from redline.model.note import note
-from redline.model.protocol import Profile
-from redline.model.questions import AskCount, CountAnswer
+from redline.model.protocol import AskCount, CountAnswer, Profile
 from redline.model.record import RunRecord, WorkloadInfo
 from redline.model.settings import OUTPUT, WHAT, setting
 from redline.model.spec import RunSpec
@@ -31,6 +28,7 @@ from redline.trace.decode import read_trace
 from redline.trace.tree import module_times
 from redline.trace.window import recorded, steps_of
 from redline.verbs.verb import WORKLOAD, ModelName, OneRecipe, verb
+from redline.verbs.workspace import Workspace, one_spec, use
 
 SHOWN_DEPTH = 2
 """How deep the tree of modules goes where nobody says: a third level of most models is longer than a screen."""

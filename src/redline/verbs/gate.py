@@ -28,7 +28,6 @@ from redline.api.benchmarks import (
     open_baseline,
 )
 from redline.api.gate import BUDGET_S, Gate, gate_run, remembered
-from redline.api.workspace import Workspace, use
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
 from redline.model.metrics import Figure, Headline, Metric, Row, Table
@@ -40,6 +39,7 @@ from redline.show.folder import check_file, write_text
 from redline.show.result import Result
 from redline.show.terminal import one_line
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, use
 
 BISECT_BUDGET_S = 3600.0
 

@@ -20,12 +20,10 @@ import msgspec
 from redline.analyze.history import SMALLEST_CHANGE, Trend, trend_of
 from redline.analyze.rows import columns_for, row_of
 from redline.analyze.summary import RunSummary, summarize
-from redline.api.workspace import Workspace, use
-from redline.model.conditions import condition_words, conditions_of
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, MOST_ROWS, require_choice, require_range
-from redline.model.figures import THROUGHPUT
-from redline.model.metrics import Block, Fact, Figure, Headline, Row, Table
+from redline.model.identity import condition_words, conditions_of
+from redline.model.metrics import THROUGHPUT, Block, Fact, Figure, Headline, Row, Table
 from redline.model.note import note
 from redline.model.record import BatchOrigin, RunRecord
 from redline.model.settings import OUTPUT, WAY, WHICH, setting
@@ -38,6 +36,7 @@ from redline.store import History, Point, SeriesSeen
 from redline.store.location import describe, file_of, resolve
 from redline.store.recover import salvage
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, use
 
 SHORT_ID = 13
 """How many characters of an id are shown: they tell records apart, and every command accepts them."""

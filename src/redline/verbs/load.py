@@ -10,14 +10,11 @@ from typing import Annotated, Any
 import msgspec
 
 from redline.analyze.load import LoadPoint, LoadSummary, load_of, load_rows, points_of, sustained
-from redline.api.settings import specs_of
-from redline.api.workspace import Workspace, use
 from redline.launch.door import Door, Session
 from redline.model.arrivals import MOST_REQUESTS, LoadSpec, at_rate, poisson_arrivals, rate_of, read_arrivals
 from redline.model.errors import Exit, SpecError
 from redline.model.fields import MOST_ITEMS, MOST_ROWS, Frozen, seconds_of
-from redline.model.figures import SUSTAINABLE_RATE
-from redline.model.metrics import Fact, Figure, Headline, Row, Table
+from redline.model.metrics import SUSTAINABLE_RATE, Fact, Figure, Headline, Row, Table
 from redline.model.note import Note, note
 from redline.model.protocol import Load, LoadReply, Progress
 from redline.model.record import RunRecord
@@ -25,11 +22,12 @@ from redline.model.settings import setting
 from redline.model.spec import Effort, RunSpec
 from redline.model.spec_table import layered
 from redline.model.units import format_rate, format_seconds
+from redline.search.group import OneRecord
 from redline.search.observer import Journal, Observer
-from redline.search.one_record import OneRecord
 from redline.show.plots import load_figure
 from redline.show.result import Result
 from redline.verbs.verb import DEVICE, ISOLATED, SHAPE, ModelName, Recipes, target, verb
+from redline.verbs.workspace import Workspace, specs_of, use
 
 DEFAULT = LoadSpec()
 MOST_RATE = 1e7

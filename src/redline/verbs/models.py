@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from redline.api.workspace import Workspace, use
 from redline.model.errors import UsageError, closest
 from redline.model.metrics import Figure, Headline, Row, Table
 from redline.model.note import note
-from redline.model.questions import AskModels, ModelNames
+from redline.model.protocol import AskModels, ModelNames
 from redline.model.settings import setting
 from redline.show.result import Result
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, use
 
 COUNT = Figure(name="models", unit="count", doc="How many models have such a name.")
 

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import psutil
 from rich.live import Live
 
-from redline.model.environment import TelemetrySample
 from redline.model.errors import MissingExtra, UsageError
 from redline.model.fields import seconds_of
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
+from redline.model.record import TelemetrySample
 from redline.model.settings import OUTPUT, setting
 from redline.model.units import format_seconds
 from redline.show.result import Result, terminal_table

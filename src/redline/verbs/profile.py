@@ -16,14 +16,12 @@ from redline.analyze.finding import LARGEST_GAIN
 from redline.analyze.profile import Profile, with_tool
 from redline.analyze.profile_diff import Changed, ProfileDiff, diff_profiles
 from redline.api.profile import DEFAULT_STEPS, keep_memory, profile_spec, read_profile, require_profiled
-from redline.api.settings import listed, one_spec, specs_of
-from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, Exit, UsageError
 from redline.model.fields import MOST_ROWS
 from redline.model.metrics import Fact, Figure, Headline, Metric, Row, Table
 from redline.model.note import Note, note
+from redline.model.protocol import AskMemory, MemoryAnswer
 from redline.model.protocol import Profile as ProfileRequest
-from redline.model.questions import AskMemory, MemoryAnswer
 from redline.model.record import RunRecord, new_id
 from redline.model.settings import OUTPUT, setting
 from redline.model.spec import RunSpec
@@ -41,6 +39,7 @@ from redline.trace.operators import OperatorRow
 from redline.trace.vendors.tables import merged, read_file
 from redline.trace.vendors.tool import TOOLS
 from redline.verbs.verb import WORKLOAD, Recipes, verb
+from redline.verbs.workspace import Workspace, listed, one_spec, specs_of, use
 
 Sort = Literal["device", "host", "memory", "calls"]
 SHOWN = 12

@@ -16,8 +16,6 @@ from redline.analyze.batch import BatchSummary
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf, summarize
 from redline.analyze.train import TrainingSummary, training_of
-from redline.api.settings import one_spec
-from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, require_range
 from redline.model.metrics import Figure, Headline, Row, Table
@@ -43,6 +41,7 @@ from redline.trace.decode import read_trace
 from redline.verbs import profile as profile_verb
 from redline.verbs.train import DEFAULT_DATA, OF_DATA, OF_MODEL, train_specs, training_row
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, one_spec, use
 
 ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
 CAPTURED_STEPS = 5

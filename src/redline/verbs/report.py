@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf
 from redline.api.profile import kept_memories
-from redline.api.workspace import Workspace, use
 from redline.model.errors import RecordError, UsageError
 from redline.model.files import is_file
 from redline.model.metrics import Block, Headline
@@ -28,6 +27,7 @@ from redline.store.codec import read_exported
 from redline.store.history import history_in
 from redline.verbs.tune import kept_tune
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, use
 
 
 class Chosen:

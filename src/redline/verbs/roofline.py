@@ -12,15 +12,12 @@ from redline.analyze.attainable import OperatorRow, by_time, operator_row
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.api.profile import profile_spec
-from redline.api.settings import listed, one_spec, specs_of
-from redline.api.workspace import Workspace, use
-from redline.model.conditions import conditions_text
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS
-from redline.model.identity import device_key
+from redline.model.identity import conditions_text, device_key
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
 from redline.model.note import Note, note
-from redline.model.questions import AskOperators, OperatorCase, OperatorName, OperatorTimes
+from redline.model.protocol import AskOperators, OperatorCase, OperatorName, OperatorTimes
 from redline.model.record import RunRecord
 from redline.model.settings import WHAT, setting
 from redline.model.spec import RunSpec
@@ -31,6 +28,7 @@ from redline.show.result import Result
 from redline.trace.classes import class_of
 from redline.verbs.flops import module_profile, module_seconds
 from redline.verbs.verb import ONE_STEP, ModelName, Recipes, verb
+from redline.verbs.workspace import Workspace, listed, one_spec, specs_of, use
 
 MEASURED = Figure(name="measured", unit="s", better="lower", doc="Time of a step, or of one call of an operator.")
 ROOF = Figure(name="roofline", unit="s", doc="The least time that the work takes on this device.")

@@ -17,17 +17,12 @@ import msgspec
 
 from redline.analyze.batch import SloTargets
 from redline.analyze.grid import Estimate, GridCell, GridSummary, LeftOut
-from redline.analyze.headline import headline_of
 from redline.analyze.pairs import Pair, is_same_recipe, pairs_of, process_spread
-from redline.analyze.replicates import replicate_rows
-from redline.analyze.rows import columns_for, row_of, table_of, title_of
-from redline.analyze.summary import CeilingsOf, RunSummary, with_price
-from redline.api.settings import described_model
-from redline.api.workspace import Workspace, use
+from redline.analyze.rows import columns_for, headline_of, row_of, table_of, title_of
+from redline.analyze.summary import CeilingsOf, RunSummary, replicate_rows, with_price
 from redline.model.errors import Exit, Interrupted, UsageError
 from redline.model.fields import MOST_REPLICATES, Frozen
-from redline.model.figures import RATIO
-from redline.model.metrics import Block, Fact, Figure, Headline, Row, Table
+from redline.model.metrics import RATIO, Block, Fact, Figure, Headline, Row, Table
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.settings import HOW, OUTPUT, WHAT, check_settings, setting
@@ -51,6 +46,7 @@ from redline.search.train import After
 from redline.show.charts import bar_figure
 from redline.show.result import Result
 from redline.verbs.verb import MEASURED, RANKS, WORKLOAD, Address, AnyRecipes, Models, Ray, split, target, verb
+from redline.verbs.workspace import Workspace, described_model, use
 
 CONTINUES = "the same command with --resume continues with the rest"
 

@@ -13,8 +13,6 @@ import msgspec
 
 from redline.analyze.finding import Finding
 from redline.analyze.scale import Mode, ScalePoint, ScaleRun, points_of, rank_rows
-from redline.api.settings import specs_of
-from redline.api.workspace import Workspace, use
 from redline.model.errors import Exit, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, MOST_RANKS, MOST_THREADS, require_range
 from redline.model.metrics import Headline, Row, Table
@@ -27,6 +25,7 @@ from redline.search.scale import measure_scale
 from redline.show.canvas import COLOURS, label_text, new_figure
 from redline.show.result import Result
 from redline.verbs.verb import ISOLATED, SHAPE, Models, OneRecipe, verb
+from redline.verbs.workspace import Workspace, specs_of, use
 
 COLUMNS = ("ranks", "throughput", "efficiency", "batch_per_rank", "exposed", "bus", "straggler", "trust")
 

@@ -24,11 +24,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from redline.analyze.gate import middle_s
-from redline.api.workspace import Workspace
-from redline.model.environment import TelemetrySample
 from redline.model.errors import Exit, MissingExtra, RecordError, RedlineError, StoreError, UsageError
 from redline.model.fields import Frozen
 from redline.model.metrics import Row, Table
+from redline.model.record import TelemetrySample
 from redline.model.settings import WAY, setting
 from redline.model.spec import BASELINE
 from redline.model.units import format_bytes, format_ratio, format_seconds, format_share, significant
@@ -43,6 +42,7 @@ from redline.system.processes import give_way
 from redline.verbs.compare import compare
 from redline.verbs.history import history, show
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace
 
 if TYPE_CHECKING:
     from starlette.requests import Request

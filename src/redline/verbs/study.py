@@ -15,20 +15,16 @@ import msgspec
 
 from redline.analyze.grid import LeftOut, Rung, grid_summary, rungs_of
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.replicates import replicate_rows
 from redline.analyze.rows import FIGURES, WORDS
-from redline.analyze.summary import CeilingsOf, RunSummary
-from redline.api.settings import specs_of
-from redline.api.workspace import Workspace, use
+from redline.analyze.summary import CeilingsOf, RunSummary, replicate_rows
 from redline.model.errors import Exit, SpecError, TraceError, UnknownName, UsageError
 from redline.model.metrics import Block, Fact, Figure, Headline, Metric, Row, Table
 from redline.model.note import Note, note
 from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord
 from redline.model.settings import DATA, OUTPUT, WHAT, setting, settings_of
-from redline.model.spec import RunSpec
+from redline.model.spec import DataSpec, RunSpec, TrainSpec
 from redline.model.spec_table import read_runs
-from redline.model.training import DataSpec, TrainSpec
 from redline.model.units import format_share
 from redline.search.grid import listed
 from redline.search.profile import trace_name
@@ -43,6 +39,7 @@ from redline.trace.decode import read_trace
 from redline.verbs import public
 from redline.verbs.run import Keeping, Measured, measure, result_of, shown
 from redline.verbs.verb import MEASURED, WORKLOAD, AnyRecipes, split, verb
+from redline.verbs.workspace import Workspace, specs_of, use
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 EXAMPLE = "example"

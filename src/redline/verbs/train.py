@@ -17,18 +17,14 @@ from redline.analyze.train import (
     loader_summary,
     where_time_goes,
 )
-from redline.api.settings import specs_of
-from redline.api.workspace import Workspace, use
 from redline.model.errors import BenchError, Exit, UsageError
 from redline.model.fields import MOST_ITEMS, MOST_ROWS
-from redline.model.figures import THROUGHPUT
-from redline.model.metrics import Block, Fact, Figure, Headline, Metric, Row, Table
+from redline.model.metrics import THROUGHPUT, Block, Fact, Figure, Headline, Metric, Row, Table
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.settings import DATA, OUTPUT, WHAT, setting, settings_of
-from redline.model.spec import RunSpec
+from redline.model.spec import DataSpec, RunSpec, TrainSpec
 from redline.model.spec_table import training_table
-from redline.model.training import DataSpec, TrainSpec
 from redline.model.units import counted, format_seconds, format_share, parse_price, significant
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
@@ -36,6 +32,7 @@ from redline.show.plots import training_figure
 from redline.show.report import epoch_rows
 from redline.show.result import Result
 from redline.verbs.verb import ISOLATED, Models, Recipes, verb
+from redline.verbs.workspace import Workspace, specs_of, use
 
 DEFAULT_DATA = "synthetic-learnable"
 OF_DATA = tuple(settings_of(DataSpec))

@@ -13,16 +13,13 @@ from typing import Annotated, Any
 import msgspec
 
 from redline.analyze.trust import error_text
-from redline.api.recipe import PlainRecipe, arguments_of, recipe
-from redline.api.settings import named_function, one_spec
-from redline.api.workspace import Workspace, use
-from redline.model import figures
+from redline.model import metrics as figures
 from redline.model.errors import BenchError, DoorError, Exit, RecordError, SpecError, UsageError
 from redline.model.fields import MOST_REPLICATES, MOST_THREADS, Frozen, require_range, seconds_of
 from redline.model.metrics import Block, Fact, Figure, Headline, Row, Table
 from redline.model.migrations import decode, encode
 from redline.model.note import Note, note
-from redline.model.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
+from redline.model.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoices
 from redline.model.record import RunRecord
 from redline.model.settings import WHAT, setting
 from redline.model.spec import BASELINE, Recipe
@@ -50,7 +47,9 @@ from redline.search.tune.space import space_for
 from redline.search.tune.state import Clock, Search, usual_jobs
 from redline.show.folder import check_file, write_text
 from redline.show.result import Result
+from redline.verbs.recipe import PlainRecipe, arguments_of, recipe
 from redline.verbs.verb import ISOLATED, WORKLOAD, Address, ModelName, Ray, target, verb
+from redline.verbs.workspace import Workspace, named_function, one_spec, use
 
 VS_BASELINE = Figure(
     name="vs_baseline", unit="x", header="vs baseline", better="higher", doc="Baseline's time over its own."

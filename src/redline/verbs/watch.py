@@ -34,7 +34,6 @@ from redline import __version__
 from redline.analyze.profile import profile_of
 from redline.analyze.watch import Rates, Reader, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.analyze.watch_findings import RunFacts, findings
-from redline.api.workspace import Workspace, use
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     ProcessLog,
@@ -46,29 +45,34 @@ from redline.launch.watch import (
     script_command,
     watching_environment,
 )
-from redline.model.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
-from redline.model.figures import THROUGHPUT
 from redline.model.identity import record_key
+from redline.model.metrics import THROUGHPUT, Fact, Figure, Headline, Row, Table
 from redline.model.metrics import Block as TextBlock
-from redline.model.metrics import Fact, Figure, Headline, Row, Table
 from redline.model.note import Note, note
 from redline.model.record import (
+    PHASES,
     Block,
     ColdStart,
+    DeviceInfo,
+    Environment,
     Failure,
+    Memory,
     Numerics,
     Prepared,
     RunRecord,
+    TelemetrySample,
     TraceRef,
     Warmup,
+    Watched,
+    WatchFinding,
+    Window,
     WorkloadInfo,
     new_id,
 )
 from redline.model.settings import OUTPUT, setting
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.units import format_bytes, format_ratio, format_share, significant
-from redline.model.watching import PHASES, Watched, WatchFinding, Window
 from redline.show.result import Result, terminal
 from redline.show.terminal import make_console
 from redline.show.trackers import check_tracker, log_result
@@ -76,6 +80,7 @@ from redline.store.ledgers import Announcer
 from redline.system.telemetry import cpu_name
 from redline.trace.decode import read_trace
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, use
 
 STATUS_S = 5.0
 """Between two looks at how the script goes."""

@@ -16,11 +16,8 @@ import msgspec
 
 from redline.analyze.pairs import verdict_of
 from redline.analyze.ranks import oversubscription
-from redline.analyze.replicates import Line as Measured
-from redline.analyze.replicates import lines_of
-from redline.analyze.summary import RunSummary, summarize
-from redline.api.settings import specs_of
-from redline.api.workspace import Workspace, use
+from redline.analyze.summary import Line as Measured
+from redline.analyze.summary import RunSummary, lines_of, summarize
 from redline.model.errors import Interrupted, RedlineError, SpecError, UsageError
 from redline.model.identity import device_key
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
@@ -45,6 +42,7 @@ from redline.verbs.exercises import (
     results_text,
 )
 from redline.verbs.verb import verb
+from redline.verbs.workspace import Workspace, specs_of, use
 
 GAIN = Figure(name="gain", unit="x", better="higher", doc="Time of the baseline over that with the switch.")
 FEWEST_PROCESSES = 3

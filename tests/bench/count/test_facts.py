@@ -15,8 +15,7 @@ from redline.bench.count.facts import facts_of
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices
 from redline.bench.session import BenchSession
-from redline.model.protocol import Ask
-from redline.model.questions import AskSwitches, SwitchChoice, SwitchChoices
+from redline.model.protocol import Ask, AskSwitches, SwitchChoice, SwitchChoices
 from redline.model.spec import Task
 from redline.model.spec_table import specs_from_table
 from redline.model.work import Facts

@@ -17,8 +17,7 @@ from trained import TINY, refused, spec_of, training
 from redline.bench.data.feed import part_batch
 from redline.bench.data.source import ImageData, LoaderData, check_data, open_data
 from redline.model.errors import BenchError, SpecError, UsageError
-from redline.model.spec import WorkloadSpec
-from redline.model.training import DataSpec
+from redline.model.spec import DataSpec, WorkloadSpec
 
 PER_FILE = 20
 ANY_MODEL = WorkloadSpec(model="simple_cnn", task="train")

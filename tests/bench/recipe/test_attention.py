@@ -15,7 +15,7 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices
 from redline.bench.workload.step import TrainingStep
 from redline.model.errors import BenchError
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.work import Facts, LayerShare
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")

@@ -29,8 +29,7 @@ from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.launch import open_door
 from redline.model.errors import BenchError, SpecError, UnknownName
-from redline.model.protocol import Ask
-from redline.model.questions import AskCheck, CheckedSpecs
+from redline.model.protocol import Ask, AskCheck, CheckedSpecs
 from redline.model.registry import Registry
 from redline.model.spec import REMOVED_SWITCHES, LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 from redline.search.tune.record import TuneSpec

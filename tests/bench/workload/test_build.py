@@ -15,7 +15,7 @@ from redline.bench.workload.source import SOURCES, Source
 from redline.bench.workload.sources.torchvision import default_size
 from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName, UsageError
-from redline.model.questions import ModelName
+from redline.model.protocol import ModelName
 from redline.model.spec import WorkloadSpec
 
 

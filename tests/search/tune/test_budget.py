@@ -22,7 +22,7 @@ from h200_worlds import (
 from worlds.recipes import Fault, RecipeTruth
 from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import Capabilities, RunRecord
 from redline.model.work import Facts, LayerShare
 from redline.search.tune.beliefs import Beliefs

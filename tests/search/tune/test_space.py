@@ -9,7 +9,7 @@ import pytest
 
 from redline.model.errors import UsageError
 from redline.model.note import note
-from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.record import Capabilities
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal

@@ -12,12 +12,10 @@ from tune_bench import BEST, CHOICES, DEVICE, Tune, device_s, host_s, landscape,
 from worlds.recipes import SPACES, WRONG, switches_of
 from worlds.tuning import loss_of, tune_simulated
 
-from redline.analyze.replicates import lines_of
-from redline.analyze.summary import summarize
-from redline.api.workspace import Workspace
+from redline.analyze.summary import lines_of, summarize
 from redline.model.errors import UsageError
 from redline.model.note import note
-from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.record import Failure
 from redline.model.spec import RunSpec
 from redline.search.observer import Observer
@@ -26,6 +24,7 @@ from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT
 from redline.verbs.tune import kept_tune
+from redline.verbs.workspace import Workspace
 
 
 class TestFindings:

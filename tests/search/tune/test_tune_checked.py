@@ -10,8 +10,7 @@ from tune_bench import BEST, Tune, landscape, tuned
 from worlds.recipes import switches_of
 
 from redline.model.errors import UsageError
-from redline.model.protocol import Ask
-from redline.model.questions import AskMetric, SwitchChoice
+from redline.model.protocol import Ask, AskMetric, SwitchChoice
 from redline.model.record import Capabilities, Failure
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession

@@ -10,15 +10,15 @@ import pytest
 from tune_bench import BEST, CHOICES, Tune, device_s, host_s, landscape, tuned
 from worlds.recipes import switches_of
 
-from redline.api.workspace import Workspace
 from redline.model.errors import SpecError, UsageError
-from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.record import Failure
 from redline.model.spec import RunSpec
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.verbs.tune import TuneResult, kept_tune
+from redline.verbs.workspace import Workspace
 
 
 class TestJobs:

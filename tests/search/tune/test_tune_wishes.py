@@ -12,7 +12,7 @@ from tune_bench import BEST, Tune, landscape, tuned
 from worlds.recipes import switches_of
 
 from redline.model.errors import SpecError, UsageError
-from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.record import Capabilities
 from redline.model.spec import RunSpec
 from redline.model.work import Facts

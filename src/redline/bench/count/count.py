@@ -36,7 +36,7 @@ from redline.bench.workload.structure import map_tensors, named_tensors, paramet
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, UsageError
 from redline.model.note import note
-from redline.model.questions import CountAnswer
+from redline.model.protocol import CountAnswer
 from redline.model.spec import OptimizerName, RunSpec
 from redline.model.units import format_count
 from redline.model.work import ModuleWork, OperatorWork, Uncounted, WorkCount

@@ -40,7 +40,7 @@ from redline.bench.workload.state import changed_tensors, held_tensors
 from redline.bench.workload.step import Setup, TimedStep, make_step
 from redline.bench.workload.structure import WholeDispatchMode
 from redline.bench.workload.workload import Workload
-from redline.model.environment import Memory
+from redline.model.record import Memory
 from redline.model.spec import OptimizerName
 from redline.model.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
 

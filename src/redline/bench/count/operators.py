@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from redline.bench.workload.structure import is_plain, stored
-from redline.model.formulas import attention_flops, convolution_flops
-from redline.model.work import LayerKind, OperatorKind
+from redline.model.work import LayerKind, OperatorKind, attention_flops, convolution_flops
 
 Arguments = dict[str, Any]
 """The operator's arguments by the names of its schema."""

@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 
 from redline.bench.data.source import Samples
 from redline.bench.device.base import Device
-from redline.model.training import Augment, DataSpec
+from redline.model.spec import Augment, DataSpec
 
 SHIFT = 8
 """An image is shifted by up to this fraction of its side: 4 of 32 pixels, as is usual for CIFAR."""

@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 from redline.model.errors import SpecError, UnknownName
 from redline.model.note import Note
 from redline.model.registry import Registry
-from redline.model.spec import WorkloadSpec
-from redline.model.training import DataSpec
+from redline.model.spec import DataSpec, WorkloadSpec
 
 FINGERPRINTED = 64
 """Samples whose bytes go into the fingerprint: reading all would take as long as an epoch."""

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from redline.model.environment import DeviceInfo, Memory, TelemetrySample
 from redline.model.errors import UsageError
+from redline.model.record import DeviceInfo, Memory, TelemetrySample
 
 T = TypeVar("T")
 

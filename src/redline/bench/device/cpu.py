@@ -17,8 +17,8 @@ import torch
 
 from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.process import limit_private_memory, peak_private_bytes, private_bytes, restart_private_peak
-from redline.model.environment import DeviceInfo, Memory, TelemetrySample
 from redline.model.errors import UsageError
+from redline.model.record import DeviceInfo, Memory, TelemetrySample
 from redline.system.telemetry import cpu_name, cpu_temperature_c, package_energy_j
 
 _CACHES = Path("/sys/devices/system/cpu")

@@ -13,7 +13,7 @@ import torch
 
 from redline.bench.device.base import Device, Lane, T, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.failure import is_about_synchronizing
-from redline.model.environment import DeviceInfo, Memory, TelemetrySample
+from redline.model.record import DeviceInfo, Memory, TelemetrySample
 from redline.system.telemetry.nvml import NvmlCard, open_card
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from redline.bench.device.cuda import CudaDevice
-from redline.model.environment import DeviceInfo, TelemetrySample
+from redline.model.record import DeviceInfo, TelemetrySample
 from redline.system.telemetry.amd import open_amd_card
 
 

@@ -20,10 +20,9 @@ from redline.bench.device.process import ProcessorUse, on_one_processor
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.step import Setup, TimedStep, TrainingStep
 from redline.bench.workload.structure import WholeDispatchMode
-from redline.model.environment import TelemetrySample
 from redline.model.note import note
 from redline.model.protocol import Measure
-from redline.model.record import Block, Warmup
+from redline.model.record import Block, TelemetrySample, Warmup
 from redline.model.spec import MeasureSpec
 
 TELEMETRY_PERIOD_S = 0.1

@@ -23,8 +23,7 @@ from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
 from redline.model.note import Note, note
-from redline.model.protocol import OnProgress, Progress
-from redline.model.questions import CeilingsAnswer
+from redline.model.protocol import CeilingsAnswer, OnProgress, Progress
 from redline.model.work import Ceilings
 
 Call = Callable[[], Any]

@@ -28,7 +28,7 @@ from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.structure import WholeDispatchMode, named_tensors
 from redline.model.errors import SpecError
 from redline.model.note import Note, note
-from redline.model.questions import AskOperators, OperatorCase, OperatorTimes
+from redline.model.protocol import AskOperators, OperatorCase, OperatorTimes
 from redline.model.spec import RunSpec
 from redline.model.work import OperatorTime
 

@@ -15,7 +15,7 @@ import torch
 from redline.bench.device.base import Device
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError, MissingExtra, SpecError
-from redline.model.questions import Relief, SwitchNeed
+from redline.model.protocol import Relief, SwitchNeed
 from redline.model.record import Capabilities
 from redline.model.registry import Registry
 from redline.model.spec import OptionValue, Switch, Task

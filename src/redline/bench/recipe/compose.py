@@ -15,7 +15,7 @@ from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.note import Note, note
-from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.spec import Recipe, RunSpec, Switch, Task, refuse_removed
 from redline.model.work import Facts
 

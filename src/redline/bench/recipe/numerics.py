@@ -57,7 +57,7 @@ from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Second, Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
-from redline.model.questions import MetricAnswer
+from redline.model.protocol import MetricAnswer
 from redline.model.record import Numerics
 from redline.model.spec import Recipe, RunSpec
 

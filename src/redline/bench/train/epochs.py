@@ -21,10 +21,10 @@ from redline.bench.device.process import ProcessorUse
 from redline.bench.measure.blocks import STEPS_PER_PHASED, Sampling, quiet_collector
 from redline.bench.train.steps import WHOLE_STEP, Stepper, Timeline, phase_seconds
 from redline.bench.workload.losses import Answers
-from redline.model.environment import Memory
 from redline.model.errors import BenchError
-from redline.model.record import Block
-from redline.model.training import DATA_PHASE, Epoch, Schedule, TrainingProgress, TrainSpec
+from redline.model.protocol import TrainingProgress
+from redline.model.record import DATA_PHASE, Block, Epoch, Memory
+from redline.model.spec import Schedule, TrainSpec
 
 TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000

@@ -40,8 +40,8 @@ from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import Note, note
+from redline.model.record import DataInfo, LastBatchFate
 from redline.model.spec import OptimizerName, RunSpec, WorkloadSpec
-from redline.model.training import DataInfo, LastBatchFate
 from redline.model.units import format_count
 
 InputChange = Callable[[Tensor], Tensor]

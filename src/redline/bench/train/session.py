@@ -43,8 +43,8 @@ from redline.bench.workload.step import Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError
 from redline.model.protocol import EpochReply, FedReply, Feed
+from redline.model.record import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
 from redline.model.spec import RunSpec
-from redline.model.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
 
 FEW_BATCHES, LONGEST_FACTOR = 20, 3
 """A loader is watched for this many batches, or for so many times the seconds asked for."""

@@ -19,7 +19,8 @@ from redline.bench.device.base import Device
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TargetLoss
 from redline.bench.workload.step import Setup, TrainingStep
-from redline.model.training import DATA_PHASE, DataSpec
+from redline.model.record import DATA_PHASE
+from redline.model.spec import DataSpec
 
 WHOLE_STEP = "step"
 """Stands for all phases together where they were not timed apart."""

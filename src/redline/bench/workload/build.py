@@ -14,7 +14,7 @@ from redline.bench.workload.source import SOURCES, Source
 from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName
 from redline.model.note import note
-from redline.model.questions import ModelName
+from redline.model.protocol import ModelName
 from redline.model.spec import WorkloadSpec
 
 

@@ -15,7 +15,7 @@ from redline.bench.workload.workload import Workload
 from redline.model.errors import SpecError
 from redline.model.names import SOURCES_GROUP
 from redline.model.note import Note, note
-from redline.model.questions import ModelName
+from redline.model.protocol import ModelName
 from redline.model.registry import Registry
 from redline.model.spec import Task, WorkloadSpec
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from statistics import NormalDist, median
 
-from redline.model.questions import SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.spec import Task
 from redline.model.work import Facts
 from redline.search.tune.space import BASELINE, BY_BLOCK, Space, Switches

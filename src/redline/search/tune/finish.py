@@ -5,8 +5,7 @@ from __future__ import annotations
 from redline.analyze.batch import BatchSummary, SloTargets
 from redline.model.errors import UsageError
 from redline.model.note import Note, note
-from redline.model.protocol import Ask, FailureReply
-from redline.model.questions import AskMetric, MetricAnswer
+from redline.model.protocol import Ask, AskMetric, FailureReply, MetricAnswer
 from redline.model.record import RunRecord
 from redline.model.spec import MeasureSpec
 from redline.search.batch import search_batch

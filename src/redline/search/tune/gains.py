@@ -13,8 +13,7 @@ from typing import Literal
 import msgspec
 
 from redline.analyze.pairs import RaceVerdict, verdict_of
-from redline.analyze.replicates import Line
-from redline.analyze.summary import RunSummary, VersusFirst
+from redline.analyze.summary import Line, RunSummary, VersusFirst
 from redline.model.errors import SpecError
 from redline.model.fields import Frozen
 from redline.model.spec import BASELINE

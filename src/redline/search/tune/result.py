@@ -25,9 +25,8 @@ from redline.analyze.pairs import (
     undisturbed,
     verdict_of,
 )
-from redline.analyze.replicates import lines_of
 from redline.analyze.statistics import student_t
-from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, summarize
+from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, lines_of, summarize
 from redline.analyze.trust import farthest
 from redline.model.fields import Frozen
 from redline.model.note import Note, note

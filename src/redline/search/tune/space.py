@@ -15,7 +15,7 @@ import msgspec
 
 from redline.model.errors import SpecError, UnknownName
 from redline.model.note import Note, note
-from redline.model.questions import SwitchChoice, SwitchNeed
+from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.spec import Recipe, Task, refuse_removed
 from redline.search.tune.record import Refused, TuneSpec
 

@@ -15,8 +15,7 @@ from torchvision.datasets.utils import check_integrity
 from redline.bench.data.source import DATA, DataSource, ImageData, InMemory
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
-from redline.model.spec import WorkloadSpec
-from redline.model.training import DataSpec
+from redline.model.spec import DataSpec, WorkloadSpec
 
 CLASSES, SIZE = 10, 32
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

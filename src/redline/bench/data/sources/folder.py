@@ -16,8 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from redline.bench.data.source import DATA, DataSource, ImageData, Samples
 from redline.model.errors import SpecError
-from redline.model.spec import WorkloadSpec
-from redline.model.training import DataSpec
+from redline.model.spec import DataSpec, WorkloadSpec
 
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from redline.bench.data.source import DATA, DataSource, ImageData, InMemory
-from redline.model.spec import WorkloadSpec
-from redline.model.training import DataSpec
+from redline.model.spec import DataSpec, WorkloadSpec
 
 SIZE, CLASSES = 32, 10
 TRAIN_SAMPLES, VAL_SAMPLES = 10_240, 2_048

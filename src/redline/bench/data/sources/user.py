@@ -18,8 +18,7 @@ from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.sources.user import check_object, load_function
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import Note, note
-from redline.model.spec import WorkloadSpec
-from redline.model.training import DataSpec
+from redline.model.spec import DataSpec, WorkloadSpec
 
 COMPARED_BYTES = 2**28
 """Arrays up to this size are compared sample by sample."""

@@ -31,7 +31,7 @@ from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.ranks import world_size
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
 from redline.model.errors import BenchError
-from redline.model.questions import SwitchNeed
+from redline.model.protocol import SwitchNeed
 from redline.model.record import Capabilities
 from redline.model.spec import OptimizerName, Switch, Task
 from redline.model.work import Facts

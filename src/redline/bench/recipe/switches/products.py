@@ -29,7 +29,7 @@ from redline.bench.recipe.products import (
     patches_as_products,
 )
 from redline.bench.workload.step import Setup
-from redline.model.questions import SwitchNeed
+from redline.model.protocol import SwitchNeed
 from redline.model.units import counted
 from redline.model.work import Facts
 

@@ -12,7 +12,7 @@ from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import SpecError, UnknownName
 from redline.model.names import BUILTIN_MODELS
 from redline.model.note import Note
-from redline.model.questions import ModelName
+from redline.model.protocol import ModelName
 from redline.model.spec import WorkloadSpec
 
 VOCABULARY = 8192

@@ -37,7 +37,7 @@ from redline.bench.workload.source import SOURCES, ExampleCode, Source, bare, re
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import SpecError
 from redline.model.note import Note, note
-from redline.model.questions import ModelName
+from redline.model.protocol import ModelName
 from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 
 UNFED = Path(__file__).with_name("hf_unfed.txt")

@@ -11,7 +11,7 @@ from redline.bench.workload.source import SOURCES, Source, bare, give_cifar_stem
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import MissingExtra, SpecError, UnknownName
 from redline.model.note import Note
-from redline.model.questions import ModelName
+from redline.model.protocol import ModelName
 from redline.model.spec import WorkloadSpec
 
 

@@ -37,7 +37,7 @@ from redline.bench.workload.source import (
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import SpecError, UnknownName
 from redline.model.note import Note, note
-from redline.model.questions import ModelName
+from redline.model.protocol import ModelName
 from redline.model.spec import WorkloadSpec
 
 KINDS = {

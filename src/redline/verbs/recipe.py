@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from redline.api.workspace import Workspace
 from redline.launch.inline import InlineDoor
 from redline.model.errors import BenchError, UsageError
 from redline.model.fields import Frozen
-from redline.model.questions import AskSnippet, Snippet
+from redline.model.protocol import AskSnippet, Snippet
 from redline.model.spec import OptimizerName, RunSpec, Task
 from redline.model.spec_table import specs_from_table
+from redline.verbs.workspace import Workspace
 
 _HANDED_OVER = "yours"
 """Under this name the bench is shown a model of the caller's."""
