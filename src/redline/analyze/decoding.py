@@ -11,6 +11,7 @@ from redline.analyze.generation import Generation
 from redline.analyze.remedies import does, recipe_of, try_recipe, with_switch
 from redline.analyze.removals import TraceFacts
 from redline.model.units import format_bytes, format_seconds, format_share
+from redline.trace.host import MOSTLY
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
@@ -25,26 +26,29 @@ def _generation(profile: Profile) -> Generation | None:
     return profile.generation if is_timed else None
 
 
-def _slowly(found: Generation | None) -> bool:
+def _is_slow(found: Generation) -> bool:
     """Whether its tokens take longer than reading what they need."""
-    return found is not None and found.tpot_s is not None and found.read_s is not None and not found.reads_all_the_time
+    return found.tpot_s is not None and found.read_s is not None and not found.reads_all_the_time
+
+
+def _is_late(found: Generation) -> bool:
+    return _is_slow(found) and (found.host_share or 0.0) > HOST_BOUND_SHARE
 
 
 def waits_for_host(profile: Profile) -> bool:
     """Whether the host limits decoding, which then has a finding of its own."""
     found = _generation(profile)
-    share = found.host_share if found is not None and _slowly(found) else None
-    return share is not None and share > HOST_BOUND_SHARE
+    return found is not None and _is_late(found)
 
 
 def _removes(
-    holds: Callable[[Profile, Generation], bool], share: Callable[[Generation], float]
+    holds: Callable[[Generation], bool], share: Callable[[Generation], float]
 ) -> Callable[[TraceFacts], Removal | None]:
     """`share`: of a generation's time, what would be gone."""
 
     def removes(facts: TraceFacts) -> Removal | None:
         found = _generation(facts.profile)
-        if found is None or not holds(facts.profile, found):
+        if found is None or not holds(found):
             return None
         saves_s = facts.profile.wall_s * max(share(found), 0.0)
         return Removal(saves_s=saves_s, seconds=saves_s)
@@ -60,20 +64,26 @@ def _with_half_the_bytes(found: Generation) -> float:
     return found.decode_share * min(found.bandwidth_share or 0.0, 1.0) / 2
 
 
-def _token(found: Generation) -> str:
-    assert found.tpot_s is not None
-    return (
-        f"a token takes {format_seconds(found.tpot_s.p50)}, and reading what it needs ({format_bytes(found.read_bytes)}) "
-        f"{format_seconds(found.read_s)} at the copy bandwidth: {format_share(found.bandwidth_share)} of it is reached"
-    )
+def _says(text: str) -> Callable[[TraceFacts, Removal], str]:
+    """The text with its gaps filled by what is known of the generation."""
 
-
-def _says(text: Callable[[Generation], str]) -> Callable[[TraceFacts, Removal], str]:
-    def says(facts: TraceFacts, removal: Removal) -> str:
-        assert facts.profile.generation is not None
-        return text(facts.profile.generation)
+    def says(facts: TraceFacts, gone: Removal) -> str:
+        found = facts.profile.generation
+        assert found is not None
+        return text.format(
+            token="n/a" if found.tpot_s is None else format_seconds(found.tpot_s.p50),
+            bytes=format_bytes(found.read_bytes),
+            read=format_seconds(found.read_s),
+            reached=format_share(found.bandwidth_share),
+            host=format_share(found.host_share),
+            prompt=format_share(1 - found.decode_share),
+            first=format_seconds(found.ttft_s),
+        )
 
     return says
+
+
+_TOKEN = "a token takes {token}, and reading what it needs ({bytes}) {read} at the copy bandwidth: {reached} of it is reached"
 
 
 def _fewer_bytes(facts: TraceFacts, removal: Removal) -> Advice:
@@ -132,38 +142,28 @@ def _shorter_prompt(facts: TraceFacts, removal: Removal) -> Advice:
 DECODING: tuple[Rule[TraceFacts], ...] = (
     Rule(
         code="decode-memory-bound",
-        removes=_removes(lambda profile, found: found.reads_all_the_time, _with_half_the_bytes),
-        says=_says(lambda found: f"memory limits decoding: {_token(found)}"),
+        removes=_removes(lambda found: found.reads_all_the_time, _with_half_the_bytes),
+        says=_says(f"memory limits decoding: {_TOKEN}"),
         change=_fewer_bytes,
         limit="memory",
     ),
     Rule(
         code="decode-host-bound",
-        removes=_removes(lambda profile, found: waits_for_host(profile), _beyond_reading),
-        says=_says(
-            lambda found: (
-                f"the host limits decoding, it needs {format_share(found.host_share)} of the time to issue a token: "
-                f"{_token(found)}"
-            )
-        ),
+        removes=_removes(_is_late, _beyond_reading),
+        says=_says(f"the host limits decoding, it needs {{host}} of the time to issue a token: {_TOKEN}"),
         change=_without_python,
         limit="host",
     ),
     Rule(
         code="decode-slow-kernels",
-        removes=_removes(lambda profile, found: _slowly(found) and not waits_for_host(profile), _beyond_reading),
-        says=_says(lambda found: f"neither the host nor memory limits decoding, its kernels are slow: {_token(found)}"),
+        removes=_removes(lambda found: _is_slow(found) and not _is_late(found), _beyond_reading),
+        says=_says(f"neither the host nor memory limits decoding, its kernels are slow: {_TOKEN}"),
         change=_faster_kernels,
     ),
     Rule(
         code="prefill-bound",
-        removes=_removes(lambda profile, found: found.decode_share < 0.5, lambda found: 1 - found.decode_share),
-        says=_says(
-            lambda found: (
-                f"reading the prompt takes {format_share(1 - found.decode_share)} of a generation: "
-                f"{format_seconds(found.ttft_s)} to the first token"
-            )
-        ),
+        removes=_removes(lambda found: found.decode_share < MOSTLY, lambda found: 1 - found.decode_share),
+        says=_says("reading the prompt takes {prompt} of a generation: {first} to the first token"),
         change=_shorter_prompt,
     ),
 )

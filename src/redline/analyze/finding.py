@@ -6,7 +6,7 @@ the rule's to decide: the facts at hand play the steps again without it. A rule 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -57,9 +57,8 @@ class Facts(Protocol):
     def whole_s(self) -> float:
         """The time of the steps, against which gains are held."""
 
-    @property
-    def span_s(self) -> float:
-        """How long the steps lasted while causes were timed: longer than `whole_s` where a profiler slowed them down."""
+    def words(self, gone: Removal, /) -> Mapping[str, str]:
+        """What fills the gaps in a rule's text."""
 
 
 F = TypeVar("F", bound=Facts)
@@ -71,30 +70,25 @@ class Rule(Generic[F]):
     removes: Callable[[F], Removal | None]
     """What goes away with the cause; None where the facts do not show it."""
     says: str | Callable[[F, Removal], str]
-    """The evidence. A text has gaps for `time`, `count`, `what` and `often`."""
+    """The evidence. The facts at hand fill the gaps of a text."""
     change: str | Callable[[F, Removal], Advice | str]
     least_share: float = WORTH_A_LINE
     limit: BoundLabel | None = None
     """What limits the steps where this comes first; None for work of the device, whose own limit then counts."""
 
     def finding(self, facts: F) -> Finding | None:
-        removal = self.removes(facts)
-        if removal is None or not removal.saves_s or removal.saves_s < self.least_share * facts.whole_s:
+        gone = self.removes(facts)
+        if gone is None or not gone.saves_s or gone.saves_s < self.least_share * facts.whole_s:
             return None
-        says = (
-            self.says.format(**_gaps(removal, facts.span_s))
-            if isinstance(self.says, str)
-            else self.says(facts, removal)
-        )
-        change = self.change if isinstance(self.change, str) else self.change(facts, removal)
+        change = self.change if isinstance(self.change, str) else self.change(facts, gone)
         advice = Advice(change) if isinstance(change, str) else change
         return Finding(
             code=self.code,
-            evidence=says,
+            evidence=self.says.format(**facts.words(gone)) if isinstance(self.says, str) else self.says(facts, gone),
             next=advice.text,
             recipe=advice.recipe,
-            gain_bound=gain_of(removal.saves_s, facts.whole_s),
-            saves_s=removal.saves_s,
+            gain_bound=gain_of(gone.saves_s, facts.whole_s),
+            saves_s=gone.saves_s,
         )
 
 
@@ -110,23 +104,15 @@ def gain_of(saves_s: float, whole_s: float) -> float:
     return min(whole_s / left_s, LARGEST_GAIN) if left_s > 0 else LARGEST_GAIN
 
 
-def time_of(removal: Removal, span_s: float) -> str:
-    share = f"{removal.seconds / span_s:.0%}" if span_s else "n/a"
-    return f"{format_seconds(removal.seconds)} ({share} of the time)"
-
-
-def often(removal: Removal) -> str:
-    mean = format_seconds(removal.seconds / max(removal.count, 1))
-    return "once" if removal.count == 1 else f"{removal.count:,} times, {mean} each on average"
-
-
-def _gaps(removal: Removal, span_s: float) -> dict[str, str]:
-    """What fills the gaps of a rule's text."""
+def words_of(gone: Removal) -> dict[str, str]:
+    """What every rule's text may say of what it removes."""
+    mean = format_seconds(gone.seconds / max(gone.count, 1))
     return {
-        "time": time_of(removal, span_s),
-        "count": f"{removal.count:,}",
-        "what": removal.what,
-        "often": often(removal),
+        "seconds": format_seconds(gone.seconds),
+        "count": f"{gone.count:,}",
+        "what": gone.what,
+        "mean": mean,
+        "often": "once" if gone.count == 1 else f"{gone.count:,} times, {mean} each on average",
     }
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from redline.analyze.finding import Advice
+from redline.analyze.finding import Advice, Removal
 from redline.model.record import Capabilities
 from redline.model.spec import Recipe, Switch
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
+    from redline.analyze.removals import TraceFacts
 
 _COMPILED_REGION = re.compile(r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b")
 _FUSED_KERNEL = tuple(f"triton_{kind}_fused_" for kind in ("poi", "red", "per", "for"))
@@ -48,10 +49,6 @@ FLAGS = ("tf32", "cudnn-benchmark")
 """Switches that set a flag of the process, which is all that a function of the user's can be given."""
 
 
-def captured_by_us(profile: Profile) -> bool:
-    return profile.capture is not None
-
-
 def is_about_code(profile: Profile) -> bool:
     """Whether the program must be changed by its author: a trace from elsewhere, or a function that is run as it is."""
     return profile.capture is None or profile.capture.task == "step"
@@ -62,6 +59,11 @@ def advice(profile: Profile, switch: str, why: str, in_code: str) -> Advice:
     if profile.capture is None or (is_about_code(profile) and switch not in FLAGS):
         return Advice(f"{in_code}: {why}")
     return try_recipe(with_switch(profile, switch), why)
+
+
+def switch(name: str, why: str, in_code: str) -> Callable[[TraceFacts, Removal], Advice]:
+    """The same advice for whatever is removed."""
+    return lambda facts, gone: advice(facts.profile, name, why, in_code)
 
 
 def try_recipe(recipe: str, why: str) -> Advice:

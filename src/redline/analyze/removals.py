@@ -6,7 +6,7 @@ that what is removed is saved. A table of kernels has their names alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -15,17 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.analyze.bound import HOST_BOUND_SHARE
-from redline.analyze.finding import Removal
+from redline.analyze.finding import Removal, words_of
 from redline.analyze.hardware import OperatorLimit, slowest_operator
+from redline.model.units import format_seconds
 from redline.trace.classes import Described, describe
 from redline.trace.collectives import Calls, Waiting
-from redline.trace.columns import Ints, Mask
+from redline.trace.columns import Mask
 from redline.trace.host import WAITS_FOR_WORK, HostView, meanwhile, other_threads
 from redline.trace.idle import Cause
 from redline.trace.intervals import Intervals, both, distinct, joined, seconds, union, without
 from redline.trace.names import short_name
 from redline.trace.patterns import cold_kernels, recomputed, unfused_attention
-from redline.trace.replay import NOTHING, DeviceRun, Replay, Without
+from redline.trace.replay import NOTHING, Replay, Without
 from redline.trace.selections import WORTH_A_LINE, OnDevice, OnHost
 from redline.trace.timeline import DeviceTime
 
@@ -55,26 +56,40 @@ class TraceFacts:
 
     @property
     def span_s(self) -> float:
+        """How long the steps lasted under the profiler; `whole_s` is shorter where Redline also timed them without it."""
         return self.profile.timeline.span_s
 
     @cached_property
     def replay(self) -> Replay:
         return Replay([seen.run for seen in self.devices])
 
+    def words(self, gone: Removal) -> Mapping[str, str]:
+        profile, length = self.profile, format_seconds(gone.seconds)
+        whole = profile.whole_work_s
+        return words_of(gone) | {
+            "time": f"{length} ({gone.seconds / self.span_s:.0%} of the time)" if self.span_s else length,
+            "idle": "the device is idle" if profile.has_device else "the model does not run for",
+            "part": f"{length}, {gone.seconds / whole:.0%} of the device's work," if whole else "the device's work",
+            "pieces": "kernels" if profile.has_device else "operators",
+        }
+
     def saves(self, saved_s: float, seconds: float, kind: Kind) -> float:
         """What the replay of the recorded steps saves, corrected for the profiler, which slows the host down."""
-        profile = self.profile
-        capture = profile.capture
-        if capture is None or capture.step_s is None or profile.steps is None or not profile.has_device:
+        profile, capture = self.profile, self.profile.capture
+        if (
+            capture is None
+            or capture.step_s is None
+            or profile.steps is None
+            or not profile.has_device
+            or kind == "other"
+        ):
             return saved_s
         if kind == "wait":
             # Without the profiler there may be less waiting than the trace shows.
             return min(saved_s, max(profile.wall_s - profile.timeline.busy_s, 0.0))
-        if kind == "other":
-            return saved_s
         # The host hides less work, and what it takes to launch the work is shorter.
         issue_s = 0.0 if kind == "fused" else (capture.least_issue_s or 0.0) * profile.steps.count
-        slowed = max(profile.timeline.span_s / profile.wall_s, 1.0)
+        slowed = max(self.span_s / profile.wall_s, 1.0)
         return max(saved_s / slowed, min(seconds, profile.wall_s - issue_s))
 
 
@@ -87,7 +102,7 @@ class Taken:
     count: int
     what: str = ""
     without: Without = NOTHING
-    """Played without this on a device."""
+    """What a device is played without."""
     also_ns: int = 0
     """On a host, time that is not of this cause and would go with it."""
 
@@ -100,42 +115,29 @@ class Selection:
     on_device: Callable[[OnDevice], Taken] | None = None
     on_host: Callable[[OnHost], Taken] | None = None
     named: Callable[[Described], bool] | None = None
-    never_with: Callable[[Described], bool] | None = None
-    """Names that say that the others mean something else."""
 
     def __call__(self, facts: TraceFacts) -> Removal | None:
-        if facts.devices:
-            return self._removed(facts, [self.on_device(seen) for seen in facts.devices] if self.on_device else [])
-        if facts.hosts:
-            return self._removed(facts, [self.on_host(seen) for seen in facts.hosts] if self.on_host else [])
-        return self._of_table(facts.profile) if self.named is not None else None
-
-    def _removed(self, facts: TraceFacts, taken: Sequence[Taken]) -> Removal | None:
-        total, count = sum(one.ns for one in taken), sum(one.count for one in taken)
-        if not total and not (count and facts.devices):
-            return None
-        if facts.devices:
+        taken: list[Taken] = []
+        saved = 0
+        if facts.devices and self.on_device is not None:
+            taken = [self.on_device(seen) for seen in facts.devices]
             saved = facts.replay.saved([one.without for one in taken])
-        else:
+        elif facts.hosts and self.on_host is not None:
+            taken = [self.on_host(seen) for seen in facts.hosts]
             saved = sum(one.ns + one.also_ns for one in taken)
+        elif self.named is not None and not facts.devices and not facts.hosts:
+            rows = [row for row in facts.profile.kernels if self.named(describe(row.name))]
+            taken = [Taken(round(row.total_s * 1e9), row.calls, short_name(row.name)) for row in rows]
+            saved = sum(one.ns for one in taken)
+        total = sum(one.ns for one in taken)
+        if not total and not saved:
+            return None
         return Removal(
             saves_s=facts.saves(seconds(saved), seconds(total), self.kind),
             seconds=seconds(total),
-            count=count,
+            count=sum(one.count for one in taken),
             what=max(taken, key=lambda one: one.ns).what,
         )
-
-    def _of_table(self, profile: Profile) -> Removal | None:
-        assert self.named is not None
-        told = [describe(row.name) for row in profile.kernels]
-        if self.never_with is not None and any(map(self.never_with, told)):
-            return None
-        meant = [row for row, one in zip(profile.kernels, told, strict=True) if self.named(one)]
-        total = sum(row.total_s for row in meant)
-        if not total:
-            return None
-        top = short_name(max(meant, key=lambda row: row.total_s).name)
-        return Removal(saves_s=total, seconds=total, count=sum(row.calls for row in meant), what=top)
 
 
 Removes = Callable[[TraceFacts], Removal | None]
@@ -160,15 +162,14 @@ def unless_cleared(removes: Removes) -> Removes:
 
 
 def _is_cleared(facts: TraceFacts) -> bool:
-    profile = facts.profile
-    if profile.capture is None:
+    profile, capture = facts.profile, facts.profile.capture
+    if capture is None:
         return False
     if profile.has_device:
-        share = profile.capture.issue_share
-        return share is not None and share <= HOST_BOUND_SHARE
+        return capture.issue_share is not None and capture.issue_share <= HOST_BOUND_SHARE
     # Operators that really work take no less time without the profiler than with it.
     worked_s = profile.timeline.busy_s - seconds(sum(seen.calling for seen in facts.hosts))
-    return profile.capture.step_s is not None and profile.wall_s - worked_s < HOST_LATE_SHARE * profile.wall_s
+    return capture.step_s is not None and profile.wall_s - worked_s < HOST_LATE_SHARE * profile.wall_s
 
 
 # The host's time
@@ -184,31 +185,27 @@ def idle_for(
 def stalls(*, for_work: bool) -> Selection:
     """Pauses far longer than usual; `for_work`: those in which the program waits for something to do."""
 
-    def on_device(seen: OnDevice) -> Taken:
-        stalled = both(seen.run.idle.when["host"], seen.own_stalls)
-        gone = Without(host=seen.own_stalls, waits=seen.waits_into_stalls)
-        return taken(stalled, len(seen.own_stalls), meanwhile(seen.run.host, stalled) if len(stalled) else "", gone)
-
-    def on_host(seen: OnHost) -> Taken:
-        return taken(
-            seen.stalls, len(seen.stalls), meanwhile(seen.view, seen.stalls) if len(seen.stalls) else "", NOTHING
-        )
-
-    def taken(stalled: Intervals, count: int, doing: str, gone: Without) -> Taken:
+    def taken(host: HostView, stalled: Intervals, count: int, gone: Without = NOTHING) -> Taken:
+        doing = meanwhile(host, stalled) if len(stalled) else ""
         is_meant = bool(WAITS_FOR_WORK.search(doing)) == for_work
         return Taken(stalled.total, count, doing, gone) if is_meant else Taken(0, 0)
 
-    return Selection(kind="wait", on_device=on_device, on_host=on_host)
+    def on_device(seen: OnDevice) -> Taken:
+        gone = Without(host=seen.own_stalls, waits=seen.waits_into_stalls)
+        return taken(seen.run.host, both(seen.run.idle.when["host"], seen.own_stalls), len(seen.own_stalls), gone)
+
+    return Selection(
+        kind="wait", on_device=on_device, on_host=lambda seen: taken(seen.view, seen.stalls, len(seen.stalls))
+    )
 
 
 def late_host(seen: OnDevice) -> Taken:
     """Fewer launches also have fewer gaps between them."""
-    run = seen.run
-    own = joined(run.idle.when["host"], run.idle.when["latency"])
-    late = own.total - both(run.idle.when["host"], seen.stalls).total
-    beside = other_threads(run.host, both(run.idle.when["host"], seen.steady))
-    gaps = ~seen.links.by_graph if late else None
-    return Taken(late, len(run.view.rows), beside, Without(host=seen.steady, gaps=gaps))
+    run, late = seen.run, seen.run.idle.when["host"]
+    ns = joined(late, run.idle.when["latency"]).total - both(late, seen.stalls).total
+    beside = other_threads(run.host, both(late, seen.steady))
+    gone = Without(host=seen.steady, gaps=~seen.links.by_graph if ns else None)
+    return Taken(ns, len(run.view.rows), beside, gone)
 
 
 def python(seen: OnHost) -> Taken:
@@ -258,55 +255,48 @@ def rows_of(seen: OnDevice, rows: Mask, *, launches: bool = True) -> Taken:
     return Taken(seen.total(rows), count, seen.longest(rows), Without(work=seen.run.cut(rows), host=host))
 
 
-def communication(seen: OnDevice) -> Taken:
-    """Ranks whose traces are given still wait for each other."""
-    return replace(rows_of(seen, seen.talking), ns=seen.run.time.exposed_communication, count=len(seen.run.calls))
-
-
 def copies_alone(seen: OnDevice) -> Taken:
     """Take the copies between the host and the device beside which no kernel runs."""
-    rows = seen.moving & ~seen.blocking_copies
-    exposed = min(seen.total(rows), seen.run.time.exposed_copy)
-    return replace(rows_of(seen, rows), ns=exposed, count=int(rows.sum()))
+    found = rows_of(seen, seen.moving & ~seen.blocking_copies)
+    return replace(found, ns=min(found.ns, seen.run.time.exposed_copy))
 
 
 def unfused(seen: OnDevice) -> Taken:
     """Kernels that take no longer than starting them takes are not bound by memory. What the device has to wait for while they are
     launched is the host's own finding."""
     rows = seen.links.are(lambda name: name.is_unfused) & (seen.trace.work.duration > seen.run.latency.ns)
-    rows &= ~unfused_attention(seen.links) & ~recomputed(seen.links)
-    gone = Without(work=seen.run.cut(rows), host=both(seen.launching(rows), seen.run.view.busy))
-    return replace(rows_of(seen, rows, launches=False), without=gone)
+    found = rows_of(seen, rows & ~unfused_attention(seen.links) & ~recomputed(seen.links))
+    return replace(found, without=replace(found.without, host=both(found.without.host, seen.run.view.busy)))
 
 
 def cold(seen: OnDevice) -> Taken:
+    """What the kernels of the first steps take longer, with the host that launches and times the algorithms that it compares."""
     cold = cold_kernels(seen.run.recorded)
-    gone = Without(work=cold.most)
-    if cold.tried.any():  # and the host that launches and times them
-        operators = distinct(seen.links.operator[cold.tried & (seen.links.operator >= 0)])
-        table, calls = seen.trace.operators, seen.trace.calls
-        tried = union(table.start[operators], table.end[operators]).holds(calls.start)
-        gone = Without(work=cold.most, host=seen.launching(cold.tried), waits=seen.every_wait & tried)
+    table, by = seen.trace.operators, distinct(seen.links.operator[cold.tried])
+    comparing = union(table.start[by], table.end[by]).holds(seen.trace.calls.start)
+    host = seen.launching(cold.tried) if cold.tried.any() else NOTHING.host
+    gone = Without(work=cold.most, host=host, waits=seen.every_wait & comparing if cold.tried.any() else None)
     excess = int(cold.excess[seen.run.view.rows].sum())
     return Taken(excess, cold.steps, seen.longest(cold.excess > 0), gone)
 
 
-def operators(
-    named: Callable[[OnHost], Mask],
-    beside: Callable[[OnHost, Mask], int] = lambda seen, rows: 0,
-    *,
-    again: bool = False,
-) -> Callable[[OnHost], Taken]:
-    """Operators with those that prepare their work, and what goes along with them. `again`: those that a checkpoint runs again,
-    which belong to no other rule."""
+def operators(named: Callable[[OnHost], Mask]) -> Callable[[OnHost], Taken]:
+    """Operators with those that prepare their work and the Python beside them; those that a checkpoint runs again have a rule of
+    their own."""
 
     def on_host(seen: OnHost) -> Taken:
         meant = named(seen)
-        rows = seen.with_helpers(meant) & (seen.again if again else ~seen.again)
+        rows = seen.with_helpers(meant) & ~seen.again
         total = int(seen.own_ns[rows].sum())
-        return Taken(total, int(meant.sum()), seen.longest(rows), also_ns=beside(seen, meant) if total else 0)
+        return Taken(total, int(meant.sum()), seen.longest(rows), also_ns=seen.python_beside(meant) if total else 0)
 
     return on_host
+
+
+def again(seen: OnHost) -> Taken:
+    """Take the operators that a checkpoint runs again, with the Python that calls them."""
+    rows = seen.again
+    return Taken(int(seen.own_ns[rows].sum()), int(rows.sum()), seen.longest(rows), also_ns=seen.around(rows))
 
 
 def written_out(seen: OnHost) -> Mask:
@@ -316,32 +306,24 @@ def written_out(seen: OnHost) -> Mask:
 
 def copying(seen: OnHost) -> Mask:
     """Operators that move values and compute nothing; turning one layout into another has a rule of its own."""
-    moving = seen.named(lambda name: name.kernel_class == "copy" and not name.converts_layout)
-    return moving & ~seen.attention & ~seen.named(lambda name: name.is_unfused) & seen.is_work
+    moving = seen.named(lambda name: name.kernel_class == "copy" and not name.converts_layout and not name.is_unfused)
+    return moving & ~seen.attention & seen.is_work
 
 
-def of_names(
-    kind: Kind, named: Callable[[Described], bool], *, never_with: Callable[[Described], bool] | None = None
-) -> Selection:
-    """Work whose name tells what is meant; none of it where other work has a name that `never_with` finds."""
-
-    def on_device(seen: OnDevice) -> Taken:
-        return rows_of(seen, meant(seen.links.are))
-
-    def meant(are: Callable[[Callable[[Described], bool]], Mask]) -> Mask:
-        rows = are(named)
-        return rows & False if never_with is not None and are(never_with).any() else rows
-
+def of_names(named: Callable[[Described], bool]) -> Selection:
+    """Work whose name tells what is meant."""
     return Selection(
-        kind=kind,
-        on_device=on_device,
-        on_host=operators(lambda seen: meant(seen.named)),
+        kind="work",
+        on_device=lambda seen: rows_of(seen, seen.links.are(named)),
+        on_host=operators(lambda seen: seen.named(named)),
         named=named,
-        never_with=never_with,
     )
 
 
-FIXED_NORM = of_names("work", lambda name: name.is_fixed_norm, never_with=lambda name: name.is_training_norm)
+def trains_norms(profile: Profile) -> bool:
+    """Whether a batch-norm updates its statistics: then none of them are fixed, whatever the other names say."""
+    names = [*(row.name for row in profile.kernels), *(row.name for row in profile.operators)]
+    return any(describe(name).is_training_norm for name in names)
 
 
 # Communication, ranks that wait for each other, and single operators
@@ -349,15 +331,18 @@ FIXED_NORM = of_names("work", lambda name: name.is_fixed_norm, never_with=lambda
 
 def exchanges(facts: TraceFacts) -> Removal | None:
     """Communication that nothing is computed beside. Ranks whose traces are given still wait for each other."""
-    if facts.devices:
-        return Selection(kind="other", on_device=communication)(facts)
     exposed = sum(time.exposed_communication for time in facts.times)
-    taken = exposed - _waited_on_hosts(facts)
-    return _serial(taken, sum(map(len, facts.calls))) if exposed else None
+    if not facts.devices:
+        return _serial(exposed - _waited_on_hosts(facts), facts) if exposed else None
+
+    def on_device(seen: OnDevice) -> Taken:
+        return replace(rows_of(seen, seen.talking), ns=seen.run.time.exposed_communication, count=len(seen.run.calls))
+
+    return Selection(kind="other", on_device=on_device)(facts)
 
 
-def _serial(ns: int, count: int, what: str = "") -> Removal:
-    return Removal(saves_s=seconds(ns), seconds=seconds(ns), count=count, what=what)
+def _serial(ns: int, facts: TraceFacts) -> Removal:
+    return Removal(saves_s=seconds(ns), seconds=seconds(ns), count=sum(map(len, facts.calls)))
 
 
 def _waited_on_hosts(facts: TraceFacts) -> int:
@@ -373,62 +358,18 @@ def _exposed_waits(calls: Calls, waits: NDArray[np.float64]) -> int:
 
 
 def straggler(facts: TraceFacts) -> Removal | None:
-    """The work that the rank which comes last has more of than the others, from one collective to the next."""
+    """The steps if nobody waited for the rank that comes last: it would be as fast as the others are on average."""
     waiting, runs = facts.waiting, [seen.run for seen in facts.devices]
     if waiting is None or not waiting.stragglers:
         return None
     if not runs:
         waited = _waited_on_hosts(facts)
-        return _serial(waited, sum(map(len, facts.calls))) if waited and waiting.late else None
+        return _serial(waited, facts) if waited and waiting.late else None
     worst = waiting.stragglers[0]
-    late = [run.calls.label for run in runs].index(worst.label)
-    windows = [_by_window(run) for run in runs]
-    sums = [np.bincount(window, work) for _, window, work in windows]
-    rows, window, work = windows[late]
-    cut = np.zeros(len(runs[late].recorded.trace.work), np.int64)
-    # Nobody knows which work it is: the last before a collective, whose end the others wait for.
-    later = np.cumsum(sums[late])[window] - np.cumsum(work)
-    cut[rows] = np.clip(np.ceil(_more_than_others(sums, late) * sums[late])[window] - later, 0, work)
-    # Less work also has fewer gaps in it, and takes less of the host.
-    own_cut = Without(work=cut, gaps=cut > 0, host=_launched_less(facts.devices, late))
-    saved = facts.replay.saved([own_cut if at == late else NOTHING for at in range(len(runs))])
+    gone = [Without(is_awaited=run.calls.label != worst.label) for run in runs]
+    saved = facts.replay.saved(gone) * len(runs) / (len(runs) - 1)
     exposed = sum(_exposed_waits(run.calls, waits) for run, waits in zip(runs, waiting.waits, strict=True))
     return Removal(saves_s=seconds(saved), seconds=seconds(exposed), count=worst.last)
-
-
-def _more_than_others(per_window: Sequence[Ints], late: int) -> NDArray[np.float64]:
-    """For each window between two collectives, the share that the late rank has more of than the others on average."""
-    count = max(map(len, per_window))
-    every = np.array([np.pad(one, (0, count - len(one))) for one in per_window], np.float64)
-    others = np.delete(every, late, axis=0).mean(axis=0)
-    more = np.where(every[late] > 0, np.maximum(1 - others / np.maximum(every[late], 1), 0), 0)
-    return more[: len(per_window[late])]
-
-
-def _by_window(run: DeviceRun) -> tuple[Ints, Ints, Ints]:
-    """Rows of work that is no communication, after how many collectives each was launched, and how long it takes.
-
-    Programs launch in the same order on every rank, while on the device work and collectives may overlap.
-    """
-    links, work, rows = run.recorded.links, run.recorded.trace.work, run.view.rows
-    at = np.where(links.is_launched[rows], links.launched_at[rows], work.start[rows])
-    talking = links.is_class("communication")[rows]
-    begins, order = np.sort(at[talking]), np.argsort(at[~talking], kind="stable")
-    rows, at = rows[~talking][order], at[~talking][order]
-    return rows, np.searchsorted(begins, at), work.duration[rows]
-
-
-def _launched_less(devices: Sequence[OnDevice], late: int) -> Intervals:
-    """The host's time that the late rank needs more than the others, from the launch of one collective to the next."""
-    edges, times = [], []
-    for seen in devices:
-        known = seen.run.calls.rows[seen.links.is_launched[seen.run.calls.rows]]
-        begin, end = seen.run.bounds
-        moments = np.clip(np.sort(seen.links.launched_at[known]), begin, end)
-        edges.append(np.concatenate(([begin], moments, [end])))
-        times.append(seen.steady.within(edges[-1][:-1], edges[-1][1:]))
-    share = _more_than_others(times, late)
-    return union(edges[late][1:] - np.ceil(share * times[late]).astype(np.int64), edges[late][1:])
 
 
 def beyond_need(facts: TraceFacts) -> Removal | None:
@@ -437,17 +378,16 @@ def beyond_need(facts: TraceFacts) -> Removal | None:
     if limit is None:
         return None
     if not facts.devices:
-        excess = round(limit.device_s * 1e9 * (1 - (limit.efficiency or 0.0)))
-        return _serial(excess, limit.calls, limit.label)
+        excess_s = limit.device_s * (1 - (limit.efficiency or 0.0))
+        return Removal(saves_s=excess_s, seconds=excess_s, count=limit.calls, what=limit.label)
     return Selection(kind="work", on_device=lambda seen: _beyond_need(seen, limit))(facts)
 
 
 def _beyond_need(seen: OnDevice, limit: OperatorLimit) -> Taken:
     trace, links = seen.trace, seen.links
-    operators = trace.operators
-    names = [number for number in distinct(operators.name).tolist() if trace.names[number] == limit.name]
+    names = [number for number in distinct(trace.operators.name).tolist() if trace.names[number] == limit.name]
     shapes = [number for number, shape in enumerate(trace.shapes) if shape.dims == limit.dims]
-    meant = np.isin(operators.name, names) & np.isin(operators.shape, shapes)
+    meant = np.isin(trace.operators.name, names) & np.isin(trace.operators.shape, shapes)
     rows = (links.operator >= 0) & ~links.by_graph
     rows[rows] = meant[links.operator[rows]]
     share = 1 - (limit.efficiency or 0.0)

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING
 from redline.analyze import removals
 from redline.analyze.bound import SAME_AS_DEVICE, Bound, BoundLabel, by_work, reads_all_the_time, runs_python
 from redline.analyze.decoding import DECODING, waits_for_host
-from redline.analyze.finding import Advice, Finding, Removal, Rule, findings_of, often, time_of
-from redline.analyze.remedies import (
-    advice,
-    captured_by_us,
-    does,
-    is_about_code,
-    recipe_of,
-    try_recipe,
-    with_graphs,
-)
+from redline.analyze.finding import Advice, Finding, Removal, Rule, findings_of
+from redline.analyze.remedies import advice, does, is_about_code, recipe_of, switch, try_recipe, with_graphs
 from redline.analyze.removals import Selection, Taken, TraceFacts, only_if, operators, rows_of, unless_cleared
 from redline.model.note import Code, note
 from redline.model.record import RunRecord
@@ -25,44 +17,38 @@ from redline.model.work import Ceilings
 from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.names import label_of
 from redline.trace.patterns import recomputed, strict_products, unfused_attention
-from redline.trace.selections import OnHost
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
 
+GRAPH_BREAKS = "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where"
+GRAPHS_IN_CODE = "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step"
 
-def _idle(facts: TraceFacts) -> str:
-    return "the device is idle" if facts.profile.has_device else "the model does not run for"
+
+# The device waits
 
 
-def _host(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
+def _host(facts: TraceFacts, gone: Removal) -> str:
+    profile, words = facts.profile, facts.words(gone)
     if not profile.has_device:
-        pauses = f"{removal.count:,} times, {format_seconds(removal.seconds / max(removal.count, 1))} each on average"
-        return f"no operator runs {removal.seconds / facts.span_s:.0%} of the time: Python between one operator and the next, {pauses}"
+        return f"no operator runs {gone.seconds / facts.span_s:.0%} of the time: Python between one operator and the next, {words['often']}"
     launches, steps = profile.launches, profile.steps_seen
     often = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
     each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
-    beside = f"; meanwhile a thread that launches nothing runs {removal.what}" if removal.what else ""
+    beside = f"; meanwhile a thread that launches nothing runs {gone.what}" if gone.what else ""
     issued = profile.capture.issue_share if profile.capture is not None else None
-    told = f"issue/step {issued:.2f}, without the profiler: " if issued is not None else ""
-    return f"{told}the device waits for the host {time_of(removal, facts.span_s)}; {often}{each}{beside}"
+    known = f"issue/step {issued:.2f}, without the profiler: " if issued is not None else ""
+    return f"{known}the device waits for the host {words['time']}; {often}{each}{beside}"
 
 
-def _fewer_launches(facts: TraceFacts, removal: Removal) -> Advice:
+def _fewer_launches(facts: TraceFacts, gone: Removal) -> Advice:
     profile = facts.profile
     if not profile.has_device:
         if does(profile).compiles:
-            return Advice(
-                "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where; or a larger batch"
-            )
-        return advice(
-            profile,
-            "compile",
-            "fewer operators, called without Python in between; or a larger batch",
-            "torch.compile(model)",
-        )
-    if removal.what and is_about_code(profile):
+            return Advice(f"{GRAPH_BREAKS}; or a larger batch")
+        why = "fewer operators, called without Python in between; or a larger batch"
+        return advice(profile, "compile", why, "torch.compile(model)")
+    if gone.what and is_about_code(profile):
         return Advice(
             "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
             "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
@@ -76,65 +62,56 @@ def _fewer_launches(facts: TraceFacts, removal: Removal) -> Advice:
         )
         return Advice(f"a larger batch: graphs are on already, {late}")
     if is_about_code(profile):
-        return Advice(
-            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
-            "one graph instead of every kernel; or a larger batch"
-        )
+        return Advice(f"{GRAPHS_IN_CODE}, so that Python launches one graph instead of every kernel; or a larger batch")
     return try_recipe(with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
 
 
-def _stall(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
+def _stall(facts: TraceFacts, gone: Removal) -> str:
+    on_device = facts.profile.has_device
     idle, nothing = (
-        ("the device waits", " in which the host launches nothing") if profile.has_device else ("no operator runs", "")
+        ("the device waits", " in which the host launches nothing") if on_device else ("no operator runs", "")
     )
-    stretches = "one stretch" if removal.count == 1 else f"{removal.count:,} stretches"
-    mean = "" if removal.count == 1 else " each on average"
-    length = format_seconds(removal.seconds / max(removal.count, 1))
-    inside = f"; most of it in {removal.what}" if removal.what else ""
-    return f"{idle} {time_of(removal, facts.span_s)} in {stretches}{nothing}, {length}{mean}{inside}"
+    stretches, mean = ("one stretch", "") if gone.count == 1 else (f"{gone.count:,} stretches", " each on average")
+    length = format_seconds(gone.seconds / max(gone.count, 1))
+    inside = f"; most of it in {gone.what}" if gone.what else ""
+    return f"{idle} {facts.words(gone)['time']} in {stretches}{nothing}, {length}{mean}{inside}"
 
 
-def _leave_out(facts: TraceFacts, removal: Removal) -> str:
+def _leave_out(facts: TraceFacts, gone: Removal) -> str:
     profile = facts.profile
-    how = "capture with --stacks" if captured_by_us(profile) else "record with with_stack=True"
-    see = "" if removal.what else f" ({how} to see the Python functions)"
-    server = "" if removal.what or profile.steps_seen else ". A server that has no requests looks the same"
+    how = "capture with --stacks" if profile.capture is not None else "record with with_stack=True"
+    see = "" if gone.what else f" ({how} to see the Python functions)"
+    server = "" if gone.what or profile.steps_seen else ". A server that has no requests looks the same"
     return (
         "take what the program does there out of the step, or do it less often or in another process: logging, "
         f"metrics, checkpoints, preprocessing on the host{see}{server}"
     )
 
 
-def _read(facts: TraceFacts, removal: Removal) -> str:
-    if facts.profile.has_device:
-        return _waited(facts, copies=False)
-    time = time_of(removal, facts.span_s)
-    return f"tensors are turned into Python numbers {removal.count:,} times by {removal.what}, {time} with the Python around"
-
-
-def _copied(facts: TraceFacts, removal: Removal) -> str:
-    return _waited(facts, copies=True)
-
-
 def _waited(facts: TraceFacts, *, copies: bool) -> str:
-    sites = [wait for wait in facts.profile.waits if wait.copies == copies]
+    sites, steps = [wait for wait in facts.profile.waits if wait.copies == copies], facts.profile.steps_seen
     what = "copies that block the host" if copies else "calls that wait for the device"
-    blocked = sum(wait.blocked_s for wait in sites)
     where = ""
     if sites:
-        first, steps = sites[0], facts.profile.steps_seen
+        first = sites[0]
         called = f", called by {first.operator}" if first.operator else ""
         frame = f" in {first.frame}" if first.frame else ""
         a_step = "once a step" if steps == first.calls else f"{first.calls / steps:.3g} times a step" if steps else ""
         often = a_step or ("once" if first.calls == 1 else f"{first.calls:,} times")
         where = f": {first.call}{called}{frame}, {often}, {format_seconds(first.blocked_s)} in all"
-    return f"the host spends {format_seconds(blocked)} in {what} and launches the next work only then{where}"
+    blocked = format_seconds(sum(wait.blocked_s for wait in sites))
+    return f"the host spends {blocked} in {what} and launches the next work only then{where}"
 
 
-def _read_less_often(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    if not profile.has_device:
+def _read(facts: TraceFacts, gone: Removal) -> str:
+    if facts.profile.has_device:
+        return _waited(facts, copies=False)
+    time = facts.words(gone)["time"]
+    return f"tensors are turned into Python numbers {gone.count:,} times by {gone.what}, {time} with the Python around"
+
+
+def _read_less_often(facts: TraceFacts, gone: Removal) -> str:
+    if not facts.profile.has_device:
         return "compute on whole tensors instead of reading single values (.item(), float(), if on a tensor) in a Python loop"
     return (
         "read results less often: keep them on the device (no .item(), .cpu(), print or if on a tensor in every step), and "
@@ -142,75 +119,60 @@ def _read_less_often(facts: TraceFacts, removal: Removal) -> str:
     )
 
 
-def _loader(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    if profile.has_device:
-        return f"the device sits idle {time_of(removal, facts.span_s)} while the host waits for the data loader"
-    return f"the data loader takes {time_of(removal, facts.span_s)}, in {removal.count:,} batches"
+def _loader(facts: TraceFacts, gone: Removal) -> str:
+    time = facts.words(gone)["time"]
+    if facts.profile.has_device:
+        return f"the device sits idle {time} while the host waits for the data loader"
+    return f"the data loader takes {time}, in {gone.count:,} batches"
 
 
-def _load_faster(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    pinned = ", pinned memory" if profile.has_device else ""
+def _load_faster(facts: TraceFacts, gone: Removal) -> str:
+    pinned = ", pinned memory" if facts.profile.has_device else ""
     return f"more loader workers, persistent workers{pinned} and prefetching; or cheaper decoding"
 
 
-def _record_later(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(profile).compiles else ""
+def _record_later(facts: TraceFacts, gone: Removal) -> str:
+    again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(facts.profile).compiles else ""
     return f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}"
 
 
-def _short_gaps(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    launches = profile.launches
+def _short_gaps(facts: TraceFacts, gone: Removal) -> str:
+    launches = facts.profile.launches
     return (
-        f"{time_of(removal, facts.span_s)} lies in short gaps between kernels that were launched in time; {launches.short_share:.0%} "
+        f"{facts.words(gone)['time']} lies in short gaps between kernels that were launched in time; {launches.short_share:.0%} "
         f"of the kernels take no more than 10 µs (median {format_seconds(launches.median_kernel_s)})"
     )
 
 
-def _larger_kernels(facts: TraceFacts, removal: Removal) -> Advice:
-    profile = facts.profile
-    if does(profile).records_graph:
-        if does(profile).compiles or profile.capture is None:
-            fused = " and fused" if does(profile).compiles else ""
-            return Advice(f"a larger batch: the kernels are in a graph already{fused}")
+def _larger_kernels(facts: TraceFacts, gone: Removal) -> Advice:
+    profile, program = facts.profile, does(facts.profile)
+    if program.records_graph and (program.compiles or profile.capture is None):
+        return Advice(f"a larger batch: the kernels are in a graph already{' and fused' * program.compiles}")
+    if program.records_graph or not program.compiles:
         return advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
-    if not does(profile).compiles:
-        return advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
-    if is_about_code(profile):
-        return Advice(
-            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step: the kernels of a replayed "
-            "graph follow each other closely"
-        )
-    return try_recipe(with_graphs(profile), "the kernels of a replayed graph follow each other closely")
+    close = "the kernels of a replayed graph follow each other closely"
+    return Advice(f"{GRAPHS_IN_CODE}: {close}") if is_about_code(profile) else try_recipe(with_graphs(profile), close)
 
 
 def _launches_missing(profile: Profile) -> float:
-    """Share of the device's work for which the trace holds no launch."""
+    """Return the share of the device's work for which the trace holds no launch."""
     return sum(row.device_share for row in profile.operators if row.source == "no-launch")
 
 
-def _late_work(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    idle, missing = profile.idle, _launches_missing(profile)
-    parts = [
-        f"{format_seconds(idle.dependency_s)} of it before work that waits for an event of another stream"
-        if idle.dependency_s
-        else "",
-        f"{format_seconds(idle.unknown_s)} for reasons that are not in the trace" if idle.unknown_s else "",
+def _late_work(facts: TraceFacts, gone: Removal) -> str:
+    idle, missing = facts.profile.idle, _launches_missing(facts.profile)
+    event, unknown = format_seconds(idle.dependency_s), format_seconds(idle.unknown_s)
+    parts = (
+        f"{event} of it before work that waits for an event of another stream" if idle.dependency_s else "",
+        f"{unknown} for reasons that are not in the trace" if idle.unknown_s else "",
         f"for {missing:.0%} of the device's work the trace holds no launch" if missing else "",
-    ]
-    return (
-        f"the device is idle {time_of(removal, facts.span_s)} before work that the host had not kept waiting: "
-        + ", ".join(filter(None, parts))
     )
+    before = f"the device is idle {facts.words(gone)['time']} before work that the host had not kept waiting"
+    return f"{before}: {', '.join(filter(None, parts))}"
 
 
-def _look_outside(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    if _launches_missing(profile) > profile.idle.dependency_s / max(removal.seconds, 1e-12):
+def _look_outside(facts: TraceFacts, gone: Removal) -> str:
+    if _launches_missing(facts.profile) > facts.profile.idle.dependency_s / max(gone.seconds, 1e-12):
         return (
             "record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of category "
             "cuda_runtime and the argument 'correlation' when a trace is cut or rewritten"
@@ -221,18 +183,18 @@ def _look_outside(facts: TraceFacts, removal: Removal) -> str:
     )
 
 
-def _copies(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    moves = [row for row in profile.copies if row.kind == "copy"]
-    longest = moves[0] if moves else None
+# Copies and communication
+
+
+def _copies(facts: TraceFacts, gone: Removal) -> str:
+    longest = next((row for row in facts.profile.copies if row.kind == "copy"), None)
     speed = f" at {longest.bytes_per_s / 1e9:.1f} GB/s" if longest and longest.bytes_per_s else ""
     most = f"; most of it {label_of(longest.name)}{speed}" if longest else ""
-    return f"copies with no kernel beside them take {time_of(removal, facts.span_s)}{most}"
+    return f"copies with no kernel beside them take {facts.words(gone)['time']}{most}"
 
 
-def _prefetch(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    moves = [row for row in profile.copies if row.kind == "copy"]
+def _prefetch(facts: TraceFacts, gone: Removal) -> str:
+    moves = [row for row in facts.profile.copies if row.kind == "copy"]
     pageable = any("pageable" in row.name.lower() for row in moves)
     pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
     if moves and moves[0].is_apart:
@@ -243,19 +205,19 @@ def _prefetch(facts: TraceFacts, removal: Removal) -> str:
     return f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own"
 
 
-def _communication(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    timeline = profile.timeline
+def _communication(facts: TraceFacts, gone: Removal) -> str:
+    profile, timeline = facts.profile, facts.profile.timeline
     hidden = 1 - timeline.exposed_communication_s / max(timeline.communication_s, 1e-12)
-    often = profile.gradient_reductions
-    repeated = f"; gradients are reduced {often} times for each step of the optimizer" if often and often > 1 else ""
-    row = profile.collectives[0] if profile.collectives else None
+    often = profile.gradient_reductions or 1
+    repeated = f"; gradients are reduced {often} times for each step of the optimizer" if often > 1 else ""
     most = ""
-    if row is not None:
+    if profile.collectives:
+        row = profile.collectives[0]
         size = f" of {format_bytes(row.message_bytes)}" if row.message_bytes else ""
         speed = f" at {row.bus_bytes_per_s / 1e9:.1f} GB/s on the bus" if row.bus_bytes_per_s else ""
         most = f"; most of it {row.name}{size}{speed}"
-    return f"communication with nothing computed beside it takes {time_of(removal, facts.span_s)}; {hidden:.0%} is hidden{most}{repeated}"
+    taken = f"communication with nothing computed beside it takes {facts.words(gone)['time']}"
+    return f"{taken}; {hidden:.0%} is hidden{most}{repeated}"
 
 
 _WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
@@ -275,19 +237,18 @@ _EXCHANGES = {
     "recv": _STAGES,
     "broadcast": "DDP(broadcast_buffers=False) where the ranks need not share their buffers; else fewer, larger broadcasts",
 }
-"""For what is exchanged most, how to wait less for it; for reductions, see below."""
+"""How to wait less for what is exchanged most; reductions are in `_overlap`."""
 
 
-def _overlap(facts: TraceFacts, removal: Removal) -> str:
+def _overlap(facts: TraceFacts, gone: Removal) -> str:
     profile = facts.profile
-    first = profile.collectives[0] if profile.collectives else None
     if (profile.gradient_reductions or 0) > 1:
         return (
             "reduce gradients once for each step of the optimizer: run all but its last micro-batch inside model.no_sync() "
             "(FSDP: no_sync() or set_requires_gradient_sync(False))"
         )
-    if first is not None and first.name in _EXCHANGES:
-        return _EXCHANGES[first.name]
+    if profile.collectives and profile.collectives[0].name in _EXCHANGES:
+        return _EXCHANGES[profile.collectives[0].name]
     wide = any(row.dtype.lower() in _WIDE_TYPES for row in profile.collectives[:3])
     more = (
         "gradient accumulation under no_sync(), or bf16 gradients"
@@ -299,44 +260,27 @@ def _overlap(facts: TraceFacts, removal: Removal) -> str:
     )
 
 
-def _straggler(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    worst = profile.stragglers[0]
-    why = f"; {profile.slowest.label}: {profile.slowest.why}" if profile.slowest is not None else ""
+def _straggler(facts: TraceFacts, gone: Removal) -> str:
+    worst, slowest = facts.profile.stragglers[0], facts.profile.slowest
+    why = f"; {slowest.label}: {slowest.why}" if slowest is not None else ""
     return (
-        f"ranks wait {time_of(removal, facts.span_s)} inside collectives for the last one to arrive; {worst.label} is last in "
+        f"ranks wait {facts.words(gone)['time']} inside collectives for the last one to arrive; {worst.label} is last in "
         f"{worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it{why}"
     )
 
 
-def _look_at_rank(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
+def _look_at_rank(facts: TraceFacts, gone: Removal) -> str:
     return (
-        f"look at {profile.stragglers[0].label} by itself: more work than the others (uneven batches, sequence lengths, "
+        f"look at {facts.profile.stragglers[0].label} by itself: more work than the others (uneven batches, sequence lengths, "
         "sharding), a slower loader, or a slower or shared device"
     )
 
 
-def _part(facts: TraceFacts, removal: Removal) -> str:
-    """Say how much of the work this is: that of the device, or of the host where it is the device."""
-    profile = facts.profile
-    whole = profile.whole_work_s
-    return (
-        f"{format_seconds(removal.seconds)}, {removal.seconds / whole:.0%} of the device's work,"
-        if whole
-        else "the device's work"
-    )
+# Work that could be done in another way
 
 
-def _attention(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    kind = "kernels" if profile.has_device else "operators"
-    return f"{_part(facts, removal)} is attention that is not fused: softmax and the batched products around it ({removal.count:,} {kind})"
-
-
-def _fuse_attention(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    if any("_scaled_dot_product_attention_math" in row.name for row in profile.operators):
+def _fuse_attention(facts: TraceFacts, gone: Removal) -> str:
+    if any("_scaled_dot_product_attention_math" in row.name for row in facts.profile.operators):
         return (
             "scaled_dot_product_attention falls back to its slow form here: use fp16 or bf16, and no mask that needs a "
             "gradient, so that a fused kernel fits"
@@ -344,19 +288,17 @@ def _fuse_attention(facts: TraceFacts, removal: Removal) -> str:
     return "use torch.nn.functional.scaled_dot_product_attention: one kernel that never writes the scores to memory"
 
 
-def _keep_layout(facts: TraceFacts, removal: Removal) -> Advice:
-    profile = facts.profile
-    if any(switch.name == "channels-last" for switch in recipe_of(profile)):
+def _keep_layout(facts: TraceFacts, gone: Removal) -> Advice:
+    if any(one.name == "channels-last" for one in recipe_of(facts.profile)):
         return Advice("look in the operator table for what brings the other layout back: channels-last is on already")
     in_code = "model.to(memory_format=torch.channels_last), and the inputs too"
-    return advice(profile, "channels-last", "keep images in the layout the convolutions want", in_code)
+    return advice(facts.profile, "channels-last", "keep images in the layout the convolutions want", in_code)
 
 
-def _matrix_units(facts: TraceFacts, removal: Removal) -> Advice:
-    profile = facts.profile
-    hardware = profile.hardware
+def _matrix_units(facts: TraceFacts, gone: Removal) -> Advice:
+    profile, hardware = facts.profile, facts.profile.hardware
     check = "the numerics check tells what it costs" if profile.capture is not None else "compare the outputs"
-    if any(switch.name == "tf32" for switch in recipe_of(profile)):
+    if any(one.name == "tf32" for one in recipe_of(profile)):
         return advice(profile, "amp", f"tf32 is on, and these kernels do not use it; {check}", "torch.autocast")
     if hardware.has_tf32:
         in_code = "torch.backends.fp32_precision = 'tf32' (or torch.set_float32_matmul_precision('high')), or autocast for more"
@@ -373,71 +315,40 @@ def _matrix_units(facts: TraceFacts, removal: Removal) -> Advice:
     return advice(profile, "amp", f"{why}; {check}", in_code)
 
 
-def _fold_norms(facts: TraceFacts, removal: Removal) -> Advice:
+def _fuse(facts: TraceFacts, gone: Removal) -> Advice:
+    if does(facts.profile).compiles:
+        return Advice(f"{GRAPH_BREAKS}; the optimizer can be fused or compiled too")
+    why = "fuse them, so that each value is read and written once"
+    return advice(facts.profile, "compile", why, "torch.compile(model)")
+
+
+def _slow_kernel(facts: TraceFacts, gone: Removal) -> str:
+    row = next(row for row in facts.profile.limits if row.label == gone.what)
+    tflops = f"{row.flops_per_s / 1e12:.1f} TFLOP/s in {row.number_format}"
+    reached = tflops if row.limited_by == "compute" else f"{row.bytes_per_s / 1e9:,.3g} GB/s"
+    share = format_share(row.efficiency)
+    return f"{gone.what} takes {format_seconds(row.device_s)} in {row.calls:,} calls at {share} of what {row.limit_of} allows ({reached})"
+
+
+def _another_kernel(facts: TraceFacts, gone: Removal) -> Advice:
     profile = facts.profile
-    in_code = "torch.fx.experimental.optimization.fuse(model.eval()), or torch.compile with inductor's freezing"
-    return advice(profile, "fold-bn", "a scale and a shift that the convolutions before can do themselves", in_code)
-
-
-def _elementwise(facts: TraceFacts, removal: Removal) -> str:
-    kind = "kernels" if facts.profile.has_device else "operators"
-    return f"{_part(facts, removal)} is elementwise {kind} bound by memory ({removal.what})"
-
-
-def _fuse(facts: TraceFacts, removal: Removal) -> Advice:
-    profile = facts.profile
-    if does(profile).compiles:
-        return Advice(
-            "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where; the optimizer "
-            "can be fused or compiled too"
-        )
-    return advice(profile, "compile", "fuse them, so that each value is read and written once", "torch.compile(model)")
-
-
-def _cold(facts: TraceFacts, removal: Removal) -> str:
-    steps = f"{removal.count} steps" if removal.count > 1 else "step"
-    return (
-        f"the kernels of the first {steps} take {format_seconds(removal.seconds)} longer than those of the same operators "
-        f"later, most of it {removal.what}: caches or clocks were cold, or algorithms were compared (cudnn.benchmark)"
-    )
-
-
-def _slow_kernel(facts: TraceFacts, removal: Removal) -> str:
-    profile = facts.profile
-    row = next(row for row in profile.limits if row.label == removal.what)
-    limit = (
-        f"{row.flops_per_s / 1e12:.1f} TFLOP/s in {row.number_format}"
-        if row.limited_by == "compute"
-        else f"{row.bytes_per_s / 1e9:,.3g} GB/s"
-    )
-    return (
-        f"{removal.what} takes {format_seconds(row.device_s)} in {row.calls:,} calls at {format_share(row.efficiency)} of what "
-        f"{row.limit_of} allows ({limit})"
-    )
-
-
-def _another_kernel(facts: TraceFacts, removal: Removal) -> Advice:
-    profile = facts.profile
-    row = next(row for row in profile.limits if row.label == removal.what)
+    row = next(row for row in profile.limits if row.label == gone.what)
     if row.kind == "attention":
         return Advice(
             "another kernel for it: newer flash attention or cuDNN's (torch.nn.attention.sdpa_kernel), head sizes and sequence lengths "
             "that are multiples of 64 or 128, or a larger batch: few heads do not fill the device"
         )
     if not profile.has_device and row.kind in ("convolution", "reduction"):
-        return advice(
-            profile,
-            "channels-last",
+        why, in_code = (
             "kernels for that layout are faster on many processors",
             "model.to(memory_format=torch.channels_last)",
         )
-    in_code = "torch.compile(model, mode='max-autotune')"
-    return advice(
-        profile,
-        "compile:max-autotune-no-cudagraphs",
+        return advice(profile, "channels-last", why, in_code)
+    why, in_code = (
         "kernels tuned for these shapes; or shapes that are multiples of 64",
-        in_code,
+        "torch.compile(model, mode='max-autotune')",
     )
+    return advice(profile, "compile:max-autotune-no-cudagraphs", why, in_code)
 
 
 RULES: tuple[Rule[TraceFacts], ...] = (
@@ -459,10 +370,8 @@ RULES: tuple[Rule[TraceFacts], ...] = (
             on_device=removals.idle_for("warm-up", lambda seen: seen.warming_up, lambda host: host.warming_up),
             on_host=lambda seen: Taken(seen.warming_up.total, len(seen.warming_up)),
         ),
-        says=lambda facts, removal: (
-            f"{_idle(facts)} {time_of(removal, facts.span_s)} while the host loads code, compiles or records a graph, in "
-            f"{removal.count:,} calls that happen once: these steps are not the usual ones"
-        ),
+        says="{idle} {time} while the host loads code, compiles or records a graph, in {count} calls that happen once: these steps "
+        "are not the usual ones",
         change=_record_later,
         limit="host",
     ),
@@ -487,10 +396,7 @@ RULES: tuple[Rule[TraceFacts], ...] = (
     Rule(
         code="no-work",
         removes=unless_cleared(removals.stalls(for_work=True)),
-        says=lambda facts, removal: (
-            f"{_idle(facts)} {time_of(removal, facts.span_s)} because the program has nothing to do: it sits in "
-            f"{removal.what}, {often(removal)}"
-        ),
+        says="{idle} {time} because the program has nothing to do: it sits in {what}, {often}",
         change="nothing to fix in the model: a server needs more requests, or larger batches of them; where the program fills "
         "that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
         limit="host",
@@ -516,7 +422,7 @@ RULES: tuple[Rule[TraceFacts], ...] = (
     Rule(
         code="blocking-copy",
         removes=Selection(kind="other", on_device=removals.waits(copies=True)),
-        says=_copied,
+        says=lambda facts, gone: _waited(facts, copies=True),
         change="copy from and to pinned memory with non_blocking=True, and wait for the copy only where its data is needed; "
         "launch the next work before asking for results",
         limit="host",
@@ -562,9 +468,9 @@ RULES: tuple[Rule[TraceFacts], ...] = (
         removes=Selection(
             kind="work",
             on_device=lambda seen: rows_of(seen, unfused_attention(seen.links)),
-            on_host=operators(lambda seen: seen.attention, OnHost.python_beside),
+            on_host=operators(lambda seen: seen.attention),
         ),
-        says=_attention,
+        says="{part} is attention that is not fused: softmax and the batched products around it ({count} {pieces})",
         change=_fuse_attention,
         least_share=0.05,
     ),
@@ -573,20 +479,15 @@ RULES: tuple[Rule[TraceFacts], ...] = (
         removes=Selection(
             kind="work",
             on_device=lambda seen: rows_of(seen, recomputed(seen.links)),
-            on_host=operators(lambda seen: seen.again, OnHost.around, again=True),
+            on_host=removals.again,
         ),
-        says=lambda facts, removal: (
-            f"{_part(facts, removal)} is the forward pass done again during the backward ({removal.what}): "
-            "activation checkpointing"
-        ),
+        says="{part} is the forward pass done again during the backward ({what}): activation checkpointing",
         change="checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)",
     ),
     Rule(
         code="layout-conversions",
-        removes=removals.of_names("work", lambda name: name.converts_layout),
-        says=lambda facts, removal: (
-            f"{_part(facts, removal)} only turns one memory layout into the other ({removal.what})"
-        ),
+        removes=removals.of_names(lambda name: name.converts_layout),
+        says="{part} only turns one memory layout into the other ({what})",
         change=_keep_layout,
         least_share=0.03,
     ),
@@ -602,67 +503,69 @@ RULES: tuple[Rule[TraceFacts], ...] = (
                 named=lambda name: name.is_strict_fp32,
             ),
         ),
-        says=lambda facts, removal: (
-            f"{_part(facts, removal)} is matrix products and convolutions in full fp32 ({removal.what})"
-        ),
+        says="{part} is matrix products and convolutions in full fp32 ({what})",
         change=_matrix_units,
         least_share=0.1,
     ),
     Rule(
         code="batch-norm-eval",
-        removes=only_if(lambda profile: not does(profile).folds_norms, removals.FIXED_NORM),
-        says=lambda facts, removal: f"{_part(facts, removal)} is batch-norm with fixed statistics ({removal.what})",
-        change=_fold_norms,
+        removes=only_if(
+            lambda profile: not does(profile).folds_norms and not removals.trains_norms(profile),
+            removals.of_names(lambda name: name.is_fixed_norm),
+        ),
+        says="{part} is batch-norm with fixed statistics ({what})",
+        change=switch(
+            "fold-bn",
+            "a scale and a shift that the convolutions before can do themselves",
+            "torch.fx.experimental.optimization.fuse(model.eval()), or torch.compile with inductor's freezing",
+        ),
         least_share=0.03,
     ),
     Rule(
         code="elementwise",
         removes=only_if(
-            lambda profile: not (does(profile).compiles and captured_by_us(profile)),
+            lambda profile: profile.capture is None or not does(profile).compiles,
             Selection(
                 kind="fused",
                 on_device=removals.unfused,
-                on_host=operators(removals.written_out, OnHost.python_beside),
+                on_host=operators(removals.written_out),
                 named=lambda name: name.is_unfused,
             ),
         ),
-        says=_elementwise,
+        says="{part} is elementwise {pieces} bound by memory ({what})",
         change=_fuse,
         least_share=0.2,
     ),
     Rule(
         code="copies",
         removes=Selection(kind="work", on_host=operators(removals.copying)),
-        says=lambda facts, removal: (
-            f"{_part(facts, removal)} only copies values from one place to another ({removal.what}, "
-            f"{removal.count:,} calls)"
-        ),
+        says="{part} only copies values from one place to another ({what}, {count} calls)",
         change="copy less: views instead of .contiguous() and .clone(), preallocated outputs (out=), one dtype and layout "
         "throughout",
         least_share=0.1,
         limit="memory",
     ),
-    Rule(code="cold-start", removes=Selection(kind="other", on_device=removals.cold), says=_cold, change=_record_later),
+    Rule(
+        code="cold-start",
+        removes=Selection(kind="other", on_device=removals.cold),
+        says="the kernels of the first steps ({count}) take {seconds} longer than those of the same operators later, most of it "
+        "{what}: caches or clocks were cold, or algorithms were compared (cudnn.benchmark)",
+        change=_record_later,
+    ),
     Rule(code="slow-kernel", removes=removals.beyond_need, says=_slow_kernel, change=_another_kernel, least_share=0.05),
 )
 
 
 def diagnose(facts: TraceFacts) -> list[Finding]:
     """Whatever costs a noticeable share of the time, what would save the most first."""
-    if facts.profile.missing:
-        return []
-    return findings_of((*RULES, *DECODING), facts)
+    return [] if facts.profile.missing else findings_of((*RULES, *DECODING), facts)
 
 
 LIMIT_OF = {rule.code: rule.limit for rule in (*RULES, *DECODING)}
-
-
 LIMITS = 0.1
 """Share of the time: a first finding that saves less is not what limits the steps."""
 MOSTLY = 0.5
 """Work that makes up more than half of the device's time names its limit."""
-
-
 _NOTES: dict[BoundLabel, Code] = {
     "host": "host",
     "launch": "launch",
@@ -686,30 +589,27 @@ def limit_of(profile: Profile, record: RunRecord | None, ceilings: Ceilings | No
         python = runs_python(record) if record is not None else None
         return python or by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
     share = min(profile.timeline.busy_s / profile.whole_s, 1.0) if profile.whole_s else 0.0
-    busy = note("device-busy", f"the device is busy {share:.0%} of the time: it is the limit")
-    found = by_work(record, ceilings, busy)
-    return found if found.label != "unknown" else _by_names_and_shapes(profile, share) or found
+    busy = f"the device is busy {share:.0%} of the time"
+    found = by_work(record, ceilings, note("device-busy", f"{busy}: it is the limit"))
+    return found if found.label != "unknown" else _by_names_and_shapes(profile, share, busy) or found
 
 
-def _by_names_and_shapes(profile: Profile, share: float) -> Bound | None:
-    limited = {
-        limit: sum(row.device_s for row in profile.limits if row.limited_by == limit) for limit in ("compute", "memory")
+def _by_names_and_shapes(profile: Profile, share: float, busy: str) -> Bound | None:
+    sums = {
+        kind: sum(row.device_s for row in profile.limits if row.limited_by == kind) for kind in ("compute", "memory")
     }
-    told = sum(limited.values())
-    if told and told >= MOSTLY * profile.timeline.busy_s:
-        label: BoundLabel = "compute" if limited["compute"] >= limited["memory"] else "memory"
+    known_s = sum(sums.values())
+    if known_s and known_s >= MOSTLY * profile.timeline.busy_s:
+        label: BoundLabel = "compute" if sums["compute"] >= sums["memory"] else "memory"
         units = "the matrix units" if label == "compute" else "memory bandwidth"
-        evidence = f"the device is busy {share:.0%} of the time, {limited[label] / told:.0%} of it in operators limited by {units}"
+        evidence = f"{busy}, {sums[label] / known_s:.0%} of it in operators limited by {units}"
         return Bound(label=label, evidence=note("work", evidence))
     moving = sum(row.share for row in profile.classes if row.name in MEMORY_CLASSES)
     if moving >= MOSTLY:
-        return Bound(
-            label="memory", evidence=note("memory", f"{moving:.0%} of the device's work moves data and computes little")
-        )
+        text = f"{moving:.0%} of the device's work moves data and computes little"
+        return Bound(label="memory", evidence=note("memory", text))
     if share < MOSTLY:
         return None
-    evidence = (
-        f"the device is busy {share:.0%} of the time, but whether compute or memory limits it is not known: "
-        "shapes were not recorded, or the device's peaks are not known"
-    )
+    unknown = "shapes were not recorded, or the device's peaks are not known"
+    evidence = f"{busy}, but whether compute or memory limits it is not known: {unknown}"
     return Bound(label="device", evidence=note("device-busy", evidence))

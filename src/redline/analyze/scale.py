@@ -6,14 +6,14 @@ and never called scaling: what they lose says nothing about the model or the net
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from redline.analyze.blocks import device_kind
 from redline.analyze.bound import Bound, bound
-from redline.analyze.finding import Finding, Removal, Rule, findings_of
+from redline.analyze.finding import Finding, Removal, Rule, findings_of, words_of
 from redline.analyze.ranks import LateRank, late_rank, oversubscription, own_seconds, rank_peaks
 from redline.analyze.rows import metric_of
 from redline.analyze.summary import RunSummary, summarize
@@ -84,9 +84,8 @@ class ScalePoint:
     def whole_s(self) -> float:
         return self.step_s
 
-    @property
-    def span_s(self) -> float:
-        return self.step_s
+    def words(self, gone: Removal) -> Mapping[str, str]:
+        return words_of(gone) | {metric.name: str(metric) for metric in self.row.metrics}
 
     @property
     def lost_s(self) -> float:
@@ -298,7 +297,7 @@ RULES: tuple[Rule[ScalePoint], ...] = (
 UNEXPLAINED: Rule[ScalePoint] = Rule(
     code="unexplained",
     removes=_lost,
-    says=lambda point, removal: f"efficiency {point.row['efficiency']}, and communication does not explain it",
+    says="efficiency {efficiency}, and communication does not explain it",
     change="redline profile with --ranks shows each rank; on shared machines, measure again with --effort strict",
     least_share=WORTH_SAYING,
 )

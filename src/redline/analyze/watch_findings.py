@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from redline.analyze.finding import Finding, Lanes, Removal, Rule, findings_of
+from redline.analyze.finding import Finding, Lanes, Removal, Rule, findings_of, words_of
 from redline.analyze.watch import Drift, Rates
 from redline.model.units import counted, format_bytes, format_seconds, format_share
 from redline.trace.selections import WORTH_A_LINE
@@ -50,9 +50,8 @@ class RunFacts:
     def whole_s(self) -> float:
         return sum(self.rates.run_s.values()) if self.of_run else self.rates.seconds
 
-    @property
-    def span_s(self) -> float:
-        return self.whole_s
+    def words(self, gone: Removal) -> Mapping[str, str]:
+        return words_of(gone) | {"share": format_share(gone.seconds / self.whole_s), "steps": str(self.rates.steps)}
 
     def seconds(self, *phases: str) -> float:
         """Of the steps, or of the whole run; by the device's clock where there is one."""
@@ -74,9 +73,6 @@ class RunFacts:
         """The steps without the host's waits for the device, which still has to do what it did meanwhile."""
         lanes = Lanes(step_s=self.whole_s, host_s=self.whole_s, device_s=seconds)
         return lanes.without(host_s=seconds, count=count, what=what)
-
-    def share(self, removal: Removal) -> str:
-        return format_share(removal.seconds / self.whole_s)
 
     @property
     def on_gpu(self) -> bool:
@@ -254,7 +250,7 @@ def _is_interpreted(facts: RunFacts) -> bool:
 def _wait(facts: RunFacts, removal: Removal) -> str:
     workers = (facts.loader or {}).get("num_workers") or 0
     source = "" if facts.loader is None else f" ({counted(workers, 'loader worker')})"
-    return f"{facts.share(removal)} of the time the training waits for its next batch{source}"
+    return f"{facts.words(removal)['share']} of the time the training waits for its next batch{source}"
 
 
 def _load(facts: RunFacts, removal: Removal) -> str:
@@ -280,11 +276,7 @@ def _read(facts: RunFacts, removal: Removal) -> str:
         if removal.saves_s >= WORTH_A_LINE * facts.whole_s
         else "the GPU is the limit meanwhile, so this costs little now; it will when the GPU's work becomes shorter"
     )
-    return f"the host waits for the GPU {removal.count}× per step, {facts.share(removal)} of its time, at {removal.what}; {effect}"
-
-
-def _passes(what: str) -> Callable[[RunFacts, Removal], str]:
-    return lambda facts, removal: f"forward and backward pass, {facts.share(removal)} of the time, {what}"
+    return f"the host waits for the GPU {removal.count}× per step, {facts.words(removal)['share']} of its time, at {removal.what}; {effect}"
 
 
 def _precision(facts: RunFacts, removal: Removal) -> str:
@@ -294,32 +286,26 @@ def _precision(facts: RunFacts, removal: Removal) -> str:
 
 
 MODEL = phases("forward", "backward")
+PASSES = "forward and backward pass, {share} of the time,"
 STEP_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(code="data-wait", removes=phases("data"), says=_wait, change=_load, least_share=0.05),
     Rule(
         code="worker-restarts",
         removes=_restarts,
-        says=lambda facts, removal: (
-            f"the loader's workers are restarted {removal.count} times, until the first batch and at their end "
-            f"{format_seconds(removal.seconds / max(removal.count, 1))} each: {facts.share(removal)} of the time"
-        ),
+        says="the loader's workers are restarted {count} times, until the first batch and at their end {mean} each: {share} of the time",
         change="DataLoader(..., persistent_workers=True)",
     ),
     Rule(
         code="pageable-copies",
         removes=_pageable,
-        says=lambda facts, removal: (
-            f"batches are copied to the GPU from pageable memory, which takes {facts.share(removal)} of the time"
-        ),
+        says="batches are copied to the GPU from pageable memory, which takes {share} of the time",
         change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
     ),
     Rule(
         code="blocking-copies",
         removes=_blocking,
-        says=lambda facts, removal: (
-            f"the host waits for each copy to the GPU although the batches are pinned: {facts.share(removal)} of its time; it "
-            "then cannot issue the next work ahead"
-        ),
+        says="the host waits for each copy to the GPU although the batches are pinned: {share} of its time; it then cannot issue the "
+        "next work ahead",
         change="batch.to(device, non_blocking=True)",
     ),
     Rule(
@@ -332,37 +318,29 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(
         code="zero-grad-fills",
         removes=_kept_gradients,
-        says=lambda facts, removal: (
-            f"zero_grad(set_to_none=False) writes zeros over every gradient: {facts.share(removal)} of the time"
-        ),
+        says="zero_grad(set_to_none=False) writes zeros over every gradient: {share} of the time",
         change="optimizer.zero_grad(), whose default set_to_none=True frees them instead",
         least_share=0.01,
     ),
     Rule(
         code="unfused-optimizer",
         removes=_unfused,
-        says=lambda facts, removal: (
-            f"{removal.what} takes {facts.share(removal)} of the time and updates its {removal.count} tensors in several passes"
-        ),
+        says="{what} takes {share} of the time and updates its {count} tensors in several passes",
         change=lambda facts, removal: f"torch.optim.{removal.what.partition(' ')[0]}(..., fused=True)",
         least_share=0.05,
     ),
     Rule(
         code="oversubscribed-threads",
         removes=_threads,
-        says=lambda facts, removal: (
-            f"{removal.count} threads compute on {removal.what} and wait for each other: forward and backward pass and optimizer "
-            f"take {facts.share(removal)} of the time"
-        ),
+        says="{count} threads compute on {what} and wait for each other: forward and backward pass and optimizer take {share} of the "
+        "time",
         change=lambda facts, removal: f"torch.set_num_threads({removal.what.partition(' ')[0]}), or OMP_NUM_THREADS",
     ),
     Rule(
         code="tiny-operators",
         removes=_calls,
-        says=lambda facts, removal: (
-            f"a step calls {removal.count:,} operators that take {removal.what} each, many times with the same weights: a loop in "
-            f"Python. Forward and backward pass take {facts.share(removal)} of the time"
-        ),
+        says="a step calls {count} operators that take {what} each, many times with the same weights: a loop in Python. Forward and "
+        "backward pass take {share} of the time",
         change="compute more with each call: one layer for a whole sequence (torch.nn.GRU, not a cell in a Python loop), a larger "
         "batch, or torch.compile(model)",
         least_share=0.3,
@@ -380,18 +358,14 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(
         code="acting",
         removes=phases("acting"),
-        says=lambda facts, removal: (
-            f"acting in the environment, without gradients, takes {facts.share(removal)} of the time"
-        ),
+        says="acting in the environment, without gradients, takes {share} of the time",
         change="step many environments at once, so that the model decides for all of them in one call, or in processes of their own",
         least_share=0.2,
     ),
     Rule(
         code="other-work",
         removes=lambda facts: facts.without(max(facts.seconds("other") - sum(facts.ends_s), 0.0)),
-        says=lambda facts, removal: (
-            f"{facts.share(removal)} of the time is neither data nor model nor optimizer, such as logging or metrics"
-        ),
+        says="{share} of the time is neither data nor model nor optimizer, such as logging or metrics",
         change="look at what the loop does between its steps; log less often, or in a thread",
         least_share=0.15,
     ),
@@ -404,9 +378,7 @@ SYMPTOMS: tuple[Rule[RunFacts], ...] = (
             lambda facts: facts.rates.outliers >= 2,
             lambda facts: facts.without((facts.rates.outlier_share or 0.0) * facts.whole_s, facts.rates.outliers),
         ),
-        says=lambda facts, removal: (
-            f"{removal.count} of {facts.rates.steps} steps take more than twice the median and cost {facts.share(removal)} of the time"
-        ),
+        says="{count} of {steps} steps take more than twice the median and cost {share} of the time",
         change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
         least_share=0.05,
     ),
@@ -427,7 +399,7 @@ MODEL_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(
         code="autocast-off",
         removes=only_if(lambda facts: facts.capability >= TENSOR_CORES and facts.computes_in_fp32, MODEL),
-        says=_passes("compute in fp32"),
+        says=f"{PASSES} compute in fp32",
         change=_precision,
         least_share=0.3,
     ),
@@ -436,21 +408,21 @@ MODEL_RULES: tuple[Rule[RunFacts], ...] = (
         removes=only_if(
             lambda facts: facts.capability >= AMPERE and facts.computes_in_fp32 and _is_strict(facts), MODEL
         ),
-        says=_passes("compute in strict fp32, without TF32"),
+        says=f"{PASSES} compute in strict fp32, without TF32",
         change='torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 = True',
         least_share=0.3,
     ),
     Rule(
         code="channels-first",
         removes=only_if(_is_first_layout, MODEL),
-        says=_passes("run convolutions in the channels-first layout"),
+        says=f"{PASSES} run convolutions in the channels-first layout",
         change="model.to(memory_format=torch.channels_last) and the same for its inputs",
         least_share=0.3,
     ),
     Rule(
         code="not-compiled",
         removes=only_if(lambda facts: facts.on_gpu and _is_interpreted(facts), MODEL),
-        says=_passes("run operator by operator"),
+        says=f"{PASSES} run operator by operator",
         change="model = torch.compile(model)",
         least_share=0.3,
     ),
@@ -460,14 +432,14 @@ RUN_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(
         code="validation",
         removes=phases("validation"),
-        says=lambda facts, removal: f"validation takes {facts.share(removal)} of the run",
+        says="validation takes {share} of the run",
         change="validate every N steps, or on fewer batches",
         least_share=0.2,
     ),
     Rule(
         code="saving",
         removes=phases("saving"),
-        says=lambda facts, removal: f"saving checkpoints takes {facts.share(removal)} of the run",
+        says="saving checkpoints takes {share} of the run",
         change="save less often, save only what is needed to go on, or in a thread (torch.distributed.checkpoint.async_save)",
         least_share=0.05,
     ),

@@ -43,6 +43,8 @@ class Without:
     """For each row of the trace's device work, whether the short gap before it goes."""
     delays: bool = False
     """Whether work that left the device idle for no known reason starts in time."""
+    is_awaited: bool = True
+    """Whether other ranks wait in collectives until this one arrives."""
 
 
 NOTHING = Without()
@@ -418,7 +420,7 @@ class Replay:
         own = self._offsets[node.device]
         latest, lasts = _NEVER, 0
         for other, transfer in self._transfers[node.meeting]:
-            if other in arrived:
+            if other in arrived and scenes[self._nodes[other].device].without.is_awaited:
                 latest = max(latest, arrived[other] - self._offsets[self._nodes[other].device])
             if other == number:
                 lasts = transfer
@@ -430,7 +432,7 @@ class _Scene:
     """One device with something taken out."""
 
     def __init__(self, run: DeviceRun, columns: _Columns, low: Ints, without: Without, meets: list[int]) -> None:
-        self._run, self._without = run, without
+        self._run, self.without = run, without
         none = np.zeros(len(columns.row), np.int64)
         self.cut = np.minimum(without.work[columns.row], columns.length) if without.work is not None else none
         length = columns.length - self.cut
