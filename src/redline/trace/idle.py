@@ -194,25 +194,12 @@ def _named(view: HostView) -> list[tuple[Cause, HostRanges]]:
 
 def _waits_for_event(view: HostView, call: Ints) -> Mask:
     """Whether the thread made a stream wait for an event since its last launch."""
-    calls = view.trace.calls
-    events = np.flatnonzero(matching(view.trace, calls, _WAIT_EVENT))
-    launches = view.launching
-    found = np.zeros(len(call), np.bool_)
-    for thread in distinct(calls.thread[events]).tolist():
-        mine = (call >= 0) & (calls.thread[call] == thread)
-        at = calls.start[call[mine]]
-        event = _last_before(calls.start[events[calls.thread[events] == thread]], at)
-        launch = _last_before(calls.start[launches[calls.thread[launches] == thread]], at)
-        found[mine] = event > launch
-    return found
-
-
-def _last_before(times: Ints, at: Ints) -> Ints:
-    if not len(times):
-        return np.full(len(at), np.iinfo(np.int64).min)
-    times = np.sort(times)
-    index = np.searchsorted(times, at, side="left") - 1
-    return np.where(index >= 0, times[np.maximum(index, 0)], np.iinfo(np.int64).min)
+    calls, events = view.trace.calls, matching(view.trace, view.trace.calls, _WAIT_EVENT)
+    order = np.concatenate((view.launching, np.flatnonzero(events)))
+    order = order[np.lexsort((calls.start[order], calls.thread[order]))]
+    found = np.zeros(len(calls) + 1, np.bool_)  # the last one stands for no call
+    found[order[1:]] = events[order[:-1]] & (calls.thread[order[1:]] == calls.thread[order[:-1]])
+    return found[call]
 
 
 _FIELDS = {"host": "host_wait_s", "data": "data_wait_s", "launch": "launch_gap_s", "warm-up": "warm_up_s"}

@@ -175,7 +175,7 @@ def recomputed_operators(links: Links) -> Mask:
 
 @dataclass(frozen=True)
 class Cold:
-    """Kernels of the first steps that took longer than the same kernels later, or that only the first steps tried."""
+    """Kernels of the first steps that took longer than those of the same operators later, or that only the first steps tried."""
 
     steps: int
     excess: Ints
@@ -187,68 +187,45 @@ class Cold:
 
 
 def cold_kernels(recorded: Recorded) -> Cold:
-    """Compared name by name, and only where a name is called equally often: one kernel serves many shapes."""
-    borders, work = step_borders(recorded), recorded.trace.work
+    """What the first steps spend on the kernels of an operator beyond what the same operator takes later.
+
+    Only operators that are called equally often are compared; kernels that no operator launched stand for themselves.
+    """
+    borders, links, work = step_borders(recorded), recorded.links, recorded.trace.work
     none = np.zeros(len(work), np.int64)
     nothing = Cold(0, none, none, none > 0)
     if borders is None or len(borders) < 4:
         return nothing  # of two steps nobody can say which is the usual one
-    count = len(borders) - 1
-    step = np.clip(np.searchsorted(borders, work.start, side="right") - 1, 0, count - 1)
-    kernels = np.flatnonzero((work.kind == Work.KERNEL) & ~recorded.links.is_class("communication"))
-    tried, trials = _trials(recorded.links, kernels, step, count)
-    kernels = kernels[~tried]
-    name, total, calls = _by_step(work.name[kernels], step[kernels], work.duration[kernels], count)
-    usual = np.median(total[:, count // 2 :], axis=1)
-    alike = calls == np.median(calls[:, count // 2 :], axis=1)[:, None]
-    excess = np.where(alike, total - usual[:, None], 0.0)
-    worked = np.bincount(step, work.duration * (work.kind == Work.KERNEL), count)
-    more = excess.sum(axis=0) + np.bincount(step, trials, count)
-    cold = 0
-    while cold < count // 2 and more[cold] > COLD_EXCESS * max(worked[cold], 1):
-        cold += 1
+    count, later = len(borders) - 1, slice((len(borders) - 1) // 2, None)
+    rows = np.flatnonzero((work.kind == Work.KERNEL) & ~links.is_class("communication"))
+    step = np.clip(np.searchsorted(borders, work.start[rows], side="right") - 1, 0, count - 1)
+    operator, name = links.operator[rows], work.name[rows].astype(np.int64)
+    known, once = operator >= 0, operator < 0
+    name[known] = len(recorded.trace.names) + recorded.trace.operators.name[operator[known]]
+    once[np.unique(operator, return_index=True)[1]] = True
+    names, place = np.unique(name, return_inverse=True)
+
+    def by_step(values: Ints | int) -> Ints:
+        """For each place in the program, the sum of its rows in each step."""
+        return summed(place * count + step, values, len(names) * count).reshape(-1, count)
+
+    total, launched, called = by_step(work.duration[rows]), by_step(1), by_step(once.astype(np.int64))
+    alike = called == np.median(called[:, later], axis=1)[:, None]
+    excess = np.where(alike, total - np.median(total[:, later], axis=1)[:, None], 0)
+    is_cold = excess.sum(axis=0) > COLD_EXCESS * np.maximum(total.sum(axis=0), 1)
+    cold = int(np.argmin(np.append(is_cold[: count // 2], False)))
     if not cold:
         return nothing
+    excess[:, cold:] = 0
+    several = (launched >= SEVERAL * np.median(launched[:, later], axis=1)[:, None]) & (excess > 0)
+    fastest = np.where((excess > 0) & ~several, total - total[:, later].min(axis=1)[:, None], excess)
 
-    def spread(more: NDArray[np.float64]) -> Ints:
-        """Over the calls of each kernel in each of the cold steps."""
-        share = np.where(total > 0, np.maximum(more, 0) / np.maximum(total, 1), 0.0)
-        share[:, cold:] = 0.0
-        found = np.zeros(len(work), np.int64)
-        found[kernels] = (share[name, step[kernels]] * work.duration[kernels]).astype(np.int64)
-        return found + np.where(step < cold, trials, 0)
+    def spread(values: NDArray[np.float64]) -> Ints:
+        """Over the rows of each place in each step."""
+        found, share = none.copy(), np.maximum(values, 0) / np.maximum(total, 1)
+        found[rows] = (share[place, step] * work.duration[rows]).astype(np.int64)
+        return found
 
-    fastest = total[:, count // 2 :].min(axis=1)
-    most = spread(np.where(alike, total - fastest[:, None], 0.0))
-    return Cold(cold, spread(excess), most, (trials > 0) & (step < cold))
-
-
-def _trials(links: Links, kernels: Ints, step: Ints, count: int) -> tuple[Mask, Ints]:
-    """Which of these kernels belong to operators that try several algorithms, as cuDNN's benchmark does; and, for each row
-    of device work, its share of the time beyond what the same operators take later."""
-    work, operators = links.trace.work, links.trace.operators
-    tried, beyond = np.zeros(len(kernels), np.bool_), np.zeros(len(work), np.int64)
-    known = np.flatnonzero(links.operator[kernels] >= 0)
-    if not len(known):
-        return tried, beyond
-    rows = kernels[known]
-    name, total, launched = _by_step(operators.name[links.operator[rows]], step[rows], work.duration[rows], count)
-    _, first = np.unique(links.operator[rows], return_index=True)
-    called = np.zeros_like(launched)
-    np.add.at(called, (name[first], step[rows[first]]), 1)
-    later = slice(count // 2, None)
-    usual, usual_called = np.median(launched[:, later], axis=1), np.median(called[:, later], axis=1)
-    several = (called == usual_called[:, None]) & (usual > 0)[:, None] & (launched >= SEVERAL * usual[:, None])
-    share = np.where(several, np.maximum(1 - np.median(total[:, later], axis=1)[:, None] / np.maximum(total, 1), 0), 0)
-    mine = share[name, step[rows]]
-    tried[known] = mine > 0
-    beyond[rows] = (mine * work.duration[rows]).astype(np.int64)
-    return tried, beyond
-
-
-def _by_step(names: Ids, step: Ints, duration: Ints, count: int) -> tuple[Ints, Ints, Ints]:
-    """For each row which name it has; for each name and step the time and the number of its rows."""
-    found, name = np.unique(names, return_inverse=True)
-    at, cells = name * count + step, len(found) * count
-    total, calls = summed(at, duration, cells), summed(at, 1, cells)
-    return name, total.reshape(-1, count), calls.reshape(-1, count)
+    tried = none > 0
+    tried[rows] = several[place, step]
+    return Cold(cold, spread(excess), spread(fastest), tried)

@@ -9,7 +9,7 @@ none of these explains is kept as a delay of its own. Played with nothing taken 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -281,10 +281,14 @@ class _Node:
     """The node before on the same stream; UNKNOWN where it is the first."""
     waits: int
     """How many of the host's waits had ended when its work was launched."""
-    others: list[tuple[int, int]] = field(default_factory=list)
-    """Nodes whose end it waits for, and how long after them it starts."""
-    meeting: int = UNKNOWN
-    """The collective of several ranks that it is."""
+    other: int
+    """The node of another stream whose end it waits for; UNKNOWN where there is none."""
+    after: int
+    """How long after that one it starts."""
+    meets: list[int] = field(default_factory=list)
+    """The nodes that are the same collective on every rank."""
+    transfer: int = 0
+    """How long the collective goes on once all ranks have arrived."""
 
 
 class _Kind(IntEnum):
@@ -305,61 +309,56 @@ class Replay:
         calls = [run.calls for run in runs]
         groups = matched(calls) if len(runs) > 1 else []
         self._offsets = clock_offsets(calls, groups) if groups else [0] * len(runs)
-        self._meetings = [
+        meetings = [
             [
                 (device, int(np.flatnonzero(self._columns[device].row == calls[device].rows[index])[0]))
                 for device, index in group.items()
             ]
             for group in groups
         ]
+        self._meets = [[entry for one in meetings for at, entry in one if at == device] for device in range(len(runs))]
         self._nodes: list[_Node] = []
         self._low: list[Ints] = []
         self._node_of: list[Ints] = []
         self._order: list[tuple[int, _Kind, int, int]] = []
         for device in range(len(runs)):
             self._cut_into_nodes(device)
-        self._transfers = self._meet()
+        for meeting in meetings:
+            self._meet([int(self._node_of[device][entry]) for device, entry in meeting])
         self._order.sort()
 
     def _cut_into_nodes(self, device: int) -> None:
         columns, waits, offset = self._columns[device], self._waits[device], self._offsets[device]
-        count = len(columns.row)
+        count, meets, has_other = len(columns.row), self._meets[device], columns.waits_for >= 0
         # What is launched after a wait is as early as the host is then.
         waited = np.searchsorted(np.array([wait.end for wait in waits], np.int64), columns.launched, side="right")
-        heads = (columns.queue == _NEVER) | (columns.waits_for >= 0)
+        heads = (columns.queue == _NEVER) | has_other
         heads[1:] |= waited[1:] != waited[:-1]
-        meets = [entry for members in self._meetings for at, entry in members if at == device]
         heads[meets] = True
-        tails = [*columns.waits_for[columns.waits_for >= 0].tolist(), *(wait.entry for wait in waits), *meets]
+        tails = [*columns.waits_for[has_other].tolist(), *(wait.entry for wait in waits), *meets]
         heads[[entry + 1 for entry in tails if 0 <= entry < count - 1]] = True
-        low = np.flatnonzero(heads)
-        first = len(self._nodes)
+        low, first = np.flatnonzero(heads), len(self._nodes)
         node_of = first + np.cumsum(heads) - 1
         for number, (begin, end) in enumerate(zip(low.tolist(), [*low[1:].tolist(), count], strict=True), start=first):
             before = UNKNOWN if columns.queue[begin] == _NEVER else number - 1
-            node = _Node(device, begin, end, before, int(waited[begin]))
-            if columns.waits_for[begin] >= 0:
-                node.others.append((int(node_of[columns.waits_for[begin]]), int(columns.after[begin])))
-            self._nodes.append(node)
+            other = int(node_of[columns.waits_for[begin]]) if has_other[begin] else UNKNOWN
+            self._nodes.append(_Node(device, begin, end, before, int(waited[begin]), other, int(columns.after[begin])))
             self._order.append((int(columns.start[begin]) - offset, _Kind.NODE, device, number))
         self._order += [(wait.end - offset, _Kind.WAIT, device, wait.index) for wait in waits]
         self._low.append(low)
         self._node_of.append(node_of)
 
-    def _meet(self) -> list[list[tuple[int, int]]]:
-        """For each collective, the nodes that are it, and how long each goes on once all ranks have arrived."""
-        found = []
-        for meeting, members in enumerate(self._meetings):
-            latest = max(int(self._columns[at].start[entry]) - self._offsets[at] for at, entry in members)
-            transfers = []
-            for at, entry in members:
-                number = int(self._node_of[at][entry])
-                self._nodes[number].meeting = meeting
-                end = int(self._columns[at].start[entry] + self._columns[at].length[entry]) - self._offsets[at]
-                transfers.append((number, end - latest))
-                self._order.append((max(end, latest), _Kind.MET, at, number))
-            found.append(transfers)
-        return found
+    def _meet(self, numbers: list[int]) -> None:
+        """Join the nodes that are one collective."""
+        starts, ends = [], []
+        for node in (self._nodes[number] for number in numbers):
+            columns, offset = self._columns[node.device], self._offsets[node.device]
+            starts.append(int(columns.start[node.low]) - offset)
+            ends.append(starts[-1] + int(columns.length[node.low]))
+        for number, end in zip(numbers, ends, strict=True):
+            node = self._nodes[number]
+            node.meets, node.transfer = numbers, end - max(starts)
+            self._order.append((max(end, *starts), _Kind.MET, node.device, number))
 
     def saved(self, without: Sequence[Without]) -> int:
         """Nanoseconds by which the steps end earlier, summed over the devices. One `Without` for each run."""
@@ -373,10 +372,7 @@ class Replay:
     def played(self, without: Sequence[Without]) -> list[int]:
         """When the steps of each device end."""
         scenes = [
-            _Scene(run, columns, low, own, [entry for one in self._meetings for at, entry in one if at == device])
-            for device, (run, columns, low, own) in enumerate(
-                zip(self._runs, self._columns, self._low, without, strict=True)
-            )
+            _Scene(*given) for given in zip(self._runs, self._columns, self._low, without, self._meets, strict=True)
         ]
         sums = [stretch for scene in scenes for stretch in scene.stretches]
         ends = [_NEVER] * len(self._nodes)
@@ -391,41 +387,27 @@ class Replay:
                 continue
             node = self._nodes[number]
             if kind == _Kind.MET:
-                ends[number] = self._met(node, number, scene, scenes, arrived)
+                latest = [
+                    arrived[one] - self._offsets[self._nodes[one].device]
+                    for one in node.meets
+                    if one in arrived and scenes[self._nodes[one].device].without.is_awaited
+                ]
+                cut = min(int(scene.cut[node.low]), max(node.transfer, 0))
+                met = max(latest, default=_NEVER) + node.transfer - cut + self._offsets[device]
+                ends[number] = max(met, arrived[number])
                 continue
-            whole, latest, queue = sums[number]
-            end = latest - shifts[device][min(node.waits, len(shifts[device]) - 1)]
+            whole, end, queue = sums[number]
+            end -= shifts[device][min(node.waits, len(shifts[device]) - 1)]
             end = max(end, (ends[node.before] if node.before >= 0 else self._runs[device].bounds[0]) + whole)
-            for other, after in node.others:
+            if node.other >= 0:
                 # Work that is gone needs no pause around it.
-                gone = scene.gone[node.low] or scene.gone[self._nodes[other].high - 1]
-                end = max(end, ends[other] + (0 if gone else after) + whole - queue)
-            ends[number] = end
-            arrived[number] = end
+                gone = scene.gone[node.low] or scene.gone[self._nodes[node.other].high - 1]
+                end = max(end, ends[node.other] + (0 if gone else node.after) + whole - queue)
+            ends[number] = arrived[number] = end
         return [
-            scene.over(max(ends[int(low)] for low in self._last_nodes(device)), shifts[device][-1])
-            for device, scene in enumerate(scenes)
+            scene.over(max(ends[int(own[0]) : int(own[-1]) + 1]), shift[-1])
+            for scene, own, shift in zip(scenes, self._node_of, shifts, strict=True)
         ]
-
-    def _last_nodes(self, device: int) -> Ints:
-        """The last node of each stream."""
-        node_of, columns = self._node_of[device], self._columns[device]
-        begins = np.flatnonzero(columns.queue == _NEVER)
-        return node_of[np.concatenate((begins[1:] - 1, [len(columns.row) - 1]))]
-
-    def _met(
-        self, node: _Node, number: int, scene: _Scene, scenes: Sequence[_Scene], arrived: Mapping[int, int]
-    ) -> int:
-        """When a collective ends on one rank: once the last rank has arrived, and all is sent."""
-        own = self._offsets[node.device]
-        latest, lasts = _NEVER, 0
-        for other, transfer in self._transfers[node.meeting]:
-            if other in arrived and scenes[self._nodes[other].device].without.is_awaited:
-                latest = max(latest, arrived[other] - self._offsets[self._nodes[other].device])
-            if other == number:
-                lasts = transfer
-        lasts = max(lasts - int(scene.cut[node.low]), 0) if lasts > 0 else lasts
-        return max(latest + lasts + own, arrived[number])
 
 
 class _Scene:
