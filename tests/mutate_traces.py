@@ -20,7 +20,7 @@ from types import FrameType
 
 from mutations import impossible, mutated, profile_all, seeds
 
-from redline.trace.source import TraceFile
+from redline.trace.events import TraceFile
 
 LONGEST_S = 5
 """Of processor time: a busy machine is not the trace's fault."""

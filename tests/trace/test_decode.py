@@ -11,11 +11,11 @@ import pytest
 from kineto import ADD, GEMM, TraceMaker, training_trace
 
 from redline.model.errors import TraceError
-from redline.trace import source
+from redline.trace import events
 from redline.trace.decode import read_trace, read_traces
+from redline.trace.events import trace_files
 from redline.trace.host import HostView
 from redline.trace.links import Links
-from redline.trace.source import trace_files
 from redline.trace.timeline import device_time, device_views
 from redline.trace.window import step_marks
 
@@ -23,7 +23,7 @@ from redline.trace.window import step_marks
 @pytest.fixture(params=[1 << 20, 1500])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Once as it is, once so small that most blocks end inside an event."""
-    monkeypatch.setattr(source, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(events, "BLOCK_BYTES", request.param)
     return request.param
 
 

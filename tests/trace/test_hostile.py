@@ -19,7 +19,7 @@ from kineto import GEMM, TraceMaker
 from redline.analyze.profile import profile_of
 from redline.model.errors import TraceError
 from redline.show.profile import kernel_csv
-from redline.trace import classes, decode, source
+from redline.trace import classes, events
 from redline.trace.classes import class_of
 from redline.trace.decode import read_file, read_trace, read_traces
 from redline.trace.names import short_name
@@ -62,7 +62,7 @@ def test_a_file_cut_after_its_last_event_has_lost_nothing(tmp_path: Path, whole:
 
 
 def test_a_truncated_gzip_gives_what_is_whole(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(events, "BLOCK_BYTES", 4096)
     packed = gzip.compress(whole)
     (tmp_path / "cut.json.gz").write_bytes(packed[: len(packed) // 2])
     trace = read_trace(tmp_path / "cut.json.gz")
@@ -72,7 +72,7 @@ def test_a_truncated_gzip_gives_what_is_whole(tmp_path: Path, whole: bytes, monk
 
 
 def test_damaged_gzip_gives_what_came_before(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(events, "BLOCK_BYTES", 1024)
     packed = bytearray(gzip.compress(whole, 1))
     packed[len(packed) // 2 : len(packed) // 2 + 200] = bytes(200)
     (tmp_path / "bad.json.gz").write_bytes(packed)
@@ -109,7 +109,7 @@ def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, text: str, message
 @pytest.mark.parametrize("cut", [0.3, 0.6])
 def test_damage_within_one_block_of_gzip_costs_only_what_comes_after(tmp_path: Path, whole: bytes, cut: float) -> None:
     packed = gzip.compress(whole, mtime=0)  # its header is read as data, and must not change with the clock
-    assert len(packed) < source.BLOCK_BYTES
+    assert len(packed) < events.BLOCK_BYTES
     (tmp_path / "bad.json.gz").write_bytes(packed[: int(cut * len(packed))] + packed)
     trace = read_trace(tmp_path / "bad.json.gz")
     assert trace.lost.reasons
@@ -220,7 +220,7 @@ def test_absurdly_long_names_are_looked_at_only_so_far(name: str) -> None:
 
 
 def test_an_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "LONGEST_EVENT_BYTES", 1 << 20)
+    monkeypatch.setattr(events, "LONGEST_EVENT_BYTES", 1 << 20)
     text = '{"traceEvents": [' + GOOD + ', {"ph": "X", "name": "' + "x" * (5 << 20) + '"}]}'
     with pytest.raises(TraceError, match="no event ends within"):
         trace_of(tmp_path, text=text)
@@ -229,7 +229,7 @@ def test_an_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "LONGEST_EVENT_BYTES", 1 << 20)
+    monkeypatch.setattr(events, "LONGEST_EVENT_BYTES", 1 << 20)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [ "' + b"a" * (64 << 20), 1))
     with pytest.raises(TraceError, match="no event ends within"):
         read_trace(tmp_path / "bomb.json.gz")

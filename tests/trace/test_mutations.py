@@ -8,7 +8,7 @@ import pytest
 from kineto import GEMM, TraceMaker
 from mutations import impossible, mutated, profile_all, seeds
 
-from redline.trace import decode, source
+from redline.trace import events
 from redline.trace.decode import read_trace
 
 US = 1000
@@ -52,8 +52,7 @@ def test_damage_in_one_place_costs_the_events_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, layout: str, block_bytes: int
 ) -> None:
     """A missing quote turns strings and text around for the whole rest of the file, if one lets it."""
-    monkeypatch.setattr(source, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(decode, "DAMAGED_BYTES", 8000)
+    monkeypatch.setattr(events, "BLOCK_BYTES", block_bytes)
     maker = TraceMaker()
     for number in range(500):
         maker.kernel(GEMM, number * 100 * US, 90 * US)

@@ -1,223 +1,339 @@
-"""From the bytes of a trace file to its columns.
-
-The text is cut into pieces at what looks like the end of an event; decoding a piece checks the cut. Only where that
-fails is the text scanned exactly, so that a damaged file still gives everything that is whole in it.
-"""
+"""From typed events to columns, batch by batch: a `Trace` for each process in a file."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
+from itertools import accumulate, compress
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from redline.model.errors import TraceError
 from redline.model.note import Note, note
-from redline.trace.building import Builder
-from redline.trace.columns import DeviceInfo, Lost, Trace
+from redline.trace.columns import (
+    UNKNOWN,
+    Allocations,
+    Calls,
+    Collective,
+    DeviceInfo,
+    DeviceWork,
+    HostRanges,
+    Ids,
+    Ints,
+    Lost,
+    Marks,
+    Operators,
+    Shape,
+    Trace,
+    Work,
+)
 from redline.trace.events import (
+    NO_ARGS,
+    NO_TIME,
     UNREADABLE,
     AnyEvent,
-    NeedsExactTimes,
-    coerce,
-    exact_decoder,
-    fast_decoder,
-    mended,
-)
-from redline.trace.intervals import distinct
-from redline.trace.processes import split_by_process
-from redline.trace.source import (
+    Args,
+    Event,
+    EventReader,
     TraceFile,
-    find_any_events,
-    find_events,
-    last_boundary,
-    pieces,
     rank_in_name,
-    scan,
+    start_and_duration,
     trace_files,
 )
+from redline.trace.intervals import distinct
 
-LONGEST_EVENT_BYTES = 64 << 20
-"""Nothing that is a trace goes on so long without an event ending."""
+T = TypeVar("T")
 
-LONGEST_HEAD_BYTES = 16 << 20
-"""Nor does it have so much before its list of events."""
+
+class _Kind(NamedTuple):
+    """A table of a trace."""
+
+    field: str
+    table: type[Any]
+    arguments: dict[str, str]
+    """Columns that are arguments of the events, with the names that `Args` gives them."""
+
+
+OPERATOR = _Kind("operators", Operators, {name: name for name in ("external", "sequence", "forward_thread")})
+CALL = _Kind("calls", Calls, {name: name for name in ("correlation", "external")})
+ANNOTATION = _Kind("annotations", Marks, {})
+FRAME = _Kind("frames", HostRanges, {})
+DEVICE = _Kind("work", DeviceWork, {name: name for name in ("correlation", "bytes")})
+ALLOCATION = _Kind(
+    "allocations",
+    Allocations,
+    {"bytes": "allocated", "on_device": "device_type", "device": "device_id", "allocated": "total_allocated"},
+)
+_KINDS = (OPERATOR, CALL, ANNOTATION, FRAME, DEVICE, ALLOCATION)
+
+_CATEGORIES: dict[str, tuple[_Kind, Work | None] | None] = {
+    "cpu_op": (OPERATOR, None),
+    "user_annotation": (ANNOTATION, None),
+    "python_function": (FRAME, None),
+    "kernel": (DEVICE, Work.KERNEL),
+    "gpu_memcpy": (DEVICE, Work.COPY),
+    "gpu_memset": (DEVICE, Work.FILL),
+    "cpu_instant_event": (ALLOCATION, None),
+    # Work on accelerators of other makers.
+    "mtia_ccp_events": (DEVICE, Work.KERNEL),
+    "hpu_op": (DEVICE, Work.KERNEL),
+    # As torch 1.8 to 1.10 wrote them.
+    "operator": (OPERATOR, None),
+    "memcpy": (DEVICE, Work.COPY),
+    "memset": (DEVICE, Work.FILL),
+    "runtime": (CALL, None),
+    # These repeat what other events say: annotations drawn on the device, arrows, the profiler's own work.
+    **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "trace", "cuda_sync", "")),
+}
+_OLD_OPERATOR = "operator"
+_OLD_MARKS = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.")
+"""Annotations, which torch 1.8 to 1.10 wrote as operators."""
+_MEMORY_EVENT = "[memory]"
+
+LONG_FRAME_US = 100.0
+"""Shorter Python functions explain no wait, and there are millions of them."""
+MODULE_FRAME = "nn.Module: "
+
+WITH_VALUES = ("conv", "attention", "record_param_comms", "c10d::")
+"""The work of these operators depends on inputs that are no tensors: strides, whether a mask is causal."""
+
+APART = "their beginning and end are written apart (ph B and E), which Kineto does not do"
+
+
+class Numbering(defaultdict[T, int]):
+    """A number for each thing, in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_factory = self.__len__
+
+    def of(self, things: Iterable[T], count: int) -> Ids:
+        return np.fromiter(map(self.__getitem__, things), np.int32, count)
+
+
+class Builder:
+    """Takes batches of events; `finish` gives the tables."""
+
+    def __init__(self) -> None:
+        self.names: Numbering[str] = Numbering()
+        self.threads: Numbering[tuple[int | str, int | str]] = Numbering()
+        self.shapes: Numbering[Shape] = Numbering()
+        self.collectives: Numbering[Collective] = Numbering()
+        self.devices: Numbering[tuple[int, int | str]] = Numbering()
+        """Device number and the process the event is drawn under: the second tells fused files' devices apart."""
+        self.events = 0
+        self.rejected: Counter[str] = Counter()
+        self.unused: Counter[str] = Counter()
+        """Events with a duration in categories that no table reads."""
+        self._parts: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._shape_number = cache(
+            lambda *texts: self.shapes[Shape(*(b"".join(text.split()).decode("utf-8", "replace") for text in texts))]
+        )
+        self._has_values = cache(lambda name: any(word in name for word in WITH_VALUES))
+
+    def add(self, events: Sequence[AnyEvent]) -> None:
+        """Raises `NeedsExactTimes` before anything is taken from the batch."""
+        by_category: defaultdict[str, list[AnyEvent]] = defaultdict(list)
+        for event in events:
+            by_category[event.cat].append(event)
+        groups: list[tuple[_Kind, Work | None, list[AnyEvent]]] = []
+        unused: Counter[str] = Counter()
+        apart = 0
+        for category, group in by_category.items():
+            if category.lower() == _OLD_OPERATOR:
+                marks = [event for event in group if event.name.startswith(_OLD_MARKS)]
+                groups.append((ANNOTATION, None, _wanted(ANNOTATION, marks)))
+                group = [event for event in group if not event.name.startswith(_OLD_MARKS)]
+            known = _kind_of(category)
+            if known == "unknown":
+                # Whatever says on which device and stream it ran is work of an accelerator nobody told us about.
+                placed = [event for event in group if event.args and min(event.args.device, event.args.stream) >= 0]
+                if not placed:
+                    unused[category] += sum(event.ph == "X" for event in group)
+                    continue
+                known, group = (DEVICE, Work.KERNEL), placed
+            if known is not None:
+                groups.append((*known, _wanted(known[0], group)))
+                apart += sum(event.ph == "B" for event in group) if known[0] is not ALLOCATION else 0
+        self._keep([group for group in groups if group[2]])
+        self.rejected[APART] += apart
+        self.unused += unused
+        self.events += len(events)
+
+    def _keep(self, groups: list[tuple[_Kind, Work | None, list[AnyEvent]]]) -> None:
+        """Times are worked out for all groups at once: for each by itself, calling numpy would take most of the time."""
+        if not groups:
+            return
+        start, duration = start_and_duration([event for _, _, group in groups for event in group])
+        ends = list(accumulate(len(group) for _, _, group in groups))
+        parts = [slice(end - len(group), end) for end, (_, _, group) in zip(ends, groups, strict=True)]
+        for (kind, _, _), part in zip(groups, parts, strict=True):
+            if kind is ALLOCATION:
+                duration[part] = 0
+        good = (start != NO_TIME) & (duration >= 0)
+        self.rejected["no time, or one out of range"] += int((start == NO_TIME).sum())
+        self.rejected["a duration below zero, out of range, or none"] += int((~good & (start != NO_TIME)).sum())
+        for (kind, work, group), part in zip(groups, parts, strict=True):
+            keep = good[part]
+            kept = group if keep.all() else list(compress(group, keep.tolist()))
+            columns = {"start": start[part][keep], "duration": duration[part][keep]}
+            self._parts[kind.field].append(columns | self._columns(kind, work, kept))
+
+    def _columns(self, kind: _Kind, work: Work | None, events: list[AnyEvent]) -> dict[str, Any]:
+        count, args = len(events), [event.args or NO_ARGS for event in events]
+        columns: dict[str, Any] = {
+            name: _keys(list(map(attrgetter(argument), args))) for name, argument in kind.arguments.items()
+        }
+        if kind is ALLOCATION:
+            columns["on_device"] = (columns["on_device"] > 0).astype(np.int32)
+        else:
+            columns["name"] = self.names.of((event.name for event in events), count)
+        if kind is not DEVICE:
+            columns["thread"] = self.threads.of(((event.pid, event.tid) for event in events), count)
+        if kind in (OPERATOR, ANNOTATION):
+            columns["shape"] = self._shapes(events, args)
+        if kind in (OPERATOR, DEVICE):
+            columns["collective"] = self._collectives(args)
+        if kind is DEVICE:
+            drawn = [(arg.device, event.pid) for arg, event in zip(args, events, strict=True)]
+            number = {pair: self.devices[_device(*pair)] for pair in dict.fromkeys(drawn)}
+            streams = [arg.stream for arg in args]
+            if UNKNOWN in streams:
+                streams = [_either(stream, event.tid) for stream, event in zip(streams, events, strict=True)]
+            columns |= {"kind": np.full(count, work, np.int32), "stream": _keys(streams)}
+            columns["device"] = np.array([number[pair] for pair in drawn], np.int32)
+        return columns
+
+    def _shapes(self, events: list[AnyEvent], args: list[Args]) -> Ids:
+        number, has_values = self._shape_number, self._has_values
+        return np.array(
+            [
+                number(bytes(arg.dims), bytes(arg.types), bytes(arg.values) if has_values(event.name) else b"")
+                if arg.dims
+                else UNKNOWN
+                for event, arg in zip(events, args, strict=True)
+            ],
+            np.int32,
+        )
+
+    def _collectives(self, args: list[Args]) -> Ids:
+        if not any([arg.collective for arg in args]):  # noqa: C419 - a list is made in half the time
+            return np.full(len(args), UNKNOWN, np.int32)
+        numbers = [self.collectives[_collective(arg)] if arg.collective else UNKNOWN for arg in args]
+        return np.array(numbers, np.int32)
+
+    def finish(self) -> dict[str, Any]:
+        """The tables of a `Trace`, by field; the parts they were made from are let go on the way."""
+        self._shape_number.cache_clear()
+        tables: dict[str, Any] = {}
+        for kind in _KINDS:
+            parts = self._parts.pop(kind.field, [])
+            columns = {}
+            for column in fields(kind.table):
+                pieces = [part.pop("start" if column.name == "at" else column.name) for part in parts]
+                columns[column.name] = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+            tables[kind.field] = kind.table(**columns)
+        return tables
+
+    def device_numbers(self) -> Ids:
+        """The number of each device; where two share one, that of the process they are drawn under."""
+        shared = Counter(number for number, _ in self.devices)
+        numbers = [number if shared[number] == 1 else _either(UNKNOWN, pid, number) for number, pid in self.devices]
+        return np.array(numbers, np.int32)
+
+
+def _wanted(kind: _Kind, events: list[AnyEvent]) -> list[AnyEvent]:
+    if kind is ALLOCATION:
+        return [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
+    if kind is FRAME and events and isinstance(events[0], Event):
+        # Python functions that last long, and calls of modules. Exact times are not compared.
+        return [
+            event
+            for event in events
+            if event.ph == "X" and (event.dur >= LONG_FRAME_US or event.name.startswith(MODULE_FRAME))
+        ]
+    return [event for event in events if event.ph == "X"]
+
+
+@cache
+def _kind_of(category: str) -> Any:
+    """The table and the kind of work; None for a category that is not read, and `unknown` for one that nobody knows."""
+    lower = category.lower()
+    return (CALL, None) if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower, "unknown")
+
+
+def _collective(args: Args) -> Collective:
+    def word(raw: msgspec.Raw) -> str:
+        return bytes(raw).decode("utf-8", "replace").strip('" ')
+
+    return Collective(
+        name=word(args.collective),
+        dtype=word(args.dtype),
+        in_elements=args.in_elements,
+        out_elements=args.out_elements,
+        group_size=args.group_size,
+        group=word(args.group),
+    )
+
+
+def _keys(values: list[int]) -> Ints | Ids:
+    """Return whole numbers as a column, in half the space where they fit."""
+    column = np.array(values, np.int64)
+    small = column.astype(np.int32)
+    return small if (small == column).all() else column
+
+
+def _device(number: int, pid: int | str) -> tuple[int, int | str]:
+    # No machine has so many devices: such a number is damaged, and says nothing.
+    return _either(number if abs(number) < 2**31 else UNKNOWN, pid), pid
+
+
+def _either(value: int, label: int | str, otherwise: int = UNKNOWN) -> int:
+    """The argument where it is given, else the process or thread number that the event is drawn under."""
+    if value != UNKNOWN:
+        return value
+    return label if isinstance(label, int) and abs(label) < 2**31 else otherwise
+
+
+# Whole files
 
 MOST_DEVICES = 256
 LARGEST_SUM_NS = 2.0**62
 """Durations that add up to more would overflow the sums made of them."""
 
-DAMAGED_BYTES = 4 << 20
-"""Text that is not understood for so long is damaged: it is then cut at what looks like a border between events."""
 
-_LONGEST_FOOTER_BYTES = 16 << 20
-
-
-class EventReader:
-    """The JSON around the events is kept aside, the events go to the builder batch by batch."""
-
-    def __init__(self, path: Path, blocks: Iterable[bytes], builder: Builder) -> None:
-        self._path = path
-        self._blocks: Iterator[bytes] = iter(blocks)
-        self._builder = builder
-        self._pending = b""
-        self._before = b""
-        self._after = b""
-        self._exact = False
-        self._worth_scanning = 0
-        self.ended = False
-        """Whether the end of the list of events was seen."""
-        self.unreadable = 0
-        """Values in the list that are no events."""
-
-    @property
-    def left_over(self) -> int:
-        """Bytes of an event that the file's end cut off."""
-        return 0 if self.ended else len(self._pending.strip(b", \t\r\n"))
-
-    def read(self) -> None:
-        self._skip_to_events()
-        for block in self._blocks:
-            self._take(block)
-            if self.ended:
-                break
-        if not self.ended:
-            self._decode_scanned()
-        if not self.ended:
-            self._decode_damaged(at_end=True)
-        for block in self._blocks:
-            if len(self._after) < _LONGEST_FOOTER_BYTES:
-                self._after += block
-
-    def header(self) -> dict[str, msgspec.Raw]:
-        """What stands around the list of events. A damaged header says nothing, and nothing depends on it."""
-        if not self._before.strip().startswith(b"{"):
-            return {}
-        for rest in (self._after, b"}"):
-            try:
-                text = mended(self._before + b"]" + rest)
-                return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            except UNREADABLE:
-                continue
-        return {}
-
-    def _skip_to_events(self) -> None:
-        text = b""
-        worth_looking = 0
-        for block in self._blocks:
-            text += block
-            if len(text) < worth_looking:
-                continue
-            if self._begin(text, find_events(text)):
-                return
-            if len(text) > LONGEST_HEAD_BYTES:
-                break
-            # Looking again after every block would take time with the square of the head's length.
-            worth_looking = 2 * len(text)
-        if not self._begin(text, find_events(text) or find_any_events(text)):
-            raise TraceError(f"{self._path} is not a Chrome or Kineto trace: {_what_it_is(text)}")
-
-    def _begin(self, text: bytes, begin: int | None) -> bool:
-        if begin is not None:
-            self._before, self._pending = text[:begin], text[begin:]
-        return begin is not None
-
-    def _take(self, block: bytes) -> None:
-        cut = last_boundary(block)
-        # The one place where text is copied: the rest of the block before, and this block up to its last event.
-        if cut is not None and self._decode_whole(b"".join((b"[", self._pending, memoryview(block)[:cut], b"]"))):
-            self._pending = block[cut + 1 :]
-            return
-        self._pending += block
-        if len(self._pending) >= self._worth_scanning:
-            self._decode_scanned()
-            # Looking again at every block at an event that goes on and on would take time with its square.
-            self._worth_scanning = 2 * len(self._pending)
-        if len(self._pending) > DAMAGED_BYTES:
-            self._decode_damaged()
-        if len(self._pending) > LONGEST_EVENT_BYTES:
-            raise TraceError(f"{self._path}: no event ends within {LONGEST_EVENT_BYTES >> 20} MiB; this is not a trace")
-
-    def _decode_whole(self, piece: bytes) -> bool:
-        """False when the piece is not a list of events of the right types, wherever the fault lies."""
-        if self._decoded(piece):
-            return True
-        repaired = mended(piece)
-        return repaired != piece and self._decoded(repaired)
-
-    def _decoded(self, piece: bytes) -> bool:
-        try:
-            if not self._exact:
-                try:
-                    self._builder.add(fast_decoder.decode(piece))
-                    return True
-                except NeedsExactTimes:
-                    self._exact = True
-            self._builder.add(exact_decoder.decode(piece))
-            return True
-        except UNREADABLE:
-            return False
-
-    def _decode_scanned(self) -> None:
-        """Find each event's end exactly, and lose no more than those that cannot be understood."""
-        found = scan(self._pending)
-        whole = b"".join((b"[", self._pending[: found.consumed], b"]"))
-        if found.strays or not self._decode_whole(whole):
-            self._decode_one_by_one([self._pending[start:end] for start, end in found.spans])
-            self.unreadable += found.strays
-        if found.end is not None:
-            self.ended = True
-            self._after = self._pending[found.end + 1 :]
-            self._pending = b""
-        else:
-            self._pending = self._pending[found.consumed :]
-
-    def _decode_damaged(self, *, at_end: bool = False) -> None:
-        """Take what is whole between borders; the last piece may go on in the next block."""
-        found = list(pieces(self._pending))
-        if len(found) < 2 and not at_end:
-            return
-        bodies = [self._pending[begin:end] for begin, end in found]
-        last = bodies.pop()
-        if len(found) > 1:
-            self._decode_one_by_one(bodies)
-            self._pending = last
-        if at_end and len(found) > 1:
-            self._decode_scanned()
-
-    def _decode_one_by_one(self, bodies: Iterable[bytes]) -> None:
-        events: list[AnyEvent] = []
-        for body in bodies:
-            event = coerce(body)
-            if event is None:
-                self.unreadable += 1
-            else:
-                events.append(event)
-        self._builder.add(events)
-
-
-def read_file(path: Path, *, all_frames: bool = False, pipes: bool = True) -> list[Trace]:
-    """A trace for each process in the file. `all_frames`: keep every Python function, not only the long ones."""
-    file = TraceFile(path, pipes=pipes)
-    builder = Builder(all_frames=all_frames)
-    reader = EventReader(path, file.blocks(), builder)
+def read_file(path: Path) -> list[Trace]:
+    """A trace for each process in the file."""
+    file, builder = TraceFile(path), Builder()
+    reader = EventReader(file, path, builder.add)
     reader.read()
     lost = _lost(file, reader, builder)
+    why = f" ({'; '.join(lost.reasons)})" if lost.reasons else ""
     if not builder.events:
-        raise TraceError(f"{path} holds no whole event" + _because(lost))
+        raise TraceError(f"{path} holds no whole event{why}")
     tables = builder.finish()
-    _check(path, builder, tables, lost)
+    devices = len(distinct(tables["work"].device))
+    if devices > MOST_DEVICES:
+        raise TraceError(f"{path} names {devices:,} devices: this is not the trace of one process")
+    if not len(tables["operators"]) and not len(tables["work"]):
+        raise TraceError(f"{path} holds {builder.events:,} events, but neither operators nor device work{why}")
+    for name in ("operators", "calls", "annotations", "work"):
+        if tables[name].duration.sum(dtype=np.float64) > LARGEST_SUM_NS:
+            raise TraceError(f"{path}: the durations of its {name} add up to more than a century; they are damaged")
     header = reader.header()
-    distributed = _part(header, "distributedInfo", dict[str, Any], {})
+    job = _part(header, "distributedInfo", dict[str, Any], {})
     whole = Trace(
         source=str(path),
         size_bytes=file.size_bytes,
         events=builder.events,
-        rank=_count(distributed.get("rank"), rank_in_name(path)),
-        world_size=_count(distributed.get("world_size")),
+        rank=_count(job.get("rank"), rank_in_name(path)),
+        world_size=_count(job.get("world_size")),
         devices=_devices(header),
         names=list(builder.names),
         shapes=list(builder.shapes),
@@ -228,15 +344,17 @@ def read_file(path: Path, *, all_frames: bool = False, pipes: bool = True) -> li
         notes=tuple(_notes(builder)),
         **tables,
     )
-    return split_by_process(whole, builder.device_numbers())
+    return _by_process(whole, builder.device_numbers())
 
 
 def read_trace(path: Path) -> Trace:
     """The trace of a regular file that holds one process, as profilers write it."""
-    found = read_file(path, pipes=False)
-    if len(found) > 1:
-        raise TraceError(f"{path} holds {len(found)} processes")
-    return found[0]
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise TraceError(f"{path} is not a regular file")  # nobody may ever write into a pipe
+    traces = read_file(path)
+    if len(traces) > 1:
+        raise TraceError(f"{path} holds {len(traces)} processes")
+    return traces[0]
 
 
 def read_traces(paths: Sequence[Path]) -> list[Trace]:
@@ -244,85 +362,33 @@ def read_traces(paths: Sequence[Path]) -> list[Trace]:
     files, notes = trace_files(paths)
     traces: list[Trace] = []
     seen: dict[tuple[str | None, int | None, str | None, int], str] = {}
-    for path in files:
-        for trace in read_file(path):
-            key = (trace.trace_id, trace.rank, trace.process, trace.events)
-            if trace.trace_id is not None and key in seen:
-                text = f"{trace.source} is the same trace as {seen[key]} and is counted once"
-                notes.append(note("given-twice", text))
-                continue
-            seen[key] = trace.source
-            traces.append(trace)
-    if notes:
-        traces[0] = replace(traces[0], notes=(*notes, *traces[0].notes))
-    return traces
-
-
-def _check(path: Path, builder: Builder, tables: dict[str, Any], lost: Lost) -> None:
-    devices = len(distinct(tables["work"].device))
-    if devices > MOST_DEVICES:
-        raise TraceError(f"{path} names {devices:,} devices: this is not the trace of one process")
-    if not len(tables["operators"]) and not len(tables["work"]):
-        what = f"{path} holds {builder.events:,} events, but neither operators nor device work"
-        raise TraceError(what + _because(lost))
-    for name in ("operators", "calls", "annotations", "work"):
-        if tables[name].duration.sum(dtype=np.float64) > LARGEST_SUM_NS:
-            raise TraceError(f"{path}: the durations of its {name} add up to more than a century; they are damaged")
+    for trace in (trace for path in files for trace in read_file(path)):
+        key = (trace.trace_id, trace.rank, trace.process, trace.events)
+        if trace.trace_id is not None and key in seen:
+            notes.append(note("given-twice", f"{trace.source} is the same trace as {seen[key]} and is counted once"))
+            continue
+        seen[key] = trace.source
+        traces.append(trace)
+    return [replace(traces[0], notes=(*notes, *traces[0].notes)), *traces[1:]]
 
 
 def _lost(file: TraceFile, reader: EventReader, builder: Builder) -> Lost:
     reasons = []
-    truncated = not reader.ended
-    if truncated:
+    if not reader.ended:
         where = file.problem or f"the file ends early, after {file.size_bytes:,} bytes"
         inside = f", inside an event ({reader.left_over:,} bytes of it)" if reader.left_over else ""
         reasons.append(f"{where}{inside}: whatever came later is missing")
-    if reader.unreadable:
-        reasons.append(f"{reader.unreadable:,} events left out: not readable as events")
-    reasons += [f"{count:,} events left out: {why}" for why, count in builder.rejected.items() if count]
+    rejected = {"not readable as events": reader.unreadable, **builder.rejected}
+    reasons += [f"{count:,} events left out: {why}" for why, count in rejected.items() if count]
     return Lost(
-        truncated=truncated,
-        bytes=reader.left_over,
-        events=reader.unreadable + sum(builder.rejected.values()),
-        reasons=tuple(reasons),
+        truncated=not reader.ended, bytes=reader.left_over, events=sum(rejected.values()), reasons=tuple(reasons)
     )
 
 
 def _notes(builder: Builder) -> Iterator[Note]:
     if builder.unused:
-        most = sorted(builder.unused.items(), key=lambda item: -item[1])[:5]
-        listed = ", ".join(f"{count:,} of {category[:40]!r}" for category, count in most)
+        listed = ", ".join(f"{count:,} of {category[:40]!r}" for category, count in builder.unused.most_common(5))
         yield note("unknown-events", f"events of categories that Redline does not know are not counted: {listed}")
-
-
-def _because(lost: Lost) -> str:
-    return f" ({'; '.join(lost.reasons)})" if lost.reasons else ""
-
-
-_OTHER_FORMS = {
-    b"\xff\xfe": "in UTF-16 or UTF-32: save it as UTF-8",
-    b"\xfe\xff": "in UTF-16: save it as UTF-8",
-    b"{\x00": "in UTF-16: save it as UTF-8",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
-    b"\xfd7zXZ\x00": "compressed with xz: unpack it first",
-    b"BZh": "compressed with bzip2: unpack it first",
-}
-"""What files begin with that may hold a trace in another form."""
-
-
-def _what_it_is(text: bytes) -> str:
-    for magic, told in _OTHER_FORMS.items():
-        if text.startswith(magic):
-            return f"it is {told}"
-    begin = text.lstrip()[:40].decode("utf-8", "replace")
-    if not begin:
-        return "it is empty"
-    if begin.startswith("{"):
-        return "it has no list 'traceEvents'"
-    return f"it begins with {begin!r}"
-
-
-T = TypeVar("T")
 
 
 def _part(header: dict[str, msgspec.Raw], name: str, kind: type[T], otherwise: T) -> T:
@@ -336,13 +402,13 @@ def _devices(header: dict[str, msgspec.Raw]) -> tuple[DeviceInfo, ...]:
     listed = _part(header, "deviceProperties", list[dict[str, Any]], [])
     return tuple(
         DeviceInfo(
-            index=_count(one.get("id")),
-            name=one["name"] if isinstance(one.get("name"), str) else "",
-            capability=_capability(one),
-            multiprocessors=_count(one.get("numSms")),
-            memory_bytes=_count(one.get("totalGlobalMem")),
+            index=_count(device.get("id")),
+            name=device["name"] if isinstance(device.get("name"), str) else "",
+            capability=_capability(device),
+            multiprocessors=_count(device.get("numSms")),
+            memory_bytes=_count(device.get("totalGlobalMem")),
         )
-        for one in listed[:MOST_DEVICES]
+        for device in listed[:MOST_DEVICES]
     )
 
 
@@ -354,3 +420,88 @@ def _capability(device: dict[str, Any]) -> tuple[int, int] | None:
 def _count(value: Any, otherwise: int | None = None) -> int | None:
     """A number that counts something; what else stands there says nothing."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else otherwise
+
+
+# Files that hold several processes, as tools write that fuse the traces of a job
+#
+# Each process counts its launches and operators from 1, so that their numbers collide. Work on a device names the launch
+# it came from but not the process; what decides is which process has a launch of that number before the work began.
+
+MOST_PROCESSES = 1024
+FITS_AS_WELL = 0.99
+"""Ranks of one job launch the same things: processes that explain this share of the best one's work fit equally well."""
+
+
+def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:
+    """The trace itself where one process made it. `numbers`: of each device that its work names by index."""
+    processes: Numbering[int | str] = Numbering()
+    of_thread = processes.of((pid for pid, _ in trace.threads), len(trace.threads))
+    working = distinct(np.concatenate((of_thread[trace.operators.thread], of_thread[trace.calls.thread])))
+    if len(working) > MOST_PROCESSES:
+        raise TraceError(f"{trace.source} names {len(working):,} processes: this is not the trace of one job")
+    if len(working) < 2:
+        return [replace(trace, work=replace(trace.work, device=numbers[trace.work.device]))]
+    owner, names = _owners(trace, of_thread, working.tolist()), list(processes)
+    work = replace(trace.work, device=numbers[trace.work.device])
+    traces = []
+    for process in working.tolist():
+        tables: dict[str, Any] = {"work": work.only(owner == process)}
+        for kind in _KINDS:
+            if kind is not DEVICE:
+                table = getattr(trace, kind.field)
+                mine = of_thread[table.thread] == process
+                tables[kind.field] = replace(table, **{name: values[mine] for name, values in vars(table).items()})
+        traces.append(replace(trace, process=str(names[process]), **tables))
+    return traces
+
+
+class _Fit(NamedTuple):
+    """How well a process explains the work of a device. The best comes first."""
+
+    distance: int
+    """Devices and processes are numbered as they appear in the file, where those of one rank stand together."""
+    delay: float
+    """From launch to work, the median."""
+    matches: int
+    device: int
+    process: int
+
+
+def _owners(trace: Trace, of_thread: Ids, processes: list[int]) -> Ints:
+    """For each row of device work, the process that launched it."""
+    work = trace.work
+    latest, owner = np.full(len(work), np.iinfo(np.int64).min), np.full(len(work), UNKNOWN, np.int64)
+    launched = {process: _launched(trace, of_thread, process) for process in processes}
+    fits: list[_Fit] = []
+    for process, (rows, at) in launched.items():
+        is_later = at > latest[rows]
+        latest[rows[is_later]], owner[rows[is_later]] = at[is_later], process
+        for device in distinct(work.device[rows]).tolist():
+            mine = work.device[rows] == device
+            delay = float(np.median(work.start[rows[mine]] - at[mine]))
+            fits.append(_Fit(abs(device - process), delay, int(mine.sum()), device, process))
+    # A device is nearly always driven by one process; only elsewhere must the latest launch before the work decide.
+    most = {device: max(fit.matches for fit in fits if fit.device == device) for device in {fit.device for fit in fits}}
+    likely = sorted(fit for fit in fits if fit.matches >= FITS_AS_WELL * most[fit.device])
+    driver: dict[int, int] = {}
+    for fit in likely:  # each drives a device of its own, where that is possible
+        if fit.process not in driver.values():
+            driver.setdefault(fit.device, fit.process)
+    driver = {fit.device: fit.process for fit in reversed(likely)} | driver
+    usual = np.array([driver.get(device, processes[0]) for device in range(int(work.device.max(initial=0)) + 1)])
+    for process, (rows, _) in launched.items():
+        owner[rows[usual[work.device[rows]] == process]] = process
+    return np.where(owner == UNKNOWN, usual[work.device], owner)
+
+
+def _launched(trace: Trace, of_thread: Ids, process: int) -> tuple[Ints, Ints]:
+    """The rows of device work that one process may have launched, and when."""
+    work, calls = trace.work, trace.calls
+    mine = np.flatnonzero(of_thread[calls.thread] == process)
+    if not len(mine):
+        return mine, mine
+    order = mine[np.argsort(calls.correlation[mine], kind="stable")]
+    call = order[np.minimum(np.searchsorted(calls.correlation[order], work.correlation), len(order) - 1)]
+    same = (calls.correlation[call] == work.correlation) & (work.correlation > 0)
+    rows = np.flatnonzero(same & (calls.start[call] <= work.start))
+    return rows, calls.start[call[rows]]

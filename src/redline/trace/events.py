@@ -1,22 +1,138 @@
-"""One event of a Kineto trace, typed: only what some table needs is decoded, the rest is skipped.
+"""From trace files to typed events: files, folders and pipes, gunzipped where needed, then the JSON between two events' borders.
 
-Three ways to read the same thing. `Event` is the fast one: its times are floats, exact to the nanosecond while they
-stay below `EXACT_BELOW_US`. `ExactEvent` keeps times as text, for traces that count from 1970. `coerce` makes the best
-of an event whose types are wrong.
+Only what some table needs is decoded. The text is cut at what looks like the end of an event, and decoding a piece checks the
+cut. Only where that fails does Python's own JSON reader step from event to event, so that a damaged file still gives everything
+that is whole in it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, TypeAlias
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
+from redline.model.errors import TraceError
+from redline.model.note import Note, note
 from redline.trace.columns import UNKNOWN, Ints
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# Files
+
+BLOCK_BYTES = 1 << 18
+"""Small enough that a block and all that is decoded from it stay in the processor's cache."""
+
+STDIN = "-"
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31
+
+
+class TraceFile:
+    """Goes once through a file. A file that ends before its time is no exception: `problem` then says so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.problem: str | None = None
+        self.size_bytes = 0
+        """Uncompressed, so far."""
+
+    def blocks(self) -> Iterator[bytes]:
+        try:
+            is_stdin = str(self._path) == STDIN
+            with open(sys.stdin.fileno(), "rb", closefd=False) if is_stdin else self._path.open("rb") as file:
+                # Peeked at, not read and rewound: a pipe cannot be.
+                gzipped = file.peek(2)[:2] == _GZIP_MAGIC
+                for block in self._gunzipped(file) if gzipped else iter(lambda: file.read(BLOCK_BYTES), b""):
+                    self.size_bytes += len(block)
+                    yield block
+        except FileNotFoundError:
+            raise TraceError(f"no such file: {self._path}") from None
+        except OSError as error:
+            raise TraceError(f"cannot read {self._path}: {error.strerror or error}") from None
+
+    def _gunzipped(self, file: BinaryIO) -> Iterator[bytes]:
+        stream = zlib.decompressobj(_GZIP_WINDOW)
+        rest = b""
+        while compressed := rest or file.read(BLOCK_BYTES):
+            before = stream.copy()
+            try:
+                # No more than a block at a time: a few kilobytes of gzip can hold gigabytes.
+                block = stream.decompress(compressed, BLOCK_BYTES)
+            except zlib.error as error:
+                yield _up_to_the_damage(before, compressed)
+                self.problem = f"the gzip data are damaged after {self.size_bytes:,} bytes ({error})"
+                return
+            if block:
+                yield block
+            rest = stream.unconsumed_tail
+            if stream.eof:
+                rest = stream.unused_data
+                if rest[:2] != _GZIP_MAGIC:
+                    return
+                stream = zlib.decompressobj(_GZIP_WINDOW)  # several gzip files in a row are one
+        yield stream.flush()
+        self.problem = f"the gzip data end early, after {self.size_bytes:,} bytes"
+
+
+def _up_to_the_damage(stream: zlib._Decompress, compressed: bytes) -> bytes:
+    """Return what comes out of a block before the byte that cannot be read. Read at once, the block would give nothing."""
+    text = bytearray()
+    with suppress(zlib.error):
+        for byte in compressed:
+            text += stream.decompress(bytes((byte,)))
+            if len(text) >= BLOCK_BYTES:
+                break
+    return bytes(text)
+
+
+def rank_in_name(path: Path) -> int | None:
+    """Tools name the files of a job `rank3.json` or `trace_rank_3.json.gz`."""
+    match = re.search(r"rank[_-]?(\d{1,6})(?!\d)", path.name, re.IGNORECASE)
+    return int(match.group(1)) if match else None
+
+
+def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[Note]]:
+    """The trace files that paths stand for, each once, and a note on each that was named twice. A folder stands for the traces in it."""
+    files: dict[str, Path] = {}
+    notes: list[Note] = []
+    for file in (file for path in paths for file in (_in_folder(path) if path.is_dir() else [path])):
+        if files.setdefault(os.path.realpath(file), file) is not file:
+            notes.append(note("given-twice", f"{file} was given twice and is counted once"))
+    return list(files.values()), notes
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """As TensorBoard lays them out; else every file in it that looks like a trace, ranks in the order of their number."""
+    # Unlike rglob, a walk passes over folders that vanish meanwhile, and over those that may not be read.
+    paths = (Path(below, name) for below, _, names in os.walk(folder) for name in names)
+    inside = [path for path in paths if path.name.endswith((".json", ".json.gz")) and path.is_file()]
+    named = [path for path in inside if path.name.endswith((".pt.trace.json", ".pt.trace.json.gz"))]
+    traces = named or [path for path in inside if _looks_like_a_trace(path)]
+    if not traces:
+        raise TraceError(f"no trace (*.json, *.json.gz with a list 'traceEvents') in the folder {folder}")
+    ranks = {path: rank_in_name(path) for path in traces}
+    return sorted(traces, key=lambda path: (ranks[path] is None, ranks[path] or 0, path))
+
+
+def _looks_like_a_trace(path: Path) -> bool:
+    """By its first block: metadata before the list of events is short."""
+    head = next(TraceFile(path).blocks(), b"")
+    return b'"traceEvents"' in head or head.lstrip()[:1] == b"["
+
+
+# Events
 
 EXACT_BELOW_US = 2.0**43
 """Up to here neighbouring floats are less than a nanosecond apart; beyond, rounding would move events."""
@@ -60,44 +176,76 @@ class Args(msgspec.Struct, gc=False):
 
 
 NO_ARGS = Args()
-_NUMBERS = [field for field in msgspec.structs.fields(Args) if field.type is not msgspec.Raw]
 
 
-class Event(msgspec.Struct, gc=False):
+class _WithoutTimes(msgspec.Struct, gc=False):
+    """What both kinds of event have; they differ in how they hold times, in microseconds."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
     pid: int | str = UNKNOWN
     tid: int | str = UNKNOWN
+    args: Args | None = None
+
+
+class Event(_WithoutTimes, gc=False):
+    """Decoded fast: its times are floats, exact to the nanosecond below `EXACT_BELOW_US`."""
+
     ts: float = math.nan
     dur: float = -1.0
-    args: Args | None = None
 
 
-class ExactEvent(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = UNKNOWN
-    tid: int | str = UNKNOWN
-    ts: msgspec.Raw = NOTHING
-    dur: msgspec.Raw = NOTHING
-    args: Args | None = None
+class ExactEvent(_WithoutTimes, gc=False):
+    """For traces that count from 1970."""
+
+    ts: Decimal = Decimal("NaN")
+    dur: Decimal = Decimal(-1)
 
 
 AnyEvent: TypeAlias = Event | ExactEvent
 
 # Not strict: ROCm writes some numbers as text.
-fast_decoder = msgspec.json.Decoder(list[Event], strict=False)
-exact_decoder = msgspec.json.Decoder(list[ExactEvent], strict=False)
+_fast_decoder = msgspec.json.Decoder(list[Event], strict=False)
+_exact_decoder = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises when a piece of text is not a list of events of the right types."""
 
 
 class NeedsExactTimes(Exception):
-    """Times so large that floats blur them: decode this batch again, with times as text."""
+    """Times so large that floats blur them: decode this batch again, with exact times."""
 
+
+def start_and_duration(events: Sequence[AnyEvent]) -> tuple[Ints, Ints]:
+    """In whole nanoseconds; NO_TIME and UNKNOWN for times that are missing or out of range."""
+    if isinstance(events[0], ExactEvent):
+        starts = (_whole(event.ts, LARGEST_US, NO_TIME) for event in events)
+        durations = (_whole(event.dur, LONGEST_US, UNKNOWN) for event in events)
+        return np.fromiter(starts, np.int64, len(events)), np.fromiter(durations, np.int64, len(events))
+    start = np.array([event.ts for event in events], np.float64)
+    duration = np.array([event.dur for event in events], np.float64)
+    # Comparisons with NaN are false: an event without a time does not ask for exactness.
+    if (np.abs(start) >= EXACT_BELOW_US).any():
+        raise NeedsExactTimes
+    return _nanoseconds(start, LARGEST_US, NO_TIME), _nanoseconds(duration, LONGEST_US, UNKNOWN)
+
+
+def _whole(time: Any, largest_us: float, otherwise: int) -> int:
+    # `abs` would round, and overflow on 1e9999999.
+    return round(time * 1000) if time.is_finite() and time.copy_abs() <= largest_us else otherwise
+
+
+def _nanoseconds(microseconds: Any, largest_us: float, otherwise: int) -> Ints:
+    """Exact below `EXACT_BELOW_US`: the whole part is multiplied as an integer, the fraction loses nothing."""
+    usable = np.abs(microseconds) <= largest_us
+    known = np.where(usable, microseconds, 0.0)
+    whole = np.floor(known)
+    exact = whole.astype(np.int64) * 1000 + np.rint((known - whole) * 1000).astype(np.int64)
+    return np.where(usable, exact, otherwise)
+
+
+# Damaged text
 
 _ESCAPE = re.compile(
     rb"(?s)\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
@@ -116,98 +264,244 @@ def mended(text: bytes) -> bytes:
     return _CONTROL.sub(b" ", text)
 
 
-def nanoseconds_of(text: bytes, largest_us: float = LARGEST_US) -> int | None:
-    """Microseconds as a decimal number, whole and exact in nanoseconds; None where the text is no such number."""
-    whole, _, fraction = text.strip(b'"').partition(b".")
-    if whole.isdigit() and len(whole) <= 16 and len(fraction) <= 3 and (fraction.isdigit() or not fraction):
-        found = int(whole) * 1000 + int(fraction.ljust(3, b"0"))
-        return found if found <= largest_us * 1000 else None
-    try:
-        value = Decimal(text.strip(b'"').decode("ascii", "replace"))
-    except InvalidOperation:
-        return None
-    if not value.is_finite() or value.copy_abs() > largest_us:  # `abs` would round, and overflow on 1e9999999
-        return None
-    return int((value * 1000).to_integral_value())
+# It takes NaN, which some tools write, and control bytes in names.
+_PYTHONS_JSON = json.JSONDecoder(parse_float=str, parse_constant=str, strict=False)
 
 
-def start_and_duration(events: list[AnyEvent]) -> tuple[Ints, Ints]:
-    """NO_TIME and UNKNOWN for times that are missing or out of range."""
-    if isinstance(events[0], Event):
-        start = np.array([event.ts for event in events], np.float64)
-        duration = np.array([event.dur for event in events], np.float64)
-        # Comparisons with NaN are false: an event without a time does not ask for exactness.
-        if (np.abs(start) >= EXACT_BELOW_US).any():
-            raise NeedsExactTimes
-        return _nanoseconds(start, LARGEST_US, NO_TIME), _nanoseconds(duration, LONGEST_US, UNKNOWN)
-    starts = (_known(nanoseconds_of(_text(event.ts)), NO_TIME) for event in events)
-    durations = (_known(nanoseconds_of(_text(event.dur), LONGEST_US), UNKNOWN) for event in events)
-    return np.fromiter(starts, np.int64, len(events)), np.fromiter(durations, np.int64, len(events))
-
-
-def _nanoseconds(microseconds: Any, largest_us: float, otherwise: int) -> Ints:
-    """Exact below `EXACT_BELOW_US`: the whole part is multiplied as an integer, the fraction loses nothing."""
-    usable = np.abs(microseconds) <= largest_us
-    whole = np.floor(np.where(usable, microseconds, 0.0))
-    fraction = np.where(usable, microseconds, 0.0) - whole
-    found = whole.astype(np.int64) * 1000 + np.rint(fraction * 1000).astype(np.int64)
-    return np.where(usable, found, otherwise)
-
-
-def _text(time: float | msgspec.Raw) -> bytes:
-    assert isinstance(time, msgspec.Raw)
-    return bytes(time)
-
-
-def _known(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value
-
-
-def coerce(body: bytes) -> ExactEvent | None:
+def understood(body: bytes) -> ExactEvent | None:
     """What can be understood of one event that is not as it should be; None when that is nothing.
 
-    What it is, and when, must be right; of its arguments, a wrong one counts as not given. Python's own JSON reader
-    does it: slower, but it takes NaN, which some tools write.
+    What it is must be right; a wrong time or argument counts as not given.
     """
     try:
-        plain = json.loads(mended(body), parse_float=str, parse_constant=str)
+        plain = _PYTHONS_JSON.decode(mended(body).decode())
     except (ValueError, RecursionError):
         return None
-    if not isinstance(plain, dict):
+    if not isinstance(plain, dict) or not all(isinstance(plain.get(key, ""), str) for key in ("ph", "cat", "name")):
         return None
-    ph, cat, name = plain.get("ph", ""), plain.get("cat", ""), plain.get("name", "")
-    if not (isinstance(ph, str) and isinstance(cat, str) and isinstance(name, str)):
-        return None
-    return ExactEvent(
-        ph=ph,
-        cat=cat,
-        name=name,
-        pid=_label(plain.get("pid", UNKNOWN)),
-        tid=_label(plain.get("tid", UNKNOWN)),
-        ts=_raw(plain.get("ts")),
-        dur=_raw(plain.get("dur")),
-        args=_args(plain.get("args")),
-    )
+    args = plain.pop("args", None)
+    event = _filled(ExactEvent(), plain)
+    event.args = _filled(Args(), args) if isinstance(args, dict) else None
+    return event
 
 
-def _args(plain: Any) -> Args | None:
-    if not isinstance(plain, dict):
-        return None
-    args = Args()
-    for field in _NUMBERS:
-        value = plain.get(field.encode_name)
-        if value is None:
-            continue
-        try:
-            setattr(args, field.name, msgspec.convert(value, field.type, strict=False))
-        except msgspec.ValidationError:
-            continue
-    return args
+def _filled(struct: T, plain: dict[str, Any]) -> T:
+    """The struct with every value of the right type."""
+    for field in msgspec.structs.fields(type(struct)):
+        if field.encode_name in plain and field.type is not msgspec.Raw:
+            with suppress(msgspec.ValidationError):
+                setattr(struct, field.name, msgspec.convert(plain[field.encode_name], field.type, strict=False))
+    return struct
 
 
-def _label(value: Any) -> int | str:
-    return value if isinstance(value, int | str) else repr(value)
+# From text to events
+
+LONGEST_EVENT_BYTES = 64 << 20
+"""Nothing that is a trace goes on so long without an event ending."""
+
+LONGEST_HEAD_BYTES = 16 << 20
+"""No trace has so much text before its list of events."""
+
+_LONGEST_FOOTER_BYTES = 16 << 20
+_MOST_GUESSES = 64
+_BLANKS = b" \t\r\n"
+# A lone quote is a string that the buffer's end cuts off.
+_TOKEN = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]')
+_EVENTS = re.compile(rb'"traceEvents"\s*+:\s*+\[')
+_SEPARATORS = re.compile(r"[ \t\r\n,]*+")
+_NEXT_EVENT = re.compile(r',[ \t\r\n]*+(?=\{[ \t\r\n]*+")')
+_REALLY_OVER = re.compile(r'\][ \t\r\n]*+(?:\}|,[ \t\r\n]*+"|$)')
+_CUT_WORD = 8
+"""A word or an escape that the end of the text cuts off, such as `-Infinit`, begins at most so far before it."""
 
 
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(str(value).encode()) if isinstance(value, int | str) else NOTHING
+class EventReader:
+    """Goes through a file once. The JSON around the events is kept aside, the events are handed on batch by batch."""
+
+    def __init__(self, file: TraceFile, path: Path, take: Callable[[Sequence[AnyEvent]], None]) -> None:
+        """`take` may raise `NeedsExactTimes` before it takes anything of a batch."""
+        self._path = path
+        self._blocks = file.blocks()
+        self._take = take
+        self._pending = b""
+        self._before = b""
+        self._after = b""
+        self._exact = False
+        self.ended = False
+        """Whether the end of the list of events was seen."""
+        self.unreadable = 0
+        """Values in the list that are no events."""
+
+    @property
+    def left_over(self) -> int:
+        """Bytes of an event that the file's end cut off."""
+        return 0 if self.ended else len(self._pending.strip(b", \t\r\n"))
+
+    def read(self) -> None:
+        self._skip_to_events()
+        worth_stepping = 0
+        for block in self._blocks:
+            cut = _last_boundary(block)
+            # The one place where text is copied: the rest of the block before, and this block up to its last event.
+            if cut is not None and self._decoded(b"".join((b"[", self._pending, memoryview(block)[:cut], b"]"))):
+                self._pending = block[cut + 1 :]
+                continue
+            self._pending += block
+            if len(self._pending) >= worth_stepping:
+                self._step(is_last=False)
+                # Looking again at every block at an event that goes on and on would take time with its square.
+                worth_stepping = 2 * len(self._pending)
+            if self.ended:
+                break
+            if len(self._pending) > LONGEST_EVENT_BYTES:
+                raise TraceError(
+                    f"{self._path}: no event ends within {LONGEST_EVENT_BYTES >> 20} MiB; this is not a trace"
+                )
+        if not self.ended:
+            self._step(is_last=True)
+        for block in self._blocks:
+            if len(self._after) < _LONGEST_FOOTER_BYTES:
+                self._after += block
+
+    def header(self) -> dict[str, msgspec.Raw]:
+        """What stands around the list of events. A damaged header says nothing, and nothing depends on it."""
+        if self._before.strip().startswith(b"{"):
+            for rest in (self._after, b"}"):
+                with suppress(*UNREADABLE):
+                    return msgspec.json.decode(mended(self._before + b"]" + rest), type=dict[str, msgspec.Raw])
+        return {}
+
+    def _skip_to_events(self) -> None:
+        text, begin, worth_looking = b"", None, 0
+        for block in self._blocks:
+            text += block
+            if len(text) < worth_looking:
+                continue
+            begin = _begin_of_events(text)
+            if begin is not None or len(text) > LONGEST_HEAD_BYTES:
+                break
+            # Looking again after every block would take time with the square of the head's length.
+            worth_looking = 2 * len(text)
+        if begin is None:
+            begin = _begin_of_events(text)
+        if begin is None:
+            # The text before it is damaged, or the list stands deeper in the document. A key never looks like this inside
+            # a string: its quotes would be escaped there.
+            match = _EVENTS.search(text)
+            if match is None:
+                raise TraceError(f"{self._path} is not a Chrome or Kineto trace: {_what_it_is(text)}")
+            begin = match.end()
+        self._before, self._pending = text[:begin], text[begin:]
+
+    def _decoded(self, piece: bytes) -> bool:
+        """Hand on a list of events; False when the piece is no such list, wherever the fault lies."""
+        with suppress(*UNREADABLE):
+            self._hand_on(piece)
+            return True
+        with suppress(*UNREADABLE):
+            self._hand_on(mended(piece))
+            return True
+        return False
+
+    def _hand_on(self, piece: bytes) -> None:
+        if not self._exact:
+            try:
+                return self._take(_fast_decoder.decode(piece))
+            except NeedsExactTimes:
+                self._exact = True
+        return self._take(_exact_decoder.decode(piece))
+
+    def _step(self, *, is_last: bool) -> None:
+        """Go from one pending event to the next, and lose no more than those that cannot be understood.
+
+        `is_last`: nothing comes after what is pending, so that what has no end there is damaged.
+        """
+        # Whatever is no UTF-8 keeps its place: the rest is turned into the same bytes again.
+        text = self._pending.decode("utf-8", "surrogateescape")
+        bodies: list[tuple[int, int]] = []
+        damaged, position = 0, 0
+        while (position := _end_of(_SEPARATORS, text, position)) < len(text):
+            if _REALLY_OVER.match(text, position):
+                self.ended = True
+                break
+            try:
+                value, end = _PYTHONS_JSON.raw_decode(text, position)
+            except (ValueError, RecursionError) as error:
+                wrong = error.pos if isinstance(error, json.JSONDecodeError) else position + 1
+                is_cut = wrong + _CUT_WORD >= len(text) or str(error).startswith("Unterminated")
+                border = _NEXT_EVENT.search(text, _comma_before(text, position, wrong))
+                if border is None or (is_cut and not is_last):
+                    break
+                damaged, position = damaged + 1, border.end()
+                continue
+            if isinstance(value, dict):
+                bodies.append((position, end))
+            else:
+                damaged += 1
+            position = end
+        rest = text[position + self.ended :].encode("utf-8", "surrogateescape")
+        whole = text[:position].rstrip(", \t\r\n").encode("utf-8", "surrogateescape")
+        if damaged or not self._decoded(b"[" + whole + b"]"):
+            events = [understood(text[begin:end].encode("utf-8", "surrogateescape")) for begin, end in bodies]
+            self._take([event for event in events if event is not None])
+            self.unreadable += damaged + events.count(None)
+        self._pending, self._after = (b"", rest) if self.ended else (rest, b"")
+
+
+def _end_of(rule: re.Pattern[str], text: str, position: int) -> int:
+    match = rule.match(text, position)
+    return match.end() if match else position
+
+
+def _comma_before(text: str, begin: int, wrong: int) -> int:
+    """Where to look for the next event: at what is wrong, or at a comma right before it."""
+    before = text[max(begin, wrong - 64) : wrong]
+    return wrong - len(before) + max(len(before.rstrip()) - 1, 0)
+
+
+def _begin_of_events(text: bytes) -> int | None:
+    """Where the first event may begin; None when no list of events of the document itself is in the text."""
+    bare = text.lstrip(_BLANKS)
+    if bare[:1] == b"[":
+        return len(text) - len(bare) + 1
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        character = token.group()
+        if character[:1] != b'"':
+            depth += 1 if character in b"[{" else -1
+        elif depth == 1 and (match := _EVENTS.match(text, token.start())):
+            return match.end()
+    return None
+
+
+def _last_boundary(block: bytes) -> int | None:
+    """The position of a comma that seems to stand between two events, as late as possible."""
+    position = len(block)
+    for _ in range(_MOST_GUESSES):
+        position = block.rfind(b"{", 0, position)
+        if position < 0:
+            return None
+        # Between two events there is little but a comma; an event is longer than what is looked at here.
+        before = block[max(0, position - 64) : position].rstrip(_BLANKS)
+        if before.endswith(b",") and before[:-1].rstrip(_BLANKS).endswith(b"}"):
+            return block.rindex(b",", 0, position)
+    return None
+
+
+_OTHER_FORMS = {
+    b"\xff\xfe": "in UTF-16 or UTF-32: save it as UTF-8",
+    b"\xfe\xff": "in UTF-16: save it as UTF-8",
+    b"{\x00": "in UTF-16: save it as UTF-8",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
+    b"\xfd7zXZ\x00": "compressed with xz: unpack it first",
+    b"BZh": "compressed with bzip2: unpack it first",
+}
+"""What files begin with that may hold a trace in another form."""
+
+
+def _what_it_is(text: bytes) -> str:
+    form = next((form for magic, form in _OTHER_FORMS.items() if text.startswith(magic)), None)
+    begin = text.lstrip()[:40].decode("utf-8", "replace")
+    if form is not None or not begin:
+        return f"it is {form or 'empty'}"
+    return "it has no list 'traceEvents'" if begin.startswith("{") else f"it begins with {begin!r}"

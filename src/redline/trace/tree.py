@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.trace.building import MODULE_FRAME
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace
+from redline.trace.decode import MODULE_FRAME
 from redline.trace.intervals import seconds, summed
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
