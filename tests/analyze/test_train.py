@@ -10,7 +10,7 @@ from by_hand import make_block, make_prepared
 from trained import spec_of
 
 from redline.analyze.summary import summarize
-from redline.analyze.train import TrainingSummary, loader_summary, training_of, where_time_goes
+from redline.analyze.train import TrainingSummary, training_of, where_time_goes
 from redline.model.record import Epoch, Fed, RunRecord
 from redline.show.course import ended_words
 from redline.verbs.train import accuracy_remarks, loader_result, result_of
@@ -105,11 +105,9 @@ def test_waiting_that_loading_cannot_explain_is_not_for_data(loader_per_s: int, 
         Fed(part="together", samples=1000, seconds=1.0, wait_s=wait_s),
     )
     record = RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds)
-    found = loader_summary(record)
-    assert found.verdict == verdict
-    assert ("share the processor" in str(loader_result(found, record).headline)) is (
-        verdict == "not data-bound" and wait_s > 0.1
-    )
+    found = loader_result(record)
+    assert found.table("loader").rows[0]["verdict"] == verdict
+    assert ("share the processor" in str(found.headline)) is (verdict == "not data-bound" and wait_s > 0.1)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +126,10 @@ def test_workers_that_end_the_waiting_must_not_slow_the_training(faster: int, be
         Fed(part="together", samples=faster, seconds=1.0, wait_s=0.01, workers=2),
     )
     record = RunRecord(id="a", spec=spec_of(), created_at=0.0, feeds=feeds)
-    found = loader_summary(record)
-    assert (found.best_workers, found.ends_it) == (best, best == 2)
-    assert told in str(loader_result(found, record).headline)
+    found = loader_result(record)
+    (row,) = found.table("loader").rows
+    assert (row["best_workers"], row["ends_it"]) == (best, best == 2)
+    assert told in str(found.headline)
     assert to_do in found.next
 
 

@@ -19,9 +19,8 @@ from redline.bench.recipe.numerics import GreedyReference
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model
-from redline.bench.workload.decoder import WholeGenerator
+from redline.bench.workload.decoder import HfDecoder, WholeGenerator, asks_the_host, own_decoder
 from redline.bench.workload.generation import GenerateStep
-from redline.bench.workload.hf_decoder import HfDecoder, asks_the_host, own_decoder
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError, SpecError
 from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply

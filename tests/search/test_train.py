@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.train import loader_summary, training_of
+from redline.analyze.train import training_of
 from redline.launch.door import Session
+from redline.model.metrics import Row
 from redline.model.protocol import OnProgress, Reply, Request, TrainEpoch
 from redline.model.record import Block, Failure, RunRecord
 from redline.model.spec import DataSpec, RunSpec, TrainSpec, WorkloadSpec
@@ -17,6 +18,7 @@ from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.train import loader_result
 
 
 def spec_of(*, workers: int = 0, **train: Any) -> RunSpec:
@@ -153,31 +155,32 @@ class TestResuming:
         assert not list(tmp_path.iterdir())
 
 
-class TestWorkers:
-    @pytest.mark.parametrize(("load_s", "needed"), [(0.035, 4), (0.06, 6), (0.005, 0)])
-    def test_the_fewest_workers_that_end_the_waiting_are_found(self, load_s: float, needed: int) -> None:
-        """A step takes 10 ms; with w workers a batch comes every load/w, and waiting up to a tenth is not data-bound."""
-        bench = door(load_s=load_s, cores=16)
-        record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
-        found = loader_summary(record)
-        assert found.best_workers == needed
-        assert found.ends_it
-        assert found.verdict == ("data-bound" if needed else "not data-bound")
-        assert found.model_per_s == pytest.approx(128 / 0.01, rel=0.01)
-        assert found.loader_per_s == pytest.approx(128 / load_s, rel=0.01)
-        assert not record.epochs
+def found_workers(**truth: Any) -> Row:
+    record = train_spec(spec_of(), door(**truth), NoJournal(), after=After(feeds=True, epochs=False))
+    assert not record.epochs
+    (row,) = loader_result(record).table("loader").rows
+    return row
 
-    def test_where_none_suffices_the_fastest_is_told(self) -> None:
-        bench = door(load_s=0.5, cores=8)
-        record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
-        found = loader_summary(record)
-        assert (found.best_workers, found.ends_it, found.verdict) == (8, False, "data-bound")
-        assert found.data_wait_share > 0.9
+
+class TestWorkers:
+    @pytest.mark.parametrize(
+        ("load_s", "cores", "needed", "ends_it"),
+        [(0.035, 16, 4, True), (0.06, 16, 6, True), (0.005, 16, 0, True), (0.5, 8, 8, False)],
+    )
+    def test_the_fewest_workers_that_end_the_waiting_are_found_or_the_fastest(
+        self, load_s: float, cores: int, needed: int, ends_it: bool
+    ) -> None:
+        """A step takes 10 ms; with w workers a batch comes every load/w, and waiting up to a tenth is not data-bound."""
+        row = found_workers(load_s=load_s, cores=cores)
+        assert (row["best_workers"], row["ends_it"]) == (needed, ends_it)
+        assert row["verdict"] == ("data-bound" if needed else "not data-bound")
+        assert row.value("model_alone") == pytest.approx(128 / 0.01, rel=0.01)
+        assert row.value("loader") == pytest.approx(128 / load_s, rel=0.01)
+        assert (row.value("data_wait") > 0.9) is (not ends_it)
 
     def test_prefetching_is_measured_both_ways(self) -> None:
-        record = train_spec(spec_of(), door(load_s=0.01), NoJournal(), after=After(feeds=True, epochs=False))
-        found = loader_summary(record)
-        assert found.without_prefetch_per_s == pytest.approx(found.together_per_s / 2, rel=0.02)
+        row = found_workers(load_s=0.01)
+        assert row.value("without_prefetch") == pytest.approx(row.value("together") / 2, rel=0.02)
 
 
 def test_waiting_for_data_is_the_bound_of_a_training() -> None:

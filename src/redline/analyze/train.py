@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Literal
 
 from redline.analyze.advice import command_line, tuning_command
 from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
@@ -19,30 +18,6 @@ from redline.model.work import Ceilings
 
 DATA_BOUND_SHARE = DATA_WAIT_SHARE
 """A training is data-bound if it waits for batches for more than this share of its time."""
-
-LoaderVerdict = Literal["data-bound", "not data-bound"]
-
-
-class LoaderSummary(Frozen):
-    """This says whether the training or its loader waits for the other. All rates are in samples per second."""
-
-    loader_per_s: float
-    model_per_s: float
-    together_per_s: float
-    data_wait_share: float
-    """With the number of workers that was asked for, prefetching."""
-    verdict: LoaderVerdict
-    best_workers: int | None
-    """The fewest with which the training does not wait; where none suffices, the fastest. None: the loaders are the user's own, or the
-    data lie on the device."""
-    ends_it: bool
-    """True if the training is no longer data-bound with this many."""
-    workers: int
-    loading_share: float
-    """The most that loading can take of the time together: what it takes alone, with nothing beside it."""
-    without_prefetch_per_s: float | None
-    next: str = ""
-    """It says what to do about it."""
 
 
 class TrainingSummary(Frozen):
@@ -167,15 +142,22 @@ def time_to_target_s(epochs: Sequence[Epoch], target: float | None) -> float | N
     return None
 
 
+# Loader and model
+
+
 def latest_feed(record: RunRecord, part: FedPart, workers: int | None = None, prefetch: bool = True) -> Fed | None:
-    fitting = [
-        fed for fed in record.feeds if fed.part == part and fed.prefetch == prefetch and workers in (None, fed.workers)
-    ]
-    return fitting[-1] if fitting else None
+    """The last measurement of a part, with the workers that were asked for unless `workers` names others."""
+    assert record.spec.train is not None
+    # The model alone has no loader, whatever its measurement says of workers.
+    wanted = record.spec.train.data.workers if workers is None and part != "model" else workers
+    fitting = [fed for fed in record.feeds if fed.part == part and fed.prefetch == prefetch]
+    return next((fed for fed in reversed(fitting) if wanted in (None, fed.workers)), None)
 
 
-def loading_share(loader: Fed, together: Fed) -> float:
-    return min(1.0, together.per_s / loader.per_s) if loader.per_s > 0 else 1.0
+def loading_share(record: RunRecord) -> float:
+    """The most that loading can take of the time together: what it takes alone, with nothing beside it."""
+    loader, together = latest_feed(record, "loader"), latest_feed(record, "together")
+    return min(1.0, together.per_s / loader.per_s) if loader and together and loader.per_s > 0 else 1.0
 
 
 def is_data_bound(record: RunRecord) -> bool:
@@ -184,44 +166,25 @@ def is_data_bound(record: RunRecord) -> bool:
     On a CPU, loader and model share the processor: waiting that loading is too quick to explain is the hand-over between
     threads, which no number of workers ends.
     """
-    assert record.spec.train is not None
-    own = record.spec.train.data.workers
-    loader, together = latest_feed(record, "loader", own), latest_feed(record, "together", own)
-    if loader is None or together is None or together.wait_share <= DATA_BOUND_SHARE:
+    together = latest_feed(record, "together")
+    if together is None or together.wait_share <= DATA_BOUND_SHARE:
         return False
-    return device_of(record) != "cpu" or loading_share(loader, together) > DATA_BOUND_SHARE
+    return device_of(record) != "cpu" or loading_share(record) > DATA_BOUND_SHARE
 
 
-def loader_summary(record: RunRecord) -> LoaderSummary | None:
-    """None where it was not asked for, or the worker broke on the way."""
+def best_workers(record: RunRecord) -> tuple[int | None, bool]:
+    """Returns the fewest workers with which the training does not wait, or the fastest where none suffice; and whether they do.
+
+    There is no such number if the loaders are the user's own, or the data lie on the device.
+    """
     assert record.spec.train is not None
-    own = record.spec.train.data.workers
-    model, loader = latest_feed(record, "model"), latest_feed(record, "loader", own)
-    together = latest_feed(record, "together", own)
-    if model is None or loader is None or together is None:
-        return None
-    plain = latest_feed(record, "together", own, prefetch=False)
+    data, together = record.spec.train.data, latest_feed(record, "together")
+    assert together is not None
     tried = [fed for fed in record.feeds if fed.part == "together" and fed.prefetch]
     # On a CPU, workers may end the waiting and take the processor from the model.
-    enough = sorted(fed.workers for fed in tried if fed.wait_share <= DATA_BOUND_SHARE and fed.per_s >= together.per_s)
-    is_users = ":" in record.spec.train.data.name
-    info = record.prepared.data if record.prepared and is_users else None
-    can_choose = not record.spec.train.data.on_device and not is_users
+    enough = [fed.workers for fed in tried if fed.wait_share <= DATA_BOUND_SHARE and fed.per_s >= together.per_s]
     fastest = max(tried, key=lambda fed: fed.per_s).workers
-    best = (enough[0] if enough else fastest) if can_choose else None
-    return LoaderSummary(
-        loader_per_s=loader.per_s,
-        model_per_s=model.per_s,
-        together_per_s=together.per_s,
-        data_wait_share=together.wait_share,
-        loading_share=loading_share(loader, together),
-        verdict="data-bound" if is_data_bound(record) else "not data-bound",
-        best_workers=best,
-        ends_it=bool(enough),
-        workers=info.workers if info else own,
-        without_prefetch_per_s=plain.per_s if plain else None,
-        next=_about_the_loader(record, best),
-    )
+    return None if data.on_device or ":" in data.name else min(enough, default=fastest), bool(enough)
 
 
 def cores_for_workers(record: RunRecord) -> int:
@@ -231,7 +194,8 @@ def cores_for_workers(record: RunRecord) -> int:
     return len(environment.affinity) or environment.logical_cores or 1
 
 
-def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
+def about_the_loader(record: RunRecord) -> str:
+    """Returns what to do about it."""
     assert record.spec.train is not None
     data = record.spec.train.data
     if not is_data_bound(record):
@@ -244,8 +208,8 @@ def _about_the_loader(record: RunRecord, best_workers: int | None) -> str:
         return "load in more processes that stay (num_workers and persistent_workers of a DataLoader), or load less"
     if data.on_device:
         return "the data are on the device already: give each step more to do with a larger --batch"
-    if best_workers not in (None, data.workers):
-        return f"train with --workers {best_workers}"
+    if (best := best_workers(record)[0]) not in (None, data.workers):
+        return f"train with --workers {best}"
     ways = ["smaller files"] if data.name == "imagefolder" else []
     ways += ["--augment device"] if data.augment == "host" else []
     return f"make loading cheaper: {', '.join([*ways, 'or ' * bool(ways) + 'keep the whole set on the device with --on-device'])}"

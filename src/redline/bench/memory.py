@@ -25,7 +25,7 @@ from redline.bench.environment import describe
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import name_of, refuse_what_has_not_run
-from redline.bench.workload.sources.live import HANDED_OVER, remember_module
+from redline.bench.workload.sources.user import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.structure import WholeDispatchMode, stored, tensors_within
 from redline.model.errors import BenchError

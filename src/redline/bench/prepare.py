@@ -36,16 +36,15 @@ from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffer
 from redline.bench.recipe.sharing import compile_together
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
 from redline.bench.train.epochs import seed_everything
-from redline.bench.train.prepare import fitted
-from redline.bench.train.session import TrainingSession
+from redline.bench.train.session import TrainingSession, fitted
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import OwnStep, TrainsItself, name_of, refuse_what_has_not_run
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.ranks import Ranks, gradient_bytes
 from redline.bench.workload.signal import give_signal
-from redline.bench.workload.sources.live import remember_live
-from redline.bench.workload.step import InferenceStep, Setup, make_step
+from redline.bench.workload.sources.user import remember_live
+from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError
 from redline.model.note import Note, note
@@ -173,11 +172,13 @@ class Workbench:
         training = TrainingSession(spec, data, size, workload, device, tell)
         info = workload.info()
         setup = self._apply(spec, workload, device)
-        self._enter("compile" if setup.capabilities.compiles else "first-call", str(spec.recipe))
-        self._note_first_call(setup, training.start(setup))
+        training.make_ready(setup)
+        step = self._first_call(spec, setup)
+        assert isinstance(step, TrainingStep)
+        training.begin(setup, step)
         work = self._count(spec, setup)
         setup.settle()
-        self.training, self.step = training, training.step
+        self.training, self.step = training, step
         if request.checkpoint is not None:
             training.resume(request.checkpoint)
         self._enter("ready")

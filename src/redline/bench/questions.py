@@ -27,7 +27,7 @@ from redline.bench.workload.build import (
     understood,
 )
 from redline.bench.workload.ranks import refuse_more_than_fit, refuse_shared_devices
-from redline.bench.workload.sources.live import remember_live
+from redline.bench.workload.sources.user import remember_live
 from redline.bench.workload.workload import Workload
 from redline.model.errors import UsageError
 from redline.model.protocol import (

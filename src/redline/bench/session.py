@@ -18,7 +18,7 @@ from redline.bench.prepare import Workbench
 from redline.bench.questions import answer
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.ranks import Ranks, where_is_main_thread
-from redline.bench.workload.sources.live import HANDED_OVER
+from redline.bench.workload.sources.user import HANDED_OVER
 from redline.model.errors import BenchError, RedlineError
 from redline.model.protocol import (
     AllReduce,

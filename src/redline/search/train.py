@@ -160,7 +160,7 @@ class _Training(OneRecord):
         """Double the workers until the training does not wait for data, then narrow down to the fewest that suffice."""
         assert self.record.spec.train is not None
         own = self.record.spec.train.data.workers
-        first = latest_feed(self.record, "together", own)
+        first = latest_feed(self.record, "together")
         assert first is not None
         if not is_data_bound(self.record):
             return True

@@ -12,9 +12,12 @@ from redline.analyze.rows import metric_of
 from redline.analyze.summary import RunSummary, summarize, with_price
 from redline.analyze.train import (
     DATA_BOUND_SHARE,
-    LoaderSummary,
     TrainingSummary,
-    loader_summary,
+    about_the_loader,
+    best_workers,
+    is_data_bound,
+    latest_feed,
+    loading_share,
     where_time_goes,
 )
 from redline.model.errors import BenchError, Exit, UsageError
@@ -340,14 +343,12 @@ def _next(trainings: Sequence[TrainingSummary]) -> str:
 # Who waits for whom
 
 RATES = {
-    "loader_per_s": Figure(name="loader", unit="{item}/s", header="loader alone/s", better="higher"),
-    "model_per_s": Figure(name="model_alone", unit="{item}/s", header="model alone/s", better="higher"),
-    "together_per_s": Figure(name="together", unit="{item}/s", header="together/s", better="higher"),
-    "without_prefetch_per_s": Figure(
-        name="without_prefetch", unit="{item}/s", header="without prefetching/s", better="higher"
-    ),
-    "data_wait_share": Figure(name="data_wait", unit="share", header="data wait", better="lower"),
+    "loader": Figure(name="loader", unit="{item}/s", header="loader alone/s", better="higher"),
+    "model": Figure(name="model_alone", unit="{item}/s", header="model alone/s", better="higher"),
+    "together": Figure(name="together", unit="{item}/s", header="together/s", better="higher"),
+    "plain": Figure(name="without_prefetch", unit="{item}/s", header="without prefetching/s", better="higher"),
 }
+WAIT = Figure(name="data_wait", unit="share", header="data wait", better="lower")
 PARTS = {"loader": "loader alone", "model": "model alone", "together": "together"}
 
 
@@ -357,63 +358,68 @@ def _found_workers(specs: Sequence[RunSpec], workspace: Workspace) -> Result:
     (record,) = train_specs(specs, workspace, after=After(feeds=True, epochs=False), keep=False)
     if record.failure is not None:
         raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
-    summary = loader_summary(record)
-    assert summary is not None
-    return loader_result(summary, record)
+    return loader_result(record)
 
 
-def loader_result(summary: LoaderSummary, record: RunRecord) -> Result:
+def loader_result(record: RunRecord) -> Result:
+    """Whether the training or its loader waits for the other, and what to do about it."""
+    assert record.spec.train is not None
+    data, info = record.spec.train.data, record.prepared.data if record.prepared else None
     item = record.prepared.workload.item if record.prepared else None
-    is_users = record.spec.train is not None and ":" in record.spec.train.data.name
+    is_users = ":" in data.name
+    workers = info.workers if info and is_users else data.workers
+    together, plain = latest_feed(record, "together"), latest_feed(record, "together", prefetch=False)
+    assert together is not None
+    parts = {"loader": latest_feed(record, "loader"), "model": latest_feed(record, "model"), "together": together, "plain": plain}  # fmt: skip
+    best, ends_it = best_workers(record)
+    verdict = "data-bound" if is_data_bound(record) else "not data-bound"
     answer = Row(
-        facts={name: getattr(summary, name) for name in ("verdict", "workers", "best_workers", "ends_it")},
-        metrics=tuple(figure(getattr(summary, name), item=item) for name, figure in RATES.items()),
+        facts={"verdict": verdict, "workers": workers, "best_workers": best, "ends_it": ends_it},
+        metrics=(
+            *(RATES[name](fed.per_s if fed else None, item=item) for name, fed in parts.items()),
+            WAIT(together.wait_share),
+        ),
     )
     trials = [
         Row(
             facts={
                 "part": PARTS[fed.part],
-                "workers": None if fed.part == "model" else summary.workers if is_users else fed.workers,
+                "workers": None if fed.part == "model" else workers if is_users else fed.workers,
                 "prefetch": fed.prefetch if fed.part == "together" else None,
             },
             metrics=(
                 THROUGHPUT(fed.per_s, item=item),
-                *([RATES["data_wait_share"](fed.wait_share)] if fed.part == "together" else []),
+                *([WAIT(fed.wait_share)] if fed.part == "together" else []),
             ),
         )
         for fed in record.feeds
     ]
+    figures: dict[str, Metric | Fact] = {
+        "verdict": verdict,
+        "wait": answer["data_wait"],
+        "workers": counted(workers, "loader worker"),
+    }
+    text = "{verdict}: {wait} of the time is spent waiting for batches with {workers}"
+    if plain and plain.per_s:
+        figures["prefetch"] = f"{together.per_s / plain.per_s:.2f}×"
+        text += "; prefetching brings {prefetch}"
+    if verdict == "not data-bound" and together.wait_share > DATA_BOUND_SHARE:
+        figures["most"] = format_share(loading_share(record))
+        text += "; loading takes {most} at most, so it is the hand-over: loader and model share the processor"
+    elif verdict == "data-bound" and best is not None:
+        figures |= {"best": counted(best, "worker"), "many": best}
+        if ends_it:
+            text += "; {best} ends it" if best == 1 else "; {best} end it"
+        elif best == workers:
+            text += "; no number of workers up to the number of cores makes the training faster"
+        else:
+            text += "; no number of workers up to the number of cores ends it, {many} are the fastest"
     return Result(
         verb="train",
-        headline=loader_headline(summary, answer),
+        headline=Headline(template=f"{text}.", figures=figures),
         tables=(
             Table(name="loader", rows=(answer,), is_detail=True),
             Table(name="trials", title="loader and model", rows=tuple(trials)),
         ),
-        next=summary.next,
+        next=about_the_loader(record),
     )
-
-
-def loader_headline(summary: LoaderSummary, row: Row) -> Headline:
-    figures: dict[str, Metric | Fact] = {
-        "verdict": summary.verdict,
-        "wait": row["data_wait"],
-        "workers": counted(summary.workers, "loader worker"),
-    }
-    text = "{verdict}: {wait} of the time is spent waiting for batches with {workers}"
-    if summary.without_prefetch_per_s and summary.together_per_s:
-        figures["prefetch"] = f"{summary.together_per_s / summary.without_prefetch_per_s:.2f}×"
-        text += "; prefetching brings {prefetch}"
-    best = summary.best_workers
-    if summary.verdict == "not data-bound" and summary.data_wait_share > DATA_BOUND_SHARE:
-        figures["most"] = format_share(summary.loading_share)
-        text += "; loading takes {most} at most, so it is the hand-over: loader and model share the processor"
-    elif summary.verdict == "data-bound" and best is not None:
-        figures |= {"best": counted(best, "worker"), "many": best}
-        if summary.ends_it:
-            text += "; {best} ends it" if best == 1 else "; {best} end it"
-        elif best == summary.workers:
-            text += "; no number of workers up to the number of cores makes the training faster"
-        else:
-            text += "; no number of workers up to the number of cores ends it, {many} are the fastest"
-    return Headline(template=f"{text}.", figures=figures)

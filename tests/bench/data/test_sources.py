@@ -280,7 +280,7 @@ class TestTheUsersOwn:
         with training(
             spec_of(f"{TINY}:{model}", data={"name": f"{TINY}:tokens"}, workload={"image_size": None})
         ) as run:
-            assert run.prepared.workload.loss == "the model's own"
+            assert run.prepared.workload.loss == "output 1"
             epoch = run.epoch(1).epoch
         assert (epoch.train_loss or 0.0) > 1.5 * math.log(12)  # its loss is twice the cross-entropy
         assert epoch.val_accuracy is None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.plain import repeated_blocks, store_inputs
-from redline.bench.workload.sources.live import remember_module
+from redline.bench.workload.sources.user import remember_module
 from redline.bench.workload.step import TrainingStep
 from redline.model.spec import Recipe
 from redline.model.work import Facts, RepeatedBlock

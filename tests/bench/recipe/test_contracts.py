@@ -15,7 +15,7 @@ from torch.nn import functional
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe import base
 from redline.bench.recipe.compose import number_format_of, refuse_impossible, switches_of
-from redline.bench.workload.sources.live import remember_module
+from redline.bench.workload.sources.user import remember_module
 from redline.model.errors import BenchError, SpecError
 from redline.model.record import Capabilities
 from redline.model.spec import Recipe, Task

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import apply_recipe, number_format_of
 from redline.bench.recipe.numerics import SMALLEST_LOSS_TOLERANCE
-from redline.bench.workload.losses import training_loss
+from redline.bench.workload.losses import TrainingLoss
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.bench.workload.workload import Workload
 from redline.model.record import Numerics
@@ -58,7 +58,7 @@ def never_steps(setup: Setup, step: TrainingStep) -> None:
 
 def wrong_loss(setup: Setup, step: TrainingStep) -> None:
     right = setup.workload.loss
-    setup.workload.loss = training_loss(lambda output: 0.5 * right(output))
+    setup.workload.loss = TrainingLoss(lambda output: 0.5 * right(output))
 
 
 def steps_half_as_far(setup: Setup, step: TrainingStep) -> None:
@@ -68,7 +68,7 @@ def steps_half_as_far(setup: Setup, step: TrainingStep) -> None:
 
 def spoils_the_loss(setup: Setup, step: TrainingStep) -> None:
     right = setup.workload.loss
-    setup.workload.loss = training_loss(lambda output: right(output) * torch.nan)
+    setup.workload.loss = TrainingLoss(lambda output: right(output) * torch.nan)
 
 
 def other_random_order(setup: Setup, step: TrainingStep) -> None:
@@ -149,7 +149,7 @@ def test_a_loss_of_ones_own_is_told_in_the_models_bits_and_that_is_allowed_for(s
     """Over a few steps a loss hardly moves by more than bf16 can tell."""
     torch.manual_seed(seed)
     workload = workload_of(nn.Linear(16, 10), torch.randn(6, 16), task="train")
-    workload.loss = training_loss(lambda output: output.pow(2).mean())
+    workload.loss = TrainingLoss(lambda output: output.pow(2).mean())
     assert judge_training("bf16", workload, steps=5).passed
     assert judge_training("fp16", workload, steps=5).passed
     assert not judge_training("bf16", workload, never_steps, steps=5).passed
@@ -159,12 +159,12 @@ def test_a_loss_told_in_too_few_bits_is_what_hides_the_signal_and_not_the_model(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 128))
     workload = workload_of(model, torch.randn(32, 256), task="train")
-    workload.loss = training_loss(lambda output: output.pow(2).mean())
+    workload.loss = TrainingLoss(lambda output: output.pow(2).mean())
     verdict = judge_training("amp-bf16", workload, steps=5)
     assert not verdict.passed
     assert "the loss comes in 16 bits" in str(verdict.reason)
     assert "loss(output.float())" in str(verdict.reason)
-    workload.loss = training_loss(lambda output: output.float().pow(2).mean())
+    workload.loss = TrainingLoss(lambda output: output.float().pow(2).mean())
     assert judge_training("amp-bf16", workload, steps=5).passed
 
 
@@ -179,7 +179,7 @@ def test_the_reference_leaves_the_model_as_it_was() -> None:
 
 def test_a_baseline_whose_loss_is_not_finite_does_not_pass() -> None:
     workload = trains()
-    workload.loss = training_loss(lambda output: output.sum() * torch.nan)
+    workload.loss = TrainingLoss(lambda output: output.sum() * torch.nan)
     baseline = loss_reference(workload, "fp32", 3).as_numerics()
     assert not baseline.passed
     assert baseline.losses == (None, None, None)

@@ -13,6 +13,7 @@ from trained import TINY, losses, refused, spec_of, training
 
 from redline.bench.data import batches, feed
 from redline.bench.data.source import InMemory
+from redline.bench.measure import blocks
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.train import epochs as epochs_module
 from redline.bench.train.epochs import rate_at
@@ -116,8 +117,8 @@ class TestRecorded:
     def test_looking_at_the_device_is_no_part_of_the_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looked = [0.0]
 
-        class Slow(epochs_module.Sampling):
-            def __enter__(self) -> epochs_module.Sampling:
+        class Slow(blocks.Sampling):
+            def __enter__(self) -> blocks.Sampling:
                 looked[0] += 1000.0
                 return super().__enter__()
 
@@ -125,7 +126,7 @@ class TestRecorded:
                 super().__exit__(*error)
                 looked[0] += 1000.0
 
-        monkeypatch.setattr(epochs_module, "Sampling", Slow)
+        monkeypatch.setattr(blocks, "Sampling", Slow)
         clock = SimpleNamespace(time=time.time, perf_counter=lambda: time.perf_counter() + looked[0])
         monkeypatch.setattr(epochs_module, "time", clock)
         with training(spec_of(data={"train_samples": 32})) as run:

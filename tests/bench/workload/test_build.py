@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from redline.bench.workload.build import build_workload, check_model, find_source, list_models
-from redline.bench.workload.source import SOURCES, Source
+from redline.bench.workload.build import SOURCES, Source, build_workload, check_model, find_source, list_models
 from redline.bench.workload.sources.torchvision import default_size
 from redline.bench.workload.workload import Workload
 from redline.model.errors import MissingExtra, SpecError, UnknownName, UsageError

@@ -1,3 +1,5 @@
+"""The loss is the one given, else the output's own, else the one that fits the targets, whatever their form."""
+
 from __future__ import annotations
 
 from collections import namedtuple
@@ -12,119 +14,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from redline.bench.workload.losses import DefaultLoss, takes_targets, training_loss
+from redline.bench.workload.losses import TrainingLoss
 from redline.model.errors import BenchError
+from redline.model.note import Note
 
 
-def test_the_loss_given_is_used() -> None:
-    assert training_loss(lambda output: output.sum())(torch.ones(3)).item() == 3
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [nn.CrossEntropyLoss(), F.cross_entropy, lambda output, targets: F.nll_loss(output.log_softmax(1), targets)],
-    ids=["module", "function", "lambda"],
-)
-def test_a_loss_of_two_is_given_class_targets(loss: Any) -> None:
-    value = training_loss(loss)(torch.randn(4, 10, requires_grad=True))
-    value.backward()
-    assert value.isfinite()
+def on(targets: Any) -> TrainingLoss:
+    return TrainingLoss(targets=targets)
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), F.l1_loss, nn.BCEWithLogitsLoss()], ids=["mse", "l1", "bce"])
-def test_losses_between_values_get_targets_like_the_output(loss: Any) -> None:
-    assert training_loss(loss)(torch.randn(4, 10)).isfinite()
-
-
-def test_which_losses_take_targets() -> None:
-    assert takes_targets(nn.CrossEntropyLoss())
-    assert takes_targets(lambda output, targets: output)
-    assert not takes_targets(lambda output: output)
-    assert not takes_targets(lambda output, weight=1.0: output)
-    assert not takes_targets(lambda *parts: parts[0])
-
-
-OUTPUT = torch.randn(4, 3, requires_grad=True)
+LOGITS = drawn(6, 4)
+CLASSES = torch.tensor([0, 3, 1, 2, 2, 0])
+ONE_HOT = F.one_hot(CLASSES, 4)
+LABELS = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]])
+VALUES = torch.linspace(-1, 3, 6)
+TEXT, TOKENS = drawn(2, 5, 7), torch.arange(10).view(2, 5) % 7
+OWN = torch.tensor(2.5, requires_grad=True)
 
 
 def average(output: Tensor, target: Tensor) -> Tensor:
     return (output.sum(1) - target).square().mean()
-
-
-@pytest.mark.parametrize(
-    ("loss", "targets", "says"),
-    [
-        (
-            lambda output: output.sum().item(),
-            None,
-            r"gave float where a tensor belongs \(return the tensor, not its .item",
-        ),
-        (lambda output: output.sum(1), None, r"gave \[4\] values, not one: reduce them with .mean\(\)"),
-        (lambda output: output.argmax(), None, "gave torch.int64, which has no gradient"),
-        (lambda output: output.detach().sum(), None, "does not depend on the output: was it detached"),
-        (lambda output, target, weight: output.sum(), None, "must be given 3 things"),
-        (
-            lambda output: output.sum(),
-            torch.ones(4),
-            "targets were given, but the loss a lambda takes the output alone",
-        ),
-        (None, [torch.ones(4)], "targets in a list need a loss of their own"),
-        (
-            lambda output, target: output.sum() + target.boxes,
-            None,
-            "failed on targets drawn at random .* give your own",
-        ),
-    ],
-    ids=["number", "unreduced", "integer", "detached", "three", "unwanted", "structured", "unfit"],
-)
-def test_the_contract_is_checked_in_one_line(loss: Any, targets: Any, says: str) -> None:
-    with pytest.raises(BenchError, match=says) as caught:
-        training_loss(loss, targets=targets)(OUTPUT)
-    assert caught.value.kind == "user"
-    assert "\n" not in str(caught.value)
-
-
-def test_targets_of_ones_own_are_used() -> None:
-    target = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    loss = training_loss(average, targets=target)
-    assert loss(OUTPUT) == average(OUTPUT, target)
-    assert loss.name == "average"
-    assert training_loss(targets=torch.tensor([0, 1, 2, 1]))(OUTPUT) == F.cross_entropy(
-        OUTPUT, torch.tensor([0, 1, 2, 1])
-    )
-    assert training_loss(targets=torch.ones(4, 3))(OUTPUT) == F.mse_loss(OUTPUT, torch.ones(4, 3))
-    tokens = torch.zeros(2, 5, 7, requires_grad=True)
-    assert training_loss(targets=torch.ones(2, 5, dtype=torch.long))(tokens).item() == pytest.approx(
-        torch.tensor(7.0).log().item()
-    )
-
-
-def test_targets_follow_the_number_format_of_the_output() -> None:
-    loss = training_loss(nn.MSELoss(), targets=torch.ones(4, 3))
-    half = OUTPUT.detach().half().requires_grad_()
-    value = loss(half)
-    value.backward()
-    assert value.dtype is torch.float16
-    assert loss(OUTPUT).dtype is torch.float32
-
-
-def test_an_output_that_is_all_losses_is_summed() -> None:
-    losses = {"boxes": torch.tensor(2.0, requires_grad=True), "classes": torch.tensor(0.5)}
-    loss = training_loss()
-    assert loss(losses).item() == 2.5
-    assert loss.name == "sum of the output's losses"
-
-
-def test_the_name_says_what_was_trained_on() -> None:
-    for loss, output, name in (
-        (training_loss(), OUTPUT, "cross_entropy on random targets"),
-        (training_loss(), OUTPUT[:, 0], "mse on random targets"),
-        (training_loss(), {"loss": OUTPUT.sum()}, "output.loss"),
-        (training_loss(F.l1_loss), OUTPUT, "l1_loss on random targets"),
-        (training_loss(nn.CrossEntropyLoss(), targets=torch.zeros(4, dtype=torch.long)), OUTPUT, "CrossEntropyLoss"),
-    ):
-        loss(output)
-        assert loss.name == name
 
 
 @dataclass
@@ -133,148 +46,203 @@ class Output:
     logits: Tensor
 
 
-def test_the_outputs_own_loss_is_taken() -> None:
-    own = torch.tensor(2.5)
-    default = DefaultLoss()
-    assert default(SimpleNamespace(loss=own)).item() == 2.5
-    assert default({"loss": own, "logits": torch.randn(2, 3)}).item() == 2.5
-    assert default(Output(own, torch.randn(2, 3))).item() == 2.5
-    assert default(own).item() == 2.5, "a model may return its loss"
-    assert default({"loss": own.reshape(1)}).ndim == 0
+Inception = namedtuple("Inception", ["logits", "aux_logits"])
+GoogLeNet = namedtuple("GoogLeNet", ["logits", "aux_logits2", "aux_logits1"])
+EVEN, UNIT = torch.zeros(2, 10), torch.tensor(10.0).log().item()
+
+KNOWN: list[tuple[TrainingLoss, Any, Any, str]] = [
+    # given by the person
+    (TrainingLoss(torch.sum), LOGITS, LOGITS.sum(), "sum"),
+    (TrainingLoss(average, targets=VALUES), LOGITS, average(LOGITS, VALUES), "average"),
+    (TrainingLoss(nn.CrossEntropyLoss(), targets=CLASSES), LOGITS, F.cross_entropy(LOGITS, CLASSES), "CrossEntropyLoss"),
+    # the output's own
+    (TrainingLoss(), OWN, 2.5, "output.loss"),
+    (TrainingLoss(), SimpleNamespace(loss=OWN), 2.5, "output.loss"),
+    (TrainingLoss(), {"loss": OWN.reshape(1), "logits": LOGITS}, 2.5, "output.loss"),
+    (on(CLASSES), Output(OWN, LOGITS), 2.5, "output.loss"),
+    (TrainingLoss(), {"boxes": OWN, "classes": torch.tensor(0.5)}, 3.0, "sum of the output's losses"),
+    # classes and values in any form
+    *((on(targets), LOGITS, F.cross_entropy(LOGITS, CLASSES), "cross_entropy")
+      for targets in (CLASSES, CLASSES[:, None], CLASSES.int(), CLASSES.to(torch.uint8), ONE_HOT, ONE_HOT.double())),
+    *((on(targets), LOGITS, F.binary_cross_entropy_with_logits(LOGITS, LABELS.float()), "binary_cross_entropy_with_logits")
+      for targets in (LABELS, LABELS.float(), LABELS.bool())),
+    (on(CLASSES * 0), LOGITS[:, :1], F.binary_cross_entropy_with_logits(LOGITS[:, 0], torch.zeros(6)),
+     "binary_cross_entropy_with_logits"),
+    (on(VALUES), LOGITS[:, :1], F.mse_loss(LOGITS[:, 0], VALUES), "mse"),
+    (on(TOKENS), TEXT, F.cross_entropy(TEXT.flatten(0, 1), TOKENS.flatten()), "cross_entropy"),
+    (on(CLASSES), Output(None, LOGITS), F.cross_entropy(LOGITS, CLASSES), "cross_entropy"),
+    # drawn: even logits cost the logarithm of the number of classes, and torchvision's auxiliary heads have weights
+    *((TrainingLoss(), torch.zeros(shape), torch.tensor(float(many)).log(), "cross_entropy on random targets")
+      for shape, many in (((4, 10), 10), ((2, 6, 50), 50), ((2, 5, 4, 4), 5), ((2, 3, 2, 2, 2), 3))),
+    (TrainingLoss(), Inception(EVEN, EVEN), 1.4 * UNIT, "cross_entropy on random targets"),
+    (TrainingLoss(), GoogLeNet(EVEN, EVEN, EVEN), 1.6 * UNIT, "cross_entropy on random targets"),
+    (TrainingLoss(), Inception(EVEN, None), UNIT, "cross_entropy on random targets"),
+    (TrainingLoss(), {"out": torch.zeros(2, 10, 4, 4), "aux": torch.zeros(2, 10, 4, 4)}, 1.5 * UNIT,
+     "cross_entropy on random targets"),
+]  # fmt: skip
 
 
-class Tuple(nn.Module):
-    """Returns its logits with a number of some kind."""
+@pytest.mark.parametrize(("loss", "output", "value", "name"), KNOWN)
+def test_it_is_what_a_person_would_compute(loss: TrainingLoss, output: Any, value: Any, name: str) -> None:
+    assert loss(output).item() == pytest.approx(torch.as_tensor(value).item(), rel=1e-5)
+    assert loss(output).ndim == 0
+    assert loss.name == name
+    assert loss.chosen(output) == loss(output), "the plain step computes the same"
 
-    def __init__(self, kind: str) -> None:
+
+@pytest.mark.parametrize(
+    ("given", "output", "name"),
+    [
+        (None, drawn(4), "mse on random targets"),
+        (None, drawn(4, 1), "mse on random targets"),
+        (None, {"features": [drawn(2, 10), drawn(2, 4, 8, 8)], "note": "text"}, "cross_entropy on random targets"),
+        (nn.CrossEntropyLoss(), LOGITS, "CrossEntropyLoss on random targets"),
+        (lambda output, targets: F.nll_loss(output.log_softmax(1), targets), LOGITS, "a lambda on random targets"),
+        (nn.MSELoss(), LOGITS, "MSELoss on random targets"),
+        (F.l1_loss, drawn(4, 4), "l1_loss on random targets"),
+        (lambda output, target: F.huber_loss(output, target), LOGITS, "a lambda on random targets"),
+        (nn.BCEWithLogitsLoss(), LOGITS, "BCEWithLogitsLoss on random targets"),
+    ],
+)
+def test_targets_that_are_drawn_suit_the_loss_and_reach_every_output(given: Any, output: Any, name: str) -> None:
+    loss = TrainingLoss(given)
+    leaves = output["features"] if isinstance(output, dict) else [output]
+    for gradient in torch.autograd.grad(loss(output), leaves):
+        assert gradient.isfinite().all()
+        assert gradient.any()
+    assert loss.name == name
+
+
+@pytest.mark.parametrize(
+    ("given", "targets", "output", "says"),
+    [
+        (lambda output: output.sum().item(), None, LOGITS,
+         r"gave float where a tensor belongs \(return the tensor, not its .item"),
+        (lambda output: output.sum(1), None, LOGITS, r"gave \[6\] values, not one: reduce them with .mean\(\)"),
+        (lambda output: output.argmax(), None, LOGITS, "gave torch.int64, which has no gradient"),
+        (lambda output: output.detach().sum(), None, LOGITS, "does not depend on the output: was it detached"),
+        (lambda output, target, weight: output.sum(), None, LOGITS, "must be given 3 things"),
+        (lambda output: output.sum(), CLASSES, LOGITS, "targets were given, but the loss a lambda takes the output alone"),
+        (None, [CLASSES], LOGITS, "targets in a list need a loss of their own"),
+        (None, {"boxes": CLASSES}, LOGITS, "targets in a dict need a loss of their own"),
+        (None, torch.linspace(0, 5, 6), LOGITS, r"targets of \[6\] do not fit"),
+        (lambda output, target: output.sum() + target.boxes, None, LOGITS, "failed on targets drawn at random .* give your own"),
+        (None, None, {"ids": CLASSES}, "no loss to train on: the model returned dict without a floating tensor"),
+        (None, None, LOGITS.to(torch.complex64), "no loss to train on: the model returned a tensor of complex64"),
+    ],
+)  # fmt: skip
+def test_what_breaks_the_contract_is_told_in_one_line(given: Any, targets: Any, output: Any, says: str) -> None:
+    with pytest.raises(BenchError, match=says) as caught:
+        TrainingLoss(given, targets=targets)(output)
+    assert caught.value.kind == "user"
+    assert "\n" not in str(caught.value)
+
+
+def test_on_data_a_loss_must_take_targets() -> None:
+    with pytest.raises(BenchError, match=r"on data it must be loss\(output, target\)"):
+        TrainingLoss(lambda output: output.sum()).start_on_data(CLASSES)
+    loss = TrainingLoss(average)
+    loss.start_on_data(VALUES)
+    assert (loss(LOGITS), loss.name) == (average(LOGITS, VALUES), "average")
+    loss.put(VALUES + 1)
+    assert loss.chosen(LOGITS) == average(LOGITS, VALUES + 1), "the plain step reads the targets of its batch"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_number_formats_are_those_of_a_plain_loop(dtype: torch.dtype) -> None:
+    """Half precision sums badly, hence fp32; a loss of the person's own is left alone, and gets its targets in that format."""
+    output = LOGITS.detach().to(dtype)
+    assert TrainingLoss()(output).dtype is (torch.float32 if dtype is torch.float16 else torch.float64)
+    if dtype is torch.float16:
+        assert TrainingLoss(nn.MSELoss(), targets=torch.ones(6, 4))(output).dtype is dtype
+
+
+class Numbers(nn.Module):
+    """Returns its logits with single numbers of some kinds."""
+
+    def __init__(self, *kinds: str) -> None:
         super().__init__()
-        self.kind, self.body, self.head, self.scale = (
-            kind,
-            nn.Linear(4, 4),
-            nn.Linear(4, 3),
-            nn.Parameter(torch.ones(())),
-        )
+        self.kinds = kinds
+        self.body, self.head, self.scale = nn.Linear(4, 4), nn.Linear(4, 3), nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Any:
         hidden = self.body(x)
         logits = self.head(hidden)
-        numbers = {"loss": logits.logsumexp(1).mean(), "scale": self.scale.exp(), "penalty": hidden.square().mean()}
-        return logits, numbers[self.kind]
+        loss, penalty = logits.logsumexp(1).mean(), hidden.square().mean()
+        parts = {
+            "loss": loss, "scale": self.scale.exp(), "penalty": penalty, "whole": loss + penalty,
+            "logits": logits, "shown": logits.detach().softmax(1), "watched": loss.detach(),
+        }  # fmt: skip
+        return tuple(parts[kind] for kind in self.kinds)
 
 
-def test_a_loss_beside_the_logits_is_the_number_that_depends_on_all_that_they_do() -> None:
-    x = torch.randn(2, 4)
+@pytest.mark.parametrize(
+    ("kinds", "name", "untrained"),
+    [
+        (("logits", "loss"), "output 1", ""),
+        (("loss", "logits"), "output 0", ""),
+        (("logits", "loss", "penalty"), "output 1", "2"),
+        (("logits", "loss", "whole"), "output 2", "1"),
+        (("shown", "loss", "penalty"), "output 1", "2"),
+        (("logits", "penalty"), "cross_entropy on random targets", "1"),
+        (("logits", "scale"), "cross_entropy on random targets", "1"),
+        (("logits", "watched"), "cross_entropy on random targets", ""),
+    ],
+)
+def test_a_loss_beside_the_logits_is_the_number_that_depends_on_all_that_they_do(
+    kinds: tuple[str, ...], name: str, untrained: str
+) -> None:
+    model, x = Numbers(*kinds), torch.randn(2, 4)
     for fake in (False, True):  # one model after the other, as a count comes after a step
-        loss = DefaultLoss()
+        notes: list[Note] = []
+        loss = TrainingLoss(notes=notes)
         with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
-            output = Tuple("loss")(x)
-            assert loss(output) is output[1]
-        assert loss.name == "output 1"
-
-
-@pytest.mark.parametrize("kind", ["scale", "penalty"])
-def test_another_number_beside_the_logits_is_no_loss(kind: str) -> None:
-    loss = DefaultLoss()
-    loss(Tuple(kind)(torch.randn(2, 4)))
-    assert loss.name == "cross_entropy on random targets"
-
-
-def test_the_same_loss_is_found_again_without_gradients() -> None:
-    loss, model, x = DefaultLoss(), Tuple("loss"), torch.randn(2, 4)
-    with torch.no_grad():
+            loss(Numbers(*kinds)(x))
+        assert loss.name == name
         loss(model(x))
-    loss(model(x))
-    with torch.no_grad():
-        loss(model(x))
-    assert loss.name == "output 1"
+        with torch.no_grad():
+            loss(model(x))
+        assert loss.name == name, "it is found again without gradients"
+        assert [str(one).startswith(f"the model also returns a single number ({untrained})") for one in notes] == [
+            True
+        ] * bool(untrained)
 
 
-def test_an_output_without_its_own_loss_is_trained_on_its_logits() -> None:
-    logits = torch.randn(2, 3)
-    assert DefaultLoss()(Output(None, logits)).item() == pytest.approx(DefaultLoss()({"logits": logits}).item())
+def test_answers_are_judged_where_they_and_the_loss_are_about_the_same_positions() -> None:
+    maps = torch.randint(0, 4, (2, 5, 5), generator=torch.Generator().manual_seed(1))
+    maps[:, 0] = -100  # not to be judged
+    right = int((LOGITS.argmax(1) == CLASSES).sum())
+    same = F.cross_entropy(TEXT.flatten(0, 1), TOKENS.flatten())
+    shifted = F.cross_entropy(TEXT[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+    for targets, output, judged in (
+        (CLASSES, LOGITS, (right, 6)),
+        (ONE_HOT.float(), LOGITS, (right, 6)),
+        (maps, F.one_hot(maps.clamp(min=0), 4).permute(0, 3, 1, 2).float(), (40, 40)),
+        (LABELS, LOGITS, None),  # how many must be right is not said
+        (VALUES, LOGITS[:, :1], None),
+        (CLASSES, {"loss": OWN, "logits": LOGITS}, (right, 6)),
+        (TOKENS, {"loss": same, "logits": TEXT}, (int((TEXT.argmax(2) == TOKENS).sum()), 10)),
+        (TOKENS, {"loss": shifted, "logits": TEXT}, None),
+    ):
+        loss = on(targets)
+        loss.learn(output)
+        answers = loss.answers(output)
+        assert (None if answers is None else (int(answers.right), int(answers.judged))) == judged
 
 
-@pytest.mark.parametrize("shape", [(4, 10), (2, 6, 50), (2, 5, 4, 4), (2, 3, 2, 2, 2)])
-def test_cross_entropy_finds_the_classes(shape: tuple[int, ...]) -> None:
-    """Even logits cost the logarithm of the number of classes, and there is a gradient for each."""
-    logits = torch.zeros(shape, requires_grad=True)
-    loss = DefaultLoss()(logits)
-    classes = shape[2] if len(shape) == 3 else shape[1]
-    assert loss.item() == pytest.approx(torch.tensor(float(classes)).log().item(), rel=1e-5)
-    loss.backward()
-    assert logits.grad is not None
-    assert (logits.grad != 0).all()
-
-
-def test_outputs_without_classes_are_trained_as_values() -> None:
-    for shape in ((4,), (4, 1)):
-        output = torch.randn(shape, requires_grad=True)
-        DefaultLoss()(output).backward()
-        assert output.grad is not None
-        assert (output.grad != 0).all()
-
-
-Inception = namedtuple("Inception", ["logits", "aux_logits"])
-GoogLeNet = namedtuple("GoogLeNet", ["logits", "aux_logits2", "aux_logits1"])
-
-
-def test_auxiliary_heads_weigh_as_torchvision_trains_them() -> None:
-    even = torch.zeros(2, 10)
-    unit = torch.tensor(10.0).log().item()
-    default = DefaultLoss()
-    assert default(Inception(even, even)).item() == pytest.approx(1.4 * unit)
-    assert default(GoogLeNet(even, even, even)).item() == pytest.approx(1.6 * unit)
-    assert default(Inception(even, None)).item() == pytest.approx(unit)
-    assert default({"out": torch.zeros(2, 10, 4, 4), "aux": torch.zeros(2, 10, 4, 4)}).item() == pytest.approx(
-        1.5 * unit
-    )
-
-
-def test_every_part_of_an_unnamed_structure_counts() -> None:
-    parts = [torch.zeros(2, 10, requires_grad=True), torch.zeros(2, 4, 8, 8, requires_grad=True)]
-    DefaultLoss()({"features": parts, "note": "text"}).backward()
-    assert all(part.grad is not None for part in parts)
-
-
-def test_logits_are_judged_in_single_precision() -> None:
-    assert DefaultLoss()(torch.randn(2, 10, dtype=torch.float16)).dtype is torch.float32
-
-
-def test_an_output_with_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(BenchError, match="no loss to train on") as caught:
-        DefaultLoss()({"ids": torch.ones(2, dtype=torch.int64)})
-    assert caught.value.kind == "user"
-
-
-def test_targets_are_drawn_once_and_by_seed() -> None:
-    logits = torch.randn(64, 10)
-    default = DefaultLoss(seed=1)
-    assert default(logits) == default(logits) == DefaultLoss(seed=1)(logits)
-    assert default(logits) != DefaultLoss(seed=2)(logits)
+def test_targets_are_drawn_once_and_by_seed_and_stay_out_of_fake_and_inference_modes() -> None:
+    logits, loss = torch.randn(64, 10), TrainingLoss(seed=1)
+    for mode in (FakeTensorMode, torch.inference_mode):
+        with mode():
+            loss(torch.randn(64, 10))
+    assert loss(logits) == loss(logits) == TrainingLoss(seed=1)(logits) != TrainingLoss(seed=2)(logits)
+    logits.requires_grad_()
+    loss(logits).backward()
+    assert logits.grad.any()
 
 
 def test_the_loss_compiles_whole_once_its_targets_are_there() -> None:
-    default = DefaultLoss()
-    logits = torch.randn(4, 10)
-    expected = default(logits)
+    loss, logits = TrainingLoss(), torch.randn(4, 10)
+    expected = loss(logits)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda output: default(output), backend="eager", fullgraph=True)
-    assert compiled(logits) == expected
-
-
-def test_fake_targets_neither_stay_nor_meet_real_ones() -> None:
-    default = DefaultLoss()
-    with FakeTensorMode():
-        default(torch.randn(4, 10))
-    assert default(torch.randn(4, 10)).isfinite()
-    with FakeTensorMode():
-        default(torch.randn(4, 10))
-
-
-def test_targets_first_drawn_under_inference_mode_still_train() -> None:
-    default = DefaultLoss()
-    with torch.inference_mode():
-        default(torch.randn(4, 10))
-    logits = torch.randn(4, 10, requires_grad=True)
-    default(logits).backward()
-    assert logits.grad.abs().sum() > 0
+    assert torch.compile(lambda output: loss(output), backend="eager", fullgraph=True)(logits) == expected

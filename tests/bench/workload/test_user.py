@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.workload.build import build_workload, check_model, settle_batch
-from redline.bench.workload.sources.live import remember_module
+from redline.bench.workload.sources.user import remember_module
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.spec import WorkloadSpec

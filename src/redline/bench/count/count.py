@@ -27,10 +27,9 @@ from redline.bench.recipe.compose import apply_recipe, plain_setup, switches_of
 from redline.bench.recipe.fastpath import without_fast_path
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import StepModule, name_of, refuse_what_has_not_run
-from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.inputs import Inputs, model_state, own_objects
 from redline.bench.workload.losses import TrainingLoss
 from redline.bench.workload.signal import give_signal
-from redline.bench.workload.state import model_state, own_objects
 from redline.bench.workload.step import Setup
 from redline.bench.workload.structure import map_tensors, named_tensors, parameter_count, tensors_within
 from redline.bench.workload.workload import Workload

@@ -35,8 +35,7 @@ from redline.bench.device.process import page_faults
 from redline.bench.recipe.compose import plain_setup
 from redline.bench.recipe.plain import BACKENDS, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
-from redline.bench.workload.inputs import Inputs
-from redline.bench.workload.state import changed_tensors, held_tensors
+from redline.bench.workload.inputs import Inputs, changed_tensors, held_tensors
 from redline.bench.workload.step import Setup, TimedStep, make_step
 from redline.bench.workload.structure import WholeDispatchMode
 from redline.bench.workload.workload import Workload

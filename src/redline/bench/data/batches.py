@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.transforms.v2 import functional as F
 
 from redline.bench.data.source import Samples
-from redline.bench.device.base import Device
 from redline.model.spec import Augment, DataSpec
 
 SHIFT = 8
@@ -116,23 +115,26 @@ class LoadedBatches:
 
 
 class DeviceBatches:
-    """The whole set on the device: a batch is its rows there."""
+    """A whole part of the set on the device: a batch is the part and its rows there."""
 
-    def __init__(self, order: Order, device: Device, size: int, *, augment: bool) -> None:
-        self._order, self._device, self._size, self._augment = order, device, size, augment
+    def __init__(self, part: tuple[Tensor, ...], order: Order, *, augment: bool) -> None:
+        """`part` are its images and its classes."""
+        self._part, self._order, self._augment = part, order, augment
         self.steps = len(order)
 
     def begin(self, epoch: int) -> Iterator[Any]:
         self._order.epoch = epoch
         # Copied once for the whole epoch: a copy per step from memory that is not pinned would wait for the device.
         # As tensors: the device has nothing to do until the first batch is there.
-        where, parts = self._device.torch_device, self._order.rows().split(self._order.batch)[: self.steps]
+        where, parts = self._part[0].device, self._order.rows().split(self._order.batch)[: self.steps]
         draws = [self._draws(len(part), number) for number, part in enumerate(parts)]
         rows_there, draws_there = (torch.cat(each).to(where).split(self._order.batch) for each in (parts, draws))
-        yield from zip(rows_there, draws_there if self._augment else draws, strict=True)
+        for rows, drawn_for in zip(rows_there, draws_there if self._augment else draws, strict=True):
+            yield self._part, rows, drawn_for
 
     def _draws(self, count: int, number: int) -> Tensor:
-        return drawn(count, self._size, self._order.seed_of(number)) if self._augment else torch.empty(0)
+        size = self._part[0].shape[-1]
+        return drawn(count, size, self._order.seed_of(number)) if self._augment else torch.empty(0)
 
     def close(self) -> None:
         """The set goes with whoever holds it."""

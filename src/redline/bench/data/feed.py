@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data._utils import signal_handling
 
 from redline.bench.data.batches import augmented
-from redline.bench.data.source import ImageData, Samples
+from redline.bench.data.source import ImageData
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, loader_trouble, one_line
 from redline.bench.workload.inputs import Inputs
@@ -50,24 +50,21 @@ Arrive = Callable[[Any], Arrived]
 
 
 class ImageArrival:
-    """Copies a batch of 8-bit images to the device and does the rest there: a quarter of the bytes, and no host time."""
+    """Copies a batch of 8-bit images to the device and does the rest there: a quarter of the bytes, and no host time.
+
+    Where the whole set lies on the device, a batch is that set and its rows.
+    """
 
     def __init__(self, data: ImageData, device: Device, size: int, form: Callable[[Tensor], Inputs]) -> None:
         self._device, self._size, self._form = device.torch_device, size, form
-        self._on_device: tuple[Tensor, Tensor] | None = None
         std = torch.tensor(data.std).view(1, -1, 1, 1)
         self._scale = (1 / (255 * std)).to(self._device)
         self._offset = (-torch.tensor(data.mean).view(1, -1, 1, 1) / std).to(self._device)
 
-    def keep(self, samples: Samples) -> None:
-        """Put a whole part on the device; batches are then rows of it."""
-        images, classes = samples.whole()
-        self._on_device = images.to(self._device), classes.to(self._device)
-
     def __call__(self, batch: Any) -> Arrived:
-        if self._on_device is not None:
-            rows, draws = batch
-            images, classes = (part.index_select(0, rows) for part in self._on_device)
+        images, classes, draws = batch
+        if isinstance(images, tuple):
+            images, classes = (part.index_select(0, classes) for part in images)
         else:
             images, classes, draws = (part.to(self._device, non_blocking=True) for part in batch)
         if draws.numel():
@@ -94,17 +91,9 @@ class UserArrival:
         return Arrived(args, kwargs, targets, parted.count)
 
 
-class HandedOver:
-    """Gives the model its targets too, under the name its `forward` has for them."""
-
-    def __init__(self, arrive: Arrive, name: str) -> None:
-        self._arrive, self._name = arrive, name
-
-    def __call__(self, batch: Any) -> Arrived:
-        return self.with_targets(self._arrive(batch))
-
-    def with_targets(self, arrived: Arrived) -> Arrived:
-        return replace(arrived, kwargs={**arrived.kwargs, self._name: arrived.targets})
+def with_targets(arrived: Arrived, name: str) -> Arrived:
+    """Returns the batch for a model that is given its targets too, under the name its `forward` has for them."""
+    return replace(arrived, kwargs={**arrived.kwargs, name: arrived.targets})
 
 
 @dataclass(frozen=True)

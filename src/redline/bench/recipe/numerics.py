@@ -47,9 +47,8 @@ from redline.bench.recipe.rounding import (
     unchanged_buffers,
 )
 from redline.bench.workload.build import build_workload
-from redline.bench.workload.decoder import Decoder, WholeGenerator
+from redline.bench.workload.decoder import Decoder, HfDecoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
-from redline.bench.workload.hf_decoder import HfDecoder
 from redline.bench.workload.inputs import Inputs, copied, input_tensors
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.sources.user import load_function

@@ -14,8 +14,8 @@ from redline.bench.device.cuda import shorten_launches
 from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import refuse_impossible, switches_of
 from redline.bench.workload.build import source_of
-from redline.bench.workload.hf_decoder import asks_the_host, written_in_place
-from redline.bench.workload.sources.live import HANDED_OVER
+from redline.bench.workload.decoder import asks_the_host, written_in_place
+from redline.bench.workload.sources.user import HANDED_OVER
 from redline.bench.workload.step import COUNTS_STEPS, INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
 from redline.model.errors import BenchError
 from redline.model.spec import RunSpec, Task, WorkloadSpec

@@ -1,4 +1,8 @@
-"""Epochs: what each took, what the device waited for, and what was learned."""
+"""Epochs: batch after batch goes through the training step, with what each waited for, what it took and what was learned.
+
+The host stays a few steps ahead of the device and never waits for a loss, so that watching a training does not slow it
+down.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,34 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from redline.bench.data.feed import loader_errors
+from redline.bench.data.batches import Batches
+from redline.bench.data.feed import Arrive, Arrived, Feed, loader_errors, part_batch
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.device.process import ProcessorUse
-from redline.bench.measure.blocks import STEPS_PER_PHASED, Sampling, quiet_collector
-from redline.bench.train.steps import WHOLE_STEP, Stepper, Timeline, phase_seconds
-from redline.bench.workload.losses import Answers
+from redline.bench.measure.blocks import STEPS_PER_PHASED, quiet_collector, watched
+from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.losses import Answers, TrainingLoss
+from redline.bench.workload.step import Setup, TrainingStep
 from redline.model.errors import BenchError
 from redline.model.protocol import TrainingProgress
-from redline.model.record import DATA_PHASE, Block, Epoch, Memory
-from redline.model.spec import Schedule, TrainSpec
+from redline.model.record import DATA_PHASE, Block, Epoch, Fed, FedPart
+from redline.model.spec import DataSpec, Schedule, TrainSpec
 
+WHOLE_STEP = "step"
+"""Stands for all phases together where they were not timed apart."""
+STEPS_AHEAD = 4
+"""The host waits for the device once it is this many steps ahead: unread batches take memory."""
 TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000
 """At most this many steps of an epoch are kept one by one, evenly spread; sums are over all."""
@@ -36,8 +48,146 @@ ISSUED = 8
 """Steps whose time to issue is kept: only the first of an epoch are issued without waiting for those before."""
 WARM_SHARE: dict[Schedule, float] = {"one-cycle": 0.2, "cosine": 0.05, "constant": 0.0}
 """The learning rate rises over this share of all steps."""
+FEW_BATCHES, LONGEST_FACTOR = 20, 3
+"""A loader is watched for this many batches, or for so many times the seconds asked for."""
 
 Tell = Callable[[TrainingProgress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """The batches of both parts, and how they become what the model takes."""
+
+    train: Callable[[int], Batches]
+    """For a number of loader workers."""
+    validation: Batches | None
+    """None: the user has none."""
+    arrive: Arrive
+    first: Arrived
+    """The training begins with this batch, which is in fp32 and not augmented."""
+    batch: int
+    threaded: bool
+    """True if a thread may ask for batches."""
+    queued: int = 0
+    """Batches that workers of the user's own loader keep ready."""
+
+
+class Timeline:
+    """When each step had its batch and when it ended, by the device's clock; of some steps also when each phase ended.
+
+    Every step gets the same two marks. The others, which would make a step longer, are set in one step of
+    `STEPS_PER_PHASED`: waiting for data comes and goes, but the phases of a step take equally long each time.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.begin()
+
+    def begin(self) -> None:
+        self._names: list[str] = []
+        self.marks: list[Any] = [self._device.mark()]
+
+    def note(self, name: str) -> None:
+        """Mark the end of a phase; `data` ends when the batch is there."""
+        self._names.append(name)
+        self.marks.append(self._device.mark())
+
+    def steps(self) -> list[dict[str, float]]:
+        """Seconds of each part of each step: `data`, then either its phases or the whole `step`. The device must be done."""
+        steps: list[dict[str, float]] = []
+        for name, seconds in zip(self._names, self._device.seconds_between(self.marks), strict=True):
+            if name == DATA_PHASE:
+                steps.append({})
+            steps[-1][name] = seconds
+        return steps
+
+
+def phase_seconds(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Seconds of all steps together, by phase. The time of all steps is divided as in those whose phases were timed."""
+    waited = sum(step[DATA_PHASE] for step in steps)
+    worked = sum(sum(step.values()) for step in steps) - waited
+    sums: dict[str, float] = {}
+    for step in steps:
+        for name in step.keys() - {DATA_PHASE} if WHOLE_STEP not in step else ():
+            sums[name] = sums.get(name, 0.0) + step[name]
+    phased = sum(sums.values())
+    shares = {name: sums[name] / phased for name in TrainingStep.phases if name in sums} if phased > 0 else {}
+    return {DATA_PHASE: waited, **{name: worked * share for name, share in (shares or {WHOLE_STEP: 1.0}).items()}}
+
+
+@dataclass
+class Stepper:
+    """Takes batches and makes steps of them."""
+
+    setup: Setup
+    step: TrainingStep
+    supply: Supply
+    data: DataSpec
+    _ends: deque[Any] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._batch = self.supply.first
+        self._timeline = Timeline(self.device)
+        self._phases: Iterator[str] = iter(())
+        self._plain = self.step.over(self._inputs)
+        self._phased = self.step.over(self._inputs, lambda: self._timeline.note(next(self._phases)))
+
+    def _inputs(self) -> Inputs:
+        return self._batch.args, self._batch.kwargs
+
+    @property
+    def device(self) -> Device:
+        return self.setup.device
+
+    @property
+    def loss(self) -> TrainingLoss:
+        return self.setup.workload.loss
+
+    def feed(self, batches: Iterator[Any], *, prefetch: bool | None = None) -> Feed:
+        return Feed(
+            batches,
+            self.supply.arrive,
+            self.device,
+            prefetch=self.data.prefetch if prefetch is None else prefetch,
+            threaded=self.supply.threaded,
+            timeout_s=self.data.loader_timeout_s,
+        )
+
+    def is_whole(self, batch: Arrived) -> bool:
+        return batch.count == self.supply.batch
+
+    def take(self, batch: Arrived, timeline: Timeline, *, with_phases: bool = False) -> Tensor:
+        """One step on this batch; its loss, which the next step may overwrite."""
+        self._batch = batch
+        self.loss.put(batch.targets)
+        if not self.is_whole(batch) and needs_whole_batches(self.setup):  # compiled or recorded for one size
+            self.setup.args, self.setup.kwargs = batch.args, batch.kwargs
+            loss = self.step.eagerly()
+        elif with_phases and len(self.step.phases) > 1:
+            self._timeline, self._phases = timeline, iter(self.step.phases)
+            return self._phased().detach()
+        else:
+            loss = self._plain().detach()
+        timeline.note(WHOLE_STEP)
+        return loss
+
+    def rest(self) -> None:
+        """Leave a whole batch in place, for what is profiled or measured alone afterwards."""
+        first = self._batch = self.supply.first
+        self.setup.args, self.setup.kwargs = first.args, first.kwargs
+        self.loss.put(first.targets)
+
+    def stay_near(self, end: Any, *, prefetch: bool) -> None:
+        if not prefetch:
+            self.device.synchronize()  # one thing after the other, as a loop does that reads its loss in every step
+            return
+        self._ends.append(end)
+        if len(self._ends) > STEPS_AHEAD:
+            self.device.wait_for(self._ends.popleft())
+
+
+def needs_whole_batches(setup: Setup) -> bool:
+    return setup.step_class is not None or setup.model is not setup.workload.model
 
 
 @dataclass
@@ -45,9 +195,9 @@ class _Passed:
     """The steps of an epoch, or of as much of it as there was time for."""
 
     timeline: Timeline
-    whole: list[bool]
+    whole: list[bool] = field(default_factory=list)
     """It says of each step whether its batch was a whole one."""
-    issue_s: list[float]
+    issue_s: list[float] = field(default_factory=list)
     """Host seconds to issue each step."""
     samples: int = 0
     host_wait_s: float = 0.0
@@ -56,10 +206,6 @@ class _Passed:
     loss: float | None = None
     seconds: float = 0.0
     """It is wall-clock time from the first word to the loader to the last step."""
-
-    @property
-    def steps(self) -> int:
-        return len(self.whole)
 
 
 class Training:
@@ -88,41 +234,30 @@ class Training:
 
     def epoch(self, number: int) -> tuple[Epoch, Block]:
         seed_everything(self._seed, number)
-        device, before = self._device, self._sizes()
-        device.synchronize()
-        device.reset_peaks()
-        clock, started_at = time.perf_counter, time.time()
-        with loader_errors(), quiet_collector():
+        device, clock, before = self._device, time.perf_counter, self._sizes()
+        with loader_errors():
             # First: workers are forked here, and a fork is safest while there is no other thread.
             started = clock()
             batches = self._train.begin(number)
             begun_s = clock() - started
-            processors = ProcessorUse.now()
-            with Sampling(device) as sampling, self._stepper.step.context():
-                # Looking at the device takes milliseconds before and after: they are no part of the training.
+            # Looking at the device takes milliseconds before and after: they are no part of the training.
+            with watched(device) as seen, self._stepper.step.context():
                 passed = self._pass(batches, number, clock() - begun_s)
-            used = ProcessorUse.now().since(processors, passed.seconds)
-            memory = device.memory()
-            self._require_finite(passed.loss, number, passed.steps)
+            self._require_finite(passed.loss, number, len(passed.whole))
             started = clock()
             held_out = self._validate(number)
             validation_s = clock() - started
         self._stepper.rest()
-        steps = passed.timeline.steps()
+        steps, memory = passed.timeline.steps(), seen["memory"]
+        looks = [look.utilisation for look in seen["telemetry"] if look.at_s >= self._looks_back_s]
         epoch = Epoch(
             number=number,
             seconds=passed.seconds + validation_s,
             train_s=passed.seconds,
             validation_s=validation_s,
-            steps=passed.steps,
+            steps=len(passed.whole),
             samples=passed.samples,
             train_loss=passed.loss,
-            val_loss=held_out.loss,
-            val_accuracy=held_out.accuracy,
-            val_judged=held_out.judged,
-            val_most_frequent=held_out.most_frequent,
-            val_batches=held_out.batches,
-            val_batches_not_finite=held_out.not_finite,
             trainable=len(before),
             unchanged=int((self._sizes() == before).sum()),
             learning_rate=passed.rate,
@@ -130,16 +265,17 @@ class Training:
             host_wait_s=passed.host_wait_s,
             gradient_scale=self._stepper.step.gradient_scale,
             peak_bytes=memory.peak_rss_bytes if memory.peak_reserved_bytes is None else memory.peak_reserved_bytes,
-            utilisation=_mean([look.utilisation for look in sampling.samples if look.at_s >= self._looks_back_s]),
-            energy_j=sampling.energy_j,
+            utilisation=_mean(looks),
+            energy_j=seen["energy_j"],
             is_cut=passed.is_cut,
+            **held_out.results(),
         )
-        return epoch, _block(passed, steps, device, sampling, started_at, memory, number, used)
+        return epoch, _block(passed, steps, device, number, seen)
 
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
         """All batches of an epoch; fewer where the time is over."""
         stepper, clock = self._stepper, time.perf_counter
-        passed, watched = _Passed(Timeline(self._device), [], []), RunningLoss(self._sum)
+        passed, running = _Passed(Timeline(self._device)), RunningLoss(self._sum)
         timeline, told = passed.timeline, started
         phased_at = 0 if self._train.steps == 1 else 1  # the first step of an epoch follows a validation
         with stepper.feed(batches) as feed:
@@ -151,13 +287,14 @@ class Training:
                 if batch is None:
                     break
                 timeline.note(DATA_PHASE)
-                passed.rate = self._rate(number, passed.steps)
+                step = len(passed.whole)
+                passed.rate = self._rate(number, step)
                 stepper.step.learn_at(passed.rate)
                 try:
-                    is_phased = passed.steps % STEPS_PER_PHASED == phased_at
+                    is_phased = step % STEPS_PER_PHASED == phased_at
                     loss = stepper.take(batch, timeline, with_phases=is_phased)
                 except Exception as error:
-                    self._explain(error, batch.count, passed.steps)
+                    self._explain(error, batch.count, step)
                     raise
                 issued = clock()
                 self._sum.add_(loss.float(), alpha=batch.count)
@@ -168,8 +305,8 @@ class Training:
                 passed.issue_s.append(issued - now)
                 if now - told > TELL_EVERY_S:
                     told = now
-                    self._report(number, passed, watched.peek(passed.samples), now - started)
-                passed.is_cut = self._is_over(now - started) and passed.steps != self._train.steps
+                    self._report(number, passed, running.peek(passed.samples), now - started)
+                passed.is_cut = self._is_over(now - started) and len(passed.whole) != self._train.steps
             self._device.synchronize()
         passed.seconds = clock() - started
         self.spent_s += passed.seconds
@@ -194,9 +331,10 @@ class Training:
         return rate_at(self._spec.schedule, self._highest_rate, done, self._spec.epochs * steps)
 
     def _report(self, number: int, passed: _Passed, mean: float | None, seconds: float) -> None:
-        self._require_finite(mean, number, passed.steps)
+        steps = len(passed.whole)
+        self._require_finite(mean, number, steps)
         rate = passed.samples / seconds if seconds > 0 else None
-        self._tell_where(number, passed.steps, loss=mean, samples_per_s=rate)
+        self._tell_where(number, steps, loss=mean, samples_per_s=rate)
 
     def _tell_where(self, number: int, step: int, **more: Any) -> None:
         steps = self._train.steps
@@ -224,7 +362,7 @@ class Training:
         model = stepper.setup.workload.model
         model.eval()
         try:
-            with torch.no_grad(), stepper.feed(batches.begin(1), held_out=True) as feed:
+            with torch.no_grad(), stepper.feed(batches.begin(1)) as feed:
                 while (batch := feed.next()) is not None:
                     with stepper.setup.autocast():
                         output = model(*batch.args, **batch.kwargs)
@@ -264,27 +402,18 @@ class HeldOut:
                 self._classes = self._right.new_zeros(answers.known + 1)
             self._classes.index_add_(0, answers.classes, torch.ones_like(answers.classes))
 
-    @property
-    def loss(self) -> float | None:
-        """None where there was none, or it is no number."""
-        mean = float(self._losses) / self._samples if self._samples else math.nan
-        return mean if math.isfinite(mean) else None
-
-    @property
-    def accuracy(self) -> float | None:
-        return float(self._right) / self.judged if self.judged else None
-
-    @property
-    def judged(self) -> int:
-        return int(self._judged)
-
-    @property
-    def most_frequent(self) -> float | None:
-        return float(self._classes[:-1].max()) / self.judged if self._classes is not None and self.judged else None
-
-    @property
-    def not_finite(self) -> int:
-        return int(self._not_finite)
+    def results(self) -> dict[str, Any]:
+        """Returns the fields of an `Epoch`; a loss or an accuracy is None where there was none, or it is no number."""
+        judged, mean = int(self._judged), float(self._losses) / self._samples if self._samples else math.nan
+        frequent = None if self._classes is None or not judged else float(self._classes[:-1].max()) / judged
+        return {
+            "val_loss": mean if math.isfinite(mean) else None,
+            "val_accuracy": float(self._right) / judged if judged else None,
+            "val_judged": judged,
+            "val_most_frequent": frequent,
+            "val_batches": self.batches,
+            "val_batches_not_finite": int(self._not_finite),
+        }
 
 
 class RunningLoss:
@@ -332,16 +461,7 @@ def be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _block(
-    passed: _Passed,
-    steps: list[dict[str, float]],
-    device: Device,
-    sampling: Sampling,
-    started_at: float,
-    memory: Memory,
-    number: int,
-    used: dict[str, Any],
-) -> Block:
+def _block(passed: _Passed, steps: list[dict[str, float]], device: Device, number: int, seen: dict[str, Any]) -> Block:
     """Returns the steps with whole batches one by one. The smaller batch at the end of an epoch is no sample of them."""
     whole = [step for step, is_whole in zip(steps, passed.whole, strict=True) if is_whole]
     kept = _spread(whole, KEPT_STEPS)
@@ -355,13 +475,8 @@ def _block(
         issue_s=tuple(passed.issue_s[:ISSUED]) if device.is_accelerator else (),
         samples=tuple(sum(step.values()) for step in kept),
         phases={DATA_PHASE: tuple(step[DATA_PHASE] for step in kept), **phases} if kept else {},
-        wall_s=passed.seconds,
-        started_at=started_at,
         round=number,
-        memory=memory,
-        energy_j=sampling.energy_j,
-        telemetry=tuple(_spread(list(sampling.samples), KEPT_LOOKS)),
-        **used,
+        **{**seen, "wall_s": passed.seconds, "telemetry": tuple(_spread(list(seen["telemetry"]), KEPT_LOOKS))},
     )
 
 
@@ -372,3 +487,92 @@ def _spread(values: list[Any], most: int) -> list[Any]:
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+# Loader and model, apart and together
+
+
+def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, prefetch: bool) -> Fed:
+    """Measures loading alone, the model alone on a batch that is there, or both together."""
+    fed = Fed(part=part, samples=0, seconds=0.0, workers=workers, prefetch=prefetch)
+    with loader_errors(), quiet_collector(), stepper.step.context():
+        if part == "model":
+            return _model_alone(stepper, seconds, fed)
+        batches = stepper.supply.train(workers)
+        # Those that lie ready before anybody looks.
+        ready = 1 + workers * stepper.data.prefetch_factor + stepper.supply.queued
+        measure = _loader_alone if part == "loader" else _together
+        try:
+            return measure(stepper, _endless(batches), seconds, ready, fed)
+        finally:
+            batches.close()
+
+
+def _loader_alone(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: int, fed: Fed) -> Fed:
+    def count_of(batch: Any) -> int:
+        if stepper.data.on_device:  # it has no loader: its batches are made where they are used
+            return stepper.supply.arrive(batch).count
+        return part_batch(batch).count if isinstance(batch, Mapping) else len(batch[1])
+
+    for _ in range(ready):
+        next(batches)
+    samples, started = 0, time.perf_counter()
+    for number in count():
+        if _is_enough(number, time.perf_counter() - started, seconds):
+            break
+        samples += count_of(next(batches))
+    stepper.device.synchronize()
+    return msgspec.structs.replace(fed, samples=samples, seconds=time.perf_counter() - started)
+
+
+def _model_alone(stepper: Stepper, seconds: float, fed: Fed) -> Fed:
+    device = stepper.device
+    stepper.step()
+    run, samples = stepper.step.plain(), 0
+    device.synchronize()
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds or not samples:
+        run()
+        stepper.stay_near(device.mark(), prefetch=True)
+        samples += stepper.supply.batch
+    device.synchronize()
+    return msgspec.structs.replace(fed, samples=samples, seconds=time.perf_counter() - started)
+
+
+def _together(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: int, fed: Fed) -> Fed:
+    timeline, device = Timeline(stepper.device), stepper.device
+    samples, started = 0, 0.0
+    with stepper.feed(batches, prefetch=fed.prefetch) as feed:
+        for number in count():
+            if number == ready:
+                device.synchronize()
+                timeline.begin()
+                started = time.perf_counter()
+            elif number > ready and _is_enough(number - ready, time.perf_counter() - started, seconds):
+                break
+            batch = feed.next()
+            assert batch is not None
+            timeline.note(DATA_PHASE)
+            stepper.take(batch, timeline)
+            feed.ahead()
+            stepper.stay_near(timeline.marks[-1], prefetch=fed.prefetch)
+            samples += batch.count if number >= ready else 0
+        device.synchronize()
+        took = time.perf_counter() - started
+    return msgspec.structs.replace(
+        fed, samples=samples, seconds=took, wait_s=phase_seconds(timeline.steps())[DATA_PHASE]
+    )
+
+
+def _is_enough(batches: int, passed_s: float, seconds: float) -> bool:
+    """Long enough to have seen a batch that is slow now and then, unless that takes too long."""
+    return batches > 0 and passed_s >= (seconds if batches >= FEW_BATCHES else LONGEST_FACTOR * seconds)
+
+
+def _endless(batches: Batches) -> Iterator[Any]:
+    for epoch in count(1):
+        number = -1
+        for number, batch in enumerate(batches.begin(epoch)):  # noqa: B007  (whether there was one is asked below)
+            yield batch
+        if number < 0:
+            raise BenchError("user", "the loader gave no batch")

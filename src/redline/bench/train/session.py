@@ -1,53 +1,66 @@
-"""One training between `Prepare` and `Close`: the data taken over, the first call, epochs, checkpoints; and loader and
-model alone and together, to see which waits for the other."""
+"""One training between `Prepare` and `Close`: from a spec and its data to a step that can be taken, its epochs, and the
+checkpoint that it goes on from."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
+import math
 import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from redline.bench.data.batches import Batches
-from redline.bench.data.feed import WATCH, loader_errors, part_batch
-from redline.bench.data.source import Data, LoaderData
+from redline.bench.data.batches import Batches, DeviceBatches, LoadedBatches, Order, Reader, UserBatches
+from redline.bench.data.feed import (
+    TARGETS,
+    WATCH,
+    Arrived,
+    ImageArrival,
+    UserArrival,
+    next_of,
+    part_batch,
+    with_targets,
+)
+from redline.bench.data.source import Data, ImageData, LoaderData, Samples
 from redline.bench.device.base import Device
-from redline.bench.device.failure import one_line
-from redline.bench.measure.blocks import quiet_collector
+from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
-from redline.bench.train.epochs import Tell, Training, be_deterministic
-from redline.bench.train.prepare import (
-    check_answers,
-    info_of,
-    is_recorded,
-    learning_rate_of,
-    note_what_stays,
-    set_optimizer,
-    settle_loss,
-    supply_of,
-    take_over,
-)
-from redline.bench.train.steps import Stepper, Timeline, phase_seconds
+from redline.bench.train.epochs import Stepper, Supply, Tell, Training, be_deterministic, feed_for, needs_whole_batches
 from redline.bench.workload.build import source_of
-from redline.bench.workload.losses import loss_on_data
-from redline.bench.workload.step import Setup, TrainingStep, make_step
+from redline.bench.workload.called import parameters_of
+from redline.bench.workload.fingerprint import short_hash
+from redline.bench.workload.handed import sort_inputs
+from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.losses import class_axis, main_logits
+from redline.bench.workload.step import Setup, TrainingStep
+from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
-from redline.model.errors import BenchError
+from redline.model.errors import BenchError, SpecError
+from redline.model.note import Note, note
 from redline.model.protocol import EpochReply, FedReply, Feed
-from redline.model.record import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
-from redline.model.spec import RunSpec
+from redline.model.record import DataInfo, Epoch, LastBatchFate
+from redline.model.spec import OptimizerName, RunSpec
+from redline.model.units import format_count
 
-FEW_BATCHES, LONGEST_FACTOR = 20, 3
-"""A loader is watched for this many batches, or for so many times the seconds asked for."""
+InputChange = Callable[[Tensor], Tensor]
+
+DEFAULT_BATCH = 128
+CIFAR_STEM_UP_TO = 32
+"""Pixels: of so small an image the ImageNet stem leaves next to nothing."""
+RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3}
+SAME_ANSWER = 0.01
+"""Relative distance up to which two answers to a sample are the same: rounding is below it, dropout far above."""
+HIGHEST_RATE = 0.8
+"""The rate of SGD, which grows with the batch, goes no higher."""
 
 
 class TrainingSession:
@@ -61,33 +74,30 @@ class TrainingSession:
         if self._train.deterministic:
             be_deterministic()
         self._supply, self._recipes_changes = supply_of(spec, data, size, device, workload)
-        self._loss = loss_on_data(workload.loss)
-        self._loss.put(self._supply.first.targets)
+        workload.loss.start_on_data(self._supply.first.targets)
         if isinstance(data, LoaderData) or source_of(spec.workload).is_built_elsewhere:
-            self._supply = settle_loss(workload, self._supply, self._loss)
-        workload.loss = self._loss
+            self._supply = settle_loss(workload, self._supply)
         take_over(workload, self._supply.first, data)
         note_what_stays(workload)
         WATCH.begin()
         self._checkpoint: Checkpoint | None = None
         self.epochs: list[Epoch] = []
 
-    def start(self, setup: Setup) -> float:
-        """The first call under the recipe, after which nothing is learned yet; seconds it took."""
+    def make_ready(self, setup: Setup) -> None:
+        """Give the recipe the data, and the optimizer its settings, before the first call."""
         self._recipes_changes.extend(setup.input_changes)
-        self._supply = replace(self._supply, first=replace(self._supply.first, args=setup.args, kwargs=setup.kwargs))
-        self._loss.is_static = is_recorded(setup)
-        self._loss.put(self._supply.first.targets)
-        check_answers(setup, self._data, self._supply.first, self._loss)
-        self._rate = learning_rate_of(self._spec)
+        first = replace(self._supply.first, args=setup.args, kwargs=setup.kwargs)
+        self._supply = replace(self._supply, first=first)
+        loss, self._rate = setup.workload.loss, learning_rate_of(self._spec)
+        loss.is_static = is_recorded(setup)
+        loss.put(first.targets)
+        check_answers(setup, self._data, first.count)
         set_optimizer(self._spec, setup, self._rate)
-        started = time.perf_counter()
-        self.step = _first_step(setup, self._spec)
-        setup.device.synchronize()
-        seconds = time.perf_counter() - started
-        self._stepper = Stepper(setup, self.step, self._loss, self._supply, self._train.data)
+
+    def begin(self, setup: Setup, step: TrainingStep) -> None:
+        """The first call is over, and nothing is learned yet."""
+        self._step, self._stepper = step, Stepper(setup, step, self._supply, self._train.data)
         self._training = Training(self._train, self._stepper, self._spec.seed, self._rate, self._tell)
-        return seconds
 
     @property
     def info(self) -> DataInfo:
@@ -97,7 +107,7 @@ class TrainingSession:
     def resume(self, checkpoint: str) -> None:
         """Keep the state there after each epoch, and take up the one that is there."""
         self._checkpoint = Checkpoint(Path(checkpoint), self._spec, self._workload)
-        self.epochs = self._checkpoint.restore(self._workload.model, self.step)
+        self.epochs = self._checkpoint.restore(self._workload.model, self._step)
         self._training.spent_s = sum(epoch.train_s for epoch in self.epochs)
 
     def epoch(self, number: int) -> EpochReply:
@@ -106,7 +116,7 @@ class TrainingSession:
         lost = ""
         if self._checkpoint is not None:
             # Before it is told: what the history has, the checkpoint has too.
-            lost = self._checkpoint.save(self._workload.model, self.step, self.epochs)
+            lost = self._checkpoint.save(self._workload.model, self._step, self.epochs)
         return EpochReply(epoch=epoch, block=block, lost_checkpoint=lost)
 
     def feed(self, request: Feed) -> FedReply:
@@ -168,103 +178,291 @@ class Checkpoint:
         return [msgspec.convert(epoch, Epoch) for epoch in state["epochs"]]
 
 
-def _first_step(setup: Setup, spec: RunSpec) -> TrainingStep:
-    step = make_step(setup, spec.workload.optimizer)
-    assert isinstance(step, TrainingStep)
-    if isinstance(step, GraphedTraining):
-        with step.context():
-            step.record()
-        return step
-    with unchanged_afterwards(setup.workload.model), step.context():
-        step()
-        setup.device.synchronize()
-    again = make_step(setup, spec.workload.optimizer)  # with an optimizer that has seen nothing
-    assert isinstance(again, TrainingStep)
-    return again
+# Data and model that fit each other
 
 
-def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, prefetch: bool) -> Fed:
-    with loader_errors(), quiet_collector(), stepper.step.context():
-        if part == "model":
-            samples, took = _model_alone(stepper, seconds)
-            return Fed(part=part, samples=samples, seconds=took, workers=workers, prefetch=prefetch)
-        batches = stepper.supply.train(workers)
-        # Those that lie ready before anybody looks.
-        ready = 1 + workers * stepper.data.prefetch_factor + stepper.supply.queued
+def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
+    """Returns the spec with the batch, image size, classes and stem that the data ask for, where it names none.
+
+    And the pixels per side that the model will see, and inputs as the data give them. A model that is built elsewhere is
+    not told of sizes: it takes what comes.
+    """
+    workload = spec.workload
+    size: int | None
+    if isinstance(data, ImageData):
+        batch = workload.batch or min(DEFAULT_BATCH, len(data.train))
+        if batch > len(data.train):
+            raise SpecError(f"batch must be {len(data.train)} or less with so many training samples, got {batch}")
+        size = workload.image_size or data.size
+        inputs: Any = torch.zeros(batch, len(data.mean), size, size)
+    else:
+        assert spec.train is not None
+        batch_given = next_of((data.first for _ in range(1)), spec.train.data.loader_timeout_s)
+        if batch_given is None:
+            raise BenchError("user", "the training loader gave no batch")
+        parted = part_batch(batch_given)
+        inputs, batch = parted.inputs, parted.count
+        is_image = isinstance(inputs, Tensor) and inputs.ndim == 4
+        size = workload.image_size or (int(inputs.shape[-1]) if is_image else None)
+    source, classes = source_of(workload), workload.classes or data.classes
+    if source.is_built_elsewhere:
+        workload = msgspec.structs.replace(workload, batch=batch, image_size=None)
+        return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
+    if size is None:
+        tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        # Tokens are whole numbers by sample and position.
+        lengths = [int(leaf.shape[1]) for leaf in tensors if leaf.ndim == 2 and not leaf.is_floating_point()]
+        workload = msgspec.structs.replace(
+            workload, sequence_length=workload.sequence_length or next(iter(lengths), None)
+        )
+    elif classes is None:
+        raise SpecError(f"{data.name} does not say how many classes there are: give --classes")
+    workload = msgspec.structs.replace(workload, batch=batch, image_size=size, classes=classes)
+    source.check(workload)
+    if workload.stem is None and size is not None and source.has_stem(workload):
+        workload = msgspec.structs.replace(workload, stem="cifar" if size <= CIFAR_STEM_UP_TO else "imagenet")
+    return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
+
+
+def supply_of(
+    spec: RunSpec, data: Data, size: int | None, device: Device, workload: Workload
+) -> tuple[Supply, list[InputChange]]:
+    """Batches for a fitted spec, and the list for what the recipe, once it is applied, does to every input."""
+    assert spec.train is not None
+    assert spec.workload.batch is not None
+    changes: list[InputChange] = []
+    takes = _names_taken(workload.model)
+    form = _form(workload, takes, changes)
+    if spec.train.target_accuracy is not None and data.validation is None:
+        raise SpecError("target_accuracy cannot be reached without a validation loader: there is no accuracy")
+    if isinstance(data, ImageData):
+        return _image_supply(spec, data, ImageArrival(data, device, size or data.size, form), device), changes
+    arrive = UserArrival(device, form, takes)
+    supply = Supply(
+        train=lambda workers: UserBatches(data.train),
+        validation=None if data.validation is None else UserBatches(data.validation),
+        arrive=arrive,
+        first=arrive(data.first),
+        batch=spec.workload.batch,
+        threaded=data.has_workers,
+        queued=data.queued,
+    )
+    return supply, changes
+
+
+def _image_supply(spec: RunSpec, data: ImageData, arrive: ImageArrival, device: Device) -> Supply:
+    assert spec.train is not None
+    assert spec.workload.batch is not None
+    settings, batch = spec.train.data, spec.workload.batch
+    drop = spec.train.last_batch == "drop" or len(data.train) % batch == 1  # BatchNorm cannot train on one sample
+    parts = (data.train, data.validation) if settings.on_device else ()
+    there = {id(part): tuple(tensor.to(device.torch_device) for tensor in part.whole()) for part in parts}
+
+    def batches(samples: Samples, workers: int, *, train: bool) -> Batches:
+        order = Order(len(samples), batch, seed=spec.seed, shuffle=train, drop_last=train and drop)
+        augment = settings.augment if train else "none"
+        if settings.on_device:
+            return DeviceBatches(there[id(samples)], order, augment=augment != "none")
+        pin = settings.pin_memory and device.is_accelerator
+        return LoadedBatches(samples, order, settings, augment=augment, pin=pin, workers=workers)
+
+    return Supply(
+        train=lambda workers: batches(data.train, workers, train=True),
+        validation=batches(data.validation, settings.workers, train=False),
+        arrive=arrive,
+        first=arrive(Reader(data.train, "none")[list(range(batch)), 0]),
+        batch=batch,
+        threaded=True,
+    )
+
+
+def _form(workload: Workload, takes: list[str] | None, changes: list[InputChange]) -> Callable[[Any], Inputs]:
+    """Inputs as this model takes them: by position, or by the name it gave its own."""
+    given = () if workload.args else workload.kwargs
+    name = next((name for name in given if takes is None or name in takes), None)
+
+    def form(inputs: Any) -> Inputs:
+        args, kwargs = ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)
+        for change in changes:
+            args, kwargs = pytree.tree_map_only(Tensor, change, (args, kwargs))
+        return args, kwargs
+
+    return form
+
+
+def _names_taken(model: torch.nn.Module) -> list[str] | None:
+    """Returns what `forward` may be given by name, or None if it takes any name."""
+    parameters = parameters_of(model.forward).values()
+    if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return None
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+
+
+def settle_loss(workload: Workload, supply: Supply) -> Supply:
+    """Hand the targets over to a model that takes them, and look at what it answers as it is.
+
+    The contract: a model whose `forward` names its targets gets them, unless there is a loss that it can do without them for.
+    """
+    model, loss, first = workload.model, workload.loss, supply.first
+    takes = parameters_of(model.forward)
+    name = next((name for name in TARGETS if name in takes), None)
+    if name and name not in (*first.kwargs, *list(takes)[: len(first.args)]):
+        is_needed = takes[name].default is inspect.Parameter.empty
+        given = with_targets(first, name)
+        if is_needed or (loss.given is None and _tried(model, given) is not None):
+            plain = supply.arrive
+            supply = replace(supply, arrive=lambda batch: with_targets(plain(batch), name), first=given)
+    output = _tried(model, supply.first)
+    if output is not None:  # else the first call will say why
+        loss.learn(output)
+    return supply
+
+
+def _tried(model: torch.nn.Module, batch: Arrived) -> Any:
+    """Returns what the model answers for a batch in training, with dropout always alike, or None if it raises."""
+    with unchanged_afterwards(model), torch.enable_grad():
+        torch.manual_seed(0)  # an epoch has a seed of its own
         try:
-            if part == "loader":
-                samples, took = _loader_alone(stepper, _endless(batches), seconds, ready)
-                return Fed(part=part, samples=samples, seconds=took, workers=workers, prefetch=prefetch)
-            samples, took, waited = _together(stepper, _endless(batches), seconds, ready, prefetch)
-            return Fed(part=part, samples=samples, seconds=took, wait_s=waited, workers=workers, prefetch=prefetch)
-        finally:
-            batches.close()
+            return model(*batch.args, **batch.kwargs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return None
 
 
-def _loader_alone(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: int) -> tuple[int, float]:
-    def count_of(batch: Any) -> int:
-        if stepper.data.on_device:  # it has no loader: its batches are made where they are used
-            return stepper.supply.arrive(batch).count
-        return part_batch(batch).count if isinstance(batch, Mapping) else len(batch[1])
-
-    for _ in range(ready):
-        next(batches)
-    samples, started = 0, time.perf_counter()
-    for number in count():
-        if _is_enough(number, time.perf_counter() - started, seconds):
-            break
-        samples += count_of(next(batches))
-    stepper.device.synchronize()
-    return samples, time.perf_counter() - started
+def take_over(workload: Workload, first: Arrived, data: Data) -> None:
+    """Let the workload stand on a batch of the data instead of the inputs it was built with."""
+    workload.put((first.args, first.kwargs))
+    workload.batch, workload.batch_from, workload.items, workload.axes = first.count, "asked", None, None
+    workload.input_hash = short_hash(f"{data.fingerprint} {describe((first.args, first.kwargs))}")
+    workload.notes += data.notes
+    if isinstance(data, LoaderData) and data.repeats:
+        told = "the first batches of two loader workers are the same: each worker gives the whole set"
+        workload.notes.append(note("repeated-samples", f"{told}; let the data set split itself by get_worker_info()"))
 
 
-def _model_alone(stepper: Stepper, seconds: float) -> tuple[int, float]:
-    steps, device = 0, stepper.device
-    stepper.step()
-    device.synchronize()
-    started = time.perf_counter()
-    while time.perf_counter() - started < seconds or not steps:
-        stepper.step()
-        stepper.stay_near(device.mark(), prefetch=True)
-        steps += 1
-    device.synchronize()
-    return steps * stepper.supply.batch, time.perf_counter() - started
+def note_what_stays(workload: Workload) -> None:
+    """Note what training will not change: frozen parameters, and modules that stay in eval mode."""
+    model = workload.model
+    frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
+    if frozen:
+        whole = sum(each.numel() for each in model.parameters())
+        told = f"{format_count(frozen)} of {format_count(whole)} parameters are frozen"
+        workload.notes.append(note("frozen", f"{told}: they get no gradient"))
+    model.train()
+    still = [name or type(model).__name__ for name, each in model.named_modules() if not each.training]
+    if still:
+        told = f"{still[0]} stays" if len(still) == 1 else f"{still[0]} and {len(still) - 1} more modules stay"
+        workload.notes.append(note("stays-in-eval", f"{told} in eval mode, though the model was put in training mode"))
 
 
-def _together(
-    stepper: Stepper, batches: Iterator[Any], seconds: float, ready: int, prefetch: bool
-) -> tuple[int, float, float]:
-    timeline, device = Timeline(stepper.device), stepper.device
-    samples, started = 0, 0.0
-    with stepper.feed(batches, prefetch=prefetch) as feed:
-        for number in count():
-            if number == ready:
-                device.synchronize()
-                timeline.begin()
-                started = time.perf_counter()
-            elif number > ready and _is_enough(number - ready, time.perf_counter() - started, seconds):
-                break
-            batch = feed.next()
-            assert batch is not None
-            timeline.note(DATA_PHASE)
-            stepper.take(batch, timeline)
-            feed.ahead()
-            stepper.stay_near(timeline.marks[-1], prefetch=prefetch)
-            samples += batch.count if number >= ready else 0
-        device.synchronize()
-        took = time.perf_counter() - started
-    return samples, took, phase_seconds(timeline.steps())[DATA_PHASE]
+def check_answers(setup: Setup, data: Data, count: int) -> None:
+    """Checks that the model answers with as many classes as the data have: on a GPU one too few ends the process.
+
+    It also notes whether what it answers in eval mode can be judged sample by sample.
+    """
+    model = setup.workload.model
+    model.eval()
+    try:
+        with torch.no_grad(), setup.autocast(), unchanged_afterwards(model):
+            output = model(*setup.args, **setup.kwargs)
+            setup.workload.notes += _doubts_of_validation(model, setup, count, output)
+    finally:
+        model.train()
+    logits = main_logits(output)
+    if logits is None or logits.ndim < 2:
+        return
+    answers = logits.shape[class_axis(logits)]
+    if data.classes is not None and answers < data.classes:
+        raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
+    if (wrong := setup.workload.loss.class_beyond(logits)) is not None:
+        raise SpecError(f"a target is {wrong}, and the model answers with {answers} classes: 0 to {answers - 1}")
 
 
-def _is_enough(batches: int, passed_s: float, seconds: float) -> bool:
-    """Long enough to have seen a batch that is slow now and then, unless that takes too long."""
-    return batches > 0 and passed_s >= (seconds if batches >= FEW_BATCHES else LONGEST_FACTOR * seconds)
+def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, output: Any) -> Iterator[Note]:
+    """Yields what makes held-out accuracy depend on more than the weights and the sample. It asks the model again."""
+    if _apart(output, model(*setup.args, **setup.kwargs), count) > SAME_ANSWER:
+        told = "in eval mode the model answers the same batch differently each time"
+        yield note("random-in-eval", f"{told}: dropout or noise is still on, and validation measures the model with it")
+        return
+
+    def of_first(leaf: Tensor) -> Tensor:
+        return leaf[:1].expand_as(leaf).contiguous() if leaf.ndim and len(leaf) == count else leaf
+
+    args, kwargs = pytree.tree_map_only(Tensor, of_first, (setup.args, setup.kwargs))
+    try:
+        alone = model(*args, **kwargs)
+    except Exception:  # on one sample again and again, which no training has: that says nothing
+        return
+    if _apart(output, alone, count, rows=1) > SAME_ANSWER:
+        still = next((name or type(each).__name__ for name, each in model.named_modules() if each.training), None)
+        why = f"{still} stays in training mode" if still else "as BatchNorm without running statistics does"
+        told = "in eval mode the answer to a sample depends on the others in its batch"
+        yield note("mixes-samples", f"{told} ({why}): accuracy changes with the batch")
 
 
-def _endless(batches: Batches) -> Iterator[Any]:
-    for epoch in count(1):
-        number = -1
-        for number, batch in enumerate(batches.begin(epoch)):  # noqa: B007  (whether there was one is asked below)
-            yield batch
-        if number < 0:
-            raise BenchError("user", "the loader gave no batch")
+def _apart(one: Any, other: Any, count: int, rows: int | None = None) -> float:
+    """How far the answers to the first rows are from each other, relative to their size."""
+    pairs = [
+        (a[:rows].double(), b[:rows].double())
+        for a, b in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.ndim and len(a) == count
+    ]
+    sizes = [(float((a - b).norm()), float(a.norm())) for a, b in pairs if a.shape == b.shape]
+    return max((apart / size for apart, size in sizes if size > 0 and math.isfinite(apart)), default=0.0)
+
+
+def learning_rate_of(spec: RunSpec) -> float:
+    assert spec.train is not None
+    if spec.train.learning_rate is not None:
+        return spec.train.learning_rate
+    rate = RATE_AT_256[spec.workload.optimizer]
+    if spec.workload.optimizer != "sgd":
+        return rate
+    return min(HIGHEST_RATE, rate * (spec.workload.batch or DEFAULT_BATCH) / 256)
+
+
+def set_optimizer(spec: RunSpec, setup: Setup, rate: float) -> None:
+    assert spec.train is not None
+    setup.optimizer_options["weight_decay"] = spec.train.weight_decay
+    setup.optimizer_options["lr"] = rate
+    if not is_recorded(setup):
+        return
+    # A graph keeps the numbers it was recorded with; a tensor it reads anew at every replay.
+    setup.optimizer_options["lr"] = torch.tensor(rate, device=setup.device.torch_device)
+    if spec.workload.optimizer == "sgd" and not setup.optimizer_options.get("fused"):
+        setup.optimizer_options["fused"] = True
+        setup.notes["graphs"] = "SGD runs fused: only so does it read its learning rate on the device"
+
+
+def is_recorded(setup: Setup) -> bool:
+    """True if the whole step, optimizer included, is replayed from a graph."""
+    return setup.step_class is not None and issubclass(setup.step_class, GraphedTraining)
+
+
+def info_of(spec: RunSpec, data: Data, supply: Supply, setup: Setup, steps: int, rate: float) -> DataInfo:
+    assert spec.train is not None
+    counts = [len(part) if isinstance(part, Samples) else 0 for part in (data.train, data.validation)]
+    left = counts[0] % supply.batch
+    fate: LastBatchFate = "run eagerly" if needs_whole_batches(setup) else "run"
+    if not left:
+        fate = "none"
+    elif steps * supply.batch <= counts[0]:
+        fate = "dropped"
+    image = supply.first.args[0] if supply.first.args else next(iter(supply.first.kwargs.values()), None)
+    return DataInfo(
+        name=data.name,
+        train_samples=counts[0],
+        val_samples=counts[1],
+        classes=data.classes,
+        shape=tuple(image.shape[1:]) if isinstance(image, Tensor) else (),
+        fingerprint=data.fingerprint,
+        stem=spec.workload.stem,
+        steps_per_epoch=steps,
+        last_batch=left,
+        last_batch_fate=fate,
+        learning_rate=rate,
+        workers=data.workers if isinstance(data, LoaderData) else spec.train.data.workers,
+        augment=spec.train.data.augment,
+        random_labels=isinstance(data, ImageData) and data.random_labels,
+    )

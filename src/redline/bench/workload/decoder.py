@@ -1,4 +1,4 @@
-"""Models that generate text token by token: one forward that reads tokens and keeps a cache, whoever wrote the model."""
+"""Models that write text: what a generation asks of them, which decoder fits a model, and those of transformers with their caches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from redline.bench.workload.called import parameters_of
 from redline.bench.workload.inputs import seeded
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble
-from redline.model.errors import BenchError
+from redline.model.errors import BenchError, SpecError
 from redline.model.note import Note, note
-from redline.model.spec import DEFAULT_PROMPT, WorkloadSpec
+from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 from redline.model.work import CacheKind
 
 
@@ -275,3 +276,234 @@ def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: in
     )
     workload.items = batch * decoder.new_tokens
     return workload
+
+
+SEEN_TOKENS = 8
+SEEING = 1e-5
+"""The share of the largest logit by which an earlier one may change in a causal model, through the order of sums."""
+
+
+def written_in_place(cache: Any, cursor: dict[str, Any], length: int) -> Any:
+    """A static cache whose attention layers write where `cursor["positions"]` says, a tensor on the device.
+
+    Layers of transformers count for themselves instead, with a kernel each for every token. Those of a sliding window
+    count on the host, so that a compiler compiles every token anew and a recorded step never slides: they get all
+    positions here, and the mask hides what lies outside of the window. Other layers, and versions of transformers
+    whose forward takes `cache_position`, stay as they are.
+    """
+    from transformers import cache_utils
+
+    def own(layer: Any) -> bool:
+        kinds = (cache_utils.StaticLayer, getattr(cache_utils, "StaticSlidingWindowLayer", None))
+        return type(layer) in kinds and hasattr(layer, "cumulative_length")
+
+    class Placed(cache_utils.StaticLayer):
+        def update(self, keys: Any, values: Any, *args: Any, **named: Any) -> Any:
+            if not self.is_initialized:
+                self.lazy_initialization(keys, values)
+            # Under autocast keys may be fp32, by their rotation, and values not; a layer has one number format.
+            self.keys.index_copy_(2, cursor["positions"], keys.to(self.keys.dtype))
+            self.values.index_copy_(2, cursor["positions"], values.to(self.values.dtype))
+            return self.keys, self.values
+
+        def get_seq_length(self) -> Any:
+            start = cursor.get("start")
+            return cursor["positions"][0] if start is None else start
+
+    cache.layers = [Placed(max_cache_len=length) if own(layer) else layer for layer in cache.layers]
+    return cache
+
+
+def asks_the_host(step: Callable[[], Any]) -> bool:
+    """Returns whether a step needs a value of the device on the host: it waits there, and no graph can be recorded of it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    asked: list[bool] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._local_scalar_dense.default:
+                asked.append(True)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        step()
+    return bool(asked)
+
+
+def cache_argument(model: nn.Module) -> str | None:
+    """Returns what the forward of a model of transformers calls its cache; state-space models call it otherwise."""
+    takes = parameters_of(model.forward)
+    return next((name for name in ("past_key_values", "cache_params") if name in takes), None)
+
+
+class HfDecoder(Decoder):
+    """A causal or encoder–decoder model of transformers."""
+
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
+        super().__init__(model, prompt, new_tokens)
+        self._config: Any = model.config
+        self._takes = parameters_of(model.forward)
+        self._cache_argument = cache_argument(model) or "past_key_values"
+        self.has_encoder = bool(getattr(self._config, "is_encoder_decoder", False))
+        self._mask_argument = "decoder_attention_mask" if self.has_encoder else "attention_mask"
+        self._mask: Tensor | None = None
+        self._encoded: Any = None
+        self._cursor: dict[str, Any] = {}
+
+    @property
+    def length(self) -> int:
+        return self.new_tokens if self.has_encoder else super().length
+
+    def begin(self) -> None:
+        is_new = not (self.is_static and self._has_static)
+        if is_new:
+            self._cache, self._encoded, self._has_static = self._new_cache(), None, self.is_static
+        else:
+            self._cache.reset()
+        if self.has_encoder:
+            encoded = self.model.get_encoder()(input_ids=self.prompt)  # type: ignore[operator]
+            if self._encoded is not None:
+                self._encoded[0].copy_(encoded[0])  # where a recorded graph reads it
+            else:
+                self._encoded = encoded
+        if is_new and self.is_static:
+            self._give_a_mask_where_it_is_missed()
+
+    def _give_a_mask_where_it_is_missed(self) -> None:
+        """Some models make a mask of as many positions as are filled, which only the device knows."""
+        token, position = self.prompt[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device)
+        self._mask = None
+        if self._mask_argument in self._takes and asks_the_host(lambda: self(token, position)):
+            shape = (self.prompt.shape[0], self.cache_length or self.length)
+            self._mask = torch.ones(shape, dtype=torch.long, device=self.prompt.device)
+        self._cache.reset()
+
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+        def cache(length: int) -> Any:
+            if not self.is_static:
+                return DynamicCache(config=self._config)
+            return StaticCache(config=self._config, max_cache_len=length)
+
+        length = self.cache_length or self.length
+        own = written_in_place(cache(length), self._cursor, length) if self.is_static else cache(length)
+        # What is kept of the encoder's output is written once, as long as that is.
+        return EncoderDecoderCache(own, cache(self.prompt.shape[1])) if self.has_encoder else own
+
+    def first_tokens(self) -> Tensor:
+        if not self.has_encoder:
+            return self.prompt
+        start = start_token(self._config)
+        return torch.full((self.prompt.shape[0], 1), start, device=self.prompt.device)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self._cache is None:
+            self.begin()
+        self._cursor |= {"positions": positions, "start": self.start}
+        named: dict[str, Any] = {self._cache_argument: self._cache, "use_cache": True}
+        if self._mask is not None and self.start is None:
+            named[self._mask_argument] = self._mask
+        if "cache_position" in self._takes:  # versions whose caches do not count by themselves
+            named["cache_position"] = positions
+        if self.has_encoder:
+            named |= {"decoder_input_ids": tokens, "encoder_outputs": self._encoded}
+        else:
+            named["input_ids"] = tokens
+            if "position_ids" in self._takes:
+                named["position_ids"] = positions.unsqueeze(0)
+            if "logits_to_keep" in self._takes:
+                named["logits_to_keep"] = 1
+        logits: Tensor = self.model(**named).logits
+        return logits[:, -1]
+
+    def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
+        """Keys and values are read as far as the text goes; what else a layer keeps, or keeps of the encoder, is read whole."""
+        whole = self.has_encoder and self._cache is not None
+        own = self._cache.self_attention_cache if whole else self._cache
+        others = getattr(self._cache.cross_attention_cache, "layers", ()) if whole else ()
+        for layer in (*getattr(own, "layers", ()), *others):
+            for name, value in vars(layer).items():
+                grows = name in ("keys", "values") and not any(layer is other for other in others)
+                for tensor in tree_leaves(value):  # states of a layer that is no attention stand in a dict
+                    if isinstance(tensor, Tensor) and tensor.ndim > 1:
+                        yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
+
+    def sees_ahead(self) -> bool:
+        """Returns whether another last token changes the logits of the first, because attention goes both ways."""
+        if self.has_encoder or self.prompt.shape[1] < 2:
+            return False
+        text = self.prompt[:, :SEEN_TOKENS]
+        other = text.clone()
+        other[:, -1] = (other[:, -1] + 1) % self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        one, another = (self.model(input_ids=each, use_cache=False).logits[:, 0] for each in (text, other))
+        return bool((one - another).abs().max() > SEEING * one.abs().max())
+
+    @property
+    def keeps_keys(self) -> bool:
+        """True if any of its layers keeps keys and values, after one token."""
+        if self._cache is None:
+            with torch.no_grad():
+                self(self.first_tokens()[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device))
+        own = self._cache.self_attention_cache if self.has_encoder else self._cache
+        return any(isinstance(getattr(layer, "keys", None), Tensor) for layer in getattr(own, "layers", ()))
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        if not self.keeps_keys:
+            return "state"
+        return "static" if self.is_static else "growing"
+
+    def decoding_parameters(self) -> list[Tensor]:
+        weights = super().decoding_parameters()
+        if not self.has_encoder:
+            return weights
+        inside = {id(weight) for weight in self.model.get_encoder().parameters()}  # type: ignore[operator]
+        shared = {id(weight) for weight in self.model.get_decoder().parameters()}  # type: ignore[operator]
+        return [weight for weight in weights if id(weight) not in inside or id(weight) in shared]
+
+
+def start_token(config: Any) -> int:
+    return getattr(config, "decoder_start_token_id", None) or 0
+
+
+def writer_code(decoder: Decoder) -> WriterCode:
+    """Returns what a snippet needs to write text with a model that was built."""
+    if isinstance(decoder, WholeGenerator):
+        return WriterCode("whole", decoder.new_tokens)
+    if isinstance(decoder, OwnDecoder):
+        return WriterCode("own", decoder.new_tokens, takes_positions=decoder.takes_positions)
+    assert isinstance(decoder, HfDecoder)
+    return hf_writer(decoder.model.config, decoder.new_tokens)
+
+
+def hf_writer(config: Any, new_tokens: int) -> WriterCode:
+    has_encoder = bool(getattr(config, "is_encoder_decoder", False))
+    return WriterCode("encoder-decoder" if has_encoder else "causal", new_tokens, start_token(config))
+
+
+def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, whose: str) -> Decoder:
+    """Returns the decoder by what the model can do: a forward that takes a cache, its own or transformers', else `generate`."""
+    prompt = drawn_prompt(spec, batch, _vocabulary(model, whose), seed)
+    new_tokens, takes = spec.new_tokens or DEFAULT_NEW_TOKENS, parameters_of(model.forward)
+    if cache_argument(model) is not None and hasattr(model, "config"):
+        return HfDecoder(model, prompt, new_tokens)
+    if "cache" in takes:
+        return OwnDecoder(model, prompt, new_tokens)
+    if callable(getattr(model, "generate", None)):
+        return WholeGenerator(model, prompt, new_tokens)
+    raise SpecError(
+        f"{whose} has no cache: give it forward(tokens, cache) that returns (logits, cache), or generate(tokens, "
+        f"max_new_tokens)"
+    )
+
+
+def _vocabulary(model: nn.Module, whose: str) -> int:
+    """Returns the module's `vocab_size`, its config's, or the size of its first embedding."""
+    said = [getattr(part, "vocab_size", None) for part in (model, getattr(model, "config", None))]
+    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    found = next((size for size in (*said, *tables) if isinstance(size, int)), None)
+    if found is None:
+        raise SpecError(f"{whose}: the model has no vocab_size, so that no prompt can be drawn")
+    return found

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from redline.bench.device.failure import one_line
 from redline.bench.workload.batch import declared_axes, size_along
+from redline.bench.workload.build import Source, refuse_options
 from redline.bench.workload.called import OwnStep, StepModule, TrainsItself, call_with, trains_itself
-from redline.bench.workload.decoder import generator_workload
+from redline.bench.workload.decoder import generator_workload, own_decoder
 from redline.bench.workload.fingerprint import code_of, forward_code
-from redline.bench.workload.hf_decoder import own_decoder
 from redline.bench.workload.inputs import Inputs, copied, input_tensors, seeded
-from redline.bench.workload.source import Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import BenchError, SpecError, closest
 from redline.model.note import Note, note

@@ -15,8 +15,7 @@ from torch.utils import _pytree as pytree
 from redline.bench.device.base import Device
 from redline.bench.device.compile_pool import end_compile_pool
 from redline.bench.workload.called import TrainsItself, name_of, plain_call
-from redline.bench.workload.inputs import Inputs, input_tensors
-from redline.bench.workload.state import Untouched, contents
+from redline.bench.workload.inputs import Inputs, Untouched, contents, input_tensors
 from redline.bench.workload.structure import is_plain
 from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
 from redline.model.errors import BenchError

@@ -16,6 +16,7 @@ from redline.bench.workload.called import OwnStep, TrainsItself, name_of
 from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import (
     Inputs,
+    Untouched,
     changed_slightly,
     copied,
     input_shapes,
@@ -23,8 +24,7 @@ from redline.bench.workload.inputs import (
     redraw,
     same_values,
 )
-from redline.bench.workload.losses import TrainingLoss, training_loss
-from redline.bench.workload.state import Untouched
+from redline.bench.workload.losses import TrainingLoss
 from redline.bench.workload.structure import describe, map_leaves, parameter_count
 from redline.model.errors import SpecError
 from redline.model.note import Note, note
@@ -232,6 +232,7 @@ def assemble(
     the batch, and who said so.
     """
     args, kwargs = inputs
+    notes = list(notes or [])
     if batch is not None:
         known = batch, "source"
     if known is not None and known[1] == "source" and axes is None:
@@ -240,7 +241,7 @@ def assemble(
         model=model.train(task == "train"),
         args=args,
         kwargs=kwargs,
-        loss=training_loss(loss, seed, targets),
+        loss=TrainingLoss(loss, seed, targets, notes),
         task=task,
         batch=known[0] if known else None,
         batch_from=known[1] if known else "unknown",
@@ -251,7 +252,7 @@ def assemble(
         input_hash=input_hash(args, kwargs),
         inputs_are_free=inputs_are_free,
         weights_are_random=weights_are_random,
-        notes=list(notes or []),
+        notes=notes,
         vocabulary=vocabulary or {},
     )
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import redline
-from redline.bench.workload.source import SOURCES, ExampleCode, Source, bare, refuse_options
+from redline.bench.workload.build import SOURCES, ExampleCode, Source, bare, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import SpecError, UnknownName
 from redline.model.names import BUILTIN_MODELS

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from redline.bench.workload.source import SOURCES, Source, bare, give_cifar_stem, has_imagenet_stem, refuse_options
+from redline.bench.workload.build import SOURCES, Source, bare, give_cifar_stem, has_imagenet_stem, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import MissingExtra, SpecError, UnknownName
 from redline.model.note import Note

@@ -25,7 +25,7 @@ from torchvision.models import (
     video,
 )
 
-from redline.bench.workload.source import (
+from redline.bench.workload.build import (
     SOURCES,
     ExampleCode,
     Source,
