@@ -37,9 +37,9 @@ from redline.analyze.ranks import rank_peaks
 from redline.bench.recipe.snippet import snippet_of
 from redline.model.protocol import SwitchChoice
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.search.vendors import TOOLS
 from redline.store import History
 from redline.testing.fake import FakeDoor
-from redline.trace.vendors.tool import TOOLS
 from redline.verbs import watch as watching
 from redline.verbs import workspace
 

@@ -15,7 +15,6 @@ from redline.analyze.blocks import Latency
 from redline.analyze.bound import Bound
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
-from redline.api.profile import read_profile
 from redline.model.errors import BenchError, Interrupted, SpecError
 from redline.model.metrics import Row, Table
 from redline.model.note import note
@@ -25,6 +24,7 @@ from redline.search.observer import Observer
 from redline.show.result import Result
 from redline.verbs import exercises as answers
 from redline.verbs import exercises as room
+from redline.verbs.capture import read_profile
 from redline.verbs.exercises import (
     Answer,
     Check,

@@ -17,10 +17,10 @@ from redline.model.record import Block, Closed, RunRecord
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.model.work import Ceilings
 from redline.search.observer import Observer
-from redline.search.profile import capture
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+from redline.verbs.capture import capture
 from redline.verbs.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("brief")

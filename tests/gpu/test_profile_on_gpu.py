@@ -8,8 +8,7 @@ import pytest
 
 import redline
 from redline.model.errors import UsageError
-from redline.search.profile import find_tool
-from redline.trace.vendors.tool import Ncu
+from redline.search.vendors import Ncu, find_tool
 
 torch = pytest.importorskip("torch")
 

@@ -13,10 +13,10 @@ from redline.model.protocol import Profile
 from redline.model.record import Block, Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
-from redline.search.profile import TIMED_BLOCKS, as_profiled, capture, check_device, find_tool, profile_behind
+from redline.search.vendors import TOOLS, Ncu, RocprofCompute, check_device, find_tool, profile_behind
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.trace.vendors.tool import TOOLS, Ncu, RocprofCompute
+from redline.verbs.capture import TIMED_BLOCKS, as_profiled, capture
 
 MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"
 SPEC = RunSpec(workload=WorkloadSpec(model=f"{MISBEHAVING}:sound"), device="cpu")

@@ -19,7 +19,6 @@ import msgspec
 import pytest
 from reported import captured, everything, failed_record, race_records, sweep_records
 
-from redline.api.profile import KEPT, keep_memory, kept_memories
 from redline.model.errors import SpecError
 from redline.model.note import note
 from redline.model.record import RunRecord
@@ -31,6 +30,7 @@ from redline.show.export import export_json
 from redline.show.payload import as_json, payload_of
 from redline.show.report import ReportFiles, result_of, write_folder
 from redline.store import History
+from redline.verbs.capture import KEPT, keep_memory, kept_memories
 from redline.verbs.report import choose, report, report_records
 from redline.verbs.workspace import Workspace
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from redline.model.errors import TraceError
-from redline.trace.vendors.counters import counters_of
-from redline.trace.vendors.tables import merged, read_file
+from redline.trace.vendors import counters_of, merged, read_file
 
 ROCPROF_STATS = '"Name","Calls","TotalDurationNs","AverageNs","Percentage"\n"Cijk_A(x, y)",4,4000,1000,80.0\n"relu",2,1000,500,20.0\n'
 ROCPROFV2_TRACE = "Dispatch_ID,GPU_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n1,0,conv,100,400\n2,0,conv,500,700\n3,0,relu,800,900\n"

@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from redline.model.errors import TraceError, UnknownName
-from redline.trace.vendors.counters import bandwidth_share, counters_of
-from redline.trace.vendors.tables import DURATION, VendorTable, nanoseconds, number, rows_under, size_in_bytes
-from redline.trace.vendors.tool import TOOLS, counters_in
+from redline.search.vendors import TOOLS
+from redline.trace.vendors import (
+    DURATION,
+    VendorTable,
+    bandwidth_share,
+    counters_in,
+    counters_of,
+    nanoseconds,
+    number,
+    rows_under,
+    size_in_bytes,
+)
 
 NCU_HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",'

@@ -39,7 +39,7 @@ def test_work_from_before_the_window_is_a_row_of_its_own() -> None:
 
 def test_a_diff_per_step_does_not_inherit_it(tmp_path: Path) -> None:
     from redline.analyze.profile_diff import diff_profiles
-    from redline.api.profile import read_profile
+    from redline.verbs.capture import read_profile
 
     running_ahead(2).write(tmp_path / "a.json")
     running_ahead(4).write(tmp_path / "b.json")

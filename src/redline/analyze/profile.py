@@ -46,7 +46,7 @@ from redline.trace.replay import device_runs, gradient_reductions
 from redline.trace.selections import OnDevice, OnHost
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
-from redline.trace.vendors.counters import Counter, Reading, bandwidth_share, counters_of
+from redline.trace.vendors import Counter, Reading, bandwidth_share, counters_of
 from redline.trace.window import Outside, Phase, Steps, phases_of, recorded, steps_of
 
 KERNELS_WITH_COUNTERS = 10

@@ -23,7 +23,6 @@ from redline.api.benchmarks import (
     checked_benchmark,
     open_baseline,
 )
-from redline.api.profile import profile_spec
 from redline.launch.checkout import Setup
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.identity import benchmark_of, differences
@@ -33,6 +32,7 @@ from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.model.spec_table import layered
 from redline.search.gate import Clock, GateRun
+from redline.verbs.capture import profile_spec
 from redline.verbs.workspace import Workspace, measure_specs, one_spec, use
 
 BUDGET_S = 900.0

@@ -13,7 +13,6 @@ import numpy as np
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.compare import Comparison, Comparisons, compare_records
 from redline.analyze.profile_diff import diff_profiles
-from redline.api.profile import read_profile
 from redline.model.errors import Exit, UsageError
 from redline.model.files import is_file
 from redline.model.metrics import Figure, Headline, Row, Table
@@ -21,6 +20,7 @@ from redline.model.record import RunRecord
 from redline.model.settings import WAY, setting
 from redline.show.canvas import label_axes, label_text, new_figure
 from redline.show.result import Result
+from redline.verbs.capture import read_profile
 from redline.verbs.report import Chosen, choose
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use

@@ -13,7 +13,6 @@ import msgspec
 from redline.analyze.advice import command_line
 from redline.analyze.attainable import LimitedBy
 from redline.analyze.summary import RunSummary, summarize
-from redline.api.profile import DEFAULT_STEPS, profile_spec
 from redline.model.errors import UsageError
 from redline.model.fields import MOST_DEPTH
 from redline.model.metrics import Fact, Figure, Headline, Metric, Row, Table
@@ -27,6 +26,7 @@ from redline.show.result import Result
 from redline.trace.decode import read_trace
 from redline.trace.tree import module_times
 from redline.trace.window import recorded, steps_of
+from redline.verbs.capture import DEFAULT_STEPS, profile_spec
 from redline.verbs.verb import WORKLOAD, ModelName, OneRecipe, verb
 from redline.verbs.workspace import Workspace, one_spec, use
 

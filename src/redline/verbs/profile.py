@@ -15,7 +15,6 @@ from redline.analyze.advice import command_line
 from redline.analyze.finding import LARGEST_GAIN
 from redline.analyze.profile import Profile, with_tool
 from redline.analyze.profile_diff import Changed, ProfileDiff, diff_profiles
-from redline.api.profile import DEFAULT_STEPS, keep_memory, profile_spec, read_profile, require_profiled
 from redline.model.errors import BenchError, Exit, UsageError
 from redline.model.fields import MOST_ROWS
 from redline.model.metrics import Fact, Figure, Headline, Metric, Row, Table
@@ -27,7 +26,7 @@ from redline.model.settings import OUTPUT, setting
 from redline.model.spec import RunSpec
 from redline.model.units import counted, printable
 from redline.model.work import MemoryCategory, MemoryRow
-from redline.search.profile import check_device, find_tool, profile_behind
+from redline.search.vendors import TOOLS, check_device, find_tool, profile_behind
 from redline.show.folder import open_in_browser, write_text
 from redline.show.page import page
 from redline.show.profile import kernel_csv, memory_figure, profile_page, step_figure
@@ -36,8 +35,8 @@ from redline.trace.decode import read_traces
 from redline.trace.lanes import Lanes, lanes_of
 from redline.trace.names import label_of
 from redline.trace.operators import OperatorRow
-from redline.trace.vendors.tables import merged, read_file
-from redline.trace.vendors.tool import TOOLS
+from redline.trace.vendors import merged, read_file
+from redline.verbs.capture import DEFAULT_STEPS, keep_memory, profile_spec, read_profile, require_profiled
 from redline.verbs.verb import WORKLOAD, Recipes, verb
 from redline.verbs.workspace import Workspace, listed, one_spec, specs_of, use
 

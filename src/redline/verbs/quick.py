@@ -27,7 +27,6 @@ from redline.model.spec_table import training_table
 from redline.model.units import counted, format_ratio
 from redline.search.batch import search_batch
 from redline.search.observer import Observer
-from redline.search.profile import trace_name
 from redline.search.train import After
 from redline.show import report
 from redline.show.charts import bar_figure
@@ -39,6 +38,7 @@ from redline.show.result import Result
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
 from redline.verbs import profile as profile_verb
+from redline.verbs.capture import trace_name
 from redline.verbs.train import DEFAULT_DATA, OF_DATA, OF_MODEL, train_specs, training_row
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, one_spec, use

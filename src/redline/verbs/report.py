@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf
-from redline.api.profile import kept_memories
 from redline.model.errors import RecordError, UsageError
 from redline.model.files import is_file
 from redline.model.metrics import Block, Headline
@@ -25,6 +24,7 @@ from redline.show.result import Result
 from redline.store import History
 from redline.store.codec import read_exported
 from redline.store.history import history_in
+from redline.verbs.capture import kept_memories
 from redline.verbs.tune import kept_tune
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use

@@ -11,7 +11,6 @@ from redline.analyze.advice import command_line, worth_trying
 from redline.analyze.attainable import OperatorRow, by_time, operator_row
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
-from redline.api.profile import profile_spec
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS
 from redline.model.identity import conditions_text, device_key
@@ -26,6 +25,7 @@ from redline.model.work import NOT_COUNTED, Ceilings
 from redline.show.canvas import label_text, new_figure
 from redline.show.result import Result
 from redline.trace.classes import class_of
+from redline.verbs.capture import profile_spec
 from redline.verbs.flops import module_profile, module_seconds
 from redline.verbs.verb import ONE_STEP, ModelName, Recipes, verb
 from redline.verbs.workspace import Workspace, listed, one_spec, specs_of, use

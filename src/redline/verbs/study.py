@@ -27,7 +27,6 @@ from redline.model.spec import DataSpec, RunSpec, TrainSpec
 from redline.model.spec_table import read_runs
 from redline.model.units import format_share
 from redline.search.grid import listed
-from redline.search.profile import trace_name
 from redline.search.train import After
 from redline.search.tune.state import usual_jobs
 from redline.show.canvas import save_figure
@@ -37,6 +36,7 @@ from redline.show.result import Result, comma_separated, markdown
 from redline.show.terminal import markdown_line
 from redline.trace.decode import read_trace
 from redline.verbs import public
+from redline.verbs.capture import trace_name
 from redline.verbs.run import Keeping, Measured, measure, result_of, shown
 from redline.verbs.verb import MEASURED, WORKLOAD, AnyRecipes, split, verb
 from redline.verbs.workspace import Workspace, specs_of, use

@@ -1,4 +1,4 @@
-"""Tables that profilers write, read by what is in them and never by the name of the file.
+"""Kernel tables and hardware counters that other profilers write, read by what is in them and never by the name of the file.
 
 rocprof, rocprofv2 and rocprofv3 (CSV, JSON, rocpd database), nsys (`nsys stats` CSV, SQLite export) and ncu (CSV). There are
 lines of chatter before, between and after the rows, and numbers made for people. Written from the published formats; the
@@ -11,20 +11,122 @@ import csv
 import gzip
 import io
 import json
+import re
 import sqlite3
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from redline.model.errors import TraceError
+from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.units import counted
 from redline.trace.kernels import NamedTime
-from redline.trace.vendors.counters import CounterName, Reading
+
+# Hardware counters in one vocabulary
+
+CounterName = Literal["bandwidth", "occupancy", "l1_hits", "l2_hits", "compute", "traffic", "lds_conflicts"]
+Verdict = Literal["memory-bound", "poor", "high", "fine"]
+
+
+class Counter(Frozen):
+    name: CounterName
+    kernel: str | None
+    """None means all kernels together, weighted by their time."""
+    value: float
+    """A share between 0 and 1; for `traffic` it is bytes."""
+    verdict: Verdict
+    meaning: str
+    metric: str
+    """The tool's own name for it."""
+    unit: Literal["share", "bytes"] = "share"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One value of one counter for one call of a kernel, or for all of them."""
+
+    name: CounterName
+    metric: str
+    kernel: str
+    value: float
+    weight: float
+    """Nanoseconds, or 1 where the tool gives no time."""
+
+
+_POOR_HITS: tuple[Verdict, str] = (
+    "poor",
+    "poor access pattern, or data used only once: strided or scattered reads, wrong layout",
+)
+_MEANINGS: dict[CounterName, tuple[float, tuple[Verdict, str], tuple[Verdict, str]]] = {
+    "bandwidth": (
+        0.8,
+        ("fine", "device memory is not the limit"),
+        ("memory-bound", "device memory is the limit: fuse (compile), use a smaller number format, move less"),
+    ),
+    "occupancy": (
+        0.3,
+        ("poor", "few threads in flight: small launches, or many registers or much shared memory per thread"),
+        ("fine", "enough threads in flight to hide latency"),
+    ),
+    "l1_hits": (0.7, _POOR_HITS, ("fine", "most accesses are served by the cache")),
+    "l2_hits": (0.7, _POOR_HITS, ("fine", "most accesses are served by the cache")),
+    "compute": (
+        0.8,
+        ("fine", "the arithmetic units are not the limit"),
+        ("high", "the arithmetic units are the limit: a faster number format is what is left"),
+    ),
+    "traffic": (0.0, ("fine", ""), ("fine", "bytes moved to and from device memory")),
+    "lds_conflicts": (
+        0.05,
+        ("fine", "few bank conflicts in shared memory (LDS)"),
+        ("poor", "shared memory (LDS) waits for bank conflicts: pad or swizzle the tile, or use a library kernel"),
+    ),
+}
+"""For each counter a threshold, as the vendors' own guides give it, and what values up to it and above it mean."""
+
+
+def counters_of(readings: Iterable[Reading], kernels: Sequence[str]) -> list[Counter]:
+    """The counters over all kernels first, then those of each of `kernels` by itself."""
+    gathered = list(readings)
+    own = [([one for one in gathered if one.kernel == kernel], kernel) for kernel in kernels]
+    return [counter for some, kernel in ((gathered, None), *own) for counter in _means(some, kernel)]
+
+
+def bandwidth_share(counters: Iterable[Counter]) -> float | None:
+    return next((one.value for one in counters if one.name == "bandwidth" and one.kernel is None), None)
+
+
+def _means(readings: list[Reading], kernel: str | None) -> Iterable[Counter]:
+    """Shares are weighted by time: a kernel that runs long says more than one that runs often. Bytes are added up."""
+    by_name: defaultdict[CounterName, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        by_name[reading.name].append(reading)
+    for name, (threshold, low, high) in _MEANINGS.items():
+        is_sum = name == "traffic"
+        weight = sum(1.0 if is_sum else one.weight for one in by_name[name])
+        if weight <= 0:
+            continue
+        value = sum(one.value * (1.0 if is_sum else one.weight / weight) for one in by_name[name])
+        verdict, meaning = high if value > threshold else low
+        metric = by_name[name][-1].metric
+        yield Counter(
+            name=name,
+            kernel=kernel,
+            value=value,
+            verdict=verdict,
+            meaning=meaning,
+            metric=metric,
+            unit="bytes" if is_sum else "share",
+        )
+
+
+# Tables
 
 LARGEST_FILE_BYTES = 512 << 20
 HEADER_LINES = 200
@@ -469,3 +571,36 @@ def _database(path: Path) -> tuple[str, VendorTable]:
     raise TraceError(
         f"{path} is a database without kernels Redline knows; it has {', '.join(sorted(tables)[:6]) or 'no table'}"
     )
+
+
+# What `rocprof-compute analyze` prints
+
+_ANALYSED: tuple[tuple[str, CounterName, bool], ...] = (
+    (r"^hbm (bandwidth|bw)$|^l2-fabric read (bandwidth|bw)$", "bandwidth", True),
+    (r"^wave(front)? occupancy$", "occupancy", True),
+    (r"^(vector l1d?|vl1d) cache hit rate$|^vl1d hit rate$", "l1_hits", False),
+    (r"^l2 (cache )?hit rate$", "l2_hits", False),
+)
+"""Names differ between versions; the share is either the value itself or, where it says so here, the share of the peak."""
+
+
+def counters_in(text: str) -> Iterator[Reading]:
+    """The counters in the tables that `rocprof-compute analyze` draws with lines, each once."""
+    columns: list[str] = []
+    seen: set[CounterName] = set()
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split("[│|]", line)[1:-1]]
+        lowered = [cell.lower() for cell in cells]
+        if {"metric", "unit"} <= set(lowered):
+            columns = lowered
+            continue
+        row = dict(zip(columns, cells, strict=False)) if len(cells) == len(columns) else {}
+        metric = row.get("metric", "")
+        for rule, name, of_peak in _ANALYSED:
+            if name in seen or not re.match(rule, metric.lower()):
+                continue
+            keys = ("pct of peak", "pop", "percent of peak") if of_peak else ("avg", "value", "mean")
+            value = number(next((row[key] for key in keys if key in row), None))
+            if value is not None:
+                seen.add(name)
+                yield Reading(name, metric, "all kernels", value / 100, 1.0)

@@ -4,24 +4,83 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from redline.analyze.profile import Profile, profile_of
+from redline.launch.door import Door, Session
 from redline.model.errors import BenchError, TraceError, UsageError
 from redline.model.note import Note, note
+from redline.model.protocol import BlockReply, Measure, Progress, TraceReply
 from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord, new_id
-from redline.model.spec import RunSpec
+from redline.model.spec import MeasureSpec, RunSpec
 from redline.model.work import MemoryRow
-from redline.search.profile import as_profiled, capture, trace_name
+from redline.search.group import OneRecord
+from redline.search.observer import Journal, Observer
 from redline.trace.decode import read_trace, read_traces
 from redline.verbs.workspace import Workspace, use
 
 DEFAULT_STEPS = 3
+TIMED_BLOCKS = 3
+"""Blocks without the profiler come first, so that the cost of profiling is known."""
+TIMED_SECONDS = 1.0
+"""The ceiling written into the spec: a record of a profile is not taken for one of a run."""
+
+
+def trace_name(spec: RunSpec) -> str:
+    """As TensorBoard's profiler plug-in wants it: `worker.time.pt.trace.json.gz`, the worker being what it shows."""
+    workload = spec.workload
+    words = [workload.model, workload.task, str(spec.recipe), f"b{workload.batch}" if workload.batch else ""]
+    worker = "_".join(re.sub(r"[^A-Za-z0-9+-]+", "-", word).strip("-") for word in words if word)
+    return f"{worker[:120]}.{time.time_ns()}.pt.trace.json.gz"
+
+
+def as_profiled(spec: RunSpec) -> RunSpec:
+    """The spec with as much measuring as a profile needs."""
+    quick = msgspec.structs.replace(MeasureSpec.for_effort("quick"), max_seconds=TIMED_SECONDS)
+    return msgspec.structs.replace(spec, measure=quick)
+
+
+def capture(
+    spec: RunSpec,
+    request: ProfileRequest,
+    door: Door,
+    journal: Journal,
+    observer: Observer | None = None,
+    *,
+    record_id: str | None = None,
+) -> RunRecord:
+    """One record, prepared, timed and profiled; what breaks is in its failure."""
+    record = RunRecord(id=record_id or new_id(), spec=spec, created_at=time.time())
+    capturing = OneRecord(spec, journal, observer or Observer(), record)
+    return capturing.fill(door, lambda session: _time_and_profile(capturing, session, request))
+
+
+def _time_and_profile(capturing: OneRecord, session: Session, request: ProfileRequest) -> None:
+    if capturing.prepare(session, modules=request.modules) is None:
+        return None
+    measure = capturing.record.spec.measure
+    capturing.observer.progress(capturing.record, Progress(stage="timing"))
+    for number in range(TIMED_BLOCKS):
+        block = Measure(
+            kind="throughput", seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number
+        )
+        reply = session.ask(block)
+        if not isinstance(reply, BlockReply):
+            return capturing.fail(reply)
+        capturing.journal.append(capturing.record.id, reply.block)
+        capturing.change(blocks=(*capturing.record.blocks, reply.block))
+    capturing.observer.progress(capturing.record, Progress(stage="profile"))
+    reply = session.ask(request)
+    if not isinstance(reply, TraceReply):
+        return capturing.fail(reply)
+    capturing.change(trace=reply.trace)
+    capturing.stopped = "target"
+    return None
 
 
 class Captured(NamedTuple):
@@ -119,7 +178,11 @@ def kept_memories(workspace: Workspace) -> tuple[list[MemoryRow], list[Note]]:
     """Return the newest row of each model, task, recipe, batch and device, and notes on files that cannot be read."""
     newest: dict[tuple[Any, ...], MemoryRow] = {}
     unreadable = []
-    for path in _kept_files(workspace):
+    paths: list[Path] = []
+    if workspace.keeps:
+        with workspace.reading() as history:
+            paths = sorted((history.folder / "traces").glob(f"*{KEPT}"))
+    for path in paths:
         try:
             row = msgspec.json.decode(path.read_bytes(), type=MemoryRow)
         except (OSError, msgspec.DecodeError) as error:
@@ -127,9 +190,3 @@ def kept_memories(workspace: Workspace) -> tuple[list[MemoryRow], list[Note]]:
             continue
         newest[row.model, row.task, row.recipe, row.batch, row.device] = row
     return list(newest.values()), unreadable
-
-
-def _kept_files(workspace: Workspace) -> Iterator[Path]:
-    if workspace.keeps:
-        with workspace.reading() as history:
-            yield from sorted((history.folder / "traces").glob(f"*{KEPT}"))

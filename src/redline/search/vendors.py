@@ -1,21 +1,31 @@
-"""Profilers that Redline puts in front of a worker: `VendorTool`, those of NVIDIA and ROCm, and the register `TOOLS`.
+"""Vendors' profilers in front of a worker: what each is called with, and running a few steps behind it.
 
-Nothing here runs anything. `nsys` and the five of ROCm were written from documentation and recorded files and never run.
+`nsys` and the five of ROCm were written from documentation and recorded files and never run.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import glob
+import os
+import shutil
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from redline.model.errors import TraceError
+import msgspec
+
+from redline.launch.spawn import SpawnDoor, run_after, run_script
+from redline.model.errors import TraceError, UsageError
+from redline.model.identity import record_key
 from redline.model.note import note
+from redline.model.protocol import Prepare, PreparedReply, Profile, Progress, Request, TraceReply
+from redline.model.record import RunRecord, TraceRef, new_id
 from redline.model.registry import Registry
-from redline.trace.vendors.counters import CounterName, Reading
-from redline.trace.vendors.tables import DURATION, SHARES, TRAFFIC, VendorTable, kernel_table, number, text_of
+from redline.model.spec import LaunchSpec, RunSpec
+from redline.search.group import failure_of
+from redline.search.observer import Observer
+from redline.trace.vendors import DURATION, SHARES, TRAFFIC, VendorTable, counters_in, kernel_table, text_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class VendorTool:
         return "no kernel was recorded" if paths else "it wrote no table"
 
 
-TOOLS: Registry[type[VendorTool]] = Registry("profiler", package="redline.trace.vendors", group="redline.profilers")
+TOOLS: Registry[type[VendorTool]] = Registry("profiler", group="redline.profilers")
 """Those of the house are below; other packages register a class under the entry-point group."""
 
 
@@ -177,32 +187,71 @@ class RocprofCompute(RocmTool):
         return replace(table, readings=list(counters_in(text_of(folder / "analysis.txt"))))
 
 
-_ANALYSED: tuple[tuple[str, CounterName, bool], ...] = (
-    (r"^hbm (bandwidth|bw)$|^l2-fabric read (bandwidth|bw)$", "bandwidth", True),
-    (r"^wave(front)? occupancy$", "occupancy", True),
-    (r"^(vector l1d?|vl1d) cache hit rate$|^vl1d hit rate$", "l1_hits", False),
-    (r"^l2 (cache )?hit rate$", "l2_hits", False),
-)
-"""Names differ between versions; the share is either the value itself or, where it says so here, the share of the peak."""
+SCRIPT_TIMEOUT_S = 3600.0
+"""A tool that replays runs the worker a dozen times or more."""
 
 
-def counters_in(text: str) -> Iterator[Reading]:
-    """The counters in the tables that `rocprof-compute analyze` draws with lines, each once."""
-    columns: list[str] = []
-    seen: set[CounterName] = set()
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split("[│|]", line)[1:-1]]
-        lowered = [cell.lower() for cell in cells]
-        if {"metric", "unit"} <= set(lowered):
-            columns = lowered
-            continue
-        row = dict(zip(columns, cells, strict=False)) if len(cells) == len(columns) else {}
-        metric = row.get("metric", "")
-        for rule, name, of_peak in _ANALYSED:
-            if name in seen or not re.match(rule, metric.lower()):
-                continue
-            keys = ("pct of peak", "pop", "percent of peak") if of_peak else ("avg", "value", "mean")
-            value = number(next((row[key] for key in keys if key in row), None))
-            if value is not None:
-                seen.add(name)
-                yield Reading(name, metric, "all kernels", value / 100, 1.0)
+def find_tool(tool: VendorTool) -> str:
+    """The path of the tool; where it is missing, the error says how to install it."""
+    folders = [os.environ.get("PATH", os.defpath)]
+    folders += [folder for pattern in tool.also_in for folder in sorted(glob.glob(pattern), reverse=True)]
+    found = shutil.which(tool.name, path=os.pathsep.join(folders))
+    if found is None:
+        raise UsageError(f"{tool.name} is not installed, or not on the PATH: {tool.how_to_get}")
+    return found
+
+
+def check_device(tool: VendorTool, device: str) -> None:
+    kind = device.partition(":")[0]
+    if kind not in tool.devices:
+        raise UsageError(f"{tool.name} looks at {' and '.join(tool.devices)} devices; this would run on {kind}")
+
+
+def profile_behind(
+    spec: RunSpec, tool: VendorTool, folder: Path, steps: int | None = None, observer: Observer | None = None
+) -> tuple[RunRecord, VendorTable | None]:
+    """What the tool told of a few steps; no table where the worker failed, the record then says why."""
+    observer = observer or Observer()
+    command = find_tool(tool)
+    folder.mkdir(parents=True, exist_ok=True)
+    request = Profile(path=str(folder), wait=0, warmup=1, active=steps or tool.steps, outside=True)
+    prefix = (command, *tool.prefix(folder)[1:])
+    launch = LaunchSpec(door="spawn", command_prefix=prefix, close_timeout_s=tool.exit_timeout_s)
+    spec = msgspec.structs.replace(spec, launch=launch)
+    record = RunRecord(id=new_id(), spec=spec, created_at=time.time())
+    observer.opened(record)
+    record = _by_script(record, request, folder) if tool.replays else _by_door(record, request, observer)
+    if record.failure is not None:
+        return record, None
+    observer.progress(record, Progress(stage="reading", detail=tool.name))
+    for follow_up in tool.follow_ups(folder):
+        run_after((command, *follow_up.command[1:]), follow_up.output)
+    return record, tool.read(folder)
+
+
+def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunRecord:
+    door = SpawnDoor(record.spec.launch)
+    try:
+        session = door.open(record.spec)
+        prepare = Prepare(spec=record.spec, bare=True)
+        reply = session.ask(prepare, lambda progress: observer.progress(record, progress))
+        if isinstance(reply, PreparedReply):
+            key = record_key(record.spec, reply.prepared)
+            record = msgspec.structs.replace(record, prepared=reply.prepared, key=key)
+            observer.progress(record, Progress(stage="profile"))
+            reply = session.ask(request)
+            # The tool writes its files when the worker has left in peace: killing it would leave nothing.
+            session.close()
+    finally:
+        door.close()
+    if isinstance(reply, TraceReply):
+        return msgspec.structs.replace(record, trace=reply.trace, stopped="target")
+    return msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
+
+
+def _by_script(record: RunRecord, request: Profile, folder: Path) -> RunRecord:
+    requests: list[Request] = [Prepare(spec=record.spec, bare=True), request]
+    started = time.perf_counter()
+    run_script(record.spec.launch, requests, folder, SCRIPT_TIMEOUT_S)
+    trace = TraceRef(path=str(folder), steps=request.active, capture_s=time.perf_counter() - started, bytes=0)
+    return msgspec.structs.replace(record, trace=trace, stopped="target")
