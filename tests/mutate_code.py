@@ -42,7 +42,7 @@ ROOMS: dict[str, Any] = {
     "grid": (["search/grid.py"], ["search/test_grid.py", "search/test_plan.py"]),
     "connection": (["launch/connection.py"], ["launch/test_connection.py"]),
     "processes": (["system/processes.py"], ["system/test_processes.py"]),
-    "forkserver": (["bench/forkserver.py"], ["launch/test_doors.py"]),  # loads torch for every fault
+    "supervisor": (["bench/supervisor.py"], ["launch/test_doors.py"]),  # loads torch for every fault
     "store": (
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
         ["store/test_database.py", "store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_location.py", "store/test_tunes.py", "store/test_ceiling_shelf.py", "show/test_export.py", "store/test_writers.py"],

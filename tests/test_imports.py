@@ -115,7 +115,7 @@ LAZY = {
     "__init__.py": "public names are loaded when they are first used",
     "api/pytest_plugin.py": "pytest loads it at every start",
     "verbs/watch.py": "the hooks load torch, in a program that uses it",
-    "bench/forkserver.py": "torch is loaded once the server listens",
+    "bench/supervisor.py": "torch is loaded once the desk is there",
     "bench/recipe/switches/generation.py": "the kernels load triton, which only GPUs need",
     "bench/worker.py": "torch is loaded once the connection stands",
     "compat/micro.py": "the bench loads torch",

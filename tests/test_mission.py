@@ -571,7 +571,7 @@ def test_row_21_ranks_have_batches_efficiency_and_stragglers(on_gpu: Callable[..
 def test_row_22_ranks_of_other_machines_join_and_a_cluster_measures_a_grid(
     own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from redline.launch.fork import reserved_port
+    from redline.launch.workers import reserved_port
 
     monkeypatch.setenv("REDLINE_TOKEN", "a word of ours")
     with reserved_port() as held:

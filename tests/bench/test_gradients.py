@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.launch.fork import reserved_port
+from redline.launch.workers import reserved_port
 
 SCRIPT = Path(__file__).parent.parent / "models" / "gradients.py"
 EXACT, ROUNDED = 1e-5, 2e-2

@@ -17,7 +17,7 @@ import torch
 
 from redline.compat import micro
 from redline.compat.micro import ALIASES, asked_for, main, parsed
-from redline.launch.fork import reserved_port
+from redline.launch.workers import reserved_port
 from redline.model.errors import UsageError
 from redline.model.spec import Recipe
 

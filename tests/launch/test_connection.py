@@ -18,12 +18,11 @@ import msgspec
 import psutil
 import pytest
 
-from redline.launch import connection, open_door, spawn
-from redline.launch.connection import Callback, WorkerDoor, WorkerSession, log_tail, worker_log
-from redline.launch.fork import ForkDoor
+from redline.launch import connection, open_door, supervisor
+from redline.launch.connection import Line, WorkerDoor, WorkerSession, log_tail, worker_log
 from redline.launch.inline import InlineDoor
-from redline.launch.spawn import SpawnDoor
-from redline.model.errors import DoorError, UsageError
+from redline.launch.workers import Callback, ForkDoor, SpawnDoor
+from redline.model.errors import UsageError
 from redline.model.protocol import (
     Ask,
     AskHealth,
@@ -108,7 +107,7 @@ class Desk:
     def __init__(self, process: Any, launch: LaunchSpec = LAUNCH) -> None:
         ours, self.worker = socket.socketpair()
         self.log = worker_log()
-        self.session = WorkerSession(ours, process, self.log, launch)
+        self.session = WorkerSession([Line(ours, process.pid, process)], self.log, launch)
         self.asked: list[Request | None] = []
         self.players: list[threading.Thread] = []
         Desk.all.append(self)
@@ -358,21 +357,6 @@ class TestEnding:
         assert door._sessions == []
 
 
-class TestStarting:
-    @pytest.mark.parametrize("command", [["false"], ["sleep", "600"]])
-    def test_a_guardian_that_says_nothing_is_told_and_leaves_nothing(
-        self, command: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(spawn, "START_TIMEOUT_S", 0.1)
-        ours, theirs = socket.socketpair()
-        guardian = subprocess.Popen(command, stdin=theirs)
-        theirs.close()
-        with pytest.raises(DoorError, match="the worker could not be started"):
-            spawn.SpawnedProcess(guardian, ours)
-        assert guardian.poll() is not None
-        assert ours.fileno() == -1
-
-
 class TestLog:
     def test_the_end_of_it_is_shown(self) -> None:
         with worker_log() as log:
@@ -475,15 +459,18 @@ class TestPaths:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.path", ["/a", "", "/b"])
         here = os.getcwd()
-        assert connection.paths_of(LaunchSpec(), folder_last=True) == ["/a", "/b", here]
-        assert connection.paths_of(LaunchSpec()) == ["/a", here, "/b"]
-        assert connection.paths_of(LaunchSpec(door="spawn", python="/usr/bin/python3")) == []
+        assert supervisor.paths_of(LaunchSpec(), folder_last=True) == ["/a", "/b", here]
+        assert supervisor.paths_of(LaunchSpec()) == ["/a", here, "/b"]
+        assert supervisor.paths_of(LaunchSpec(door="spawn", python="/usr/bin/python3")) == []
 
-    def test_an_entry_of_this_checkout_leads_to_its_counterpart(self, tmp_path: Path) -> None:
+    def test_an_entry_of_this_checkout_leads_to_its_counterpart(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         here, there = tmp_path / "here", tmp_path / "there"
-        for folder in (here / "src", there / "src", here / "only", tmp_path / "src"):
+        for folder in (here / ".git", here / "src", there / ".git", there / "src", here / "only", tmp_path / "src"):
             folder.mkdir(parents=True)
-        moved = lambda entry: connection._moved(str(entry), str(here), str(there))  # noqa: E731
-        assert moved(here / "src") == str(there / "src")
-        assert moved(here / "only") == str(here / "only"), "there is none"
-        assert moved(tmp_path / "src") == str(tmp_path / "src"), "not of this checkout"
+        monkeypatch.chdir(here)
+        monkeypatch.setattr("sys.path", [str(here / "src"), str(here / "only"), str(tmp_path / "src")])
+        paths = supervisor.paths_of(LaunchSpec(folder=str(there)))
+        # There is no counterpart of the second, and the third is not of this checkout.
+        assert paths == [str(there), str(there / "src"), str(here / "only"), str(tmp_path / "src")]

@@ -291,7 +291,7 @@ def stub_torch(folder: Path, code: str) -> dict[str, str]:
 
 def test_a_server_whose_desk_was_killed_during_the_import_ends_at_once(tmp_path: Path) -> None:
     program = (
-        "from redline.launch.fork import ForkServer\nserver = ForkServer()\n"
+        "from redline.launch.supervisor import Supervisor\nserver = Supervisor(forks=True)\n"
         "print(server._process.pid, flush=True)\ninput()\n"
     )
     begun = tmp_path / "begun"
@@ -314,7 +314,7 @@ DESK_OF_ITS_OWN = textwrap.dedent(f"""
     os.close(0), os.close(1)
     import psutil
     from redline.launch import open_door
-    from redline.launch.fork import shared_server
+    from redline.launch.supervisor import shared_supervisor
     from redline.model.protocol import Prepare, PreparedReply
     from redline.model.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
     spec = RunSpec(workload=WorkloadSpec(model={f"{MISBEHAVING}:sound"!r}), device="cpu",
@@ -322,8 +322,8 @@ DESK_OF_ITS_OWN = textwrap.dedent(f"""
     session = open_door(spec.launch).open(spec)
     reply = session.ask(Prepare(spec=spec))
     assert isinstance(reply, PreparedReply), reply
-    worker = psutil.Process(session.pid)
-    shared_server()._process.kill()
+    worker = psutil.Process(session.pids[0])
+    shared_supervisor(forks=True)._process.kill()
     psutil.wait_procs([worker], timeout=60)
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "it outlived its server"
 """)
@@ -344,7 +344,7 @@ def test_a_server_with_odd_imports_starts_and_its_workers_end_with_it(tmp_path: 
         (working / f"{name}.py").write_text(f"raise RuntimeError('the wrong {name}')")
     (importable / "sitecustomize.py").write_text(
         "import sys, threading, time\n"
-        "if any('forkserver' in each for each in sys.orig_argv):\n"
+        "if any('bench.supervisor' in each for each in sys.orig_argv):\n"
         f"    print(sys.orig_argv[-1], file=open({str(tmp_path / 'starts')!r}, 'a'))\n"
         "    if sys.orig_argv[-1] != 'light':\n"
         "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
@@ -402,7 +402,9 @@ def test_a_paused_worker_uses_no_processor_and_goes_on_when_asked() -> None:
         session.pause()
         assert isinstance(session, WorkerSession)
         deadline = time.monotonic() + 10
-        while (status := psutil.Process(session.pid).status()) != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+        while (
+            status := psutil.Process(session.pids[0]).status()
+        ) != psutil.STATUS_STOPPED and time.monotonic() < deadline:
             time.sleep(0.01)
         assert status == psutil.STATUS_STOPPED
         assert isinstance(session.ask(Measure(kind="throughput", seconds=0.05)), BlockReply)

@@ -17,9 +17,9 @@ import pytest
 
 from redline.analyze.ranks import late_rank
 from redline.launch import open_door
-from redline.launch.fork import reserved_port
-from redline.launch.ranks import RankLine, _hanging, merged_block
+from redline.launch.ranks import hanging, merged_block
 from redline.launch.torchrun import TOKEN, listen_at
+from redline.launch.workers import reserved_port
 from redline.model.errors import UsageError
 from redline.model.protocol import (
     AllReduce,
@@ -76,7 +76,7 @@ def opened(spec: RunSpec) -> Iterator:
 def first_failure(spec: RunSpec, sign: Path | None = None) -> Failure:
     """What goes wrong first, preparing or, with the `sign`, measuring; and that no rank survives it."""
     with opened(spec) as session:
-        pids = [line.pid for line in session._lines]
+        pids = session.pids
         reply: Reply = session.ask(Prepare(spec=spec))
         if sign is not None:
             assert isinstance(reply, PreparedReply), reply
@@ -163,7 +163,7 @@ def test_a_raising_rank_is_named_with_its_line(sign: Path) -> None:
 @pytest.mark.long
 def test_a_hanging_rank_is_named_within_the_timeout(factory: str, sign: Path) -> None:
     failure = first_failure(spec_of(factory, measure_timeout_s=5.0), sign)
-    assert (failure.kind, failure.rank) == ("timeout", 1)
+    assert (failure.kind, failure.rank) == ("timeout", 1), failure
     assert "rank 1 of 2 did not go on" in failure.message
     assert "ranks.py" in failure.where
 
@@ -193,23 +193,23 @@ def test_the_slowest_rank_makes_the_block() -> None:
     assert block.others_cpu_s == 1.0, "a sibling is no stranger"
 
 
-def test_who_holds_up_the_others() -> None:
-    def line(rank: int, position: Position | None) -> RankLine:
-        return RankLine(rank, socket.socket(), None, position=position)
-
-    def at(entered: int, steps: int, *, waits: bool, where: str = "") -> Position:
-        return Position(stage="measure", entered=entered, steps=steps, waits=waits, where=where)
-
-    behind = [line(0, at(5, 9, waits=True)), line(1, at(5, 8, waits=True)), line(2, at(5, 9, waits=False))]
-    assert _hanging(behind, 3, 1.0).rank == 1
-    computing = [line(0, at(5, 9, waits=True)), line(1, at(5, 9, waits=False, where="model.py:3 in forward"))]
-    assert _hanging(computing, 2, 1.0).rank == 1
-    mute = [line(0, None), line(1, at(5, 2, waits=False))]
-    assert _hanging(mute, 2, 1.0).rank == 0
-    together = [line(0, at(5, 9, waits=True)), line(1, at(5, 9, waits=True))]
-    assert _hanging(together, 2, 1.0).rank is None
-    for each in (*behind, *computing, *mute, *together):
-        each.connection.close()
+@pytest.mark.parametrize(
+    ("places", "late"),
+    [
+        ([(9, True, ""), (8, True, ""), (9, False, "")], 1),
+        ([(9, True, ""), (9, False, "model.py:3 in forward")], 1),
+        ([None, (2, False, "")], 0),
+        ([(9, True, ""), (9, True, "")], None),
+    ],
+)
+def test_who_holds_up_the_others(places: list[tuple[int, bool, str] | None], late: int | None) -> None:
+    known = {
+        rank: "measure"
+        if place is None
+        else Position(stage="measure", entered=5, steps=place[0], waits=place[1], where=place[2])
+        for rank, place in enumerate(places)
+    }
+    assert hanging(known, len(places), 1.0).rank == late
 
 
 def test_a_taken_rendezvous_is_told() -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
 
-from redline.launch.spawn import _GUARDIAN
 from redline.system import processes
 from redline.system.processes import (
     adopt_orphans,
@@ -26,7 +22,6 @@ from redline.system.processes import (
     this_process,
 )
 
-SOURCE = str(Path(processes.__file__).parents[2])
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 
 
@@ -207,75 +202,6 @@ def test_one_that_cannot_be_ended_is_left_in_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(processes.time, "monotonic", lambda: float(next(clock)))
     end_strays()
     assert house.strays[0].kills == processes.STRAYS_END_S + 1
-
-
-class TestGuardian:
-    def start(self, *command: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        line.settimeout(60)
-        guardian = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                _GUARDIAN,
-                SOURCE,
-                str(theirs.fileno()),
-                *command,
-            ],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "REDLINE_WORKER_FDS": ""},
-        )
-        theirs.close()
-        return line, guardian
-
-    @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", -9), ("true", 0)])
-    def test_it_tells_how_the_worker_ended(self, script: str, status: int) -> None:
-        line, guardian = self.start("sh", "-c", script)
-        assert int(line.recv(64)) > 0
-        assert int(line.recv(64)) == status
-        assert guardian.wait() == 0
-        line.close()
-
-    def test_ctrl_c_is_for_the_desk(self) -> None:
-        line, guardian = self.start("sh", "-c", "sleep 0.2; exit 7")
-        assert int(line.recv(64)) > 0
-        guardian.send_signal(signal.SIGINT)
-        assert int(line.recv(64)) == 7
-        assert guardian.wait() == 0
-        line.close()
-
-    @linux_only
-    @pytest.mark.parametrize("hang_up", [True, False])
-    def test_nothing_that_the_worker_started_stays(self, tmp_path: Path, hang_up: bool) -> None:
-        """Neither a child of its group nor a daemon: when the desk is gone, and when the worker is."""
-        pids = tmp_path / "pids"
-        script = f"sleep 600 & echo $! >> {pids}; setsid -f sh -c 'echo $$ >> {pids}; exec sleep 600'; "
-        both = f"while [ $(wc -l < {pids}) -lt 2 ]; do sleep 0.01; done"
-        line, guardian = self.start("sh", "-c", script + ("sleep 600" if hang_up else both))
-        worker = int(line.recv(64))
-        assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
-        if hang_up:
-            line.close()
-        assert guardian.wait() == 0
-        line.close()
-        assert not any(is_alive(pid) for pid in [worker, *map(int, pids.read_text().split())])
-
-    def test_descriptors_that_are_to_be_inherited_reach_the_worker(self) -> None:
-        read, write = os.pipe()
-        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        writer = [sys.executable, "-c", f"import os; os.write({write}, b'hello')"]
-        guardian = subprocess.Popen(
-            [sys.executable, "-P", "-c", _GUARDIAN, SOURCE, str(theirs.fileno()), *writer],
-            pass_fds=[theirs.fileno(), write],
-            env={**os.environ, "REDLINE_WORKER_FDS": str(write)},
-        )
-        theirs.close()
-        os.close(write)
-        assert os.read(read, 100) == b"hello"
-        assert os.read(read, 100) == b"", "nobody else holds it open"
-        guardian.wait()
-        line.close()
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1)])

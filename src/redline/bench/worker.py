@@ -1,6 +1,6 @@
 """The worker's loop: read a request, send `Progress` and one reply, until the desk disconnects.
 
-Started as `python -m redline.bench.worker WHERE [REQUESTED_AT]` by the spawn door, or forked by the fork server. WHERE is
+Started as `python -m redline.bench.worker WHERE [REQUESTED_AT]` by the spawn door, or forked by `bench/supervisor.py`. WHERE is
 an inherited descriptor, `unix:PATH` to call back at, or `script:FILE` with requests to be done in turn without a desk.
 
 Under torchrun, on one machine or several, WHERE is `ranks:unix:PATH` or `ranks:tcp:HOST:PORT`: every rank calls there.

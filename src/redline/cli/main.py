@@ -200,7 +200,7 @@ def main() -> None:
     code = _run()
     sys.stderr.flush()
     # Taking the interpreter down in good order keeps the prompt away for half a second. All that was opened is closed by
-    # now, and the fork server ends when it sees this process go.
+    # now, and the supervisor ends when it sees this process go.
     os._exit(code)
 
 

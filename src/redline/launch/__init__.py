@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 from redline.launch.door import Door, Session
-from redline.launch.fork import ForkDoor
 from redline.launch.inline import InlineDoor
-from redline.launch.spawn import SpawnDoor
 from redline.launch.torchrun import TorchrunDoor
+from redline.launch.workers import ForkDoor, SpawnDoor
 from redline.model.errors import MissingExtra, UsageError
 from redline.model.spec import LaunchSpec
 
@@ -19,17 +19,17 @@ __all__ = ["Door", "Session", "open_door", "require_torch"]
 
 
 def open_door(launch: LaunchSpec) -> Door:
-    """The door a spec asks for. Each is imported when it is opened: only `inline` loads torch into this process."""
+    """The door a spec asks for. Only `inline` loads torch into this process, when it is opened."""
     if not launch.python:
         require_torch()
-    if launch.door == "fork":
-        return ForkDoor(launch)
-    if launch.door == "spawn":
-        return SpawnDoor(launch)
-    if launch.door == "torchrun":
-        return TorchrunDoor(launch)
-    if launch.door == "inline":
-        return InlineDoor(launch)
+    doors: dict[str, Callable[[LaunchSpec], Door]] = {
+        "fork": ForkDoor,
+        "spawn": SpawnDoor,
+        "torchrun": TorchrunDoor,
+        "inline": InlineDoor,
+    }
+    if launch.door in doors:
+        return doors[launch.door](launch)
     raise UsageError(f"door {launch.door!r} needs a landscape: make a FakeDoor and hand it over")
 
 

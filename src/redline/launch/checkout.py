@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from redline.launch.connection import checkout_of, current_folder
+from redline.launch.supervisor import checkout_of, current_folder
 from redline.model.errors import UsageError
 from redline.model.fields import Frozen
 from redline.model.spec import LaunchSpec

@@ -1,4 +1,8 @@
-"""The desk's end of a worker: asking it, noticing how it ended, and ending it."""
+"""The desk's end of a session: one worker, or several ranks that answer as one.
+
+Every request goes to each worker over a line of its own, and their answers become one. A worker that dies, raises or hangs
+is known by its number, whoever started it and wherever it runs.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,19 @@ import math
 import os
 import re
 import select
-import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
 
 from redline.launch.door import Session
+from redline.launch.ranks import hanging, merged
 from redline.model.errors import DoorError
 from redline.model.protocol import (
     AllReduce,
@@ -29,230 +33,323 @@ from redline.model.protocol import (
     ClosedReply,
     FailureReply,
     Feed,
+    Hello,
     Load,
     Measure,
     OnProgress,
+    Position,
+    Profile,
     Progress,
     Reply,
     Request,
     Squeeze,
     TrainEpoch,
+    Where,
     receive_reply,
     send,
 )
 from redline.model.record import Closed, Failure, FailureKind
 from redline.model.spec import LaunchSpec
 
-LOOK_EVERY_S = 0.2
 LONGEST_LOOK_S = 1.0
-"""While a worker is silent its log is looked after; and a timeout may be longer than `poll` can count."""
-
-
-class Callback:
-    """An address at which a worker calls.
-
-    A profiler starts its target through helpers of its own, which need not hand on open files: behind one, the worker
-    gets the address of a socket instead of the socket itself.
-    """
-
-    def __init__(self, backlog: int = 1) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="redline-"))  # ours alone: nobody else can call
-        self.socket = socket.socket(socket.AF_UNIX)
-        path = str(self._folder / "door")
-        self.socket.bind(path)
-        self.socket.listen(backlog)
-        self.address = f"unix:{path}"
-
-    def wait(self, is_alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
-        """The worker's call; None when it ended first, or did not call in time."""
-        deadline = time.monotonic() + timeout_s
-        self.socket.settimeout(LOOK_EVERY_S)
-        try:
-            while True:
-                try:
-                    return self.socket.accept()[0]
-                except TimeoutError:
-                    if not is_alive() or time.monotonic() >= deadline:
-                        return None
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        self.socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
+"""The log of a silent worker is trimmed this often. A timeout may also be longer than `poll` can count."""
 ASK_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 5.0
-"""For a worker to be gone that has hung up, or was killed."""
+"""A worker that has hung up must end within this time."""
 KILL_TIMEOUT_S = 20.0
+GRACE_S = 3.0
+"""After the first rank has failed, the others have this long to say whether they failed too, or where they are."""
 LOG_TAIL_CHARACTERS = 4000
 LOG_LIMIT_BYTES = 16 << 20
 LOG_KEPT_BYTES = 64 << 10
 PRINTED_LINES = 20
-"""Of what a worker printed, kept with its record."""
+"""A record keeps this many lines of what its worker printed."""
 _VMSTAT = Path("/proc/vmstat")
 
 
-class WorkerProcess(Protocol):
-    """The process behind the socket. Its process group holds everything it started."""
+class Process(Protocol):
+    """A process behind a line. Its process group holds everything that it started."""
 
     pid: int
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status as `os.waitpid` tells it, or None when it still runs."""
+        """Returns the exit status as `os.waitpid` does, or None while it still runs."""
+
+
+@dataclass
+class Line:
+    """The desk's end of one worker."""
+
+    connection: socket.socket
+    pid: int | None
+    """It is None for a rank on another machine, which no signal reaches."""
+    process: Process | None = None
+    """It is known if the desk itself started the worker, and then says how it ended."""
+    rank: int = 0
+    stage: str = "start"
+    reply: Reply | None = None
+    position: Position | None = None
+    is_gone: bool = False
+    failed_at: float = math.inf
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.reply.failure if isinstance(self.reply, FailureReply) else None
+
+    @property
+    def is_victim(self) -> bool:
+        """True if it failed because another rank went away or never came."""
+        failure = self.failure
+        return failure is not None and any(note.code == "broken-collective" for note in failure.notes)
 
 
 class WorkerSession(Session):
-    """The desk's end of one isolated worker."""
+    """One worker, or several ranks. `starter` is the process that started the ranks if the desk did not do so itself."""
 
-    def __init__(self, connection: socket.socket, process: WorkerProcess, log: IO[bytes], launch: LaunchSpec) -> None:
-        self._connection = connection
-        self._process = process
+    def __init__(
+        self, lines: Sequence[Line], log: IO[bytes], launch: LaunchSpec, starter: Process | None = None
+    ) -> None:
+        self._lines = sorted(lines, key=lambda line: line.rank)
         self._log = log
         self._launch = launch
-        self._stage = "start"
+        self._starter = starter
         self._dead: Failure | None = None
-        self._paused = False
+        """The session has ended with this; every later question gets it as its answer."""
+        self._paused_at: float | None = None
         self._released = False
+        self._deadline = self._limit_s = 0.0
         self._oom_kills = kernel_oom_kills()
-        self._deadline = 0.0
-        self._limit_s = 0.0
-        self._paused_at = 0.0
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pids(self) -> list[int]:
+        """The workers on this machine."""
+        return [line.pid for line in self._lines if line.pid is not None]
 
     def begin(self, request: Request) -> None:
         if self._dead is not None:
             return
         self.resume()
         trim_log(self._log)
-        self._stage = stage_of(request)
         self._limit_s = timeout_of(request, self._launch)
         self._deadline = time.monotonic() + self._limit_s
-        try:
-            self._connection.settimeout(self._limit_s)
-            send(self._connection, request)
-        except (TimeoutError, ConnectionError):
-            self._died()
+        for line in self._lines:
+            line.reply, line.position, line.stage = None, None, type(request).__name__.lower()
+            try:
+                line.connection.settimeout(self._limit_s)
+                send(line.connection, self._for_rank(request, line.rank))
+            except (TimeoutError, ConnectionError):
+                self._hang_up(line)
 
     def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while self._dead is None:
-            if self._has_sent_something(min(self._deadline, until) - time.monotonic()):
-                # A frame that has begun is read whole, so that looking in briefly never splits one.
-                reply = self._received()
-                if not isinstance(reply, Progress):
-                    trim_log(self._log)
-                    return reply
-                self._stage = reply.stage
-                if reply.training is not None:  # an epoch may take hours; what counts is that it goes on
-                    self._deadline = time.monotonic() + self._limit_s
-                if on_progress:
-                    on_progress(reply)
-            elif time.monotonic() >= self._deadline:
-                return FailureReply(failure=self._timed_out(self._limit_s))
-            elif time.monotonic() >= until:
+        while self._dead is None and self._silent:
+            self._hear(min(self._next_moment(), until) - time.monotonic(), on_progress)
+            now = time.monotonic()
+            if self._silent and now >= self._next_moment():
+                self._give_up()
+            elif self._silent and now >= until:
                 return None
             trim_log(self._log)
-        return FailureReply(failure=self._dead)
-
-    def _has_sent_something(self, within_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        return bool(poll.poll(1000 * min(max(within_s, 0.0), LONGEST_LOOK_S)))
-
-    def _received(self) -> Reply:
-        try:
-            self._connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
-            reply = receive_reply(self._connection)
-            return FailureReply(failure=self._died()) if reply is None else reply
-        except TimeoutError:
-            return FailureReply(failure=self._timed_out(self._limit_s))
-        except ConnectionError:
-            return FailureReply(failure=self._died())
-        except DoorError as error:
-            self._signal(signal.SIGKILL)
-            self._dead = Failure(stage=self._stage, kind="crash", message=str(error), traceback=log_tail(self._log))
-            return FailureReply(failure=self._dead)
+        return self._answer() if self._dead is None else FailureReply(failure=self._dead)
 
     def pause(self) -> None:
-        if self._dead is None and not self._paused:
+        if self._dead is None and self._paused_at is None:
             self._signal(signal.SIGSTOP)
-            self._paused, self._paused_at = True, time.monotonic()
+            self._paused_at = time.monotonic()
 
     def resume(self) -> None:
-        if self._paused:
+        if self._paused_at is not None:
             self._signal(signal.SIGCONT)
-            self._paused = False
-            self._deadline += time.monotonic() - self._paused_at  # it could not work meanwhile
+            self._deadline += time.monotonic() - self._paused_at  # they could not work meanwhile
+            self._paused_at = None
 
     def close(self) -> Closed:
         if self._released:
             return Closed()
         reply = self.ask(Close()) if self._dead is None else None
-        if self._process.wait(self._launch.close_timeout_s if reply is not None else 0.0) is None:
-            self._signal(signal.SIGKILL)
-            self._process.wait(KILL_TIMEOUT_S)
-        printed = last_lines(log_tail(self._log))
+        grace_s = self._launch.close_timeout_s if isinstance(reply, ClosedReply) else 0.0
+        if None in [process.wait(grace_s) for process in self._processes]:
+            self._end()
+        printed = [line.rstrip() for line in log_tail(self._log).splitlines() if line.strip()][-PRINTED_LINES:]
         self._release()
         closed = reply.closed if isinstance(reply, ClosedReply) else Closed()
-        return msgspec.structs.replace(closed, printed=printed)
+        return msgspec.structs.replace(closed, printed="\n".join(printed))
 
     def kill(self) -> None:
-        """End the worker and all it started, now."""
-        if self._released:
+        if not self._released:
+            self._end()
+            self._release()
+
+    def fail(self, failure: Failure) -> None:
+        """End every worker, and answer every question with this failure from now on."""
+        self._end()
+        self._dead = failure if failure.traceback else msgspec.structs.replace(failure, traceback=log_tail(self._log))
+
+    # Hearing
+
+    @property
+    def _silent(self) -> list[Line]:
+        return [line for line in self._lines if line.reply is None]
+
+    def _next_moment(self) -> float:
+        """The deadline; once a rank has failed, the others have only a moment to say so too."""
+        return min([self._deadline, *(line.failed_at + GRACE_S for line in self._lines)])
+
+    def _hear(self, within_s: float, on_progress: OnProgress | None = None) -> None:
+        poll = select.poll()
+        by_number = {line.connection.fileno(): line for line in self._lines if not line.is_gone}
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        for number, _ in poll.poll(1000 * min(max(within_s, 0.0), LONGEST_LOOK_S)):
+            self._take(by_number[number], on_progress)
+
+    def _take(self, line: Line, on_progress: OnProgress | None) -> None:
+        """Read one message. A message that has begun is read whole, so that a short look never splits one."""
+        try:
+            line.connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
+            reply = receive_reply(line.connection)
+        except TimeoutError:
+            return  # the deadline has passed
+        except ConnectionError:
+            reply = None
+        except DoorError as error:
+            self._hang_up(line, str(error))
             return
+        if reply is None:
+            self._hang_up(line)
+        elif isinstance(reply, Progress):
+            line.stage = reply.stage
+            if reply.training is not None:  # an epoch may take hours; what counts is that it goes on
+                self._deadline = time.monotonic() + self._limit_s
+            if on_progress and line is self._lines[0]:
+                on_progress(reply)
+        elif isinstance(reply, Position):
+            line.position = reply
+        elif not isinstance(reply, Hello):
+            line.reply = reply
+            line.failed_at = time.monotonic() if isinstance(reply, FailureReply) else math.inf
+
+    def _hang_up(self, line: Line, nonsense: str = "") -> None:
+        """Note how a worker ended whose connection broke, or that it sent `nonsense`."""
+        line.is_gone = True
+        several = len(self._lines) > 1
+        who = f"rank {line.rank} of {len(self._lines)}" if several else "the worker"
+        who += f" (process {line.pid})" if several and line.pid else ""
+        status = line.process.wait(END_TIMEOUT_S) if line.process is not None and not nonsense else None
+        has_memory_ended = kernel_oom_kills() > self._oom_kills
+        kind: FailureKind = "oom" if has_memory_ended and not nonsense else "crash"
+        message = nonsense or f"{who} died at '{line.stage}'"
+        if line.process is not None and not nonsense:
+            kind, message = cause_of_death(status, line.stage, has_memory_ended, who)
+        if line.failure is None or line.is_victim:
+            line.reply = FailureReply(failure=Failure(stage=line.stage, kind=kind, message=message))
+        line.failed_at = min(line.failed_at, time.monotonic())
+
+    # Answering
+
+    def _answer(self) -> Reply:
+        replies = [line.reply for line in self._lines if line.reply is not None]
+        failed = [line for line in self._lines if line.failure is not None]
+        if not failed or (len(replies) == 1 and not failed[0].is_gone):
+            return merged(replies)
+        self.fail(self._cause(failed))
+        assert self._dead is not None
+        return FailureReply(failure=self._dead)
+
+    def _give_up(self) -> None:
+        """A rank failed and others wait for it, or nobody answers in time."""
+        failed = [line for line in self._lines if line.failure is not None]
+        if failed and not all(line.is_victim for line in failed):
+            self.fail(self._cause(failed))
+            return
+        if len(self._lines) == 1:
+            stage = self._lines[0].stage
+            message = f"no answer within {self._limit_s:g} s while the worker was at '{stage}'; it was stopped"
+            self.fail(Failure(stage=stage, kind="timeout", message=message))
+            return
+        asked, until = self._silent, time.monotonic() + GRACE_S
+        for line in asked:
+            with contextlib.suppress(OSError):
+                line.connection.settimeout(1.0)
+                send(line.connection, Where())
+        self._deadline = max(self._deadline, until)
+        while any(line.position is None and line.reply is None for line in asked) and time.monotonic() < until:
+            self._hear(until - time.monotonic())
+        places = {line.rank: line.position or line.stage for line in asked}
+        self.fail(hanging(places, len(self._lines), self._limit_s))
+
+    def _cause(self, failed: Sequence[Line]) -> Failure:
+        """The first failure that no other rank caused, with the rank's number."""
+        first = min(
+            [line for line in failed if not line.is_victim] or failed, key=lambda line: (line.failed_at, line.rank)
+        )
+        failure = first.failure
+        assert failure is not None
+        ranks = len(self._lines)
+        if ranks == 1:
+            return failure
+        alike = {(line.failure.kind, line.failure.message) for line in failed if line.failure}
+        if len(failed) == ranks and len(alike) == 1:
+            return msgspec.structs.replace(failure, message=f"on every rank: {failure.message}")
+        message = failure.message if first.is_gone else f"rank {first.rank} of {ranks}: {failure.message}"
+        return msgspec.structs.replace(failure, message=message, rank=first.rank)
+
+    def _for_rank(self, request: Request, rank: int) -> Request:
+        """Each of several ranks writes its own trace."""
+        if len(self._lines) == 1 or not isinstance(request, Profile) or not request.path:
+            return request
+        stem, dot, ending = request.path.partition(".json")
+        return msgspec.structs.replace(request, path=f"{stem}.rank{rank}{dot}{ending}")
+
+    # Ending
+
+    @property
+    def _processes(self) -> list[Process]:
+        own = [line.process for line in self._lines if line.process is not None]
+        return own if self._starter is None else [*own, self._starter]
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To every worker on this machine, with all that it started.
+
+        A worker that has ended gets none, and neither does one whose starter has ended: its number may be somebody else's by now.
+        """
+        for line in self._lines:
+            process = line.process or self._starter
+            if line.pid is not None and process is not None:
+                signal_group(process, number, line.pid)
+
+    def _end(self) -> None:
+        """Workers elsewhere end when their line does."""
         self._signal(signal.SIGKILL)
-        self._process.wait(KILL_TIMEOUT_S)
-        self._release()
+        for process in self._processes:
+            signal_group(process, signal.SIGKILL)
+            process.wait(KILL_TIMEOUT_S)
 
     def _release(self) -> None:
         self._released = True
         self._dead = self._dead or Failure(stage="closed", kind="crash", message="the session is closed")
-        self._connection.close()
+        for line in self._lines:
+            line.connection.close()
         self._log.close()
 
-    def _died(self) -> Failure:
-        status = self._process.wait(END_TIMEOUT_S)
-        if status is None:
-            self._signal(signal.SIGKILL)
-            self._process.wait(END_TIMEOUT_S)
-        kind, message = cause_of_death(status, self._stage, kernel_oom_kills() > self._oom_kills)
-        self._dead = Failure(stage=self._stage, kind=kind, message=message, traceback=log_tail(self._log))
-        return self._dead
 
-    def _timed_out(self, limit_s: float) -> Failure:
-        self._signal(signal.SIGKILL)
-        self._process.wait(END_TIMEOUT_S)
-        message = f"no answer within {limit_s:g} s while the worker was at '{self._stage}'; it was stopped"
-        self._dead = Failure(stage=self._stage, kind="timeout", message=message, traceback=log_tail(self._log))
-        return self._dead
-
-    def _signal(self, number: signal.Signals) -> None:
-        """To the worker's whole group; not to one that has ended, whose number may be somebody else's by now."""
-        if self._process.wait(0.0) is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
-
-
-class Killable(Protocol):
-    def kill(self) -> None: ...
+def signal_group(process: Process, number: signal.Signals, group: int | None = None) -> None:
+    """Send a signal to the group of a process, or to `group`, as long as the process runs."""
+    if process.wait(0.0) is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group or process.pid, number)
 
 
 class WorkerDoor:
-    """What doors to worker processes have in common: they know their sessions and end them."""
+    """A door to worker processes: it knows its sessions and ends them."""
 
     def __init__(self, launch: LaunchSpec) -> None:
         self._launch = launch
-        self._sessions: list[Killable] = []
+        self._sessions: list[WorkerSession] = []
 
     def close(self) -> None:
-        for session in self._sessions:
-            session.kill()
-        self._sessions.clear()
+        while self._sessions:
+            self._sessions.pop().kill()
 
 
 def worker_log() -> IO[bytes]:
@@ -272,59 +369,12 @@ def trim_log(log: IO[bytes]) -> None:
         os.write(log.fileno(), tail)
 
 
-def current_folder() -> str:
-    """Empty where somebody has removed it."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
-
-
-def paths_of(launch: LaunchSpec, *, folder_last: bool = False) -> list[str]:
-    """Where a worker imports from: as this process does, with the modules of `launch.folder`'s project first.
-
-    Entries inside this project's checkout are replaced by their counterparts in the other, so that an editable install
-    leads there too. Another interpreter knows its own packages.
-    `folder_last`: modules of the working folder do not hide others.
-    """
-    known = sorted(sys.path, key=lambda entry: entry == "") if folder_last else sys.path
-    entries = [] if launch.python else [found for entry in known if (found := entry or current_folder())]
-    if not launch.folder:
-        return entries
-    there, here = checkout_of(launch.folder), checkout_of(current_folder() or "/")
-    own = [launch.folder, there, os.path.join(there, "src")]
-    moved = [_moved(entry, here, there) for entry in entries]
-    return list(dict.fromkeys([*(entry for entry in own if os.path.isdir(entry)), *moved]))
-
-
-def checkout_of(folder: str) -> str:
-    """The root of the git checkout that a folder is in; itself where it is in none."""
-    for path in (Path(folder), *Path(folder).parents):
-        if (path / ".git").exists():
-            return str(path)
-    return folder
-
-
-def _moved(entry: str, here: str, there: str) -> str:
-    inside = os.path.relpath(os.path.realpath(entry), os.path.realpath(here))
-    counterpart = os.path.normpath(os.path.join(there, inside))
-    return counterpart if not inside.startswith("..") and os.path.isdir(counterpart) else entry
-
-
 def log_tail(log: IO[bytes]) -> str:
     """The last that a worker, or what stands in front of it, wrote to its log."""
     log.flush()
     size = os.fstat(log.fileno()).st_size
     tail = os.pread(log.fileno(), LOG_TAIL_CHARACTERS, max(0, size - LOG_TAIL_CHARACTERS))
     return tail.decode("utf-8", "replace")
-
-
-def last_lines(tail: str) -> str:
-    return "\n".join([line.rstrip() for line in tail.splitlines() if line.strip()][-PRINTED_LINES:])
-
-
-def stage_of(request: Request) -> str:
-    return type(request).__name__.lower()
 
 
 def timeout_of(request: Request, launch: LaunchSpec) -> float:
@@ -343,22 +393,20 @@ def timeout_of(request: Request, launch: LaunchSpec) -> float:
     return launch.prepare_timeout_s
 
 
-def cause_of_death(
-    status: int | None, stage: str, kernel_oom: bool, who: str = "the worker"
-) -> tuple[FailureKind, str]:
+def cause_of_death(status: int | None, stage: str, has_memory_ended: bool, who: str) -> tuple[FailureKind, str]:
     if status is None:
         return "crash", f"{who} hung up at '{stage}' and did not end within {END_TIMEOUT_S:g} s; it was stopped"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        name = signal.Signals(number).name
-        if number == signal.SIGKILL and kernel_oom:
+        if number == signal.SIGKILL and has_memory_ended:
             return "oom", f"the kernel killed {who} at '{stage}': the machine ran out of memory"
-        return "crash", f"{who} died of {name} at '{stage}'"
+        return "crash", f"{who} died of {signal.Signals(number).name} at '{stage}'"
     return "crash", f"{who} exited with status {os.WEXITSTATUS(status)} at '{stage}'"
 
 
 def kernel_oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory since it started."""
     if not _VMSTAT.exists():
         return 0
-    found = re.search(r"^oom_kill (\d+)", _VMSTAT.read_text(), re.MULTILINE)
-    return int(found.group(1)) if found else 0
+    counter = re.search(r"^oom_kill (\d+)", _VMSTAT.read_text(), re.MULTILINE)
+    return int(counter.group(1)) if counter else 0

@@ -11,27 +11,16 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import IO
 
-from redline.launch.connection import (
-    LOOK_EVERY_S,
-    Callback,
-    WorkerDoor,
-    WorkerProcess,
-    WorkerSession,
-    log_tail,
-    worker_log,
-)
-from redline.launch.fork import ForkDoor
-from redline.launch.ranks import RankLine, RanksSession
-from redline.launch.spawn import start_guarded
+from redline.launch.connection import Line, Process, WorkerDoor, WorkerSession, log_tail, worker_log
+from redline.launch.workers import LOOK_EVERY_S, Callback, forked, started
 from redline.model.errors import DoorError, UsageError
 from redline.model.fields import split_address
 from redline.model.protocol import Hello, receive_reply
 from redline.model.record import Failure
 from redline.model.spec import LaunchSpec, RunSpec
-from redline.system.processes import keep_standard_descriptors
 
 WORKER = "redline.bench.worker"
 START_TIMEOUT_S = 180.0
@@ -45,13 +34,13 @@ class TorchrunDoor(WorkerDoor):
     def __init__(self, launch: LaunchSpec) -> None:
         super().__init__(launch)
         self._listener: socket.socket | None = None
-        self._asking: ForkDoor | None = None
 
-    def open(self, spec: RunSpec | None = None) -> WorkerSession | RanksSession:
+    def open(self, spec: RunSpec | None = None) -> WorkerSession:
         if spec is None:  # a question that needs no ranks
-            self._asking = self._asking or ForkDoor(self._launch)
-            return self._asking.open()
-        session = self._join(spec) if spec.launch.rendezvous else self._start(spec)
+            log = worker_log()
+            session = WorkerSession([forked(log, self._launch)], log, self._launch)
+        else:
+            session = self._join(spec) if spec.launch.rendezvous else self._start(spec)
         self._sessions.append(session)
         return session
 
@@ -59,29 +48,26 @@ class TorchrunDoor(WorkerDoor):
         super().close()
         if self._listener is not None:
             self._listener.close()
-        if self._asking is not None:
-            self._asking.close()
 
-    def _start(self, spec: RunSpec) -> RanksSession:
+    def _start(self, spec: RunSpec) -> WorkerSession:
         """torchrun on this machine, and its ranks."""
-        keep_standard_descriptors()
         callback, log = Callback(backlog=spec.ranks), worker_log()
-        process = start_guarded(_command(spec, callback.address), spec.launch, log)
+        process = started(_command(spec, callback.address), spec.launch, log)
         calls = _Calls(spec.ranks, callback.socket)
         try:
             calls.collect(START_TIMEOUT_S, lambda: process.wait(0.0) is None)
         finally:
             callback.close()
-        return _session(calls, [process], log, spec.launch, is_local=True)
+        return _session(calls, process, log, spec.launch)
 
-    def _join(self, spec: RunSpec) -> RanksSession:
+    def _join(self, spec: RunSpec) -> WorkerSession:
         """Ranks that others start."""
         address = spec.launch.rendezvous
         assert address is not None
         self._listener = self._listener or listen_at(address)
         calls = _Calls(spec.ranks, self._listener, os.environ.get(TOKEN, ""))
         calls.collect(spec.launch.prepare_timeout_s, lambda: True)
-        return _session(calls, [], worker_log(), spec.launch, is_local=False)
+        return _session(calls, None, worker_log(), spec.launch)
 
 
 def invitation(spec: RunSpec) -> str:
@@ -152,23 +138,24 @@ class _Calls:
         return [rank for rank in range(self.ranks) if rank not in self.found]
 
 
-def _session(
-    calls: _Calls, processes: Sequence[WorkerProcess], log: IO[bytes], launch: LaunchSpec, *, is_local: bool
-) -> RanksSession:
+def _session(calls: _Calls, starter: Process | None, log: IO[bytes], launch: LaunchSpec) -> WorkerSession:
     lines = [
-        RankLine(rank, connection, hello.pid if is_local else None) for rank, (connection, hello) in calls.found.items()
+        Line(connection, hello.pid if starter is not None else None, rank=rank)
+        for rank, (connection, hello) in calls.found.items()
     ]
     if not calls.missing and not calls.problem:
-        return RanksSession(lines, processes, log, launch)
+        return WorkerSession(lines, log, launch, starter)
     for line in lines:
         line.connection.close()
     names = ", ".join(map(str, calls.missing))
-    said = _last_error(log)
-    message = f"{calls.problem} all ranks came up: rank {names} of {calls.ranks} never called" + (
-        f": {said}" if said else ""
+    words = _last_error(log)
+    message = (
+        f"{calls.problem} all ranks came up: rank {names} of {calls.ranks} never called{f': {words}' if words else ''}"
     )
-    failure = Failure(stage="start", kind="crash", message=message, rank=calls.missing[0] if calls.missing else None)
-    return RanksSession.failed(failure, processes, log, launch)
+    session = WorkerSession([], log, launch, starter)
+    rank = calls.missing[0] if calls.missing else None
+    session.fail(Failure(stage="start", kind="crash", message=message, rank=rank))
+    return session
 
 
 def _last_error(log: IO[bytes]) -> str:

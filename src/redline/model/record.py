@@ -103,7 +103,7 @@ class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in SECOND
     """What happened before the steady state. Documents call the whole `cold_start_s` and its parts without the unit."""
 
     import_s: Seconds | None = None
-    """Importing torch; in a forked worker, what the fork server paid once."""
+    """Importing torch; in a forked worker, what the supervisor paid once."""
     start_s: Seconds | None = None
     """From the request to a worker that answers."""
     build_s: Seconds | None = None

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from redline.launch.spawn import SpawnDoor, run_after, run_script
+from redline.launch.workers import SpawnDoor, run_after, run_script
 from redline.model.errors import TraceError, UsageError
 from redline.model.identity import record_key
 from redline.model.note import note

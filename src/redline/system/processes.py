@@ -1,19 +1,12 @@
-"""Processes: telling one from another, and leaving none behind.
-
-`guard`, started in a process of its own, is the guardian between a desk and a worker that the spawn door
-starts: it tells the worker's process id on the socket FD, waits for the worker to end (and says how) or for the desk to
-hang up, and ends whatever the worker has started.
-"""
+"""Processes: telling one from another, and leaving none behind."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Collection
@@ -22,7 +15,6 @@ from pathlib import Path
 
 import psutil
 
-REPLY_BYTES = 64
 STRAYS_END_S = 5.0
 """A killed process is gone at once, unless it waits for a disk or a driver."""
 
@@ -127,21 +119,3 @@ def keep_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number
-
-
-def guard(descriptor: int, command: list[str]) -> None:
-    desk = socket.socket(fileno=descriptor)
-    inherited = [int(word) for word in os.environ.pop("REDLINE_WORKER_FDS").split(",") if word]
-    adopt_orphans()
-    worker = subprocess.Popen(command, pass_fds=inherited, process_group=0)
-    for number in inherited:
-        os.close(number)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    desk.send(str(worker.pid).encode())
-    ended = os.pidfd_open(worker.pid)
-    readable, _, _ = select.select([desk.fileno(), ended], [], [])
-    kill_group(worker.pid)  # also what a worker that ended by itself has left behind
-    status = worker.wait()
-    end_strays()
-    if ended in readable:
-        desk.send(str(status).encode())

@@ -190,7 +190,7 @@ class NvmlCard:
 def _family() -> set[int]:
     me = psutil.Process()
     parent = me.parent()
-    # Sibling workers share our parent: the fork server, or the desk behind the spawn door.
+    # Sibling workers share our parent, the supervisor.
     siblings = parent.children(recursive=True) if parent is not None and parent.pid > 1 else []
     return {process.pid for process in (me, *me.parents(), *me.children(recursive=True), *siblings)}
 

@@ -1,9 +1,12 @@
-"""A small fork server: imports torch once, then forks a fresh isolated worker in milliseconds whenever asked.
+"""The process between a desk and its workers: it starts them, says how they ended, and leaves nothing of them behind.
+
+With torch loaded it forks a fresh isolated worker in milliseconds; without, it starts commands, such as another interpreter,
+a vendor's profiler or torchrun. `redline.launch.supervisor` is the desk's end of it.
 
 `multiprocessing.forkserver` will not do: its children may not start DataLoader workers, it imports the user's
-`__main__` again, and a killed desk leaves a busy worker behind. `redline.launch.fork` starts it.
+`__main__` again, and a killed desk leaves a busy worker behind.
 
-It must stay one thread and must never touch the GPU: a forked copy of either is broken.
+The process must stay one thread and must never touch the GPU: a forked copy of either is broken.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from redline.bench.worker import RANKED, own_descriptors, volunteer_for_oom, wor
 from redline.system.processes import adopt_orphans, die_with_parent, end_strays, kill_group
 
 DESCRIPTORS = 4
-"""For a request: the connection, the log, the working folder, and a file with a `ForkRequest`."""
+"""A request comes with the log, the working folder, a file with a `StartRequest`, and the worker's line if it has one."""
+LINE = 3
+"""A command finds its line at this descriptor."""
 
 SAFE_IMPORT = {
     # OpenBLAS starts its threads while numpy is imported.
@@ -40,24 +45,31 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """These files belong to NVIDIA's driver, to Windows' subsystem for Linux, and to AMD's driver."""
 
 
-class ForkRequest(msgspec.Struct, array_like=True):
+class StartRequest(msgspec.Struct, array_like=True):
     """A worker takes this over from the desk, as bytes, because neither variables nor paths need be Unicode."""
 
+    command: list[bytes]
+    """It is empty for a worker that is forked."""
     environ: list[tuple[bytes, bytes]]
     sys_path: list[bytes]
     requested_at: float
 
 
 def main(arguments: list[str]) -> None:
-    """The second of the `arguments` is the descriptor of the desk's line; a last one, `light`, spares the compiler."""
-    control_fd, light = int(arguments[1]), arguments[-1] == "light"
+    """The second of the `arguments` is the descriptor of the desk's line.
+
+    The last one says what is loaded beforehand: `torch`, torch without its compiler (`light`), or nothing (`plain`).
+    """
+    control_fd, kind = int(arguments[1]), arguments[-1]
     control = socket.socket(fileno=control_fd)
-    with _mortal(control):
-        import_s = preload(light)
-        if _threads() > 1 and not light:
-            # Some version's compiler starts a thread or asks the GPU's driver while it is imported: do without it.
-            os.set_inheritable(control_fd, True)
-            os.execv(sys.executable, [*sys.orig_argv, "light"])
+    import_s = 0.0
+    if kind != "plain":
+        with _mortal(control):
+            import_s = preload(light=kind == "light")
+            if _threads() > 1 and kind != "light":
+                # Some version's compiler starts a thread or asks the GPU's driver while it is imported: do without it.
+                os.set_inheritable(control_fd, True)
+                os.execv(sys.executable, [*sys.orig_argv[:-1], "light"])
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wakeup_read, wakeup_write = os.pipe()
@@ -76,7 +88,7 @@ def main(arguments: list[str]) -> None:
             body, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
             if not body:
                 break  # the desk is gone
-            workers.add(_fork(control, wakeup_write, descriptors, import_s))
+            workers.add(_start(control, wakeup_write, descriptors, import_s))
     for worker in workers:
         kill_group(worker)
     end_strays()
@@ -85,7 +97,7 @@ def main(arguments: list[str]) -> None:
 
 @contextmanager
 def _mortal(control: socket.socket) -> Iterator[None]:
-    """Die the moment the desk hangs up, also inside a long import: the desk says nothing else on this line meanwhile."""
+    """Die the moment the desk hangs up, also inside a long import. The desk may send requests only after `ready`."""
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     # The mode outlives exec: a server that started itself again finds it set.
     flags = fcntl.fcntl(control, fcntl.F_GETFL) & ~os.O_ASYNC
@@ -112,7 +124,7 @@ def preload(light: bool) -> float:
                 import torch._inductor.compile_fx
     elapsed = time.perf_counter() - started
     if torch.cuda.is_initialized():
-        raise RuntimeError("an import of the fork server initialised CUDA; no worker could use the GPU")
+        raise RuntimeError("an import of the supervisor initialised CUDA; no worker could use the GPU")
     gc.freeze()  # a collection in a worker would look at all these objects, and so copy 110 MB of pages: 0.3 s
     gc.enable()
     return elapsed
@@ -149,15 +161,15 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
 
 
-def _fork(control: socket.socket, wakeup: int, descriptors: list[int], import_s: float) -> int:
+def _start(control: socket.socket, wakeup: int, descriptors: list[int], import_s: float) -> int:
     if _threads() != 1:
-        raise RuntimeError(f"the fork server has {_threads()} threads: a fork now would hang its children")
-    server = os.getpid()
+        raise RuntimeError(f"the supervisor has {_threads()} threads: a fork now would hang its children")
+    supervisor = os.getpid()
     child = os.fork()
     if child:
         for descriptor in descriptors:
             os.close(descriptor)
-        _tell(control, {"forked": child})
+        _tell(control, {"started": child})
         return child
     status = 1
     try:
@@ -165,7 +177,7 @@ def _fork(control: socket.socket, wakeup: int, descriptors: list[int], import_s:
         os.close(wakeup)
         control.close()
         os.setsid()
-        die_with_parent(server)
+        die_with_parent(supervisor)
         _become_worker(*descriptors, import_s=import_s)
         status = 0
     except BaseException:
@@ -173,25 +185,32 @@ def _fork(control: socket.socket, wakeup: int, descriptors: list[int], import_s:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # no exit handlers: those belong to the server
+        os._exit(status)  # no exit handlers: those belong to the supervisor
 
 
-def _become_worker(connection: int, log: int, folder: int, request: int, *, import_s: float) -> None:
+def _become_worker(log: int, folder: int, request: int, line: int | None = None, *, import_s: float) -> None:
     own_descriptors(log)
-    volunteer_for_oom()
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.fchdir(folder)
     with open(request, "rb") as file:
-        asked = msgspec.msgpack.decode(file.read(), type=ForkRequest)
+        start = msgspec.msgpack.decode(file.read(), type=StartRequest)
     for descriptor in (log, folder):
         os.close(descriptor)
-    sys.path[:] = [os.fsdecode(entry) for entry in asked.sys_path]
+    if start.command:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if line is not None and line != LINE:
+            os.dup2(line, LINE)
+            os.close(line)
+        os.execvpe(start.command[0], start.command, dict(start.environ))
+    assert line is not None
+    volunteer_for_oom()
+    sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
     os.environb.clear()
-    os.environb.update(asked.environ)
+    os.environb.update(start.environ)
     work_here = work_as_rank if RANKED in os.environ else work
-    work_here(socket.socket(fileno=connection), import_s=import_s, requested_at=asked.requested_at)
+    work_here(socket.socket(fileno=line), import_s=import_s, requested_at=start.requested_at)
 
 
 def _report_exits(control: socket.socket, workers: set[int]) -> None:

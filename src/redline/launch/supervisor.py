@@ -1,0 +1,222 @@
+"""The desk's end of the processes that start workers: what a worker takes over from this process, and how it ended."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from redline.launch.connection import log_tail, signal_group, worker_log
+from redline.model.errors import DoorError
+from redline.model.spec import LaunchSpec
+from redline.system.processes import keep_standard_descriptors
+
+START_TIMEOUT_S = 180.0
+"""Importing torch from a slow disk takes minutes."""
+REPLY_TIMEOUT_S = 120.0
+LEAVE_TIMEOUT_S = 5.0
+SOURCE = str(Path(__file__).parents[2])
+"""The folder that holds Redline."""
+_MOST_BYTES = 1 << 16
+_MAIN = "import sys; sys.path.append(sys.argv[2]); from redline.bench.supervisor import main; main(sys.argv)"
+"""The folder of Redline comes last: nothing else in it is to hide a module of Python's."""
+
+
+class Supervisor:
+    """A process of `redline.bench.supervisor`. One that is to fork workers starts by importing torch."""
+
+    def __init__(self, *, forks: bool) -> None:
+        keep_standard_descriptors()
+        # SEQPACKET keeps messages whole and ends with the last holder, so the supervisor notices a killed desk.
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = worker_log()
+        self._process = subprocess.Popen(
+            # -P: files in the working folder are the user's, also those called statistics.py.
+            [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), SOURCE, "torch" if forks else "plain"],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
+        self._exits: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._is_ready = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def start(
+        self,
+        launch: LaunchSpec,
+        log: IO[bytes],
+        *,
+        line: socket.socket | None = None,
+        command: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> WorkerProcess:
+        """Starts the command, or without one forks a worker. It talks on `line` and writes into the log.
+
+        `variables` are added to its environment.
+        """
+        environ = {**os.environ, **(variables or {})}
+        if command:
+            environ["PYTHONPATH"] = os.pathsep.join(paths_of(launch, folder_last=True))
+        request = [
+            [os.fsencode(word) for word in command],
+            [(os.fsencode(name), os.fsencode(value)) for name, value in environ.items()],
+            [os.fsencode(entry) for entry in paths_of(launch)],
+            time.time(),
+        ]
+        with self._lock, tempfile.TemporaryFile(prefix="redline-request-") as file, _working_folder(launch) as folder:
+            file.write(msgspec.msgpack.encode(request))
+            file.seek(0)
+            # Handed over in a file and by their descriptors: a message of a socket is small, and a folder may have no
+            # name any more.
+            descriptors = [log.fileno(), folder, file.fileno(), *([line.fileno()] if line is not None else [])]
+            try:
+                if not self._is_ready:
+                    self._receive("ready", START_TIMEOUT_S)
+                    self._is_ready = True
+                socket.send_fds(self._control, [b"."], descriptors)
+                return WorkerProcess(self, int(self._receive("started", REPLY_TIMEOUT_S)["started"]))
+            except TimeoutError:
+                raise DoorError("the process that starts workers did not answer in time") from None
+
+    def exit_status(self, pid: int, timeout_s: float) -> int | None:
+        """As `os.waitpid` tells it; None while the worker still runs."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while pid not in self._exits:
+                try:
+                    self._receive("exited", max(deadline - time.monotonic(), 0.001))
+                except TimeoutError:
+                    return None
+                except DoorError:
+                    return int(signal.SIGKILL)  # the supervisor died, and its workers with it
+            return self._exits[pid]
+
+    def close(self) -> None:
+        self._control.close()  # it sees the end of the stream, kills its workers and leaves
+        if not self._is_ready:
+            self._process.kill()  # it is importing torch, and has no worker yet
+        try:
+            self._process.wait(LEAVE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _receive(self, wanted: str, timeout_s: float) -> dict[str, Any]:
+        """The next event of one kind; exits received meanwhile are remembered."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._control.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                body = self._control.recv(_MOST_BYTES)
+            except ConnectionError:
+                body = b""
+            if not body:
+                self._process.poll()
+                lines = log_tail(self._log).strip().splitlines()
+                why = lines[-1] if lines else f"it exited with status {self._process.returncode}"
+                raise DoorError(f"the process that starts workers is gone: {why}")
+            event: dict[str, Any] = msgspec.msgpack.decode(body)
+            if "exited" in event:
+                self._exits[event["exited"]] = event["status"]
+            if wanted in event:
+                return event
+
+
+class WorkerProcess:
+    """A process that a supervisor started."""
+
+    def __init__(self, supervisor: Supervisor, pid: int) -> None:
+        self._supervisor = supervisor
+        self.pid = pid
+
+    def wait(self, timeout_s: float) -> int | None:
+        return self._supervisor.exit_status(self.pid, timeout_s)
+
+    def kill(self) -> None:
+        """End it with all that it started."""
+        signal_group(self, signal.SIGKILL)
+        self.wait(LEAVE_TIMEOUT_S)
+
+
+_supervisors: dict[bool, Supervisor] = {}
+
+
+def shared_supervisor(*, forks: bool) -> Supervisor:
+    """The one of this process; starting one that forks costs an import of torch."""
+    if forks not in _supervisors or not _supervisors[forks].alive:
+        _supervisors[forks] = Supervisor(forks=forks)
+        atexit.register(_supervisors[forks].close)
+    return _supervisors[forks]
+
+
+@contextmanager
+def _working_folder(launch: LaunchSpec) -> Iterator[int]:
+    """Nothing can be loaded from inside a folder that was removed: a worker then starts at the root."""
+    descriptor = os.open(launch.folder or ("." if current_folder() else "/"), os.O_RDONLY | getattr(os, "O_PATH", 0))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+# Where a worker imports from
+
+
+def current_folder() -> str:
+    """Empty where somebody has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def paths_of(launch: LaunchSpec, *, folder_last: bool = False) -> list[str]:
+    """Where a worker imports from: as this process does, with the modules of `launch.folder`'s project first.
+
+    Entries inside this project's checkout are replaced by their counterparts in the other, so that an editable install
+    leads there too. Another interpreter knows its own packages.
+    `folder_last`: modules of the working folder do not hide others.
+    """
+    known = sorted(sys.path, key=lambda entry: entry == "") if folder_last else sys.path
+    entries = [] if launch.python else [path for entry in known if (path := entry or current_folder())]
+    if not launch.folder:
+        return entries
+    there, here = checkout_of(launch.folder), checkout_of(current_folder() or "/")
+    own = [launch.folder, there, os.path.join(there, "src")]
+    moved = [_moved(entry, here, there) for entry in entries]
+    return list(dict.fromkeys([*(entry for entry in own if os.path.isdir(entry)), *moved]))
+
+
+def checkout_of(folder: str) -> str:
+    """The root of the git checkout that a folder is in; itself where it is in none."""
+    for path in (Path(folder), *Path(folder).parents):
+        if (path / ".git").exists():
+            return str(path)
+    return folder
+
+
+def _moved(entry: str, here: str, there: str) -> str:
+    inside = os.path.relpath(os.path.realpath(entry), os.path.realpath(here))
+    counterpart = os.path.normpath(os.path.join(there, inside))
+    return counterpart if not inside.startswith("..") and os.path.isdir(counterpart) else entry
