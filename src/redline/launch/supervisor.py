@@ -26,7 +26,7 @@ from redline.system.processes import keep_standard_descriptors
 START_TIMEOUT_S = 180.0
 """Importing torch from a slow disk takes minutes."""
 REPLY_TIMEOUT_S = 120.0
-LEAVE_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 20.0
 SOURCE = str(Path(__file__).parents[2])
 """The folder that holds Redline."""
 _MOST_BYTES = 1 << 16
