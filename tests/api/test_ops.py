@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from redline.analyze.attainable import operator_row
 from redline.bench.measure.operators import answer_operators
 from redline.model.errors import SpecError, UsageError
 from redline.model.protocol import AskOperators
@@ -17,7 +16,7 @@ from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.units import format_share
 from redline.model.work import Ceilings, OperatorTime
 from redline.show.result import terminal
-from redline.verbs.roofline import OPERATORS, operator_cases, operators_result, roofline
+from redline.verbs.roofline import OPERATORS, operator_cases, operator_row, operators_result, roofline
 from redline.verbs.workspace import Workspace
 
 CEILINGS = Ceilings(
@@ -34,26 +33,25 @@ def timed(**changes: object) -> OperatorTime:
     return OperatorTime(**{**given, **changes})  # type: ignore[arg-type]
 
 
-def test_a_product_is_held_against_the_matrix_units() -> None:
-    row = operator_row(timed(), CEILINGS)
-    assert (row.seconds, row.limited_by, row.efficiency) == (2.0, "compute", 0.5)
-    assert row.spread == pytest.approx(0.25)
-    assert row.flops_per_s == pytest.approx(5e8)
-
-
-def test_what_moves_more_than_it_computes_is_held_against_the_copy_bandwidth() -> None:
-    row = operator_row(timed(kind="elementwise", flops=10**6, bytes=10**9), CEILINGS)
-    assert (row.limited_by, row.efficiency) == ("memory", 0.5)
-
-
-def test_what_fits_in_the_cache_has_no_memory_roof() -> None:
-    row = operator_row(timed(kind="elementwise", flops=10, bytes=999), CEILINGS)
-    assert (row.in_cache, row.efficiency) == (True, None)
-    assert operator_row(timed(kind="elementwise", flops=10, bytes=1000), CEILINGS).in_cache is False
-
-
-def test_a_format_without_a_ceiling_claims_nothing() -> None:
-    assert operator_row(timed(number_format="bf16"), CEILINGS).efficiency is None
+@pytest.mark.parametrize(
+    ("changes", "limit", "reached"),
+    [
+        ({}, "compute", 0.5),
+        ({"kind": "elementwise", "flops": 10**6, "bytes": 10**9}, "memory", 0.5),
+        ({"kind": "elementwise", "flops": 10, "bytes": 999}, "in cache", None),
+        ({"kind": "elementwise", "flops": 10, "bytes": 1000}, "memory", 5e-7),
+        ({"number_format": "bf16"}, None, None),
+    ],
+)
+def test_an_operator_is_held_against_its_own_limit(
+    changes: dict[str, Any], limit: str | None, reached: float | None
+) -> None:
+    """Products against the matrix units, the rest against memory; nothing is claimed in the cache or without a ceiling."""
+    row = operator_row(timed(**changes), CEILINGS)
+    assert row["limit"] == limit
+    found = row.metric("of_roofline")
+    assert (found.value if found else None) == pytest.approx(reached)
+    assert (row.value("measured"), row.value("spread")) == (2.0, pytest.approx(0.25))
 
 
 def test_defaults_cover_every_operator_and_tf32_only_products() -> None:

@@ -217,11 +217,10 @@ def waits(*, copies: bool) -> Callable[[OnDevice], Taken]:
     """The waits with the operators that make them, and what the host does after them for their sake."""
 
     def on_device(seen: OnDevice) -> Taken:
-        calls = seen.waits(copies=copies)
+        calls = seen.waits & (seen.run.host.copying == copies)
         rows = seen.blocking_copies if copies else np.zeros(len(seen.trace.work), np.bool_)
-        around = both(seen.operators_around(calls), joined(seen.plain, seen.warming_up))
-        host = joined(around, seen.claimed(copies=copies))
         blocked = int(seen.run.idle.by_call[calls].sum())
+        host = joined(seen.making(calls), without(seen.after(calls), seen.own_stalls))
         gone = Without(host=host, waits=calls, work=seen.run.cut(rows))
         return Taken(blocked + seen.total(rows), int(calls.sum()), without=gone)
 
@@ -275,7 +274,7 @@ def cold(seen: OnDevice) -> Taken:
     table, by = seen.trace.operators, distinct(seen.links.operator[cold.tried])
     comparing = union(table.start[by], table.end[by]).holds(seen.trace.calls.start)
     host = seen.launching(cold.tried) if cold.tried.any() else NOTHING.host
-    gone = Without(work=cold.most, host=host, waits=seen.every_wait & comparing if cold.tried.any() else None)
+    gone = Without(work=cold.most, host=host, waits=seen.waits & comparing if cold.tried.any() else None)
     excess = int(cold.excess[seen.run.view.rows].sum())
     return Taken(excess, cold.steps, seen.longest(cold.excess > 0), gone)
 
@@ -336,7 +335,11 @@ def exchanges(facts: TraceFacts) -> Removal | None:
         return _serial(exposed - _waited_on_hosts(facts), facts) if exposed else None
 
     def on_device(seen: OnDevice) -> Taken:
-        return replace(rows_of(seen, seen.talking), ns=seen.run.time.exposed_communication, count=len(seen.run.calls))
+        return replace(
+            rows_of(seen, seen.links.is_class("communication")),
+            ns=seen.run.time.exposed_communication,
+            count=len(seen.run.calls),
+        )
 
     return Selection(kind="other", on_device=on_device)(facts)
 

@@ -36,19 +36,13 @@ def all_time(bounds: tuple[int, int]) -> Intervals:
     return union(np.array([bounds[0]]), np.array([max(bounds[1], bounds[0])]))
 
 
-def pauses(busy: Intervals, bounds: tuple[int, int], step_ns: float) -> Intervals:
-    """Stretches in which the host launches nothing, longer than usual and long enough to be worth a line by themselves."""
-    rest = without(all_time(bounds), busy)
+def unusual(rest: Intervals, least_ns: float, few: int = 0) -> Intervals:
+    """Stretches of at least this length that are longer than usual. Where only a few are as long as that, none of them is usual."""
     length = rest.end - rest.start
-    long = (length > usual(length)) & (length >= WORTH_A_LINE * step_ns) & (len(rest) >= QUARTILES)
+    long = length >= least_ns
+    if long.sum() >= few:
+        long &= (length > usual(length)) & (len(rest) >= QUARTILES)
     return union(rest.start[long], rest.end[long])
-
-
-def few_pauses(rest: Intervals, least_ns: int, steps: int, step_ns: float) -> Intervals:
-    """Stretches that are worth a line by themselves and of which a step has too few to call any of them usual. `least_ns`: what a call takes."""
-    length = rest.end - rest.start
-    long = (length > least_ns) & (length >= WORTH_A_LINE * step_ns)
-    return union(rest.start[long], rest.end[long]) if long.sum() < QUARTILES * max(steps, 1) else NEVER
 
 
 def step_ns(recorded: Recorded, bounds: tuple[int, int]) -> float:
@@ -92,37 +86,34 @@ class OnDevice:
         return without(all_time(self.run.bounds), joined(self.loading, self.warming_up, self.allocating, blocked))
 
     @cached_property
-    def stalls(self) -> Intervals:
-        """Of the plain time, stretches in which no thread launched anything, far longer than usual."""
+    def pauses(self) -> Intervals:
+        """When no thread launched anything."""
         calls, launches = self.trace.calls, self.run.host.launching
-        if len(launches) < 2:
-            return NEVER
-        busy = union(calls.start[launches], calls.end[launches])
-        found = both(self.plain, pauses(busy, self.run.bounds, step_ns(self.run.recorded, self.run.bounds)))
-        stalled = both(found, self.run.idle.when["host"]).total
+        return without(all_time(self.run.bounds), union(calls.start[launches], calls.end[launches]))
+
+    @cached_property
+    def stalls(self) -> Intervals:
+        """Of the plain time, pauses far longer than usual."""
+        worth_ns = WORTH_A_LINE * step_ns(self.run.recorded, self.run.bounds)
+        found = both(self.plain, unusual(self.pauses, worth_ns)) if len(self.run.host.launching) > 1 else NEVER
         # Together too short to be worth a line, they are part of the host's usual lateness.
+        stalled = both(found, self.run.idle.when["host"]).total
         return found if stalled >= WORTH_A_LINE * (self.run.bounds[1] - self.run.bounds[0]) else NEVER
 
     @cached_property
     def steady(self) -> Intervals:
         """The plain time without what stalls are longer than a usual pause: they too begin and end with launching."""
-        calls, launches = self.trace.calls, self.run.host.launching
-        if not len(self.stalls):
-            return self.plain
-        rest = without(all_time(self.run.bounds), union(calls.start[launches], calls.end[launches]))
-        start = self.stalls.start + int(np.median(rest.end - rest.start))
+        start = (
+            self.stalls.start + int(np.median(self.pauses.end - self.pauses.start)) if len(self.stalls) else NEVER.start
+        )
         return without(self.plain, union(start, np.maximum(start, self.stalls.end)))
 
-    def waits(self, *, copies: bool) -> Mask:
+    @cached_property
+    def waits(self) -> Mask:
         """Of all calls, those that make the steps wait for the device."""
         found = np.zeros(len(self.trace.calls), np.bool_)
         found[self.run.host.waits] = True
-        mine: Mask = found & (self.run.host.copying if copies else ~self.run.host.copying)
-        return mine
-
-    @cached_property
-    def every_wait(self) -> Mask:
-        return self.waits(copies=True) | self.waits(copies=False)
+        return found
 
     def operators_around(self, calls: Mask) -> Intervals:
         """The operators that make these calls; they go with them."""
@@ -137,58 +128,44 @@ class OnDevice:
         found: Ints = np.maximum(np.append(begins, self.run.bounds[1])[np.searchsorted(begins, at)], at)
         return found
 
-    def until_next_launch(self, calls: Mask) -> Intervals:
+    def after(self, calls: Mask) -> Intervals:
         """From the end of each call to the next launch: what the host does there may be for the sake of the result.
 
         Operators that launch nothing are work of their own, and no part of it.
         """
-        table, operators, launches = self.trace.calls, self.trace.operators, self.run.host.launching
-        end = table.end[calls]
-        working = distinct(self.links.operators_of(launches))
-        idle = np.ones(len(operators), np.bool_)
-        for _ in range(int(self.links.nesting.depth.max(initial=0)) + 1):
-            working = working[working >= 0]
-            idle[working] = False
-            working = distinct(self.links.nesting.parent[working])
+        operators, end = self.trace.operators, self.trace.calls.end[calls]
+        launching = self.links.operators_of(self.run.host.launching)
+        launches = np.bincount(launching[launching >= 0], minlength=len(operators))
+        idle = self.links.nesting.with_all_inside(launches) == 0
         others = self.on_launching_threads(picked(operators, idle))
         return both(without(union(end, self.next_launch(end)), others), self.plain)
 
-    def claimed(self, *, copies: bool) -> Intervals:
-        """The time after waits that is theirs: all of it, unless it is the larger trouble by itself."""
-        return self._claimed[copies]
-
-    @cached_property
-    def _claimed(self) -> tuple[Intervals, Intervals]:
-        return self._claimed_by(self.waits(copies=False)), self._claimed_by(self.waits(copies=True))
-
-    def _claimed_by(self, calls: Mask) -> Intervals:
-        after = self.until_next_launch(calls)
-        around = both(self.operators_around(calls), joined(self.plain, self.warming_up))
-        replay = Replay([self.run])
-        alone = replay.saved([Without(host=both(after, self.stalls))])
-        return after if replay.saved([Without(host=around, waits=calls)]) >= alone else without(after, self.stalls)
+    def making(self, calls: Mask) -> Intervals:
+        """The operators around these waits, without what has another name."""
+        return both(self.operators_around(calls), joined(self.plain, self.warming_up))
 
     @cached_property
     def own_stalls(self) -> Intervals:
-        """Stalls that are not mostly the waits' before them."""
-        claimed = joined(*self._claimed)
-        stalls = self.stalls
+        """Stalls by themselves: those behind a wait belong to it, unless they are the larger trouble."""
+        stalls, claimed, copying = self.stalls, NEVER, self.run.host.copying
+        if not len(stalls):
+            return stalls
+        replay = Replay([self.run])
+        for calls in (self.waits & copying, self.waits & ~copying):
+            after = self.after(calls)
+            alone = replay.saved([Without(host=both(after, stalls))])
+            if replay.saved([Without(host=self.making(calls), waits=calls)]) >= alone:
+                claimed = joined(claimed, after)
         own = claimed.within(stalls.start, stalls.end) < MOSTLY * (stalls.end - stalls.start)
         return union(stalls.start[own], stalls.end[own])
 
     @cached_property
     def waits_into_stalls(self) -> Mask:
         """The waits behind which a stall of its own begins: what makes the program stall there also makes it wait."""
-        calls = np.flatnonzero(self.every_wait)
-        end = self.trace.calls.end[calls]
+        found, end = self.waits.copy(), self.trace.calls.end[self.waits]
         until = self.next_launch(end)
-        found = np.zeros(len(self.trace.calls), np.bool_)
-        found[calls[self.own_stalls.within(end, until) > MOSTLY * (until - end)]] = True
+        found[found] = self.own_stalls.within(end, until) > MOSTLY * (until - end)
         return found
-
-    @cached_property
-    def talking(self) -> Mask:
-        return self.links.is_class("communication")
 
     @cached_property
     def moving(self) -> Mask:
@@ -278,9 +255,8 @@ class OnHost:
     @cached_property
     def stalls(self) -> Intervals:
         """Of the host's own idle time, stretches far longer than usual."""
-        own, step = self.idle.when["host"], step_ns(self.recorded, self.bounds)
-        unusual = both(own, pauses(without(all_time(self.bounds), own), self.bounds, step))
-        return joined(unusual, few_pauses(own, self.dispatch_ns, len(self.recorded.steps), step))
+        own, least_ns = self.idle.when["host"], WORTH_A_LINE * step_ns(self.recorded, self.bounds)
+        return unusual(own, max(least_ns, self.dispatch_ns + 1), few=QUARTILES * max(len(self.recorded.steps), 1))
 
     @cached_property
     def python(self) -> Intervals:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from statistics import median
 from typing import Annotated, Any, get_args
 
 from redline.analyze.advice import command_line, worth_trying
-from redline.analyze.attainable import OperatorRow, by_time, operator_row
+from redline.analyze.attainable import ClassLimit, operator_time
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
@@ -21,7 +22,7 @@ from redline.model.record import RunRecord
 from redline.model.settings import WHAT, setting
 from redline.model.spec import RunSpec
 from redline.model.units import counted, format_bytes
-from redline.model.work import NOT_COUNTED, Ceilings
+from redline.model.work import NOT_COUNTED, Ceilings, OperatorTime
 from redline.show.canvas import label_text, new_figure
 from redline.show.result import Result
 from redline.trace.classes import class_of
@@ -157,25 +158,20 @@ def _of_device(known: Ceilings) -> Result:
         verb="roofline",
         headline=headline,
         tables=(table,),
-        about=_device_facts(known),
+        about={
+            "device": known.name,
+            "kind": known.kind,
+            "threads": known.threads,
+            "torch": known.torch,
+            "driver": known.driver,
+            "measured_at": _when(known),
+            "cache_bytes": known.cache_bytes,
+            "is_trusted": known.is_trusted,
+        },
         notes=(*doubts, *_datasheet_notes(known), *known.notes),
         next="redline roofline resnet50",
         picture=lambda: _picture(known, (), ()),
     )
-
-
-def _device_facts(known: Ceilings) -> dict[str, Fact]:
-    when = datetime.fromtimestamp(known.measured_at).strftime("%Y-%m-%d %H:%M")
-    return {
-        "device": known.name,
-        "kind": known.kind,
-        "threads": known.threads,
-        "torch": known.torch,
-        "driver": known.driver,
-        "measured_at": when,
-        "cache_bytes": known.cache_bytes,
-        "is_trusted": known.is_trusted,
-    }
 
 
 def ceilings_table(known: Ceilings) -> Table:
@@ -183,34 +179,41 @@ def ceilings_table(known: Ceilings) -> Table:
     sheet = Datasheet.of(known.name)
     peaks = sheet.flops_per_s if sheet else {}
     cache = f" larger than the cache of {format_bytes(known.cache_bytes)}" if known.cache_bytes else ""
-    rows = [
-        _ceiling(f"{form} products", "FLOP/s", known.flops_per_s.get(form), peaks.get(form), known.usual.get(form), by)
-        for form in dict.fromkeys((*known.flops_per_s, *peaks))
-        for by in (known.shapes.get(form, ""),)
+
+    def row(what: str, unit: str, key: str, best: float | None, promised: float | None, by: str) -> Row:
+        figures = (
+            Figure(name="measured", unit=unit, doc="The best of all bursts.")(best),
+            *([Figure(name="datasheet", unit=unit, doc="What the vendor promises.")(promised)] if promised else []),
+            *([REACHED(best / promised)] if best and promised else []),
+            Figure(name="usual", unit=unit, header="half reach", doc="What half of the bursts reached.")(
+                known.usual.get(key)
+            ),
+        )
+        return Row(facts={"what": what, "by": by}, metrics=figures)
+
+    forms = dict.fromkeys((*known.flops_per_s, *peaks))
+    products = [
+        row(
+            f"{form} products", "FLOP/s", form, known.flops_per_s.get(form), peaks.get(form), known.shapes.get(form, "")
+        )
+        for form in forms
     ]
-    copied, usual = sheet.bytes_per_s if sheet else None, known.usual.get("copy")
-    rows.append(_ceiling("copy, read and write", "B/s", known.copy_bytes_per_s, copied, usual, f"buffers{cache}"))
-    rows.append(_ceiling("one tiny operator", "s", known.launch_s, None, known.usual.get("launch"), "from Python"))
-    facts = _device_facts(known)
+    copied = sheet.bytes_per_s if sheet else None
+    copy = row("copy, read and write", "B/s", "copy", known.copy_bytes_per_s, copied, f"buffers{cache}")
+    launch = row("one tiny operator", "s", "launch", known.launch_s, None, "from Python")
     threads = counted(known.threads, "thread") if known.threads else ""
     driver = f"driver {known.driver}" if known.driver else ""
-    parts = (known.name, threads, f"torch {known.torch}", driver, f"measured {facts['measured_at']}")
+    parts = (known.name, threads, f"torch {known.torch}", driver, f"measured {_when(known)}")
     return Table(
         name="ceilings",
         title=" · ".join(part for part in parts if part),
-        rows=tuple(rows),
+        rows=(*products, copy, launch),
         columns=("what", "measured", "datasheet", "reached", "usual", "by"),
     )
 
 
-def _ceiling(what: str, unit: str, best: float | None, datasheet: float | None, usual: float | None, by: str) -> Row:
-    figures = [
-        Figure(name="measured", unit=unit, doc="The best of all bursts.")(best),
-        Figure(name="datasheet", unit=unit, doc="What the vendor promises.")(datasheet) if datasheet else None,
-        REACHED(best / datasheet) if best and datasheet else None,
-        Figure(name="usual", unit=unit, header="half reach", doc="What half of the bursts reached.")(usual),
-    ]
-    return Row(facts={"what": what, "by": by}, metrics=tuple(each for each in figures if each is not None))
+def _when(known: Ceilings) -> str:
+    return datetime.fromtimestamp(known.measured_at).strftime("%Y-%m-%d %H:%M")
 
 
 def _datasheet_notes(known: Ceilings) -> Iterator[Note]:
@@ -266,7 +269,7 @@ def under_roofs(
         rooflines.append((record, one))
         recipe = str(record.spec.recipe)
         recipes.append(_recipe_row(record, one))
-        kinds += [_kind_row(recipe, one, index) for index in range(len(one.classes))]
+        kinds += [_kind_row(recipe, kind) for kind in one.classes]
         modules += list(_module_rows(recipe, record))
         notes += [note(each.code, f"{recipe}: {each}") for each in (*one.notes, *_in_cache(one), one.bound.evidence)]
     broken = [Row(facts={"recipe": recipe}, failure=said) for recipe, said in (failures or {}).items()]
@@ -365,8 +368,7 @@ def _recipe_row(record: RunRecord, one: Roofline) -> Row:
     )
 
 
-def _kind_row(recipe: str, whole: Roofline, index: int) -> Row:
-    one = whole.classes[index]
+def _kind_row(recipe: str, one: ClassLimit) -> Row:
     return Row(
         facts={"kind": one.name, "recipe": recipe, "limited_by": one.limited_by},
         metrics=(
@@ -384,19 +386,23 @@ def _kind_row(recipe: str, whole: Roofline, index: int) -> Row:
 def _module_rows(recipe: str, record: RunRecord) -> Iterator[Row]:
     """Points under the roofline: the modules that compute and have no modules inside."""
     work = record.prepared.work if record.prepared else None
-    times = module_seconds(record) if work is not None and work.modules else {}
-    if work is None or not times:
+    if work is None or not work.modules:
         return
-    around = {module.path.rpartition(".")[0] for module in work.modules if module.path}
+    times, around = module_seconds(record), {module.path.rpartition(".")[0] for module in work.modules if module.path}
     for module in work.modules:
         seconds, flops = times.get(module.path), module.flops + module.backward_flops
         moved = module.bytes + module.backward_bytes
-        if module.path in around or not seconds or not module.flops or not moved:
-            continue
-        yield Row(
-            facts={"module": module.path, "recipe": recipe, "type": module.type},
-            metrics=(MEASURED(seconds), FLOPS(flops), BYTES(moved), INTENSITY(flops / moved), RATE(flops / seconds)),
-        )
+        if seconds and module.flops and moved and module.path not in around:
+            yield Row(
+                facts={"module": module.path, "recipe": recipe, "type": module.type},
+                metrics=(
+                    MEASURED(seconds),
+                    FLOPS(flops),
+                    BYTES(moved),
+                    INTENSITY(flops / moved),
+                    RATE(flops / seconds),
+                ),
+            )
 
 
 def _in_cache(one: Roofline) -> Iterator[Note]:
@@ -425,15 +431,10 @@ def _next(rooflines: Sequence[tuple[RunRecord, Roofline]], known: Ceilings) -> s
         return "redline roofline --fresh"
     record, best = min(rooflines, key=lambda pair: pair[1].measured_s)
     batch, recipe = record.spec.workload.batch, str(record.spec.recipe)
-    measured = {str(each.spec.recipe) for each, _ in rooflines}
-    options = [
-        each for each in worth_trying(record, known, host_bound=best.bound.label == "host") if each not in measured
-    ]
-    if (
-        best.bound.label in ("host", "memory", "compute")
-        and options
-        and best.bound.evidence.code != "outside-operators"
-    ):
+    measured = [str(each.spec.recipe) for each, _ in rooflines]
+    options = worth_trying(record, known, host_bound=best.bound.label == "host", known=measured)
+    is_known = best.bound.label in ("host", "memory", "compute") and best.bound.evidence.code != "outside-operators"
+    if is_known and options:
         return command_line("roofline", record.spec, batch=batch, recipes=(recipe, *options)) or ""
     return command_line("profile", record.spec, batch=batch) or ""
 
@@ -447,26 +448,22 @@ def _of_operators(spec: RunSpec, cases: Sequence[OperatorCase], known: Ceilings,
     with workspace.lock(spec.device):
         times = workspace.ask(asked, OperatorTimes, None if cases else spec.launch)
     rows = [operator_row(row, known) for row in times.rows]
-    return operators_result(rows if cases else by_time(rows), known, times.notes, "" if cases else spec.workload.model)
+    if not cases:  # the most time in one forward first; what was refused last
+        rows.sort(key=lambda row: -row.value("measured") * row.value("calls"))
+    return operators_result(rows, known, times.notes, "" if cases else spec.workload.model)
 
 
-def operators_result(
-    operators: Sequence[OperatorRow], known: Ceilings, notes: Sequence[Note] = (), model: str = ""
-) -> Result:
-    rows = tuple(map(_operator_row, operators))
+def operators_result(rows: Sequence[Row], known: Ceilings, notes: Sequence[Note] = (), model: str = "") -> Result:
     judged = [row for row in rows if not row.failure]
     slowest = max(judged, key=lambda row: row.value("measured") * row.value("calls"), default=None)
     headline = None
     if slowest is not None:
-        figures = {
-            name: slowest[name]
-            for name in ("operator", "shape", "format", "measured", "of_roofline")
-            if name in slowest
-        }
         reached = ", {of_roofline} of its roofline" if slowest.value("of_roofline") else ""
-        text = "{operator} {shape} in {format} takes most of the time: {measured} a call" + reached
-        headline = Headline(template=f"{text}.", figures=figures)
-    shown = (
+        headline = Headline(
+            template=f"{{operator}} {{shape}} in {{format}} takes most of the time: {{measured}} a call{reached}.",
+            figures={name: slowest[name] for name in ("operator", "shape", "format", "measured", "of_roofline")},
+        )
+    whole = (
         "operator",
         "shape",
         "format",
@@ -481,7 +478,7 @@ def operators_result(
         verb="roofline",
         headline=headline,
         tables=(
-            Table(name="operators", title=f"single operators · {known.name}", rows=rows, columns=shown),
+            Table(name="operators", title=f"single operators · {known.name}", rows=tuple(rows), columns=whole),
             ceilings_table(known).as_detail(),
         ),
         about={"model": model or None, "device": known.name},
@@ -491,37 +488,41 @@ def operators_result(
     )
 
 
-def _operator_row(one: OperatorRow) -> Row:
-    limit = "in cache" if one.in_cache and one.efficiency is None else one.limited_by
-    facts: dict[str, Fact] = {"operator": one.operator, "shape": one.shape, "format": one.number_format}
-    facts |= {"kind": one.kind, "limit": limit}
-    if one.refusal is not None:
-        return Row(facts=facts, failure=f"{one.shape} {one.number_format}: {one.refusal}")
-    intensity = one.flops / one.bytes if one.flops and one.bytes else None
+OUTSIDE_CACHE = 1.0
+"""Times the last cache: below it an operator may read what the one before left there, and beat the copy bandwidth."""
+
+
+def operator_row(timed: OperatorTime, known: Ceilings) -> Row:
+    """One operator against the least time it can take: none is known without a ceiling, or where its data fits in the cache."""
+    seconds = median(timed.samples) if timed.samples else None
+    least_s, side = operator_time(timed, known)
+    in_cache = bool(known.cache_bytes and timed.bytes < OUTSIDE_CACHE * known.cache_bytes) and side == "memory"
+    reached = least_s / seconds if seconds and side is not None and not in_cache else None
+    facts: dict[str, Fact] = {"operator": timed.operator, "shape": timed.shape, "format": timed.number_format}
+    facts |= {"kind": timed.kind, "limit": "in cache" if in_cache else side}
+    if timed.refusal is not None or not seconds:
+        return Row(facts=facts, failure=f"{timed.shape} {timed.number_format}: {timed.refusal or 'not timed'}")
+    notes = []
+    if reached is not None and reached > ABOVE:
+        text = "faster than the roofline: measure the ceilings again ('redline roofline --fresh')"
+        if timed.kind == "convolution" and side == "compute":
+            text = "faster than the count allows: the library uses an algorithm with fewer products (Winograd or FFT)"
+        notes.append(note("limit-beaten", f"{timed.shape} {timed.number_format}: {text}"))
     return Row(
         facts=facts,
         metrics=(
-            MEASURED(one.seconds),
-            OF_ROOF(one.efficiency),
-            SPREAD(one.spread),
-            *([RATE(one.flops_per_s)] if one.flops_per_s else []),
-            SPEED(one.bytes_per_s),
-            CALLS(one.calls),
-            FLOPS(one.flops),
-            BYTES(one.bytes),
-            *([INTENSITY(intensity)] if intensity else []),
+            MEASURED(seconds),
+            OF_ROOF(reached),
+            SPREAD((max(timed.samples) - min(timed.samples)) / 2 / seconds),
+            *([RATE(timed.flops / seconds)] if timed.flops else []),
+            SPEED(timed.bytes / seconds),
+            CALLS(timed.calls),
+            FLOPS(timed.flops),
+            BYTES(timed.bytes),
+            *([INTENSITY(timed.flops / timed.bytes)] if timed.flops and timed.bytes else []),
         ),
-        notes=tuple(_why_above(one)),
+        notes=tuple(notes),
     )
-
-
-def _why_above(one: OperatorRow) -> Iterator[Note]:
-    if one.efficiency is None or one.efficiency <= ABOVE:
-        return
-    text = "faster than the roofline: measure the ceilings again ('redline roofline --fresh')"
-    if one.kind == "convolution" and one.limited_by == "compute":
-        text = "faster than the count allows: the library uses an algorithm with fewer products (Winograd or FFT)"
-    yield note("limit-beaten", f"{one.shape} {one.number_format}: {text}")
 
 
 SIZES: dict[OperatorName, int] = {"matmul": 3, "conv": 6, "attention": 4, "norm": 2, "elementwise": 1}
@@ -585,33 +586,27 @@ def _shape(operator: OperatorName, text: str) -> tuple[int, ...]:
 def _picture(known: Ceilings, recipes: Sequence[Row], parts: Sequence[Row]) -> Any:
     """Rows under the roofs of their device, both axes logarithmic: whole steps as stars, their parts as points."""
     figure, axes = new_figure(9, 6)
-    points = [row for row in parts if row.value("intensity") and row.value("achieved_flops")]
-    across = [row.value("intensity") for row in (*recipes, *points) if row.value("intensity")]
+    bandwidth = known.copy_bytes_per_s
+    points = [row for row in (*parts, *recipes) if row.value("intensity") and row.value("achieved_flops")]
+    across = [row.value("intensity") for row in points]
     low, high = min(across, default=0.1) / 3, max(across, default=1000.0) * 3
     used = {form for row in recipes for form in str(row["formats"]).split(", ")} or set(known.flops_per_s)
     for form in sorted(used & known.flops_per_s.keys()):
         peak = known.flops_per_s[form]
-        ridge = peak / known.copy_bytes_per_s
-        axes.plot(
-            [low, max(ridge, low), high], [min(low, ridge) * known.copy_bytes_per_s, peak, peak], "-", color="0.3"
-        )
+        ridge = peak / bandwidth
+        axes.plot([low, max(ridge, low), high], [min(low, ridge) * bandwidth, peak, peak], "-", color="0.3")
         axes.annotate(f"{form} {peak / 1e12:.3g} TFLOP/s", (high, peak), ha="right", va="bottom", fontsize=8)
-    copy = f"copy {known.copy_bytes_per_s / 1e9:.4g} GB/s"
-    axes.annotate(copy, (low * 1.5, low * 1.5 * known.copy_bytes_per_s), fontsize=8, rotation=30)
+    axes.annotate(f"copy {bandwidth / 1e9:.4g} GB/s", (low * 1.5, low * 1.5 * bandwidth), fontsize=8, rotation=30)
     colours = {row["recipe"]: f"C{number % 10}" for number, row in enumerate(recipes)}
     for row in points:
-        colour = colours.get(row.get("recipe"), "C0")
-        axes.plot([row.value("intensity")], [row.value("achieved_flops")], ".", color=colour, alpha=0.6)
-        if "kind" in row:
-            where = (row.value("intensity"), row.value("achieved_flops"))
-            axes.annotate(label_text(str(row["kind"])), where, fontsize=7, xytext=(3, 3), textcoords="offset points")
-    for row in recipes:
-        if row.value("intensity"):
+        where, colour = (row.value("intensity"), row.value("achieved_flops")), colours.get(row.get("recipe"), "C0")
+        if "headroom" in row:
             left = f" ({row['headroom']} the roofline)" if row.value("headroom") else ""
-            label, colour = label_text(f"{row['recipe']}{left}"), colours[row["recipe"]]
-            axes.plot(
-                [row.value("intensity")], [row.value("achieved_flops")], "*", color=colour, markersize=14, label=label
-            )
+            axes.plot(*where, "*", color=colour, markersize=14, label=label_text(f"{row['recipe']}{left}"))
+            continue
+        axes.plot(*where, ".", color=colour, alpha=0.6)
+        if "kind" in row:
+            axes.annotate(label_text(str(row["kind"])), where, fontsize=7, xytext=(3, 3), textcoords="offset points")
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylabel="FLOP/s")
     axes.set_xlabel("FLOPs per byte (points: unfused; stars: whole step, compulsory bytes)")
     if recipes:
