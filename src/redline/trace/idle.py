@@ -108,7 +108,7 @@ class Latency:
         latencies = work.start[first[late]] - links.launched_at[first[late]]
         if len(latencies) < QUARTILES:
             calls = distinct(links.call[links.is_launched & ~links.by_graph])
-            gaps = (busy.start - before)[1:]
+            gaps = (busy.start - before)[1:][links.is_launched[first[1:]]]
             # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
             latencies = links.trace.calls.duration[calls] if len(calls) else gaps[gaps > 1]
         return cls(usual_at_least(latencies))
@@ -172,7 +172,8 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
                 rest = without(rest, own)
         add("host", rest)
     # From the launch to the start of the work. What the host does meanwhile cannot delay work that is launched.
-    launched = np.minimum(until + latency.ns, end)
+    # Of work whose launch is not in the file nobody knows whether it was launched in time.
+    launched = np.where(call >= 0, np.minimum(until + latency.ns, end), until)
     waits = (end > launched) & _waits_for_event(view, call)
     add("latency", union(until[late], launched[late]))
     add("launch", union(until[~late], launched[~late]))

@@ -184,7 +184,7 @@ def _columns(run: DeviceRun) -> _Columns:
         launched=np.where(known, launched, np.where(free, run.bounds[0], _NEVER)),
         delay=delay,
         idle_delay=delay - run.view.busy.within(start - delay, start),
-        is_short=is_queued & (late > 0),
+        is_short=is_queued & known & (late > 0),
         waits_for=waits_for,
         after=np.where(waits_for >= 0, after, 0),
     )

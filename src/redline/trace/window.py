@@ -67,6 +67,7 @@ class Recorded:
 
 
 _EVERY_STREAM = re.compile(r"^(cuda|hip)DeviceSynchronize|^cuCtxSynchronize")
+_A_STREAM = re.compile(r"^(cuda|hip|cu)(Device|Ctx|Stream)Synchronize")
 
 
 def clocks_aligned(trace: Trace) -> Trace:
@@ -98,7 +99,9 @@ def _clock_shift(links: Links, rows: Ints) -> int:
     early = links.launched_at[rows] - work.start[rows]
     if (early > 0).sum() > BROKEN * len(rows):
         return int(np.percentile(early[early > 0], 100 * (1 - BROKEN)))
-    calls = np.flatnonzero(matching(trace, trace.calls, _EVERY_STREAM))
+    calls = np.flatnonzero(
+        matching(trace, trace.calls, _EVERY_STREAM if len(distinct(work.stream[rows])) > 1 else _A_STREAM)
+    )
     order = rows[np.argsort(links.launched_at[rows], kind="stable")]
     latest = np.maximum.accumulate(work.end[order])
     before = np.searchsorted(links.launched_at[order], trace.calls.start[calls])
