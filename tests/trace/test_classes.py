@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from kineto import ADAM, ADD, CONV, GEMM, NORM, REDUCE
 
-from redline.trace.classes import class_of, describe
-from redline.trace.names import short_name
+from redline.trace.names import class_of, describe, short_name
 
 NAMES = {
     "communication": [

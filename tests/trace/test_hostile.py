@@ -19,10 +19,9 @@ from kineto import GEMM, TraceMaker
 from redline.analyze.profile import profile_of
 from redline.model.errors import TraceError
 from redline.show.profile import kernel_csv
-from redline.trace import classes, events
-from redline.trace.classes import class_of
+from redline.trace import events, names
 from redline.trace.decode import read_file, read_trace, read_traces
-from redline.trace.names import short_name
+from redline.trace.names import class_of, short_name
 from redline.verbs.profile import result_of
 
 GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
@@ -323,15 +322,15 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
 def test_many_names_are_each_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 000 names took minutes when every table asked again what each of them is."""
     looked: Counter[str] = Counter()
-    original = classes.parts_of
+    original = names.parts_of
 
     def counting(name: str) -> object:
         looked[name] += 1
         return original(name)
 
-    monkeypatch.setattr(classes, "parts_of", counting)
+    monkeypatch.setattr(names, "parts_of", counting)
     chance = random.Random(0)
-    names = ["".join(chance.choices("abcdefghijklmnop", k=30)) for _ in range(500)]
-    rows = [f'{{"ph":"X","cat":"kernel","name":"{name}","ts":{10 * n},"dur":9}}' for n, name in enumerate(names)]
+    made = ["".join(chance.choices("abcdefghijklmnop", k=30)) for _ in range(500)]
+    rows = [f'{{"ph":"X","cat":"kernel","name":"{name}","ts":{10 * n},"dur":9}}' for n, name in enumerate(made)]
     profile_of([trace_of(tmp_path, *rows)])
-    assert {looked[name] for name in names} == {1}
+    assert {looked[name] for name in made} == {1}

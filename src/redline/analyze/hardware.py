@@ -16,13 +16,12 @@ from redline.analyze.roofline import Datasheet
 from redline.model.fields import Frozen
 from redline.model.record import RunRecord
 from redline.model.work import Ceilings
-from redline.trace.classes import PRODUCT_CLASSES, KernelClass, class_of
 from redline.trace.columns import DeviceInfo, Trace
 from redline.trace.intervals import distinct
 from redline.trace.links import Links
-from redline.trace.names import label_of
-from redline.trace.operators import self_times
+from redline.trace.names import PRODUCT_CLASSES, KernelClass, class_of, label_of
 from redline.trace.shapes import OperatorWork, work_of
+from redline.trace.tables import self_times
 
 Maker = Literal["nvidia", "amd", "other"]
 

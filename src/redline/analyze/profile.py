@@ -23,27 +23,30 @@ from redline.model.identity import conditions_text
 from redline.model.note import Note, note
 from redline.model.record import Capabilities, RunRecord
 from redline.model.work import Ceilings
-from redline.trace.classes import UNCLASSIFIED
 from redline.trace.collectives import CollectiveRow, Straggler, collective_rows, host_calls, waiting_of
 from redline.trace.columns import Lost, Trace, Work
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
 from redline.trace.idle import Idle, Wait, idle_of, waits_of
-from redline.trace.kernels import (
+from redline.trace.links import Links, matching
+from redline.trace.names import UNCLASSIFIED
+from redline.trace.replay import device_runs, gradient_reductions
+from redline.trace.selections import OnDevice, OnHost
+from redline.trace.tables import (
     ClassRow,
     Direction,
     KernelRow,
+    MemoryLine,
     NamedTime,
+    OperatorRow,
     class_rows,
+    class_times,
     copy_rows,
     kernel_rows,
+    memory_lines,
     most_of_the_time,
+    operator_rows,
     times_by_name,
 )
-from redline.trace.links import Links, matching
-from redline.trace.memory import MemoryLine, memory_lines
-from redline.trace.operators import OperatorRow, class_times, operator_rows
-from redline.trace.replay import device_runs, gradient_reductions
-from redline.trace.selections import OnDevice, OnHost
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors import Counter, Reading, bandwidth_share, counters_of
@@ -140,7 +143,7 @@ class Profile(Frozen):
     @property
     def kernels_for_most(self) -> int:
         """How many kernels, from the top of the table, take 80 % of the time in kernels."""
-        return most_of_the_time(self.kernels)
+        return most_of_the_time(self.kernels, 0.8)
 
     @property
     def bottleneck(self) -> str | None:

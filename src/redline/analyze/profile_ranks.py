@@ -11,16 +11,15 @@ import numpy as np
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.units import format_seconds
-from redline.trace.classes import class_of
 from redline.trace.collectives import Waiting
 from redline.trace.columns import Trace, Work
 from redline.trace.idle import Idle, idle_of
 from redline.trace.intervals import seconds
-from redline.trace.kernels import NamedTime, times_by_name
 from redline.trace.links import Links
-from redline.trace.operators import class_times
+from redline.trace.names import class_of
 from redline.trace.replay import DeviceRun
 from redline.trace.selections import OnHost
+from redline.trace.tables import NamedTime, class_times, times_by_name
 from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, timeline_of
 
 NOTED = 0.02

@@ -18,13 +18,12 @@ from redline.analyze.bound import HOST_BOUND_SHARE
 from redline.analyze.finding import Removal, words_of
 from redline.analyze.hardware import OperatorLimit, slowest_operator
 from redline.model.units import format_seconds
-from redline.trace.classes import Described, describe
 from redline.trace.collectives import Calls, Waiting
 from redline.trace.columns import Mask
 from redline.trace.host import WAITS_FOR_WORK, HostView, meanwhile, other_threads
 from redline.trace.idle import Cause
 from redline.trace.intervals import Intervals, both, distinct, joined, seconds, union, without
-from redline.trace.names import short_name
+from redline.trace.names import Described, describe, short_name
 from redline.trace.patterns import cold_kernels, recomputed, unfused_attention
 from redline.trace.replay import NOTHING, Replay, Without
 from redline.trace.selections import WORTH_A_LINE, OnDevice, OnHost

@@ -14,8 +14,7 @@ from redline.model.note import Code, note
 from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_seconds, format_share
 from redline.model.work import Ceilings
-from redline.trace.classes import MEMORY_CLASSES
-from redline.trace.names import label_of
+from redline.trace.names import MEMORY_CLASSES, label_of
 from redline.trace.patterns import recomputed, strict_products, unfused_attention
 
 if TYPE_CHECKING:

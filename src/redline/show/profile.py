@@ -21,7 +21,7 @@ from redline.show.export import harmless
 from redline.show.payload import as_json
 from redline.show.result import Result, web_table
 from redline.trace.lanes import Lane, Lanes
-from redline.trace.memory import MemoryLine
+from redline.trace.tables import MemoryLine
 from redline.trace.timeline import Strip
 from redline.trace.tree import TreeNode
 

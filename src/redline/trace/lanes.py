@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.trace.classes import class_of
 from redline.trace.columns import Trace
 from redline.trace.host import HostView
 from redline.trace.intervals import Intervals, distinct
-from redline.trace.names import label_of, short_name
+from redline.trace.names import class_of, label_of, short_name
 from redline.trace.replay import DeviceRun, device_runs
 from redline.trace.tree import TreeNode, tree_of
 from redline.trace.window import phases_marked, recorded

@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from redline.trace.classes import CLASSES, Described, KernelClass, describe
 from redline.trace.columns import UNKNOWN, DeviceWork, HostRanges, Ids, Ints, Mask, Trace, Work
 from redline.trace.intervals import distinct, summed
+from redline.trace.names import CLASSES, Described, KernelClass, describe
 
 _NUMBER = {name: number for number, name in enumerate(CLASSES)}
 

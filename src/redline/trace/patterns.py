@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.trace.classes import class_of
 from redline.trace.columns import Ids, Ints, Mask, Work
 from redline.trace.intervals import distinct, summed, union
 from redline.trace.links import Links, Nesting, matching, where_name
+from redline.trace.names import class_of
 from redline.trace.window import Recorded, step_borders
 
 _BATCHED_PRODUCT = re.compile(r"^aten::(bmm|baddbmm_?)$")

@@ -9,17 +9,16 @@ from functools import cached_property
 
 import numpy as np
 
-from redline.trace.classes import Described, describe
 from redline.trace.columns import HostRanges, Ids, Ints, Mask, Trace, Work
 from redline.trace.host import MOSTLY, HostView, on_thread, picked
 from redline.trace.idle import CAUSES, QUARTILES, Cause, IdleTime, usual
 from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, summed, union, without
 from redline.trace.links import Links, matching, where_name
-from redline.trace.names import short_name
-from redline.trace.operators import self_times
+from redline.trace.names import Described, describe, short_name
 from redline.trace.patterns import attention_on_host, recomputed_operators
 from redline.trace.replay import DeviceRun, Replay, Without
 from redline.trace.shapes import work_of
+from redline.trace.tables import self_times
 from redline.trace.timeline import host_communication, host_compute
 from redline.trace.window import Recorded
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from redline.model.work import attention_flops, convolution_flops
-from redline.trace.classes import KernelClass, class_of
 from redline.trace.columns import Shape
+from redline.trace.names import KernelClass, class_of
 
 _SIZES = {
     "double": 8, "complexfloat": 8, "long": 8, "longint": 8, "int64": 8, "uint64": 8, "float64": 8,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.trace.classes import class_of
 from redline.trace.columns import Ints, Mask, Trace, Work
 from redline.trace.host import compiling, joined_ranges, on_thread, picked
 from redline.trace.idle import Cause, IdleTime
 from redline.trace.intervals import NEVER, Intervals, distinct, joined, seconds, union, without
 from redline.trace.links import Links, matching, where_name
+from redline.trace.names import class_of
 
 ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
 """How torch marks a collective while it is under way."""

@@ -21,7 +21,7 @@ from redline.trace.decode import MODULE_FRAME
 from redline.trace.intervals import seconds, summed
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
-from redline.trace.operators import forward_rows
+from redline.trace.tables import forward_rows
 
 MODULE_PREFIX = "redline-module/"
 """The mark that Redline puts around each module where it was asked to."""

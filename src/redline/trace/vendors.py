@@ -26,7 +26,7 @@ from redline.model.errors import TraceError
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.units import counted
-from redline.trace.kernels import NamedTime
+from redline.trace.tables import NamedTime, added_up
 
 # Hardware counters in one vocabulary
 
@@ -144,14 +144,6 @@ class VendorTable:
     kernels: Sequence[NamedTime]
     readings: Sequence[Reading] = ()
     notes: tuple[Note, ...] = ()
-
-
-def added_up(rows: Iterable[NamedTime]) -> list[NamedTime]:
-    """One row for each name, longest first."""
-    sums: dict[str, NamedTime] = {}
-    for row in rows:
-        sums[row.name] = sums[row.name].plus(row) if row.name in sums else row
-    return sorted(sums.values(), key=lambda row: (-row.total_ns, row.name))
 
 
 def merged(tables: Sequence[VendorTable]) -> VendorTable:

@@ -31,7 +31,7 @@ from redline.model.units import format_bytes, format_count, format_seconds, form
 from redline.model.work import Ceilings
 from redline.show.export import JsonDocument, json_document
 from redline.show.terminal import one_line
-from redline.trace.operators import OperatorRow
+from redline.trace.tables import OperatorRow
 from redline.verbs.doctor import doctor
 from redline.verbs.flops import flops
 from redline.verbs.profile import profile

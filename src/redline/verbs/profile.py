@@ -34,7 +34,7 @@ from redline.show.result import Result
 from redline.trace.decode import read_traces
 from redline.trace.lanes import Lanes, lanes_of
 from redline.trace.names import label_of
-from redline.trace.operators import OperatorRow
+from redline.trace.tables import OperatorRow
 from redline.trace.vendors import merged, read_file
 from redline.verbs.capture import DEFAULT_STEPS, keep_memory, profile_spec, read_profile, require_profiled
 from redline.verbs.verb import WORKLOAD, Recipes, verb

@@ -35,8 +35,8 @@ from redline.show.dashboard import dashboard
 from redline.show.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
 from redline.show.report import ReportFiles, write_folder
 from redline.show.result import Result
-from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
+from redline.trace.names import library_of
 from redline.verbs import profile as profile_verb
 from redline.verbs.capture import trace_name
 from redline.verbs.train import DEFAULT_DATA, OF_DATA, OF_MODEL, train_specs, training_row

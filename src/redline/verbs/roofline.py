@@ -25,7 +25,7 @@ from redline.model.units import counted, format_bytes
 from redline.model.work import NOT_COUNTED, Ceilings, OperatorTime
 from redline.show.canvas import label_text, new_figure
 from redline.show.result import Result
-from redline.trace.classes import class_of
+from redline.trace.names import class_of
 from redline.verbs.capture import profile_spec
 from redline.verbs.flops import module_profile, module_seconds
 from redline.verbs.verb import ONE_STEP, ModelName, Recipes, verb
