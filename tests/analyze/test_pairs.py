@@ -12,12 +12,11 @@ from redline.analyze.pairs import (
     kind_measured,
     log_ratio,
     pair_of,
-    pair_with_spread,
     pairs_of,
     process_spread,
     verdict_of,
 )
-from redline.analyze.statistics import PairedLog, student_t
+from redline.analyze.statistics import PairedLog
 from redline.model.record import Block, Failure, RunRecord
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
 
@@ -111,38 +110,8 @@ class TestSpread:
             found.append(spread[0])
         assert math.sqrt(np.mean(found)) == pytest.approx(0.02, rel=0.1)
 
-    def test_lets_one_replicate_speak(self) -> None:
-        replicates = [replicate(0, baseline=[2.0] * 6, fp16=[1.0] * 6)]
-        pair = pair_with_spread(replicates, "baseline", "fp16", (0.01**2, 6))
-        assert pair.low == pytest.approx(2.0 * math.exp(-2.447 * math.sqrt(2) * 0.01), rel=1e-3)
-        assert pair.verdict == "faster"
-
     def test_is_unknown_with_one_replicate(self) -> None:
         assert process_spread([replicate(0, baseline=[2.0], fp16=[1.0])]) is None
-
-
-class TestSpreadByHand:
-    def pair(self, spread: tuple[float, int], times: list[float]) -> tuple[float, float]:
-        replicates = [replicate(n, baseline=times, fp16=[1.0] * len(times)) for n in range(2)]
-        found = pair_with_spread(replicates, "baseline", "fp16", spread)
-        return math.log(found.ratio / found.low), math.log(found.high / found.ratio)
-
-    def test_two_processes_a_side_each_bring_their_own(self) -> None:
-        """The variance of a difference is twice that of one; the mean of two replicates halves it."""
-        expected = student_t(9) * math.sqrt(2 * 0.01**2 / 2)
-        assert self.pair((0.01**2, 9), [2.0] * 5) == (pytest.approx(expected), pytest.approx(expected))
-
-    def test_what_rounds_leave_open_counts_where_it_is_more(self) -> None:
-        times = [1.0, 2.0, 1.0, 2.0]
-        logs = [math.log(each) for each in times]
-        error = float(np.std(logs, ddof=1)) / math.sqrt(4)  # of each replicate; they alternate, so nothing widens it
-        expected = student_t(2 * 3) * math.sqrt(2 * error**2) / 2
-        assert self.pair((1e-12, 9), times)[0] == pytest.approx(expected)
-
-    def test_a_single_round_a_replicate_leaves_one_degree(self) -> None:
-        first, other = (record(name, [2.0, 2.0], None) for name in ("baseline", "fp16"))
-        found = pair_with_spread([[first, other]], "baseline", "fp16", (0.001**2, 9))
-        assert found.verdict == "same"
 
 
 class TestLogs:

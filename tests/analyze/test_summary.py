@@ -160,7 +160,6 @@ class TestVersusFirst:
         versus = second.vs_first
         assert versus.ratio == pytest.approx(2.0, rel=0.005)
         assert versus.low < versus.ratio < versus.high
-        assert versus.latency_change == pytest.approx(-0.5, abs=0.005)
         assert versus.memory_change == pytest.approx(300 / 400 - 1)
 
     def test_the_lowest_position_is_first_whatever_the_order(self) -> None:

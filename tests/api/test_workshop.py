@@ -52,9 +52,7 @@ def row(
 ) -> RunSummary:
     versus = None
     if ratio is not None:
-        versus = VersusFirst(
-            recipe="baseline", ratio=ratio, low=low, high=high, latency_change=None, memory_change=None
-        )
+        versus = VersusFirst(recipe="baseline", ratio=ratio, low=low, high=high, memory_change=None)
     return RunSummary(
         model="m", task="infer", recipe=recipe, batch=4, item="img", device="cpu", record_id="1", throughput_per_s=400.0,
         latency_s=latency(std), vs_first=versus, verdict=Verdict(labels=("valid",)),

@@ -162,7 +162,7 @@ class TestSettings:
             (spec_of(), ""),
             (spec_of(batch=3, artifact="x.pkl", seed=7), ""),
             (spec_of(image_size=64, classes=10), "64 px, 10 classes"),
-            (spec_of(sequence_length=5, threads=2), "5 tokens, 2 threads"),
+            (spec_of(sequence_length=5, threads=2), "length 5, 2 threads"),
             (spec_of(optimizer="adamw"), ""),
             (spec_of("train", optimizer="adamw"), "adamw"),
             (spec_of(launch=LaunchSpec(memory_limit_bytes=2**30)), "within 1.00 GiB"),

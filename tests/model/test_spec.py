@@ -338,33 +338,13 @@ class TestFiles:
         assert spec.measure == expected
         assert spec.launch == LaunchSpec(door="spawn", prepare_timeout_s=60.0)
 
-    @pytest.mark.parametrize(
-        "file",
-        [
-            'model = "a"\n[measure]\neffort = "normal"',
-            'model = "a"\n[[run]]\nmeasure = {effort = "strict"}',
-            'model = "a"\neffort = "strict"',
-        ],
-    )
-    def test_a_flag_for_the_effort_sets_both_its_name_and_its_settings(self, write: Any, file: str) -> None:
-        (spec,) = load_specs(write(file), {"effort": "quick"})
+    def test_a_flag_for_the_effort_is_over_that_of_the_file(self, write: Any) -> None:
+        (spec,) = load_specs(write('model = "a"\neffort = "strict"'), {"effort": "quick"})
         assert spec.measure == MeasureSpec.for_effort("quick")
 
-    def test_the_effort_of_a_run_is_over_the_one_at_the_top_wherever_each_stands(self, write: Any) -> None:
-        path = write(
-            """
-            model = "a"
-            effort = "quick"
-            [[run]]
-            measure = {effort = "strict", min_rounds = 4}
-            """
-        )
-        (spec,) = load_specs(path)
-        assert spec.measure == msgspec.structs.replace(MeasureSpec.for_effort("strict"), min_rounds=4)
-
-    def test_two_efforts_in_one_table_are_refused(self) -> None:
-        with pytest.raises(SpecError, match="effort is 'quick', but 'normal' in the table measure"):
-            specs_from_table({"model": "a", "effort": "quick", "measure": {"effort": "normal"}})
+    def test_an_effort_inside_the_table_measure_is_refused(self) -> None:
+        with pytest.raises(SpecError, match="effort stands beside the table measure"):
+            specs_from_table({"model": "a", "measure": {"effort": "normal"}})
 
     def test_an_optimizer_for_all_goes_to_the_runs_that_train(self, write: Any) -> None:
         text = 'model = "a"\noptimizer = "adam"\n[[run]]\n[[run]]\ntask = "train"'

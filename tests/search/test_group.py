@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from redline.analyze.rows import row_of
-from redline.analyze.statistics import Interval, median_interval, paired_ratio
+from redline.analyze.statistics import Interval, median_interval, paired_log, ratio_of
 from redline.analyze.summary import summarize
 from redline.model.errors import StoreError
 from redline.model.protocol import (
@@ -242,7 +242,7 @@ class TestTheRatio:
                 (record,) = measure_together([spec_of(recipe)], door, Notebook(), seed=seed)
                 blocks = [block for block in record.blocks if block.kind == "throughput"]
                 medians.append({block.round: float(np.median(block.samples)) for block in blocks})
-            paired = paired_ratio(*medians)
+            paired = ratio_of(paired_log(*medians))
             alarms += not paired.low <= 1 <= paired.high
         assert alarms > 25
 
@@ -744,7 +744,7 @@ class TestTheRule:
     """`UntilPrecise` at its edges: a target of 12.5 %, a ceiling of 60 s."""
 
     def entry(self, width: float, timed_s: float, monkeypatch: pytest.MonkeyPatch, samples: int = 1) -> Entry:
-        interval = Interval(low=1 - width, median=1.0, high=1 + width, n=99, n_effective=99.0)
+        interval = Interval(low=1 - width, median=1.0, high=1 + width)
         monkeypatch.setattr(Entry, "interval", lambda entry, kind: interval)
         monkeypatch.setattr(run, "_has_enough_samples", lambda entry: samples)
         spec = spec_of(measure=MeasureSpec(max_seconds=60.0, cpu_target_half_width=0.125))

@@ -61,7 +61,7 @@ def test_noise_is_no_number_and_nobody_is_the_best_by_it() -> None:
         course.closed(record)
         assert ended_words(record) == "too noisy"
     assert "best" not in course.told
-    wide, narrow = (Interval(low=1 - half, median=1.0, high=1 + half, n=9, n_effective=9.0) for half in (0.9, 0.2))
+    wide, narrow = (Interval(low=1 - half, median=1.0, high=1 + half) for half in (0.9, 0.2))
     assert interval_words(1, wide, 0.1) == "too noisy (target 10\u2009%), block 1"
     assert interval_words(1, narrow, 0.1).startswith("±20")
 

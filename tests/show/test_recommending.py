@@ -19,9 +19,7 @@ from redline.verbs.run import next_of
 def row(recipe: str, *interval: float | None, passed: bool = True, **changes: Any) -> RunSummary:
     """A row that is `interval[0]` times as fast as the baseline, give or take 2 % where no other ends are named."""
     ratio, low, high = (*interval, *(1.0, None, None)[len(interval) :]) if len(interval) != 1 else (interval[0], (interval[0] or 1) * 0.98, (interval[0] or 1) * 1.02)  # fmt: skip
-    versus = VersusFirst(
-        recipe="baseline", ratio=ratio or 1.0, low=low, high=high, latency_change=None, memory_change=None
-    )
+    versus = VersusFirst(recipe="baseline", ratio=ratio or 1.0, low=low, high=high, memory_change=None)
     made = RunSummary(
         model="net",
         task="infer",
@@ -77,7 +75,7 @@ def test_noise_of_a_side_does_not_overrule_its_interval_and_what_spoilt_it_does(
         verdict = Verdict(labels=labels, reasons=(note("wide-interval", "too wide", about="throughput"),))  # type: ignore[arg-type]
         told, _ = answer(BASELINE, row("fp16", 9.16, 5.45, 15.4, verdict=verdict))
         assert told.startswith("fp16 is 9.16×") is decided
-        spoilt = VersusFirst(recipe="baseline", ratio=9.16, low=5.45, high=15.4, latency_change=None, memory_change=None, first_doubted=not decided)  # fmt: skip
+        spoilt = VersusFirst(recipe="baseline", ratio=9.16, low=5.45, high=15.4, memory_change=None, first_doubted=not decided)  # fmt: skip
         assert answer(BASELINE, row("fp16", vs_first=spoilt))[0].startswith("fp16 is 9.16×") is decided
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from redline.analyze.bound import bound
-from redline.analyze.statistics import median_interval, paired_ratio
+from redline.analyze.statistics import median_interval, paired_log, ratio_of
 from redline.analyze.summary import summarize
 from redline.model import protocol
 from redline.model.errors import DoorError
@@ -112,7 +112,7 @@ class TestDrift:
         for number in range(30):
             for name, session in (("first", first), ("other", other)):
                 times[name][number] = float(np.median(block_of(session, number=number).samples))
-        paired = paired_ratio(times["first"], times["other"])
+        paired = ratio_of(paired_log(times["first"], times["other"]))
         assert paired.low <= 2.0 <= paired.high
         assert paired.high / paired.low < 1.02
         wandered = np.log(list(times["first"].values()))

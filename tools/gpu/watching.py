@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import redline
-from redline.analyze.statistics import median_interval, paired_ratio
+from redline.analyze.statistics import median_interval, paired_log, ratio_of
 from redline.bench.watch.hooks import install
 
 MARGIN, AGREEMENT, COST_S, STEP_S = 1.03, 0.02, 50e-6, 5e-3
@@ -210,8 +210,8 @@ def fault(ask: Ask, code: str, scripts: tuple[Setup, Setup]) -> Outcome:
     still = sum(code in each["bounds"] for each in rounds[1])
     rate = "own" if code == "slow-steps" else "steady"
     took, takes = ({number: 1 / each[rate] for number, each in enumerate(twin)} for twin in rounds)
-    gain = paired_ratio(took, takes)
-    over = paired_ratio({number: took[number] / bound for number, bound in bounds.items()}, takes)
+    gain = ratio_of(paired_log(took, takes))
+    over = ratio_of(paired_log({number: took[number] / bound for number, bound in bounds.items()}, takes))
     off = max((statistics.median(each["off"] for each in twin) for twin in rounds), key=abs)
     bound = statistics.median(bounds.values()) if bounds else None
     figures = {"raised": len(bounds), "mended_raised": still, "bound": bound, "gain": gain and gain.ratio, "off": off}

@@ -105,7 +105,8 @@ def pair_of(
     if met is None:
         ratio = math.exp(logs[0].centre)
         return Pair(a=a, b=b, ratio=ratio, low=None, high=None, verdict="inconclusive", replicates=len(logs))
-    return _pair(a, b, met)
+    verdict = verdict_of(met.low, met.high)
+    return Pair(a=a, b=b, ratio=met.ratio, low=met.low, high=met.high, verdict=verdict, replicates=met.rounds)
 
 
 def ratio_over(logs: Sequence[PairedLog], *, looks: bool = True) -> Ratio | None:
@@ -113,11 +114,6 @@ def ratio_over(logs: Sequence[PairedLog], *, looks: bool = True) -> Ratio | None
     logs = undisturbed(logs)
     half = half_width(logs, looks=looks)
     return bounds(logs, half) if half is not None else None
-
-
-def _pair(a: str, b: str, met: Ratio) -> Pair:
-    verdict = verdict_of(met.low, met.high)
-    return Pair(a=a, b=b, ratio=met.ratio, low=met.low, high=met.high, verdict=verdict, replicates=met.rounds)
 
 
 def undisturbed(logs: Sequence[PairedLog], enough: int = ENOUGH_QUIET) -> list[PairedLog]:
@@ -165,21 +161,6 @@ def process_spread(replicates: Sequence[Replicate], kind: TimeKind = "throughput
     ]
     degrees = (len(sound) - 1) * (len(names) - 1)
     return max(sum(each**2 for each in left) / degrees, SMALLEST_SPREAD**2), degrees
-
-
-def pair_with_spread(
-    replicates: Sequence[Replicate], a: str, b: str, spread: tuple[float, int] | None, kind: TimeKind = "throughput"
-) -> Pair | None:
-    """One pair whose own replicates may be few, with the spread between processes that other replicates have shown."""
-    own = pair_of(replicates, a, b, kind)
-    if own is None or spread is None:
-        return own
-    logs = undisturbed(logs_of(replicates, a, b, kind))
-    variance_of_one, degrees = spread
-    half = student_t(degrees) * math.sqrt(2 * variance_of_one / len(logs))
-    error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
-    half = max(half, student_t(max(sum(log.rounds - 1 for log in logs), 1)) * error)
-    return _pair(a, b, bounds(logs, half))
 
 
 def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:

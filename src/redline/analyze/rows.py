@@ -191,9 +191,9 @@ def facts_of(row: RunSummary) -> dict[str, Fact]:
         "batch": row.batch,
         "device": row.device,
     }
-    for name, value in msgspec.to_builtins(row.conditions).items():
-        if value not in (None, "", [], (), 0) and not (name == "ranks" and value == 1):
-            facts[name] = ", ".join(value) if isinstance(value, list) else value
+    for name, value in row.conditions.items():
+        if value and not (name == "ranks" and value == 1):
+            facts[name] = ", ".join(value) if name == "inputs" else value
     if row.device != "cpu":
         facts.pop("threads", None)
     return facts

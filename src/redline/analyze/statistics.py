@@ -16,6 +16,9 @@ from redline.model.fields import Frozen
 MIN_COMMON_ROUNDS = 5
 """Below it a paired interval rests on too few differences to say anything."""
 
+FEWEST_FOR_MEDIAN = 6
+"""The fewest samples whose whole range brackets the median in 95 % of cases."""
+
 _EXACT_BINOMIAL_UP_TO = 4000
 """Beyond it the normal approximation of a rank is within one rank of the exact one."""
 
@@ -26,14 +29,11 @@ Floats = NDArray[np.float64]
 
 
 class Interval(Frozen, frozen=True, kw_only=True):
-    """An interval of the median, and the effective number of samples behind it."""
+    """A 95 % interval of the median."""
 
     low: float
     median: float
     high: float
-    n: int
-    n_effective: float
-    """The number of independent samples that would give the same information."""
 
     @property
     def half_width(self) -> float:
@@ -71,33 +71,26 @@ class PairedLog(Frozen, frozen=True, kw_only=True):
         return (self.above + self.below) / 2
 
 
-def median_interval(blocks: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval | None:
+def median_interval(blocks: Sequence[Sequence[float]]) -> Interval | None:
     """The distribution-free interval of the median, widened where samples are not independent.
 
     Two estimates, the wider counts: ranks of all samples with the effective number of them, and the block medians,
-    which also see what changes from block to block. None with too few samples for any interval (6 at 95 %).
+    which also see what changes from block to block. None with fewer than 6 samples.
     """
     filled = [block for block in blocks if len(block)]
     samples = np.fromiter(chain.from_iterable(filled), dtype=np.float64)
-    if samples.size < _fewest_for_median(confidence):
+    if samples.size < FEWEST_FOR_MEDIAN:
         return None
     ordered = np.sort(samples)
     median = _middle(ordered)
-    n_effective = samples.size / autocorrelation_time(samples)
-    low, high = _rank_interval(ordered, n_effective, confidence)
-    if len(filled) >= _fewest_for_median(confidence):
+    low, high = _rank_interval(ordered, samples.size / autocorrelation_time(samples))
+    if len(filled) >= FEWEST_FOR_MEDIAN:
         block_medians = np.array([_middle(np.sort(block)) for block in filled])
-        block_low, block_high = _rank_interval(np.sort(block_medians), len(filled), confidence)
+        block_low, block_high = _rank_interval(np.sort(block_medians), len(filled))
         if block_high - block_low > high - low:
             low, high = block_low, block_high
-    return Interval(
-        # Blocks of unequal length can put their own middle beside the pooled median.
-        low=min(low, median),
-        median=median,
-        high=max(high, median),
-        n=int(samples.size),
-        n_effective=n_effective,
-    )
+    # Blocks of unequal length can put their own middle beside the pooled median.
+    return Interval(low=min(low, median), median=median, high=max(high, median))
 
 
 def autocorrelation_time(samples: Sequence[float] | Floats, q: float = 0.5) -> float:
@@ -187,26 +180,22 @@ def _ceiling_rank(count: int, q: float, confidence: float) -> int | None:
     return 1
 
 
-def paired_ratio(first: Mapping[int, float], other: Mapping[int, float], confidence: float = 0.95) -> Ratio | None:
-    """First over other from the rounds both have, with a Student interval on the mean of the log-ratios.
-
-    None with fewer than five common rounds. A round in which a clock read nothing carries no ratio.
-    """
-    return ratio_of(paired_log(first, other), confidence)
-
-
-def ratio_of(paired: PairedLog | None, confidence: float = 0.95) -> Ratio | None:
-    """With its interval; None with too few rounds for one."""
+def ratio_of(paired: PairedLog | None) -> Ratio | None:
+    """The ratio with its Student interval; None with fewer than five common rounds."""
     if paired is None or paired.rounds < MIN_COMMON_ROUNDS:
         return None
-    half = student_t(paired.rounds - 1, confidence) * paired.error + paired.doubt
+    half = student_t(paired.rounds - 1) * paired.error + paired.doubt
     low, high = math.exp(paired.centre - half), math.exp(paired.centre + half)
     return Ratio(ratio=math.exp(paired.centre), low=low, high=high, rounds=paired.rounds)
 
 
 def paired_log(first: Mapping[int, float], other: Mapping[int, float]) -> PairedLog | None:
-    """The mean log of first over other, over the rounds both have; None with fewer than two of them."""
-    rounds = [key for key in sorted(first.keys() & other.keys()) if _is_time(first[key]) and _is_time(other[key])]
+    """The mean log of first over other, over the rounds both have; None with fewer than two of them.
+
+    A round in which a clock read nothing carries no ratio.
+    """
+    common = sorted(first.keys() & other.keys())
+    rounds = [key for key in common if all(math.isfinite(side[key]) and side[key] > 0 for side in (first, other))]
     if len(rounds) < 2:
         return None
     logs = np.log([first[key] / other[key] for key in rounds])
@@ -223,10 +212,10 @@ def spread(samples: Sequence[float]) -> float | None:
     return float(values.std(ddof=1)) / mean if mean else None
 
 
-def between_processes(first_s: Sequence[float], other_s: Sequence[float], confidence: float = 0.95) -> Ratio:
+def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Ratio:
     """The ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
     ours, theirs = [math.log(each) for each in first_s], [math.log(each) for each in other_s]
-    low, middle, high = _welch(ours, theirs, confidence)
+    low, middle, high = _welch(ours, theirs, 0.95)
     rounds = min(len(ours), len(theirs))
     return Ratio(ratio=math.exp(middle), low=math.exp(low), high=math.exp(high), rounds=rounds)
 
@@ -314,30 +303,24 @@ def _middle(ordered: Floats) -> float:
     return float(ordered[half] if ordered.size % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
-def _rank_interval(ordered: Floats, n_effective: float, confidence: float) -> tuple[float, float]:
+def _rank_interval(ordered: Floats, n_effective: float) -> tuple[float, float]:
     """The order statistics that bracket the median, ranks scaled from the effective to the real number of samples."""
     # With fewer effective samples than any interval needs, the whole range is the most that can be said.
-    effective = max(int(n_effective), _fewest_for_median(confidence))
-    rank = _median_rank(effective, confidence) * (ordered.size + 1) / (effective + 1)
+    effective = max(int(n_effective), FEWEST_FOR_MEDIAN)
+    rank = _median_rank(effective) * (ordered.size + 1) / (effective + 1)
     index = max(int(rank), 1) - 1
     return float(ordered[index]), float(ordered[ordered.size - 1 - index])
 
 
 @lru_cache(maxsize=4096)
-def _median_rank(count: int, confidence: float) -> int:
-    """The largest k for which the k-th smallest and k-th largest of `count` samples bracket the median often enough."""
-    miss = (1 - confidence) / 2
+def _median_rank(count: int) -> int:
+    """The largest k for which the k-th smallest and k-th largest of `count` samples bracket the median in 95 % of cases."""
+    miss = 0.025
     if count > _EXACT_BINOMIAL_UP_TO:
         return int((count - NormalDist().inv_cdf(1 - miss) * math.sqrt(count)) / 2)
     k = np.arange(1, count // 2 + 1)
     log_terms = np.concatenate(([0.0], np.cumsum(np.log((count - k + 1) / k)))) - count * math.log(2)
     return int(np.searchsorted(np.cumsum(np.exp(log_terms)), miss, side="right"))
-
-
-@lru_cache(maxsize=16)
-def _fewest_for_median(confidence: float) -> int:
-    """The fewest samples whose whole range brackets the median often enough: 6 at 95 %."""
-    return 1 + math.ceil(-math.log2(1 - confidence))
 
 
 def _autocovariances(values: Floats) -> Floats:
@@ -347,7 +330,3 @@ def _autocovariances(values: Floats) -> Floats:
     spectrum = np.fft.rfft(centred, size)
     power = spectrum.real**2 + spectrum.imag**2
     return np.fft.irfft(power, size)[: values.size] / values.size
-
-
-def _is_time(value: float) -> bool:
-    return math.isfinite(value) and value > 0

@@ -38,7 +38,7 @@ from redline.analyze.statistics import student_t
 from redline.analyze.train import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, farthest, verdict
 from redline.model.fields import Frozen
-from redline.model.identity import Conditions, Subject, batch_of, conditions_of, is_capture, subjects_of
+from redline.model.identity import Subject, batch_of, conditions_of, is_capture, subjects_of
 from redline.model.note import note
 from redline.model.record import (
     BatchOrigin,
@@ -67,7 +67,6 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
     low: float | None
     """None with too few common rounds for an interval; the ratio is then one of medians."""
     high: float | None
-    latency_change: float | None
     memory_change: float | None
     first_doubted: bool = False
     """The first's own times are not to be relied on, so that nothing is decided against it."""
@@ -93,7 +92,7 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     item: str | None = None
     device: str
     device_name: str | None = None
-    conditions: Conditions = Conditions()
+    conditions: dict[str, Any] = {}
     """Threads, sizes, optimizer, loss, versions: what tells it from its neighbours."""
     throughput_per_s: float | None = None
     throughput_interval: ThroughputInterval | None = None
@@ -339,13 +338,11 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     paired = ratio_in_turns(first, record)
     # With few rounds one stall would decide their mean; the median step of all of them is what the table shows, too.
     first_step, own_step = (_median_step_s(each, common) for each in (first, record))
-    first_latency, own_latency = latency_of(first), latency_of(record)
     return VersusFirst(
         recipe=racer_name(first.spec),
         ratio=paired.ratio if paired else first_step / own_step,
         low=paired.low if paired else None,
         high=paired.high if paired else None,
-        latency_change=_change(own_latency.p50, first_latency.p50) if own_latency and first_latency else None,
         memory_change=_memory_change(largest_memory(record), largest_memory(first)),
     )
 

@@ -365,25 +365,12 @@ def is_capture(record: RunRecord) -> bool:
     return record.trace is not None
 
 
-_SETTING_WORDS: dict[str, Callable[[Any], str]] = {
-    "image_size": lambda value: f"{value} px",
-    "sequence_length": lambda value: f"{value} tokens",
-    "prompt": lambda value: f"prompt {value}",
-    "new_tokens": lambda value: f"{value} new tokens",
-    "classes": lambda value: f"{value} classes",
-    "optimizer": str,
-    "threads": lambda value: counted(value, "thread"),
-    "ranks": lambda value: f"{value} ranks",
-    "max_memory": lambda value: f"within {format_bytes(value)}",
-}
+# What tells a row from its neighbours besides model, task, recipe, batch and device
 
 
 def setting_text(spec: RunSpec) -> str:
     """`settings_of` in words."""
-    found = settings_of(spec)
-    words = [say(found[name]) for name, say in _SETTING_WORDS.items() if name in found]
-    others = [f"{name.replace('_', ' ')} {value}" for name, value in found.items() if name not in _SETTING_WORDS]
-    return ", ".join((*words, *others))
+    return ", ".join(condition_words(settings_of(spec)).values())
 
 
 def text_lengths(workload: WorkloadSpec) -> dict[str, int]:
@@ -412,107 +399,82 @@ def data_words(spec: RunSpec) -> str | None:
     return ", ".join(word for word in words if word)
 
 
-class Conditions(Frozen):
-    """What else tells a row from its neighbours: None is unknown, or means nothing here."""
-
-    inputs: tuple[str, ...] = ()
-    """Shapes and dtypes."""
-    image_size: int | None = None
-    sequence_length: int | None = None
-    prompt: int | None = None
-    new_tokens: int | None = None
-    """For generation."""
-    classes: int | None = None
-    """As asked for; None is the model's own number."""
-    optimizer: str | None = None
-    """For training."""
-    loss: str | None = None
-    stem: str | None = None
-    """For a ResNet, where it was chosen."""
-    data: str | None = None
-    """For a training on data: which, and how they are fed."""
-    threads: int | None = None
-    """CPU threads inside operators, as they were."""
-    max_memory_bytes: int | None = None
-    ranks: int = 1
-    """Processes that worked together."""
-    seed: int = 0
-    effort: str = ""
-    torch: str | None = None
-    driver: str | None = None
-    redline: str | None = None
-
-
-def conditions_of(record: RunRecord) -> Conditions:
-    """As measured; where the bench never said it, as asked for."""
+def conditions_of(record: RunRecord) -> dict[str, Any]:
+    """By name, as measured; where the bench never said it, as asked for. None is unknown, or means nothing here."""
     spec, workload, prepared = record.spec, record.spec.workload, record.prepared
+    info, environment = (prepared.workload, prepared.environment) if prepared is not None else (None, None)
     lengths = text_lengths(workload)
-    found = Conditions(
-        prompt=lengths.get("prompt"),
-        new_tokens=lengths.get("new_tokens"),
-        image_size=workload.image_size,
-        sequence_length=workload.sequence_length,
-        classes=workload.classes,
-        optimizer=workload.optimizer if workload.task == "train" else None,
-        stem=workload.stem,
-        data=data_words(spec),
-        threads=spec.threads,
-        max_memory_bytes=spec.launch.memory_limit_bytes,
-        ranks=spec.ranks,
-        seed=spec.seed,
-        effort=spec.measure.effort,
-    )
-    if prepared is None:
-        return found
-    info, environment = prepared.workload, prepared.environment
-    return msgspec.structs.replace(
-        found,
-        inputs=info.input_shapes,
-        image_size=info.image_size or found.image_size,
-        sequence_length=info.sequence_length or found.sequence_length,
-        optimizer=info.optimizer or found.optimizer,
-        prompt=prepared.generation.prompt if prepared.generation else found.prompt,
-        new_tokens=prepared.generation.new_tokens if prepared.generation else found.new_tokens,
-        loss=info.loss or None,
-        stem=prepared.data.stem if prepared.data else found.stem,
-        threads=environment.threads or found.threads,
-        torch=environment.versions.get("torch"),
-        driver=environment.device.driver,
-        redline=environment.redline or None,
-    )
-
-
-def condition_words(conditions: Conditions, device: str) -> dict[str, str]:
-    """The conditions that matter on this device, in words for a headline, by the name of their field."""
-    on_cpu = device.partition(":")[0] == "cpu"
-    sized = conditions.image_size or conditions.sequence_length or conditions.prompt
-    told = {
-        "image_size": conditions.image_size and f"{conditions.image_size} px",
-        "sequence_length": conditions.sequence_length and f"length {conditions.sequence_length}",
-        "prompt": conditions.prompt and f"prompt {conditions.prompt}",
-        "new_tokens": conditions.new_tokens and f"{conditions.new_tokens} new tokens",
-        "inputs": "" if sized else _inputs_told(conditions.inputs),
-        "classes": conditions.classes and f"{conditions.classes} classes",
-        "optimizer": conditions.optimizer,
-        "loss": conditions.loss,
-        "stem": conditions.stem and f"{conditions.stem} stem",
-        "data": conditions.data and f"trained on {conditions.data}",
-        "ranks": conditions.ranks > 1 and f"{conditions.ranks} ranks",
-        "threads": on_cpu and conditions.threads and counted(conditions.threads, "thread"),
-        "max_memory_bytes": conditions.max_memory_bytes and f"within {format_bytes(conditions.max_memory_bytes)}",
-        "torch": conditions.torch and f"torch {conditions.torch}",
-        "driver": conditions.driver and f"driver {conditions.driver}",
+    if prepared is not None and prepared.generation is not None:
+        lengths = {"prompt": prepared.generation.prompt, "new_tokens": prepared.generation.new_tokens}
+    asked_optimizer = workload.optimizer if workload.task == "train" else None
+    return {
+        "inputs": info.input_shapes if info else (),
+        "image_size": (info and info.image_size) or workload.image_size,
+        "sequence_length": (info and info.sequence_length) or workload.sequence_length,
+        "prompt": lengths.get("prompt"),
+        "new_tokens": lengths.get("new_tokens"),
+        "classes": workload.classes,
+        "optimizer": (info and info.optimizer) or asked_optimizer,
+        "loss": (info and info.loss) or None,
+        "stem": prepared.data.stem if prepared and prepared.data else workload.stem,
+        "data": data_words(spec),
+        "threads": (environment and environment.threads) or spec.threads,
+        "max_memory_bytes": spec.launch.memory_limit_bytes,
+        "ranks": spec.ranks,
+        "seed": spec.seed,
+        "effort": spec.measure.effort,
+        "torch": environment.versions.get("torch") if environment else None,
+        "driver": environment.device.driver if environment else None,
+        "redline": (environment and environment.redline) or None,
     }
-    return {name: str(words) for name, words in told.items() if words}
-
-
-def conditions_text(record: RunRecord) -> str:
-    return " · ".join(condition_words(conditions_of(record), device_of(record)).values())
 
 
 MOST_INPUTS = 2
 """Named in a headline; more are counted."""
 
 
-def _inputs_told(inputs: Sequence[str]) -> str:
-    return ", ".join(inputs) if len(inputs) <= MOST_INPUTS else counted(len(inputs), "input")
+def _within(limit_bytes: int) -> str:
+    return f"within {format_bytes(limit_bytes)}"
+
+
+def _inputs(shapes: Sequence[str]) -> str:
+    return ", ".join(shapes) if len(shapes) <= MOST_INPUTS else counted(len(shapes), "input")
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "image_size": "{} px".format,
+    "sequence_length": "length {}".format,
+    "prompt": "prompt {}".format,
+    "new_tokens": "{} new tokens".format,
+    "inputs": _inputs,
+    "classes": "{} classes".format,
+    "optimizer": str,
+    "loss": str,
+    "stem": "{} stem".format,
+    "data": "trained on {}".format,
+    "ranks": "{} ranks".format,
+    "threads": lambda threads: counted(threads, "thread"),
+    "max_memory": _within,
+    "max_memory_bytes": _within,
+    "torch": "torch {}".format,
+    "driver": "driver {}".format,
+}
+"""How a condition is said in a headline or a title."""
+_UNSAID = ("seed", "effort", "redline")
+
+
+def condition_words(conditions: Mapping[str, Any], device: str = "cpu") -> dict[str, str]:
+    """The conditions that matter on this device, in words, by name. A size says more than the shapes of the inputs."""
+    said = {name: value for name, value in conditions.items() if value not in (None, "", ()) and name not in _UNSAID}
+    if said.get("ranks") == 1:
+        del said["ranks"]
+    if device.partition(":")[0] != "cpu":
+        said.pop("threads", None)
+    if any(name in said for name in ("image_size", "sequence_length", "prompt")):
+        said.pop("inputs", None)
+    names = [*(name for name in _WORDS if name in said), *(name for name in said if name not in _WORDS)]
+    return {name: _WORDS.get(name, f"{name.replace('_', ' ')} {{}}".format)(said[name]) for name in names}
+
+
+def conditions_text(record: RunRecord) -> str:
+    return " · ".join(condition_words(conditions_of(record), device_of(record)).values())

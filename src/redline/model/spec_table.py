@@ -156,7 +156,9 @@ def specs_from_table(table: Mapping[str, Any], where: str = "") -> list[RunSpec]
     recipes = _names(rest.pop("recipe", BASELINE), "recipe", where)
     refuse_too_many(len(models) * len(recipes), where)
     own_measure = rest.pop("measure", {})
-    effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
+    if isinstance(own_measure, Mapping) and "effort" in own_measure:
+        raise TableError(_located(where, "effort stands beside the table measure, not in it"))
+    effort, tail = rest.pop("effort", "normal"), rest.pop("tail", False)
     if not isinstance(tail, bool):
         raise TableError(_located(where, f"tail must be true or false, got {tail!r}"))
     no_check = rest.pop("no_check", False)
@@ -246,15 +248,6 @@ def _train(table: Any, where: str) -> TrainSpec:
     return train
 
 
-def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
-    """Written beside the table `measure` or in it; settings follow it, so two different ones cannot both be meant."""
-    inside = own_measure.get("effort") if isinstance(own_measure, Mapping) else None
-    effort = rest.pop("effort", "normal" if inside is None else inside)
-    if inside is not None and inside != effort:
-        raise TableError(_located(where, f"effort is {effort!r}, but {inside!r} in the table measure: leave one out"))
-    return effort
-
-
 def _share_batch(rest: dict[str, Any], where: str) -> None:
     """`batch_per_rank` is another way to give the batch: items on every rank."""
     each = rest.pop("batch_per_rank", None)
@@ -302,24 +295,10 @@ def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
     merged: dict[str, Any] = {}
     for table in tables:
-        merged = _without_effort(merged) if _names_effort(table) else merged
         for name, value in table.items():
             below = merged.get(name)
             merged[name] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
     return merged
-
-
-def _names_effort(table: Mapping[str, Any]) -> bool:
-    measure = table.get("measure")
-    return "effort" in table or (isinstance(measure, Mapping) and "effort" in measure)
-
-
-def _without_effort(table: Mapping[str, Any]) -> dict[str, Any]:
-    """It has two places, so the later word must clear both: else a flag would change the settings and keep the name."""
-    rest = {name: value for name, value in table.items() if name != "effort"}
-    if isinstance(rest.get("measure"), Mapping):
-        rest["measure"] = {name: value for name, value in rest["measure"].items() if name != "effort"}
-    return rest
 
 
 def _override(base: Any, changes: Any, where: str) -> Any:

@@ -435,8 +435,8 @@ def _lines(record: RunRecord, row: RunSummary, *, is_cut_off: bool) -> Iterator[
         yield "batch", f"{workload.batch or 'unknown'}: {BATCH_WORDS[workload.batch_from]}"
         yield "counted", f"{workload.items_per_step} {workload.item} per step"
         if record.spec.workload.task == "train":
-            yield "trained", f"{row.conditions.optimizer} on {workload.loss or 'the default loss'}"
-        yield "settings", f"seed {row.conditions.seed}, effort {row.conditions.effort}"
+            yield "trained", f"{row.conditions['optimizer']} on {workload.loss or 'the default loss'}"
+        yield "settings", f"seed {row.conditions['seed']}, effort {row.conditions['effort']}"
         yield "warm-up", f"{len(warmup.samples)} steps in {warmup.seconds:.1f} s: {warmup.reason}"
         yield "numerics", str(prepared.numerics.reason or "")
         yield from (("note", str(told)) for told in workload.notes)
@@ -446,7 +446,7 @@ def _lines(record: RunRecord, row: RunSummary, *, is_cut_off: bool) -> Iterator[
     if row.generation is not None:
         yield (
             "text",
-            f"prompt {row.conditions.prompt}, {row.conditions.new_tokens} new tokens, {row.generation.cache} cache",
+            f"prompt {row.conditions['prompt']}, {row.conditions['new_tokens']} new tokens, {row.generation.cache} cache",
         )
     if (latency := row.latency_s) is not None:
         names = ("p50", "p90", "p95", "p99", "mean", "std")

@@ -26,6 +26,7 @@ from redline.model.settings import OUTPUT, setting
 from redline.model.spec import RunSpec
 from redline.model.units import counted, printable
 from redline.model.work import MemoryCategory, MemoryRow
+from redline.search.grid import listed
 from redline.search.vendors import TOOLS, check_device, find_tool, profile_behind
 from redline.show.folder import open_in_browser, write_text
 from redline.show.page import page
@@ -38,7 +39,7 @@ from redline.trace.tables import OperatorRow
 from redline.trace.vendors import merged, read_file
 from redline.verbs.capture import DEFAULT_STEPS, keep_memory, profile_spec, read_profile, require_profiled
 from redline.verbs.verb import WORKLOAD, Recipes, verb
-from redline.verbs.workspace import Workspace, listed, one_spec, specs_of, use
+from redline.verbs.workspace import Workspace, one_spec, specs_of, use
 
 Sort = Literal["device", "host", "memory", "calls"]
 SHOWN = 12

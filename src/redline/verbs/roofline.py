@@ -23,13 +23,14 @@ from redline.model.settings import WHAT, setting
 from redline.model.spec import RunSpec
 from redline.model.units import counted, format_bytes
 from redline.model.work import NOT_COUNTED, Ceilings, OperatorTime
+from redline.search.grid import listed
 from redline.show.canvas import label_text, new_figure
 from redline.show.result import Result
 from redline.trace.names import class_of
 from redline.verbs.capture import profile_spec
 from redline.verbs.flops import module_profile, module_seconds
 from redline.verbs.verb import ONE_STEP, ModelName, Recipes, verb
-from redline.verbs.workspace import Workspace, listed, one_spec, specs_of, use
+from redline.verbs.workspace import Workspace, one_spec, specs_of, use
 
 MEASURED = Figure(name="measured", unit="s", better="lower", doc="Time of a step, or of one call of an operator.")
 ROOF = Figure(name="roofline", unit="s", doc="The least time that the work takes on this device.")

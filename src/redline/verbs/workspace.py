@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from redline.launch import Door, open_door
-from redline.model.errors import BenchError, Interrupted, UsageError
+from redline.launch.inline import InlineDoor
+from redline.model.errors import BenchError, Interrupted, SpecError, UsageError
 from redline.model.identity import device_key
 from redline.model.names import refuse_impossible_device, refuse_impossible_name
 from redline.model.protocol import (
@@ -31,7 +36,9 @@ from redline.model.protocol import (
 )
 from redline.model.record import Environment, RunRecord
 from redline.model.spec import LaunchSpec, RunSpec
-from redline.search.grid import Grid, make_plan
+from redline.model.spec_table import specs_from_table
+from redline.model.work import Ceilings
+from redline.search.grid import Grid, listed, make_plan
 from redline.search.observer import Journal, NoJournal, Observer
 from redline.search.run import Account, GridRun
 from redline.show.notebook import NotebookProgress, in_notebook
@@ -39,19 +46,24 @@ from redline.store import History
 from redline.system.locks import device_lock
 from redline.verbs.live import held_artifact
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from redline.model.work import Ceilings
-import functools
-import sys
-from typing import ParamSpec
-
-from redline.launch.inline import InlineDoor
-from redline.model.errors import SpecError
-from redline.model.spec_table import specs_from_table
-
 R = TypeVar("R", bound=Reply)
+
+
+@dataclass
+class _Opened:
+    """What a workspace has opened so far. Workspaces that are derived from it share this."""
+
+    journal: Journal | None
+    location: str | PathLike[str] | None
+    history: History | None
+    scratch: History | None = None
+    """Takes the place of the history where nothing is kept."""
+    reader: History | None = None
+    traces: Path | None = None
+    doors: dict[LaunchSpec, Door] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+    """Held while the reader is looked at or replaced."""
+    stack: ExitStack = field(default_factory=ExitStack)
 
 
 class Workspace:
@@ -73,17 +85,11 @@ class Workspace:
     ) -> None:
         self.observer = observer or (NotebookProgress() if in_notebook() else Observer())
         self.keeps = keep and journal is None
-        self._journal = journal
         self._door = door
-        self._doors: dict[LaunchSpec, Door] = {}
-        self._history = history if isinstance(history, History) else None
-        self._location = None if isinstance(history, History) else history
-        self._scratch: History | None = None
-        self._passing: Path | None = None
-        self._parent: Workspace | None = None
-        self._reader: History | None = None
-        self._opening = Lock()
-        self._stack = ExitStack()
+        if isinstance(history, History):
+            self._opened = _Opened(journal, None, history)
+        else:
+            self._opened = _Opened(journal, history, None)
 
     def __enter__(self) -> Self:
         return self
@@ -94,22 +100,23 @@ class Workspace:
         self.close()
         if isinstance(error, Interrupted):
             return
-        if isinstance(error, KeyboardInterrupt) and self.keeps and self._history and self._history.has_written:
+        history = self._opened.history
+        if isinstance(error, KeyboardInterrupt) and self.keeps and history is not None and history.has_written:
             raise Interrupted().with_traceback(trace) from None
 
     def close(self) -> None:
         """Close what was opened here; a door or history that was handed in stays open."""
         self.observer.ended()
-        self._stack.close()
-        self._doors.clear()
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._opened.stack.close()
+        self._opened.doors.clear()
+        if self._opened.reader is not None:
+            self._opened.reader.close()
+            self._opened.reader = None
 
     def derived(self, *, door: Door | None = None, observer: Observer | None = None) -> Workspace:
         """The same history behind another door or with another observer. Only the original is closed."""
-        other = Workspace(door=door or self._door, keep=self.keeps, observer=observer or self.observer)
-        other._parent = self
+        other = copy.copy(self)
+        other._door, other.observer = door or self._door, observer or self.observer
         return other
 
     # The door
@@ -118,14 +125,11 @@ class Workspace:
         """The door that was handed in, else the one `launch` asks for; each is opened once."""
         if self._door is not None:
             return self._door
-        if self._parent is not None:
-            return self._parent.door(launch)
-        launch = launch or LaunchSpec()
-        if launch not in self._doors:
-            door = open_door(launch)
-            self._stack.callback(door.close)
-            self._doors[launch] = door
-        return self._doors[launch]
+        launch, opened = launch or LaunchSpec(), self._opened
+        if launch not in opened.doors:
+            opened.doors[launch] = open_door(launch)
+            opened.stack.callback(opened.doors[launch].close)
+        return opened.doors[launch]
 
     def ask(self, question: Question, answer: type[R], launch: LaunchSpec | None = None) -> R:
         """Ask a bench of its own; the observer hears where it is. A failure raises `BenchError`."""
@@ -182,48 +186,40 @@ class Workspace:
     @property
     def history(self) -> History:
         """The history, open for writing; one in memory where nothing is kept."""
-        if self._parent is not None:
-            return self._parent.history
+        opened = self._opened
         if not self.keeps:
-            self._scratch = self._scratch or self._stack.enter_context(History.open(":memory:"))
-            return self._scratch
-        if self._history is None:
-            opened = History.open(self._location, on_note=lambda note: self.observer.noted(note))
-            self._stack.enter_context(opened).require_writable()
-            self._history = opened
-        return self._history
+            opened.scratch = opened.scratch or opened.stack.enter_context(History.open(":memory:"))
+            return opened.scratch
+        if opened.history is None:
+            history = History.open(opened.location, on_note=lambda note: self.observer.noted(note))
+            opened.stack.enter_context(history).require_writable()
+            opened.history = history
+        return opened.history
 
     def artifact(self, live: Any) -> str | None:
         """The path of a live object as a file that workers can open until the workspace is closed.
 
         None where it cannot be pickled.
         """
-        if self._parent is not None:
-            return self._parent.artifact(live)
-        return self._stack.enter_context(held_artifact(live))
+        return self._opened.stack.enter_context(held_artifact(live))
 
     @property
     def traces(self) -> Path:
         """The folder for traces that are captured: the history's, or one that goes with the workspace."""
-        if self._parent is not None:
-            return self._parent.traces
         if self.keeps:
             return self.history.folder / "traces"
-        if self._passing is None:
-            self._passing = Path(self._stack.enter_context(TemporaryDirectory(prefix="redline-traces-")))
-        return self._passing
+        opened = self._opened
+        if opened.traces is None:
+            opened.traces = Path(opened.stack.enter_context(TemporaryDirectory(prefix="redline-traces-")))
+        return opened.traces
 
     @contextmanager
     def reading(self) -> Iterator[History]:
         """The history, for reading: creates no file and no table."""
-        if self._parent is not None:
-            with self._parent.reading() as history:
-                yield history
+        if self._opened.history is not None:
+            yield self._opened.history
             return
-        if self._history is not None:
-            yield self._history
-            return
-        with History.open(self._location, only_to_read=True, on_note=self.observer.noted) as history:
+        with History.open(self._opened.location, only_to_read=True, on_note=self.observer.noted) as history:
             yield history
 
     @contextmanager
@@ -232,29 +228,28 @@ class Workspace:
 
         It is opened anew when the file was deleted or replaced. A database server that is away is not waited for.
         """
-        if self._parent is not None or self._history is not None:
+        opened = self._opened
+        if opened.history is not None:
             yield self
             return
-        with self._opening:
-            if self._reader is not None and not self._reader.is_current():
-                self._reader.close()
-                self._reader = None
-            opened = self._reader or History.open(self._location, only_to_read=True, patience_s=0.0)
-            if opened.is_current() and self._reader is None:
-                self._reader = opened
+        with opened.lock:
+            if opened.reader is not None and not opened.reader.is_current():
+                opened.reader.close()
+                opened.reader = None
+            history = opened.reader or History.open(opened.location, only_to_read=True, patience_s=0.0)
+            if history.is_current() and opened.reader is None:
+                opened.reader = history
         try:
-            yield Workspace(history=opened, observer=self.observer)
+            yield Workspace(history=history, observer=self.observer)
         finally:
-            if opened is not self._reader:
-                opened.close()
+            if history is not opened.reader:
+                history.close()
 
     @property
     def journal(self) -> Journal:
         """Where records go: the journal that was handed in, the history, or nowhere."""
-        if self._parent is not None:
-            return self._parent.journal
-        if self._journal is not None:
-            return self._journal
+        if self._opened.journal is not None:
+            return self._opened.journal
         return self.history if self.keeps else NoJournal()
 
     def ceilings_of(self, records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings | None]:
@@ -306,14 +301,6 @@ def measure_specs(specs: Sequence[RunSpec], workspace: Workspace, replicates: in
     running.go()
     cells = sorted(plan.cells, key=lambda cell: int(cell.key.partition("-")[0]))
     return [running.records[cell.key] for cell in cells]
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def listed(value: str | Iterable[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
 
 
 def specs_of(
