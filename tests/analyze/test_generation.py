@@ -11,7 +11,7 @@ from by_hand import make_prepared
 from kineto import GEMM, TraceMaker
 
 import redline
-from redline.analyze.batch import BatchTrial, SloTargets
+from redline.analyze.batch import SloTargets, trial_of
 from redline.analyze.bound import bound
 from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
@@ -173,7 +173,8 @@ def test_the_gain_of_a_graph_ends_where_reading_begins() -> None:
 
 
 def test_a_batch_keeps_its_targets_where_all_are_kept() -> None:
-    trial = BatchTrial(batch=4, fits=True, ttft_s=0.1, tpot_s=0.02)
+    trial = trial_of(generated(ttft_s=0.1, tpot_s=0.02))
+    assert trial.p95_ceiling_s is None, "ten generations are too few"
     assert SloTargets(ttft_s=0.1, tpot_s=0.02).are_kept(trial)
     assert not SloTargets(ttft_s=0.1, tpot_s=0.019).are_kept(trial)
     assert not SloTargets(p95_s=10.0, ttft_s=1.0).are_kept(trial)  # its tail is not known

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from redline.analyze.bound import Bound
-from redline.analyze.grid import limit_of
 from redline.analyze.train import TrainingSummary
 from redline.model.note import note
 from redline.model.record import Epoch
+from redline.verbs.study import limit_of
 
 EPOCH = Epoch(number=1, seconds=1.0, train_s=1.0, steps=1, samples=1, train_loss=1.0)
 

@@ -7,16 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from redline.analyze.batch import StepTime, saturation
+from redline.analyze.batch import saturation
 from redline.analyze.statistics import autocorrelation_time, percentile_ceiling
 
 
-def points(fixed_s: float, item_s: float, batches: tuple[int, ...], noise: float = 0.0) -> list[StepTime]:
+def points(fixed_s: float, item_s: float, batches: tuple[int, ...], noise: float = 0.0) -> list[tuple[int, float]]:
     random = np.random.default_rng(1)
-    return [
-        StepTime(batch=batch, seconds=(fixed_s + item_s * batch) * math.exp(noise * random.standard_normal()))
-        for batch in batches
-    ]
+    return [(batch, (fixed_s + item_s * batch) * math.exp(noise * random.standard_normal())) for batch in batches]
 
 
 class TestSaturation:
@@ -25,7 +22,6 @@ class TestSaturation:
         assert (curve.fixed_s, curve.per_item_s) == pytest.approx((0.004, 2e-4))
         assert curve.knee() == pytest.approx(180)
         assert curve.knee(0.5) == pytest.approx(20)
-        assert curve.reached(180) == pytest.approx(0.9)
         assert curve.limit_per_s == pytest.approx(5000)
         assert curve.misfit < 1e-9
 
@@ -36,7 +32,7 @@ class TestSaturation:
     def test_small_batches_that_follow_another_law_are_left_out(self) -> None:
         """ResNet-50 in fp16 with graphs on an H200: a line through all five puts the limit 8 % over what 256 nears."""
         measured = {1: 0.867e-3, 4: 0.968e-3, 16: 1.481e-3, 64: 4.149e-3, 256: 15.183e-3}
-        curve = saturation([StepTime(batch=batch, seconds=seconds) for batch, seconds in measured.items()])
+        curve = saturation(list(measured.items()))
         assert curve.limit_per_s == pytest.approx(192 / (measured[256] - measured[64]), rel=0.02)
         assert curve.misfit < 0.05
         assert 64 < curve.knee() < 100
@@ -47,7 +43,7 @@ class TestSaturation:
         assert curve.knee(host_s=0.080) == pytest.approx(360)
 
     def test_no_fixed_part_means_a_knee_at_one(self) -> None:
-        curve = saturation([StepTime(batch=1, seconds=0.9e-3), StepTime(batch=10, seconds=10e-3)])
+        curve = saturation([(1, 0.9e-3), (10, 10e-3)])
         assert curve.fixed_s == 0
         assert curve.knee() == 1
 

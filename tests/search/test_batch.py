@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
-from redline.analyze.batch import BatchSummary, BatchTrial, Knee, batch_summary, supported_knee
+from redline.analyze.batch import BatchSummary, BatchTrial, Knee, batch_summary, curve_of, supported_knee, trial_of
 from redline.analyze.blocks import ThroughputInterval
+from redline.analyze.bound import Bound
+from redline.analyze.summary import RunSummary
+from redline.analyze.trust import Verdict
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_ITEMS
-from redline.model.note import Note
+from redline.model.note import Note, note
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.batch import MAX_TRIALS, trial_spec
@@ -27,6 +30,7 @@ from redline.verbs.batch import batch, result_of, trial_row
 from redline.verbs.workspace import Workspace
 
 MIB = 2**20
+replaced = msgspec.structs.replace
 
 
 def batch_of(spec: RunSpec) -> int:
@@ -46,6 +50,15 @@ def find_all(landscape: Landscape, **settings: Any) -> Any:
     journal = settings.pop("journal", NoJournal())
     options = {"launch": {"door": "fake"}, "max_memory": "16GiB", **settings}
     return batch("m", **options, workspace=Workspace(door=FakeDoor(landscape), journal=journal))
+
+
+def timed(batch: int, per_s: float, **changes: Any) -> BatchTrial:
+    """A trial that ran, with nothing known of it but its speed."""
+    row = RunSummary(
+        model="m", task="infer", recipe="baseline", batch=batch, device="cuda", record_id="", throughput_per_s=per_s,
+        verdict=Verdict(labels=("valid",)), bound=Bound(label="device", evidence=note("work", "")), **changes,
+    )  # fmt: skip
+    return BatchTrial(batch=batch, row=row)
 
 
 def step_times(fixed_s: float, item_s: float) -> Any:
@@ -87,7 +100,7 @@ class TestLargest:
         landscape = Landscape(step_s=0.01, memory_bytes=memory, device_kind="cpu")
         found = find(landscape, max_memory="2GiB")
         assert found.max_batch == pytest.approx((2048 - 900) / 2, rel=0.03)
-        assert all(trial.peak_reserved_bytes is None for trial in found.trials)
+        assert all(trial.memory.peak_reserved_bytes is None for trial in found.trials)
         assert all(trial.needed_bytes for trial in found.trials if trial.fits)
 
     def test_out_of_memory_is_data(self) -> None:
@@ -161,7 +174,7 @@ class TestLargest:
         found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory))
         assert any(each.code == "short-of-memory" for each in found.notes)
         squeezed = max((trial for trial in found.trials if trial.fits), key=lambda trial: trial.batch)
-        assert squeezed.allocator_retries > 0
+        assert squeezed.memory.allocator_retries > 0
 
 
 class TestKnee:
@@ -183,7 +196,7 @@ class TestKnee:
             memory_bytes=curve(lambda batch: 2e8 + 8 * MIB * batch, resident=2e8),
         )
         found = find(landscape)
-        assert found.saturation.per_item_s == pytest.approx(1e-4, rel=0.03)
+        assert curve_of(found.trials).per_item_s == pytest.approx(1e-4, rel=0.03)
         assert found.knee_batch == pytest.approx(45, rel=0.1)  # 0.9 · 5 ms / 0.1 ms
 
     def test_where_throughput_still_grows_there_is_none(self) -> None:
@@ -194,14 +207,14 @@ class TestKnee:
 
     def test_where_the_times_lie_on_no_curve_there_is_none(self) -> None:
         rates = {8: 0.97e6, 569: 35.7e6, 80_624: 5e6, 9_065_534: 22e6, 73_499_497: 14.7e6}
-        told = supported_knee([BatchTrial(batch=each, fits=True, throughput_per_s=rates[each]) for each in rates])
+        told = supported_knee([timed(batch, rate) for batch, rate in rates.items()])
         assert isinstance(told, Note)
         assert "do not follow one curve" in str(told)
 
     def test_it_is_a_batch_that_was_measured_and_reaches_what_it_says(self) -> None:
         """The fit may be wrong where nothing was measured: three points off one curve must not make a fourth."""
         rates = {8: 1000.0, 64: 4200.0, 256: 8200.0, 1024: 10_000.0, 4096: 10_200.0}
-        found = supported_knee([BatchTrial(batch=each, fits=True, throughput_per_s=rates[each]) for each in rates])
+        found = supported_knee([timed(batch, rate) for batch, rate in rates.items()])
         assert isinstance(found, Knee)
         assert found.batch == 1024, "256 has 82 % of it"
         assert found.above == 256
@@ -209,20 +222,16 @@ class TestKnee:
 
     def test_a_batch_that_nothing_much_larger_confirms_is_not_claimed(self) -> None:
         rates = {8: 4000.0, 64: 8300.0, 80: 9900.0}
-        told = supported_knee([BatchTrial(batch=each, fits=True, throughput_per_s=rates[each]) for each in rates])
+        told = supported_knee([timed(batch, rate) for batch, rate in rates.items()])
         assert isinstance(told, Note)
         assert "none much larger was measured" in str(told)
 
     def test_a_noisy_maximum_is_not_the_limit(self) -> None:
         """A rate that is 6 % too high counts for what its interval surely has, and for nothing without one."""
-        trials = [
-            BatchTrial(batch=each, fits=True, throughput_per_s=each / (0.002 + 1e-4 * each))
-            for each in (8, 20, 192, 600, 1000, 1500)
-        ]
+        trials = [timed(batch, batch / (0.002 + 1e-4 * batch)) for batch in (8, 20, 192, 600, 1000, 1500)]
         surely = ThroughputInterval(low=9800.0, high=11_000.0, half_width=0.06)
         for interval in (surely, None):
-            high = BatchTrial(batch=2000, fits=True, throughput_per_s=10_500.0, throughput_interval=interval)
-            found = supported_knee([*trials, high])
+            found = supported_knee([*trials, timed(2000, 10_500.0, throughput_interval=interval)])
             assert isinstance(found, Knee)
             assert 10_000 < found.limit_per_s < 10_200
 
@@ -236,13 +245,17 @@ class TestKnee:
         landscape = Landscape(step_s=step_times(0.002, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
         found = find(landscape)
         assert found.knee.batch in {trial.batch for trial in found.trials}
-        assert all(trial.throughput_interval and trial.trust for trial in found.trials if trial.fits)
+        assert all(trial.row.throughput_interval and trial.row.verdict.labels for trial in found.trials if trial.fits)
         row = trial_row(found, next(trial for trial in found.trials if trial.fits))
         assert row["throughput"].has_interval
-        noisy = trial_row(found, msgspec.structs.replace(found.trials[0], trust=("noisy",)))
-        assert (noisy["remark"], noisy["throughput"].doubt.code) == ("noisy", "noisy")
-        bound = trial_row(found, msgspec.structs.replace(found.trials[0], trust=("shared-cpu",), bound="host"))
-        assert bound["remark"] == "shared-cpu, host-bound"
+        trial = found.trials[0]
+        noisy = Verdict(labels=("noisy",), reasons=(note("wide-interval", "it scatters", about="throughput"),))
+        row = trial_row(found, replaced(trial, row=replaced(trial.row, verdict=noisy)))
+        assert (row["remark"], row["throughput"].doubt.code) == ("noisy", "wide-interval")
+        shared = Verdict(labels=("shared-cpu",), reasons=(note("shared-cpu", "others ran"),))
+        bound = Bound(label="host", evidence=note("host", "it waits"))
+        row = trial_row(found, replaced(trial, row=replaced(trial.row, verdict=shared, bound=bound)))
+        assert row["remark"] == "shared-cpu, host-bound"
 
 
 def test_the_title_names_the_limit_once_and_no_shape_of_a_single_trial() -> None:
@@ -251,9 +264,9 @@ def test_the_title_names_the_limit_once_and_no_shape_of_a_single_trial() -> None
     found = find(landscape, journal=journal)
     assert str(result_of([found])).count("16.0 GiB") == 1
     record = next(each for each in journal.records if each.prepared)
-    info = msgspec.structs.replace(record.prepared.workload, input_shapes=("7×20×96 float32",), image_size=None)
-    shaped = msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, workload=info))
-    summary = batch_summary([shaped], found.trials, upper=math.inf)
+    info = replaced(record.prepared.workload, input_shapes=("7×20×96 float32",), image_size=None)
+    shaped = replaced(record, prepared=replaced(record.prepared, workload=info))
+    summary = batch_summary([shaped], [trial_of(shaped)], upper=math.inf)
     assert "7×20×96" not in str(result_of([summary]))
 
 
@@ -327,13 +340,6 @@ class Kept(NoJournal):
 
     def finish(self, record: RunRecord) -> None:
         self.records.append(record)
-
-
-def test_an_effort_in_the_table_measure_is_over_the_quick_one_of_the_finder() -> None:
-    journal = Kept()
-    find(Landscape(step_s=0.01), journal=journal, max_batch=2, measure={"effort": "strict"})
-    assert {record.spec.measure.effort for record in journal.records} == {"strict"}
-    assert {record.spec.measure.min_rounds for record in journal.records} == {12}
 
 
 def test_a_live_model_that_cannot_travel_has_no_fresh_process() -> None:
@@ -416,7 +422,7 @@ class TestGeneration:
     )
     def test_the_largest_batch_that_keeps_both_targets(self, targets: dict[str, str], truth: int) -> None:
         found = find(self.LANDSCAPE, task="generate", **targets)
-        assert found.item == "tok"
+        assert found.row.item == "tok"
         assert truth - 1 <= found.slo_batch <= truth
         assert str(found.slo) in str(result_of([found]))
 

@@ -15,7 +15,7 @@ all that was waited: a step takes longer by no more than its threads waited toge
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from statistics import fmean, median
 from typing import Any, Literal
@@ -249,47 +249,27 @@ def _rescaled(block: Block, factor: float) -> Block:
     )
 
 
-def needed_bytes(record: RunRecord) -> int | None:
-    """What must fit: the least a squeeze found, else what was reserved, on a CPU what the worker held for itself."""
-    if record.failure is not None:
+def memory_of(record: RunRecord) -> Memory | None:
+    """Over the timed blocks: the highest of each peak, and the least that was resident and that there was to be had.
+
+    Needed is what must fit: the least a squeeze found, else what was reserved, on a CPU what the worker held for itself. Retries
+    are those between the first block and the last. None where nothing was timed.
+    """
+    timed = [block.memory for block in record.blocks if block.samples]
+    if not timed:
         return None
-    if record.closed is not None and record.closed.memory.needed_bytes is not None:
-        return record.closed.memory.needed_bytes
-    return peak(record, "peak_reserved_bytes") or peak(record, "peak_private_bytes") or peak(record, "peak_rss_bytes")
-
-
-def resident_bytes(record: RunRecord) -> int | None:
-    """Held between two steps, whatever the batch."""
-    return min((memory.resident_bytes for memory in _timed(record) if memory.resident_bytes is not None), default=None)
-
-
-def limit_bytes(record: RunRecord) -> int | None:
-    """The cap that was asked for, or what was free; else what the device has."""
-    limit = min((memory.limit_bytes for memory in _timed(record) if memory.limit_bytes is not None), default=None)
-    if limit is None and record.prepared is not None:
-        return record.prepared.environment.device.memory_bytes
-    return limit
-
-
-def retries_while_timed(record: RunRecord) -> int:
-    """How often the allocator had to free its cache between the first timed block and the last."""
-    counts = [memory.allocator_retries for memory in _timed(record) if memory.allocator_retries is not None]
-    return counts[-1] - counts[0] if counts else 0
-
-
-def peak(record: RunRecord, figure: str) -> int | None:
-    return max((value for memory in _timed(record) if (value := getattr(memory, figure)) is not None), default=None)
-
-
-def _timed(record: RunRecord) -> Iterator[Memory]:
-    return (block.memory for block in record.blocks if block.samples)
-
-
-def largest_memory(record: RunRecord) -> Memory | None:
-    """The peak of each figure over the timed blocks; None where the device has no such figure."""
-    if next(_timed(record), None) is None:
-        return None
-    return Memory(**{figure: peak(record, figure) for figure in Memory.__struct_fields__})
+    seen = {name: [getattr(memory, name) for memory in timed] for name in Memory.__struct_fields__}
+    known = {name: [value for value in values if value is not None] for name, values in seen.items()}
+    figures = {name: max(values) for name, values in known.items() if values}
+    for name in ("resident_bytes", "limit_bytes"):
+        figures |= {name: min(known[name])} if known[name] else {}
+    if retries := known["allocator_retries"]:
+        figures["allocator_retries"] = retries[-1] - retries[0]
+    if record.prepared is not None and (whole := record.prepared.environment.device.memory_bytes) is not None:
+        figures.setdefault("limit_bytes", whole)
+    squeezed = record.closed.memory.needed_bytes if record.closed is not None else None
+    held = (figures.get(name) for name in ("peak_reserved_bytes", "peak_private_bytes", "peak_rss_bytes"))
+    return Memory(**{**figures, "needed_bytes": next(filter(None, (squeezed, *held)), None)})
 
 
 def median_step_s(blocks: Sequence[Block]) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from redline.analyze.blocks import needed_bytes
+from redline.analyze.blocks import memory_of
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import Numerics, RunRecord
@@ -47,7 +47,8 @@ def check(
 ) -> Check:
     """One of the other figures, of records of both sides. `kernels` are counted from traces: `count_check`."""
     if name == "memory":
-        needed = [[float(size) for record in side if (size := needed_bytes(record))] for side in (baseline, candidate)]
+        memories = [[memory_of(record) for record in side] for side in (baseline, candidate)]
+        needed = [[float(each.needed_bytes) for each in side if each and each.needed_bytes] for side in memories]
         return _larger("memory", needed[0], needed[1], memory_threshold)
     if name == "compile":
         return _compile_check(baseline, candidate, compile_threshold)

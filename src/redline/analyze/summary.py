@@ -18,9 +18,9 @@ from redline.analyze.blocks import (
     ThroughputInterval,
     blocks_as,
     energy_figures,
-    largest_memory,
     latency_of,
     median_step_s,
+    memory_of,
     per_wall_second,
     phase_medians,
     ratio_in_turns,
@@ -267,7 +267,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         bound=bound(record, ceilings),
         group=record.group,
         batch=batch_of(record),
-        memory=largest_memory(record),
+        memory=memory_of(record),
         failure=record.failure.brief() if record.failure is not None else None,
     )
     if (prepared := record.prepared) is not None:
@@ -343,7 +343,7 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
         ratio=paired.ratio if paired else first_step / own_step,
         low=paired.low if paired else None,
         high=paired.high if paired else None,
-        memory_change=_memory_change(largest_memory(record), largest_memory(first)),
+        memory_change=_memory_change(memory_of(record), memory_of(first)),
     )
 
 

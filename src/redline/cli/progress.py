@@ -14,8 +14,7 @@ from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from redline.analyze.batch import BatchTrial, Purpose, trial_words
-from redline.analyze.grid import Estimate
+from redline.analyze.batch import BatchTrial, Purpose
 from redline.analyze.load import LoadPoint
 from redline.analyze.pairs import Pair
 from redline.analyze.statistics import Interval
@@ -23,7 +22,7 @@ from redline.model.metrics import RATIO, in_words
 from redline.model.protocol import Progress, TrainingProgress
 from redline.model.record import Epoch, RunRecord
 from redline.model.units import format_ratio, format_seconds, format_share
-from redline.search.grid import Plan, value_of
+from redline.search.grid import Estimate, Plan, value_of
 from redline.search.observer import Observer
 from redline.show.course import Course, ended_words, epoch_line, in_columns, interval_words, shortened, stage_words
 from redline.show.terminal import make_console, one_line
@@ -138,7 +137,7 @@ class LiveObserver(Observer):
         self._purpose = f"for {PURPOSES[purpose]}"
 
     def tried(self, trial: BatchTrial) -> None:
-        self.say(trial_words(trial))
+        self.say(str(trial))
 
     def served(self, record: RunRecord, point: LoadPoint) -> None:
         told = f"{point.rate:.4g} requests/s, p50 {format_seconds(point.p50_s)}, p99 {format_seconds(point.p99_s)}"

@@ -99,8 +99,8 @@ class BatchSearch:
     def room(self) -> Room:
         """The smallest trial tells best what is resident: the fewest of its inputs are counted in."""
         fitting = sorted((trial for trial in self.trials if trial.fits), key=lambda trial: trial.batch)
-        capacity = next((trial.limit_bytes for trial in fitting if trial.limit_bytes), None)
-        return Room(capacity_bytes=capacity, resident_bytes=(fitting[0].resident_bytes or 0) if fitting else 0)
+        capacity = next((trial.memory.limit_bytes for trial in fitting if trial.memory.limit_bytes), None)
+        return Room(capacity_bytes=capacity, resident_bytes=(fitting[0].memory.resident_bytes or 0) if fitting else 0)
 
     @property
     def largest(self) -> int:

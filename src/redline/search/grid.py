@@ -22,13 +22,12 @@ from typing import Any, Protocol, get_args
 
 import msgspec
 
-from redline.analyze.grid import Estimate, GridCell, GridSummary, IdleExclusion, LeftOut, grid_summary, seconds_each
 from redline.model.errors import SpecError, UnknownName, UsageError
-from redline.model.fields import MOST_CELLS, MOST_ITEMS, require_range
+from redline.model.fields import MOST_CELLS, MOST_ITEMS, Frozen, require_range
 from redline.model.identity import plan_key, spec_key
-from redline.model.note import note
+from redline.model.note import Note, note
 from redline.model.protocol import Checked
-from redline.model.record import Environment, Failure, RunRecord
+from redline.model.record import Environment, RunRecord
 from redline.model.spec import Recipe, RunSpec, Task
 from redline.model.spec_table import SHARED, TableError, for_tasks, specs_from_table, training_table
 from redline.store import Row, SettledCell
@@ -81,6 +80,25 @@ def _doubled(low: int, high: int, text: str, what: str) -> list[int]:
     while numbers[-1] * 2 <= high:
         numbers.append(numbers[-1] * 2)
     return numbers if numbers[-1] == high else [*numbers, high]
+
+
+class IdleExclusion(Frozen):
+    """An exclusion that matches nothing in the grid: left over from another grid, or misspelt."""
+
+    exclusion: dict[str, list[Any]]
+    reason: Note
+
+    def __str__(self) -> str:
+        fields = (f"{axis} {', '.join(map(str, values))}" for axis, values in self.exclusion.items())
+        return f"the exclusion of {'; '.join(fields)}: {self.reason}"
+
+
+class LeftOut(Frozen):
+    """What is not measured: an impossible combination, such as training with a switch for inference, or a missing device."""
+
+    name: str
+    """That of its run, or its model, task and recipe."""
+    reason: Note
 
 
 _TASKS: tuple[Task, ...] = get_args(Task)
@@ -312,9 +330,12 @@ class Plan:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """Settings that are not the same in all cells, apart from model, task and recipe."""
-        specs = [cell.spec for cell in self.cells]
-        return tuple(name for name in _SETTINGS if len({str(value_of(spec, name)) for spec in specs}) > 1)
+        return axes_of(self.cells)
+
+
+def axes_of(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Settings that are not the same in all cells, apart from model, task and recipe."""
+    return tuple(name for name in _SETTINGS if len({str(value_of(cell.spec, name)) for cell in cells}) > 1)
 
 
 _SETTINGS = tuple(dict.fromkeys(("device", "threads", "ranks", "batch", *SHARED, "data")))
@@ -405,15 +426,8 @@ def _left_out(answer: Checked, possible: Sequence[Checked], run: str) -> LeftOut
     recipe_is_sound = any(other.spec.recipe == spec.recipe for other in possible)
     if not (model_is_sound and recipe_is_sound):
         raise UsageError(reason)
-    workload = spec.workload
-    return LeftOut(
-        model=workload.model,
-        task=workload.task,
-        recipe=str(spec.recipe),
-        batch=workload.batch,
-        reason=note("impossible", reason),
-        run=run,
-    )
+    name = run or f"{spec.workload.model} {spec.workload.task} {spec.recipe}"
+    return LeftOut(name=name, reason=note("impossible", reason))
 
 
 def check_name(name: Any) -> None:
@@ -467,6 +481,26 @@ def _middles(batches: list[int | None]) -> list[int | None]:
     return order
 
 
+class Estimate(Frozen):
+    """How long cells may take, from what the history knows of their models."""
+
+    seconds: float
+    known: int
+    """Cells that the seconds are about."""
+    unknown: int
+    unknown_models: tuple[str, ...] = ()
+
+
+def seconds_each(together: Sequence[RunRecord]) -> float | None:
+    """Returns the seconds that each of the records measured together took, from opening the first worker to the last block."""
+    blocks = [record.blocks[-1] for record in together if record.blocks]
+    if not blocks:
+        return None
+    last = max(block.started_at + block.wall_s for block in blocks)
+    seconds = (last - min(record.created_at for record in together)) / len(together)
+    return seconds if seconds > 0 else None  # a simulated bench has a clock of its own
+
+
 class Past(Protocol):
     """What an estimate asks a history: `redline.store.History`."""
 
@@ -507,33 +541,33 @@ def estimate(cells: Iterable[Cell], past: Past) -> Estimate:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class GridSummary:
+    """How every cell of a grid stands; None where it is still to be measured."""
+
+    name: str
+    cells: tuple[tuple[Cell, SettledCell | None], ...]
+    left_out: tuple[LeftOut, ...] = ()
+    idle_exclusions: tuple[IdleExclusion, ...] = ()
+
+    def count(self, status: str) -> int:
+        return sum(settled is not None and settled.status == status for _, settled in self.cells)
+
+    @property
+    def pending(self) -> int:
+        return sum(settled is None for _, settled in self.cells)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        return axes_of([cell for cell, _ in self.cells])
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether more than models and recipes differ: batches, threads, devices, named runs."""
+        return bool(self.axes) or any(cell.run for cell, _ in self.cells)
+
+
 def standing(plan: Plan, settled: Mapping[str, SettledCell]) -> GridSummary:
     """How every cell of the plan stands."""
-    axes = plan.axes
-    cells = [_cell(cell, settled.get(cell.key), axes) for cell in plan.cells]
-    return grid_summary(plan.name, cells, plan.left_out, plan.idle_exclusions)
-
-
-def _cell(cell: Cell, settled: SettledCell | None, axes: Sequence[str]) -> GridCell:
-    spec, failure = cell.spec, None
-    if settled is not None and settled.status == "failed":
-        failure = Failure(
-            stage=settled.failure_stage or "",
-            kind=settled.failure_kind or "crash",
-            message=settled.failure_message or "",
-        )
-    return GridCell(
-        model=spec.workload.model,
-        task=spec.workload.task,
-        recipe=str(spec.recipe),
-        batch=spec.workload.batch,
-        threads=spec.threads,
-        prompt=spec.workload.prompt,
-        new_tokens=spec.workload.new_tokens,
-        run=cell.run,
-        axes={name: value_of(spec, name) for name in axes},
-        replicate=cell.replicate,
-        status=settled.status if settled is not None else "pending",
-        record_id=settled.record_id if settled is not None else None,
-        failure=failure,
-    )
+    cells = tuple((cell, settled.get(cell.key)) for cell in plan.cells)
+    return GridSummary(name=plan.name, cells=cells, left_out=plan.left_out, idle_exclusions=plan.idle_exclusions)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from redline.analyze.batch import BatchTrial, Purpose
-from redline.analyze.grid import Estimate
 from redline.analyze.load import LoadPoint
 from redline.analyze.pairs import Pair
 from redline.analyze.statistics import Interval
@@ -14,7 +13,7 @@ from redline.model.protocol import Progress
 from redline.model.record import Block, Epoch, RunRecord
 
 if TYPE_CHECKING:
-    from redline.search.grid import Cell, Plan
+    from redline.search.grid import Cell, Estimate, Plan
 
 
 class Observer:

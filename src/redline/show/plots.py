@@ -151,9 +151,11 @@ def batch_figure(found: BatchSummary) -> Any:
     fitting = sorted((trial for trial in found.trials if trial.fits), key=lambda trial: trial.batch)
     if len(fitting) < 2:
         return None
-    figure = _blank_figure(f"{found.model}: throughput against batch", "batch", f"{found.item or 'items'} per second")
+    figure = _blank_figure(
+        f"{found.row.model}: throughput against batch", "batch", f"{found.row.item or 'items'} per second"
+    )
     batches, speeds = [trial.batch for trial in fitting], [trial.throughput_per_s for trial in fitting]
-    figure.add_scatter(x=batches, y=speeds, mode="lines+markers", name=_text(found.recipe), line_color=COLOURS[0])
+    figure.add_scatter(x=batches, y=speeds, mode="lines+markers", name=_text(found.row.recipe), line_color=COLOURS[0])
     if (knee := found.knee) is not None:
         star = {"symbol": "star", "size": 15, "color": COLOURS[1]}
         figure.add_scatter(x=[knee.batch], y=[knee.throughput_per_s], mode="markers", name="knee", marker=star)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from redline.analyze.batch import SATURATED, SLO_TESTS, BatchSummary, BatchTrial, SloTargets, curve_of, items_of_one
+from redline.analyze.rows import metric_of
 from redline.model.errors import DoorError, Exit, UsageError
 from redline.model.fields import MOST_ITEMS, Frozen
 from redline.model.metrics import (
@@ -15,9 +16,7 @@ from redline.model.metrics import (
     LATENCY_P95,
     MEMORY,
     MEMORY_SHARE,
-    THROUGHPUT,
     TPOT,
-    TTFT,
     Fact,
     Figure,
     Headline,
@@ -25,7 +24,6 @@ from redline.model.metrics import (
     Table,
 )
 from redline.model.migrations import decode, encode
-from redline.model.note import Note, note
 from redline.model.settings import setting
 from redline.model.spec import Effort, RunSpec
 from redline.model.spec_table import layered
@@ -138,8 +136,9 @@ def result_of(searches: Sequence[BatchSummary]) -> Result:
     several = len(searches) > 1
     columns = ("largest_batch", "largest_ratio", "knee_batch", "batch_within_target", "trials", "trials_that_failed")
     trial_columns = ("batch", "throughput", "latency_p50", "latency_p95", "memory", "memory_share", "remark")
-    where = f"{first.device_name} ({first.device})" if first.device_name else first.device
-    about: dict[str, Fact] = {"model": first.model, "task": first.task, "device": where, "setting": first.setting}
+    row = first.row
+    where = f"{row.device_name} ({row.device})" if row.device_name else row.device
+    about: dict[str, Fact] = {"model": row.model, "task": row.task, "device": where, "setting": first.setting}
     about |= {"limit": f"up to {format_bytes(first.limit_bytes)}"} if first.limit_bytes else {}
     title = " · ".join(str(part) for part in about.values() if part)
     return Result(
@@ -151,7 +150,7 @@ def result_of(searches: Sequence[BatchSummary]) -> Result:
         ),
         about=about,
         next=_next(searches),
-        record_ids=tuple(trial.record_id for search in searches for trial in search.trials),
+        record_ids=tuple(trial.row.record_id for search in searches for trial in search.trials),
         exit_code=Exit.FAILED_ROW if any(search.max_batch is None for search in searches) else Exit.DONE,
         picture=lambda: _figure(searches),
     )
@@ -160,7 +159,7 @@ def result_of(searches: Sequence[BatchSummary]) -> Result:
 def _answer_row(search: BatchSummary, first: BatchSummary) -> Row:
     ratio = search.max_batch / first.max_batch if search.max_batch and first.max_batch and search is not first else None
     return Row(
-        facts={"recipe": search.recipe, "target": str(search.slo) or None},
+        facts={"recipe": search.row.recipe, "target": str(search.slo) or None},
         metrics=(
             LARGEST(search.max_batch),
             BELOW(search.max_batch_below),
@@ -182,7 +181,7 @@ TRIALS = Figure(name="trials", doc="Batches that were tried, each in a process o
 
 def trial_row(search: BatchSummary, trial: BatchTrial) -> Row:
     facts: dict[str, Fact] = {
-        "recipe": search.recipe,
+        "recipe": search.row.recipe,
         "batch": trial.batch,
         "purpose": trial.purpose,
         "remark": _remark(trial),
@@ -191,39 +190,29 @@ def trial_row(search: BatchSummary, trial: BatchTrial) -> Row:
         assert trial.failure is not None
         why = "does not fit" if trial.is_oom else f"{trial.failure.kind}: {trial.failure.told}"
         return Row(
-            facts=facts, failure="" if trial.is_oom else f"batch {trial.batch}: {why}", record_id=trial.record_id
+            facts=facts, failure="" if trial.is_oom else f"batch {trial.batch}: {why}", record_id=trial.row.record_id
         )
-    interval = trial.throughput_interval
+    needed, limit = trial.needed_bytes, trial.memory.limit_bytes
     metrics = [
-        THROUGHPUT(
-            trial.throughput_per_s,
-            interval.low if interval else None,
-            interval.high if interval else None,
-            item=search.item,
-            doubt=_doubt(trial),
-        ),
-        LATENCY_P50(trial.latency_p50_s),
-        LATENCY_P95(trial.latency_p95_s),
-        MEMORY(trial.needed_bytes),
-        MEMORY_SHARE(trial.memory_share),
-        DENSITY(trial.items_per_s_per_gib),
-        *([TTFT(trial.ttft_s)] if trial.ttft_s is not None else []),
+        metric_of(trial.row, "throughput"),
+        LATENCY_P50(trial.row.latency_s.p50 if trial.row.latency_s else None),
+        LATENCY_P95(trial.row.latency_s.p95 if trial.row.latency_s else None),
+        MEMORY(needed),
+        MEMORY_SHARE(needed / limit if needed is not None and limit else None),
+        DENSITY((trial.throughput_per_s or 0.0) / (needed / 2**30) if needed else None),
+        metric_of(trial.row, "ttft"),
         *([TPOT(trial.tpot_s)] if trial.tpot_s is not None else []),
     ]
-    return Row(facts=facts, metrics=tuple(metrics), record_id=trial.record_id)
-
-
-def _doubt(trial: BatchTrial) -> Note | None:
-    labels = [label for label in trial.trust if label != "valid"]
-    return note("noisy", f"batch {trial.batch} is {', '.join(labels)}", about="throughput") if labels else None
+    known = tuple(metric for metric in metrics if metric is not None)
+    return Row(facts=facts, metrics=known, record_id=trial.row.record_id)
 
 
 def _remark(trial: BatchTrial) -> str:
     if not trial.fits:
         return "does not fit" if trial.is_oom else "failed"
-    remarks = [label for label in trial.trust if label != "valid"]
-    remarks += ["host-bound"] if trial.bound == "host" else []
-    remarks += ["short of memory"] if trial.allocator_retries else []
+    remarks = trial.doubts
+    remarks += ["host-bound"] if trial.row.bound.label == "host" else []
+    remarks += ["short of memory"] if trial.memory.allocator_retries else []
     return ", ".join(remarks)
 
 
@@ -231,12 +220,12 @@ def _headline(searches: Sequence[BatchSummary]) -> Headline:
     """The largest batch and where throughput saturates, for the recipe that fits most."""
     running = [search for search in searches if search.max_batch is not None]
     if not running:
-        return Headline(template="No batch of {model} runs.", figures={"model": searches[0].model})
+        return Headline(template="No batch of {model} runs.", figures={"model": searches[0].row.model})
     best = max(running, key=lambda search: search.max_batch or 0)
     known = best.max_batch_below is not None and best.max_batch_below <= (best.max_batch or 0) * 1.03 + 1
-    figures: dict[str, Any] = {"recipe": best.recipe, "largest": LARGEST(best.max_batch)}
+    figures: dict[str, Any] = {"recipe": best.row.recipe, "largest": LARGEST(best.max_batch)}
     text = "{largest} is the largest batch that fits" if known else "Batch {largest} fits, and larger ones may"
-    text += " with {recipe}" if len(searches) > 1 or best.recipe != "baseline" else ""
+    text += " with {recipe}" if len(searches) > 1 or best.row.recipe != "baseline" else ""
     if best.slo and best.slo_batch is not None:
         figures |= {"within": WITHIN(best.slo_batch), "target": str(best.slo)}
         text += "; batch {within} is the best that keeps {target}"
@@ -257,13 +246,13 @@ def _is_doubted(search: BatchSummary) -> bool:
 def _next(searches: Sequence[BatchSummary]) -> str:
     running = [search for search in searches if search.max_batch is not None]
     if not running:
-        failed = next((trial.record_id for search in searches for trial in search.trials if trial.failure), "")
+        failed = next((trial.row.record_id for search in searches for trial in search.trials if trial.failure), "")
         return f"redline history show {failed[:13]}"
     best = max(running, key=lambda search: search.max_batch or 0)
     if _is_doubted(best):
         return "run it again on a quiet machine"
     if best.slo and not any(search.slo_batch for search in running):
-        return f"redline tune {best.model}"  # a faster recipe may keep the target
+        return f"redline tune {best.row.model}"  # a faster recipe may keep the target
     return best.at_length or ""
 
 
@@ -275,7 +264,7 @@ def _figure(searches: Sequence[BatchSummary]) -> Any:
         batches = [trial.batch for trial in fitting]
         colour = f"C{number % 10}"
         for axes, values in zip((speed, latency, memory), _curves(fitting), strict=True):
-            axes.plot(batches, values, "o-", color=colour, label=search.recipe)
+            axes.plot(batches, values, "o-", color=colour, label=search.row.recipe)
         if search.limit_bytes:
             failed = [trial.batch for trial in search.trials if trial.is_oom]
             memory.plot(failed, [search.limit_bytes / 2**30] * len(failed), "x", color=colour)
@@ -287,23 +276,23 @@ def _figure(searches: Sequence[BatchSummary]) -> Any:
             speed.plot([search.knee.batch], [search.knee.throughput_per_s], "o", color=colour, markersize=10, alpha=0.5)
     for axes in (speed, latency, memory):
         axes.set_xscale("log", base=2)
-    first = searches[0]
-    label_axes(speed, "batch", f"{first.item or 'items'}/s", "throughput; dashed: a + c·b, dot: knee")
+    first, row = searches[0], searches[0].row
+    label_axes(speed, "batch", f"{row.item or 'items'}/s", "throughput; dashed: a + c·b, dot: knee")
     label_axes(latency, "batch", "ms per step", "median latency")
     label_axes(memory, "batch", "GiB", "memory needed; crosses: did not fit")
     if first.limit_bytes:
         memory.axhline(first.limit_bytes / 2**30, color="0.4", linestyle=":")
-    if first.slo_p95_s is not None:
-        latency.axhline(first.slo_p95_s * 1e3, color="0.4", linestyle=":")
+    if first.slo.p95_s is not None:
+        latency.axhline(first.slo.p95_s * 1e3, color="0.4", linestyle=":")
     speed.legend(fontsize="small")
-    figure.suptitle(" · ".join(part for part in (first.model, first.task, first.device_name or first.device) if part))
+    figure.suptitle(" · ".join(part for part in (row.model, row.task, row.device_name or row.device) if part))
     return figure
 
 
 def _curves(trials: Sequence[BatchTrial]) -> Iterator[list[float]]:
     nothing = float("nan")
     yield [trial.throughput_per_s or nothing for trial in trials]
-    yield [(trial.latency_p50_s or nothing) * 1e3 for trial in trials]
+    yield [trial.row.latency_s.p50 * 1e3 if trial.row.latency_s else nothing for trial in trials]
     yield [trial.needed_bytes / 2**30 if trial.needed_bytes else nothing for trial in trials]
 
 

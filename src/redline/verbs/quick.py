@@ -121,7 +121,7 @@ def run_quick_profile(
         batch = _best_batch(found, batch_size)
         after = _trained(_sized(asked, batch), working, profile=True)
         assert after.trace is not None
-        records = [before, *opened.history.load_many(trial.record_id for trial in found.trials).values(), after]
+        records = [before, *opened.history.load_many(trial.row.record_id for trial in found.trials).values(), after]
         known = opened.ceilings_of(records)
         profile = profile_of([read_trace(Path(after.trace.path))], after, ceilings=known(after))
     return _result(before, after, found, profile, records, known)

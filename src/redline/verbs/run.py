@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import msgspec
 
 from redline.analyze.batch import SloTargets
-from redline.analyze.grid import Estimate, GridCell, GridSummary, LeftOut
 from redline.analyze.pairs import Pair, is_same_recipe, pairs_of, process_spread
 from redline.analyze.rows import columns_for, headline_of, row_of, table_of, title_of
 from redline.analyze.summary import CeilingsOf, RunSummary, replicate_rows, with_price
@@ -31,6 +30,10 @@ from redline.model.spec_table import layered, read_runs
 from redline.model.units import format_share, parse_price
 from redline.search.decide import REPLICATES, check_racers
 from redline.search.grid import (
+    Cell,
+    Estimate,
+    GridSummary,
+    LeftOut,
     check_name,
     estimate,
     grid_from_tables,
@@ -39,12 +42,14 @@ from redline.search.grid import (
     recipe_probes,
     refuse_unknown_recipes,
     standing,
+    value_of,
 )
 from redline.search.run import Account, GridRun, measured_elsewhere, unsettled
 from redline.search.spread import require_cluster, spread
 from redline.search.train import After
 from redline.show.charts import bar_figure
 from redline.show.result import Result
+from redline.store import SettledCell
 from redline.verbs.verb import MEASURED, RANKS, WORKLOAD, Address, AnyRecipes, Models, Ray, split, target, verb
 from redline.verbs.workspace import Workspace, described_model, use
 
@@ -274,7 +279,7 @@ def measure(
             raise
         found.was_interrupted = True
     summary = standing(plan, ledger.cells())
-    ids = {cell.key: row.record_id for cell, row in zip(plan.cells, summary.cells, strict=True) if row.record_id}
+    ids = {cell.key: settled.record_id for cell, settled in summary.cells if settled is not None}
     absent = [record_id for key, record_id in ids.items() if key not in running.records]
     loaded = workspace.history.load_many(absent) if absent else {}
     records = [running.records.get(key) or loaded.get(record_id) for key, record_id in ids.items()]
@@ -310,7 +315,8 @@ def result_of(
     table, about = table_of(rows, "plan" if found.estimate else "results", columns or columns_for(measured))
     title = title_of(about, measured) if measured else ""
     if summary is not None:
-        about |= {"grid": summary.name, "cells": summary.planned, "done": summary.done, "failed": summary.failed}
+        about |= {"grid": summary.name, "cells": len(summary.cells)}
+        about |= {status: summary.count(status) for status in ("done", "failed")}
         title = " · ".join(filter(None, (title, counts_of(summary))))
     table = msgspec.structs.replace(table, title=title)
     tables = [table, _pair_table(pairs)] if pairs else [table]
@@ -345,35 +351,38 @@ def _rows(
             yield _with_targets(row_of(row), row, slo), ""
         return
     by_record = {record_id: row for row in measured for record_id in (row.replicate_ids or (row.record_id,))}
-    settled = {identity_of(cell) for cell in summary.cells if cell.status != "pending"}
+    settled_ones = {_identity_of(cell, summary.axes) for cell, settled in summary.cells if settled is not None}
     seen = set[tuple[str, ...]]()
-    for cell in summary.cells if any(cell.run for cell in summary.cells) else in_reading_order(summary.cells):
+    are_named = any(cell.run for cell, _ in summary.cells)
+    for cell, settled in summary.cells if are_named else in_reading_order(summary):
         named: dict[str, Fact] = {"run": cell.run} if cell.run else {}
-        found = by_record.get(cell.record_id or "")
+        found = by_record.get(settled.record_id) if settled is not None else None
         # Replicates of a combination share its row; one run may take up the record of another.
-        identity = identity_of(cell) if found is None else (found.record_id, cell.run)
-        if identity in seen or (cell.status == "pending" and identity in settled):
+        identity = _identity_of(cell, summary.axes) if found is None else (found.record_id, cell.run)
+        if identity in seen or (settled is None and identity in settled_ones):
             continue
         seen.add(identity)
         if found is not None:
             made = _with_targets(row_of(found), found, slo)
             yield msgspec.structs.replace(made, facts={**named, **made.facts}), cell.run
         else:
+            workload = cell.spec.workload
             facts: dict[str, Fact] = {
-                "model": cell.model,
-                "task": cell.task,
-                "recipe": cell.recipe,
-                "batch": cell.batch,
+                "model": workload.model,
+                "task": workload.task,
+                "recipe": str(cell.spec.recipe),
+                "batch": workload.batch,
+                **{name: value_of(cell.spec, name) for name in summary.axes},
+                "trust": "to do" if settled is None else settled.status,
             }
-            yield Row(facts={**named, **facts, **cell.axes, "trust": WAITING.get(cell.status, cell.status)}), cell.run
+            yield Row(facts={**named, **facts}), cell.run
 
 
-WAITING = {"pending": "to do"}
-
-
-def identity_of(cell: GridCell) -> tuple[str, ...]:
+def _identity_of(cell: Cell, axes: Sequence[str]) -> tuple[str, ...]:
     """The same for all replicates of a combination."""
-    return cell.run, cell.model, cell.task, cell.recipe, *map(str, cell.axes.values())
+    spec = cell.spec
+    values = (str(value_of(spec, name)) for name in axes)
+    return cell.run, spec.workload.model, spec.workload.task, str(spec.recipe), *values
 
 
 def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
@@ -387,22 +396,26 @@ def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
     return msgspec.structs.replace(made, facts={**made.facts, "keeps_target": keeps})
 
 
-def in_reading_order(cells: Sequence[GridCell]) -> list[GridCell]:
-    """Sorted by model, task, other settings, recipe and size; they were measured in another order."""
-    models, recipes = (list(dict.fromkeys(names)) for names in ([cell.model for cell in cells], [cell.recipe for cell in cells]))  # fmt: skip
+def in_reading_order(summary: GridSummary) -> list[tuple[Cell, SettledCell | None]]:
+    """Its cells sorted by model, task, other settings, recipe and size; they were measured in another order."""
+    specs = [cell.spec for cell, _ in summary.cells]
+    models = list(dict.fromkeys(spec.workload.model for spec in specs))
+    recipes = list(dict.fromkeys(str(spec.recipe) for spec in specs))
     sizes = ("prompt", "new_tokens", "batch")
 
-    def place(cell: GridCell) -> tuple[Any, ...]:
-        others = [value for name, value in cell.axes.items() if name not in sizes]
+    def place(standing: tuple[Cell, SettledCell | None]) -> tuple[Any, ...]:
+        spec, workload = standing[0].spec, standing[0].spec.workload
+        others = [value_of(spec, name) for name in summary.axes if name not in sizes]
         alike = [(isinstance(value, str), value if isinstance(value, int | float | str) else 0) for value in others]
-        return models.index(cell.model), cell.task, alike, recipes.index(cell.recipe), *(getattr(cell, name) or 0 for name in sizes)  # fmt: skip
+        by_size = (getattr(workload, name) or 0 for name in sizes)
+        return models.index(workload.model), workload.task, alike, recipes.index(str(spec.recipe)), *by_size
 
-    return sorted(cells, key=place)
+    return sorted(summary.cells, key=place)
 
 
 def counts_of(summary: GridSummary) -> str:
-    counts = [f"{summary.planned} cells", f"{summary.done} done"]
-    counts += [f"{summary.failed} failed"] if summary.failed else []
+    counts = [f"{len(summary.cells)} cells", f"{summary.count('done')} done"]
+    counts += [f"{failed} failed"] if (failed := summary.count("failed")) else []
     return ", ".join([*counts, f"{summary.pending} to do"] if summary.pending else counts)
 
 
@@ -451,7 +464,7 @@ def _notes(found: Measured, measured: Sequence[RunSummary], pairs: Sequence[Pair
     summary = found.summary
     for left, together in groupby(sorted(summary.left_out, key=_reason) if summary else (), key=_reason):
         cells = list(together)
-        names = dict.fromkeys(one.run or f"{one.model} {one.task} {one.recipe}" for one in cells)
+        names = dict.fromkeys(one.name for one in cells)
         yield note(cells[0].reason.code, f"skipped ({left}): {'; '.join(names)}")
     yield from (note("not-in-grid", str(idle)) for idle in (summary.idle_exclusions if summary else ()))
     if any(row.batch_from == "unknown" and row.task != "step" for row in measured):

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from redline.analyze.grid import LeftOut, Rung, grid_summary, rungs_of
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.rows import FIGURES, WORDS
 from redline.analyze.summary import CeilingsOf, RunSummary, replicate_rows
+from redline.analyze.train import TrainingSummary, training_of
 from redline.model.errors import Exit, SpecError, TraceError, UnknownName, UsageError
 from redline.model.metrics import Block, Fact, Figure, Headline, Metric, Row, Table
 from redline.model.note import Note, note
@@ -26,7 +26,7 @@ from redline.model.settings import DATA, OUTPUT, WHAT, setting, settings_of
 from redline.model.spec import DataSpec, RunSpec, TrainSpec
 from redline.model.spec_table import read_runs
 from redline.model.units import format_share
-from redline.search.grid import listed
+from redline.search.grid import GridSummary, LeftOut, listed
 from redline.search.train import After
 from redline.search.tune.state import usual_jobs
 from redline.show.canvas import save_figure
@@ -199,23 +199,22 @@ class _Study:
         # Runs of one spec, such as the best of several batches and the run that takes it up, share a record.
         records = {record.id: record for part in self.parts for record in part.records}
         summaries = [part.summary for part in self.parts if part.summary is not None]
-        cells = [cell for summary in summaries for cell in summary.cells]
         found = Measured(
             records=list(records.values()),
-            summary=grid_summary(
-                self.how.name or "",
-                cells,
-                (*self.left_out, *(left for summary in summaries for left in summary.left_out)),
-                [idle for summary in summaries for idle in summary.idle_exclusions],
+            summary=GridSummary(
+                name=self.how.name or "",
+                cells=tuple(cell for summary in summaries for cell in summary.cells),
+                left_out=(*self.left_out, *(left for summary in summaries for left in summary.left_out)),
+                idle_exclusions=tuple(idle for summary in summaries for idle in summary.idle_exclusions),
             ),
             decided=[replicates for part in self.parts for replicates in part.decided],
             estimate=next((part.estimate for part in self.parts if part.estimate is not None), None),
             was_interrupted=any(part.was_interrupted for part in self.parts),
         )
         ceilings_of = self.workspace.ceilings_of(found.records)
-        trained = [(cell.run, records[cell.record_id]) for cell in cells if cell.record_id in records and records[cell.record_id].spec.train]  # fmt: skip
-        profiles = {record.id: profile for _, record in trained if (profile := _profile_of(record)) is not None}
-        rungs = {(rung.record_id, rung.run): rung for rung in rungs_of(trained, profiles)}
+        settled = [(cell.run, known.record_id) for part in summaries for cell, known in part.cells if known is not None]
+        trained = [(run, records[id]) for run, id in settled if id in records and records[id].spec.train]
+        rungs = rungs_of(trained, {record.id: profile for _, record in trained if (profile := _profile_of(record))})
         result = result_of(
             found,
             ceilings_of,
@@ -242,12 +241,9 @@ class _Study:
         except _Skipped as skipped:
             self.left_out.append(
                 LeftOut(
-                    model=(listed(table.get("model")) or [""])[0],
-                    task="train" if "data" in table else "infer",
-                    recipe=(listed(table.get("recipe")) or ["baseline"])[0],
-                    batch=None,
+                    name=re.sub(r"\s*\(?\{\w+\}\)?", "", str(table.get("name", "")))
+                    or " ".join(listed(table.get("model"))),
                     reason=note("unavailable", str(skipped)),
-                    run=re.sub(r"\s*\(?\{\w+\}\)?", "", str(table.get("name", ""))),
                 )
             )
             return None
@@ -331,18 +327,85 @@ class _Study:
 # What it shows
 
 
+Rung = tuple[tuple[Metric, ...], dict[str, Fact]]
+
+
+def rungs_of(
+    trainings: Sequence[tuple[str, RunRecord]], profiles: Mapping[str, Profile]
+) -> dict[tuple[str, str], Rung]:
+    """What each training gains over those before it and what limits it, by its record and the name of its run.
+
+    Gains are in samples per second, over the first that ran and over the one that ran before it.
+    """
+    rungs: dict[tuple[str, str], Rung] = {}
+    first: float | None = None
+    last: float | None = None
+    for run, record in trainings:
+        row, profile = training_of(record), profiles.get(record.id)
+        cores = record.prepared.environment.logical_cores if record.prepared is not None else None
+        rate = row.samples_per_s
+        gains = (GAIN(rate / last), GAIN_OVER_FIRST(rate / first)) if rate and first and last else ()
+        words = {"limit": limit_of(row, profile, cores), "top_operator": top_operator(profile) if profile else None}
+        rungs[record.id, run] = gains, {name: word for name, word in words.items() if word}
+        if rate:
+            first, last = first or rate, rate
+    return rungs
+
+
 def _with_rung(rungs: Mapping[tuple[str, str], Rung], row: Row, run: str) -> Row:
-    """A training with what it gains over those before it, and what limits it."""
-    rung = rungs.get((row.record_id, run))
-    if rung is None:
-        return row
-    gains = [GAIN(rung.gain_over_last), GAIN_OVER_FIRST(rung.gain_over_first)]
-    words: dict[str, Fact] = {"limit": rung.limit or None, "top_operator": rung.top_operator}
-    return msgspec.structs.replace(
-        row,
-        facts={**row.facts, **{name: value for name, value in words.items() if value}},
-        metrics=(*row.metrics, *(gain for gain in gains if gain.value is not None)),
-    )
+    gains, words = rungs.get((row.record_id, run), ((), {}))
+    return msgspec.structs.replace(row, facts={**row.facts, **words}, metrics=(*row.metrics, *gains))
+
+
+def top_operator(profile: Profile) -> str | None:
+    """By the time of the device where there is one, else of the host; without those it called.
+
+    A replayed graph is one launch: of its kernels the class that takes most is named.
+    """
+    times = {row.name: row.device_self_s if profile.has_device else row.cpu_self_s for row in profile.operators}
+    best = max(times, key=lambda name: times[name], default=None)
+    if best is None or times[best] <= 0:
+        return None
+    replayed = any(row.name == best and row.source == "graph" for row in profile.operators)
+    most = max(profile.classes, key=lambda row: row.total_s, default=None) if replayed else None
+    return best.removeprefix("aten::") if most is None else f"{most.name} kernels of the graph"
+
+
+LIMITS: dict[str, str] = {
+    "host": "the host, which issues the work, limits it",
+    "launch": "the gaps between kernels limit it",
+    "compute": "arithmetic limits it",
+    "memory": "memory bandwidth limits it",
+    "data": "copies to the device limit it",
+    "communication": "communication limits it",
+}
+
+
+def limit_of(row: TrainingSummary, profile: Profile | None, cores: int | None) -> str:
+    """What is in the way of a training, in one sentence."""
+    if row.failure is not None or not row.epochs:
+        return ""
+    if row.bound.label == "data":
+        return f"the loader limits it: {row.bound.evidence}"
+    bound = profile.bound if profile is not None else row.bound
+    if bound.label not in ("unknown", "device") and row.device != "cpu":
+        return f"{LIMITS[bound.label]}: {bound.evidence}"
+    longest = max(row.phase_shares, key=lambda name: row.phase_shares[name], default=None)
+    if longest is None:
+        return "its phases were not timed"
+    operator = top_operator(profile) if profile is not None else None
+    most = f", most of it {operator}" if operator else ""
+    whose = "the device limits it: " if bound.label == "device" and row.device != "cpu" else ""
+    phase = "recorded step" if longest == "step" else longest
+    return f"{whose}the {phase} takes {format_share(row.phase_shares[longest])} of the time{most}{_busy(row, cores)}"
+
+
+def _busy(row: TrainingSummary, cores: int | None) -> str:
+    if row.utilisation is None:
+        return ""
+    if row.device == "cpu" and cores:
+        return f"; {row.utilisation * cores:.1f} of the machine's {cores} cores are busy"
+    return f"; the device is busy {format_share(row.utilisation)} of the time"
 
 
 def _as_study(result: Result, about: Mapping[str, Any], name: str, ceilings_of: CeilingsOf) -> Result:

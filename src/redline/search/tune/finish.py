@@ -171,10 +171,12 @@ def best_batch(found: BatchSummary) -> BatchChoice | None:
     if not known:
         return None
     least = ENOUGH * max(known.values())
-    batch = found.slo_batch if found.slo_p95_s is not None else min(each for each in known if known[each] >= least)
+    batch = found.slo_batch if found.slo.p95_s is not None else min(each for each in known if known[each] >= least)
     rate = known.get(batch) if batch is not None else None
     return (
-        None if batch is None or rate is None else BatchChoice(recipe=found.recipe, batch=batch, throughput_per_s=rate)
+        None
+        if batch is None or rate is None
+        else BatchChoice(recipe=found.row.recipe, batch=batch, throughput_per_s=rate)
     )
 
 

@@ -15,13 +15,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 import psutil
 
-from redline.analyze.blocks import limit_bytes, needed_bytes, peak, round_medians_s
+from redline.analyze.blocks import memory_of, round_medians_s
 from redline.analyze.bound import HOST_BOUND_SHARE, host_share
 from redline.analyze.pairs import kind_measured, log_ratio
 from redline.launch.door import Door
 from redline.model.fields import Frozen
 from redline.model.note import Note
-from redline.model.record import Numerics, RunRecord, TimeKind
+from redline.model.record import Memory, Numerics, RunRecord, TimeKind
 from redline.model.spec import MeasureSpec, Recipe, RunSpec
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
@@ -177,7 +177,8 @@ class Search:
             return facts is not None and (not known or 1.5 * workers * (facts.peak_bytes or 0) <= min(known))
         record = self.records[baseline.record_id]
         context = record.prepared.memory.context_bytes if record.prepared is not None else None
-        needed, limit, resident = needed_bytes(record) or 0, limit_bytes(record), peak(record, "peak_rss_bytes")
+        memory = memory_of(record) or Memory()
+        needed, limit, resident = memory.needed_bytes or 0, memory.limit_bytes, memory.peak_rss_bytes
         fits_host = resident is None or psutil.virtual_memory().available > 2 * resident
         return fits_host and (not limit or 1.5 * workers * (needed + (context or 0)) <= limit)
 
