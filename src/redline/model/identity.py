@@ -408,7 +408,7 @@ def conditions_of(record: RunRecord) -> dict[str, Any]:
         lengths = {"prompt": prepared.generation.prompt, "new_tokens": prepared.generation.new_tokens}
     asked_optimizer = workload.optimizer if workload.task == "train" else None
     return {
-        "inputs": info.input_shapes if info else (),
+        "inputs": list(info.input_shapes) if info else [],
         "image_size": (info and info.image_size) or workload.image_size,
         "sequence_length": (info and info.sequence_length) or workload.sequence_length,
         "prompt": lengths.get("prompt"),
@@ -465,7 +465,7 @@ _UNSAID = ("seed", "effort", "redline")
 
 def condition_words(conditions: Mapping[str, Any], device: str = "cpu") -> dict[str, str]:
     """The conditions that matter on this device, in words, by name. A size says more than the shapes of the inputs."""
-    said = {name: value for name, value in conditions.items() if value not in (None, "", ()) and name not in _UNSAID}
+    said = {name: value for name, value in conditions.items() if value not in (None, "", []) and name not in _UNSAID}
     if said.get("ranks") == 1:
         del said["ranks"]
     if device.partition(":")[0] != "cpu":
