@@ -155,7 +155,8 @@ def figure_page() -> str:
 def figures_of(module: Any) -> Iterator[tuple[str, Figure]]:
     for value in vars(module).values():
         several = value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
-        yield from ((each.name, each) for each in several if isinstance(each, Figure))
+        named = (each[0] if isinstance(each, tuple) and each else each for each in several)
+        yield from ((each.name, each) for each in named if isinstance(each, Figure))
 
 
 def switches() -> str:

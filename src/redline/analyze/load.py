@@ -32,18 +32,24 @@ SLOWS = 1.05
 
 Verdict = Literal["kept", "above the target", "falls behind"]
 
-RATE = Figure(name="rate", unit="req/s", header="rate/s", doc="Requests per second that were asked for.")
-OFFERED = Figure(name="offered_rate", unit="req/s", header="offered/s", doc="Requests that arrived per second.")
-ACHIEVED = Figure(name="achieved_rate", unit="req/s", header="done/s", better="higher", doc="Completed per second.")
-SLOWEST = Figure(name="largest", unit="s", header="slowest", better="lower", doc="The slowest request.")
-QUEUE = Figure(name="queue", unit="s", doc="Mean wait for the device to finish other batches.")
-BATCHING = Figure(name="batching", unit="s", doc="Mean wait on an idle device for the batch to fill.")
-COMPUTE = Figure(name="compute", unit="s", doc="Mean time of the batch that a request was in.")
-MEAN_BATCH = Figure(name="mean_batch", header="batch", doc="Requests per batch.")
-BUSY = Figure(name="busy", unit="share", doc="Share of the time spent computing.")
-PADDED = Figure(name="padded", unit="share", doc="Share of the computed rows that no request asked for.")
-REQUESTS = Figure(name="requests", doc="Requests behind the percentiles.")
-UNFINISHED = Figure(name="unfinished", doc="Requests that were not served when the run was ended.")
+FIGURES: tuple[tuple[Figure, str], ...] = (
+    (Figure(name="rate", unit="req/s", header="rate/s", doc="Requests per second that were asked for."), "rate"),
+    (Figure(name="offered_rate", unit="req/s", header="offered/s", doc="Requests that arrived per second."), "offered_rate"),
+    (Figure(name="achieved_rate", unit="req/s", header="done/s", better="higher", doc="Completed per second."), "achieved_rate"),
+    (LATENCY_P50, "p50_s"),
+    (LATENCY_P95, "p95_s"),
+    (LATENCY_P99, "p99_s"),
+    (Figure(name="largest", unit="s", header="slowest", better="lower", doc="The slowest request."), "largest_s"),
+    (Figure(name="queue", unit="s", doc="Mean wait for the device to finish other batches."), "queue_s"),
+    (Figure(name="batching", unit="s", doc="Mean wait on an idle device for the batch to fill."), "batching_s"),
+    (Figure(name="compute", unit="s", doc="Mean time of the batch that a request was in."), "compute_s"),
+    (Figure(name="mean_batch", header="batch", doc="Requests per batch."), "mean_batch"),
+    (Figure(name="busy", unit="share", doc="Share of the time spent computing."), "busy_share"),
+    (Figure(name="padded", unit="share", doc="Share of the computed rows that no request asked for."), "padded_share"),
+    (Figure(name="requests", doc="Requests behind the percentiles."), "requests"),
+    (Figure(name="unfinished", doc="Requests that were not served when the run was ended."), "unfinished"),
+)  # fmt: skip
+"""Every figure of a rate, with the field of its point that has the value."""
 
 
 class LoadPoint(Frozen):
@@ -258,23 +264,7 @@ def _over(count: float, seconds: float) -> float:
 def load_rows(load: LoadSummary) -> Iterator[Row]:
     """One row for each rate of requests. What its verdict rests on stands in it."""
     for point in load.points:
-        metrics = (
-            RATE(point.rate),
-            OFFERED(point.offered_rate),
-            ACHIEVED(point.achieved_rate),
-            LATENCY_P50(point.p50_s),
-            LATENCY_P95(point.p95_s),
-            LATENCY_P99(point.p99_s),
-            SLOWEST(point.largest_s),
-            QUEUE(point.queue_s),
-            BATCHING(point.batching_s),
-            COMPUTE(point.compute_s),
-            MEAN_BATCH(point.mean_batch),
-            BUSY(point.busy_share),
-            PADDED(point.padded_share),
-            REQUESTS(point.requests),
-            UNFINISHED(point.unfinished),
-        )
+        metrics = (figure(getattr(point, field)) for figure, field in FIGURES)
         role = {load.knee_rate: "knee", load.sustainable_rate: "sustained"}
         yield Row(
             facts={

@@ -173,19 +173,20 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
 
 def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> list[RunSummary]:
     """One row per record, in the order given; each is set against the first of its own group."""
-    firsts = first_of_each_group(records)
-    known = ceilings_of or (lambda _: None)
-    rows = [_row(record, firsts.get(record.group or ""), known(record)) for record in records]
-    doubted = {row.record_id for row in rows if not row.verdict.settles}
-    rows = [_against(row, firsts[row.group or ""].id in doubted) if row.vs_first is not None else row for row in rows]
+    firsts, known = first_of_each_group(records), ceilings_of or (lambda _: None)
+    verdicts = {record.id: verdict(record) for record in records}
     beside: dict[tuple[str | None, str], set[str]] = {}
-    for row in rows:
-        beside.setdefault((row.group, row.model), set()).add(row.recipe)
-    advised = [
-        _advised(row, record, known(record), beside[row.group, row.model])
-        for row, record in zip(rows, records, strict=True)
-    ]
-    return agreeing(advised)
+    for record in records:
+        beside.setdefault((record.group, record.spec.workload.model), set()).add(str(record.spec.recipe))
+    rows = []
+    for record in records:
+        first = firsts.get(record.group or "")
+        found = _figures(record, known(record), verdicts[record.id])
+        if record.failure is None and record.spec.train is None and first is not None:
+            found["vs_first"] = _versus(record, first, first_doubted=not verdicts[first.id].settles)
+        recipes = beside[record.group, record.spec.workload.model]
+        rows.append(RunSummary(**found, **_advice(record, known(record), found["bound"], recipes)))
+    return agreeing(rows)
 
 
 def name_of(row: RunSummary) -> str:
@@ -232,19 +233,15 @@ def _at_speed(row: RunSummary, per_s: float) -> RunSummary:
     return msgspec.structs.replace(row, **changes)
 
 
-def _against(row: RunSummary, first_doubted: bool) -> RunSummary:
-    versus = msgspec.structs.replace(row.vs_first, first_doubted=first_doubted) if row.vs_first is not None else None
-    return msgspec.structs.replace(row, vs_first=versus)
-
-
-def _advised(row: RunSummary, record: RunRecord, ceilings: Ceilings | None, beside: Collection[str]) -> RunSummary:
-    """With what to try next, besides the recipes that were measured with it."""
-    recipes = worth_trying(record, ceilings, host_bound=row.bound.label == "host", known=beside)
-    spec, batch = record.spec, record.spec.workload.batch
-    plain = command_line("profile", spec, batch=batch, recipes=())
-    arguments = plain.removeprefix("redline profile ") if plain is not None else None
-    options = {name: words for name in ("run", "tune") if (words := options_of(name, spec))}
-    return msgspec.structs.replace(row, worth_trying=recipes, arguments=arguments, options=options)
+def _advice(record: RunRecord, ceilings: Ceilings | None, found: Bound, beside: Collection[str]) -> dict[str, Any]:
+    """What to try next, besides the recipes that were measured with it."""
+    spec = record.spec
+    plain = command_line("profile", spec, batch=spec.workload.batch, recipes=())
+    return {
+        "worth_trying": worth_trying(record, ceilings, host_bound=found.label == "host", known=beside),
+        "arguments": plain.removeprefix("redline profile ") if plain is not None else None,
+        "options": {name: words for name in ("run", "tune") if (words := options_of(name, spec))},
+    }
 
 
 def first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
@@ -255,70 +252,60 @@ def first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     return firsts
 
 
-def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) -> RunSummary:
-    row = RunSummary(
-        record_id=record.id,
-        model=record.spec.workload.model,
-        task=record.spec.workload.task,
-        recipe=str(record.spec.recipe),
-        device=device_of(record),
-        conditions=conditions_of(record),
-        verdict=verdict(record),
-        bound=bound(record, ceilings),
-        group=record.group,
-        batch=batch_of(record),
-        memory=memory_of(record),
-        failure=record.failure.brief() if record.failure is not None else None,
-    )
-    if (prepared := record.prepared) is not None:
-        row = msgspec.structs.replace(
-            row,
-            batch_from=prepared.workload.batch_from,
-            items_per_step=prepared.workload.items_per_step,
-            item=prepared.workload.item,
-            device_name=prepared.environment.device.name or None,
-            cold_start_s=prepared.cold_start,
-            numerics=prepared.numerics,
-            capabilities=prepared.capabilities,
-            flops=prepared.work.total_flops if prepared.work else None,
-            roofline=roofline_of(record, ceilings),
-        )
-    if record.spec.load is not None:
-        row = msgspec.structs.replace(row, load=load_of(record))
-    if record.spec.train is not None:
-        training = training_of(record, ceilings)
-        row = msgspec.structs.replace(row, training=training)
-        if record.failure is None:
-            # Of whole epochs: medians of single steps do not see a loader that stalls now and then.
-            return msgspec.structs.replace(
-                row,
-                throughput_per_s=training.samples_per_s,
-                phases_s=phase_medians(record),
-                utilisation=training.utilisation,
-                energy_per_item_j=training.energy_per_sample_j,
-            )
+def _figures(record: RunRecord, ceilings: Ceilings | None, trust: Verdict) -> dict[str, Any]:
+    """The fields of a row that its record alone tells, by name."""
+    spec, prepared = record.spec, record.prepared
+    found: dict[str, Any] = {
+        "record_id": record.id,
+        "model": spec.workload.model,
+        "task": spec.workload.task,
+        "recipe": str(spec.recipe),
+        "device": device_of(record),
+        "conditions": conditions_of(record),
+        "verdict": trust,
+        "bound": bound(record, ceilings),
+        "group": record.group,
+        "batch": batch_of(record),
+        "memory": memory_of(record),
+        "failure": record.failure.brief() if record.failure is not None else None,
+        "load": load_of(record) if spec.load is not None else None,
+        "training": training_of(record, ceilings) if spec.train is not None else None,
+    }
+    if prepared is not None:
+        found |= {
+            "batch_from": prepared.workload.batch_from,
+            "items_per_step": prepared.workload.items_per_step,
+            "item": prepared.workload.item,
+            "device_name": prepared.environment.device.name or None,
+            "cold_start_s": prepared.cold_start,
+            "numerics": prepared.numerics,
+            "capabilities": prepared.capabilities,
+            "flops": prepared.work.total_flops if prepared.work else None,
+            "roofline": roofline_of(record, ceilings),
+        }
     if record.failure is not None:
-        return row
-    return msgspec.structs.replace(_with_speed(row, record, first), generation=generation_of(record, ceilings))
-
-
-def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> RunSummary:
-    blocks = timed_blocks(record, "throughput")
-    items = row.items_per_step
+        return found
+    found["phases_s"] = phase_medians(record)
+    if (training := found["training"]) is not None:
+        # Of whole epochs: medians of single steps do not see a loader that stalls now and then.
+        return found | {
+            "throughput_per_s": training.samples_per_s,
+            "utilisation": training.utilisation,
+            "energy_per_item_j": training.energy_per_sample_j,
+        }
+    blocks, items = timed_blocks(record, "throughput"), found.get("items_per_step")
     step_s = median_step_s(blocks)
     interval, by_wall = throughput_interval(blocks, items), per_wall_second(blocks, items)
     per_s = items / step_s if items and step_s else None
-    return msgspec.structs.replace(
-        row,
-        throughput_per_s=per_s,
-        throughput_interval=interval,
-        sustained_per_s=by_wall if _stalled(per_s, interval, by_wall) else None,
-        latency_s=latency_of(record),
-        phases_s=phase_medians(record),
+    return found | {
+        "throughput_per_s": per_s,
+        "throughput_interval": interval,
+        "sustained_per_s": by_wall if _stalled(per_s, interval, by_wall) else None,
+        "latency_s": latency_of(record),
         **energy_figures(blocks_as(record.blocks, "throughput"), items),
-        utilisation=utilisation_of(record),
-        vs_first=_versus(record, first),
-    )
+        "utilisation": utilisation_of(record),
+        "generation": generation_of(record, ceilings),
+    }
 
 
 def _stalled(per_s: float | None, interval: ThroughputInterval | None, by_wall: float | None) -> bool:
@@ -328,8 +315,8 @@ def _stalled(per_s: float | None, interval: ThroughputInterval | None, by_wall: 
     return by_wall < min(per_s / (1 + TIME_BAND), interval.low if interval is not None else per_s)
 
 
-def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
-    if first is None or first.id == record.id or first.failure is not None:
+def _versus(record: RunRecord, first: RunRecord, *, first_doubted: bool) -> VersusFirst | None:
+    if first.id == record.id or first.failure is not None:
         return None
     first_rounds, own_rounds = round_medians_s(first), round_medians_s(record)
     common = first_rounds.keys() & own_rounds.keys()
@@ -344,6 +331,7 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
         low=paired.low if paired else None,
         high=paired.high if paired else None,
         memory_change=_memory_change(memory_of(record), memory_of(first)),
+        first_doubted=first_doubted,
     )
 
 
@@ -352,17 +340,12 @@ def _median_step_s(record: RunRecord, rounds: Container[int]) -> float:
 
 
 def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
-    if own is None or first is None:
-        return None
-    if own.peak_reserved_bytes is not None and first.peak_reserved_bytes is not None:
-        return _change(own.peak_reserved_bytes, first.peak_reserved_bytes)
-    if own.peak_rss_bytes is not None and first.peak_rss_bytes is not None:
-        return _change(own.peak_rss_bytes, first.peak_rss_bytes)
+    """By what the allocator reserved, or else by the whole process."""
+    for name in ("peak_reserved_bytes", "peak_rss_bytes"):
+        mine, theirs = getattr(own, name, None), getattr(first, name, None)
+        if mine is not None and theirs is not None:
+            return mine / theirs - 1 if theirs else None
     return None
-
-
-def _change(own: float, first: float) -> float | None:
-    return own / first - 1 if first else None
 
 
 def with_price(rows: Sequence[RunSummary], per_hour: float) -> list[RunSummary]:

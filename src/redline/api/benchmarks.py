@@ -17,7 +17,7 @@ from redline.model.fields import Frozen, require_choice, shown_number
 from redline.model.files import is_file
 from redline.model.record import RunRecord
 from redline.model.spec import Recipe, RunSpec
-from redline.model.spec_table import TableError, layered, read_toml, refuse_too_many, specs_from_table
+from redline.model.spec_table import layered, read_toml, refuse_too_many, specs_from_table
 from redline.store.codec import read_exported
 from redline.store.history import history_in
 from redline.verbs.workspace import Workspace
@@ -72,7 +72,10 @@ def load_benchmarks(
     runs = document.pop("run", None)
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each benchmark as a [[run]] table")
-    refuse_too_many(len(runs), str(path))
+    try:
+        refuse_too_many(len(runs))
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
     given = {} if threshold is None else {"threshold": threshold}
     found = []
     for number, run in enumerate(runs, 1):
@@ -95,11 +98,9 @@ def _benchmarks(table: Mapping[str, Any], overrides: Mapping[str, Any] | None, w
     rest = {name: value for name, value in table.items() if name not in OWN_SETTINGS}
     try:
         _check_own(own)
-        specs = specs_from_table(layered(rest, overrides or {}), where=where)
+        specs = specs_from_table(layered(rest, overrides or {}))
         if "baseline_recipe" in own:
             own["baseline_recipe"] = Recipe.parse(own["baseline_recipe"])
-    except TableError:
-        raise
     except SpecError as error:  # of a field, which does not know the file
         raise SpecError(f"{where}: {error}") from None
     name, checks = own.pop("name", ""), own.pop("fail_on", ())

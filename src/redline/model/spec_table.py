@@ -133,70 +133,45 @@ ABOUT = ("title", "question", "name", "exclude", "columns", "explain", "jobs")
 """What a file of runs says of itself, beside the settings of its runs."""
 
 
-def refuse_too_many(count: int, where: str) -> None:
+def refuse_too_many(count: int) -> None:
     """More would take weeks to measure; a typing mistake, or a file by another program, easily makes millions."""
     if count > MOST_CELLS:
-        raise TableError(_located(where, f"{count} things to measure are more than {MOST_CELLS}: split them"))
+        raise SpecError(f"{count} things to measure are more than {MOST_CELLS}: split them")
 
 
-class TableError(SpecError):
-    """Already says where the mistake is."""
-
-
-def _located(where: str, told: str) -> str:
-    """A mistake with the file it is in; flags and keyword arguments come from no file."""
-    return f"{where}: {told}" if where else told
-
-
-def specs_from_table(table: Mapping[str, Any], where: str = "") -> list[RunSpec]:
+def specs_from_table(table: Mapping[str, Any]) -> list[RunSpec]:
     """Specs from a flat table of plain values, as flags and TOML write them."""
-    _refuse_unknown(table, where)
+    _refuse_unknown(table)
     rest = dict(table)
-    models = _names(rest.pop("model", []), "model", where)
-    recipes = _names(rest.pop("recipe", BASELINE), "recipe", where)
-    refuse_too_many(len(models) * len(recipes), where)
+    models, recipes = _names(rest.pop("model", []), "model"), _names(rest.pop("recipe", BASELINE), "recipe")
+    refuse_too_many(len(models) * len(recipes))
     own_measure = rest.pop("measure", {})
     if isinstance(own_measure, Mapping) and "effort" in own_measure:
-        raise TableError(_located(where, "effort stands beside the table measure, not in it"))
-    effort, tail = rest.pop("effort", "normal"), rest.pop("tail", False)
-    if not isinstance(tail, bool):
-        raise TableError(_located(where, f"tail must be true or false, got {tail!r}"))
-    no_check = rest.pop("no_check", False)
-    if not isinstance(no_check, bool):
-        raise TableError(_located(where, f"no_check must be true or false, got {no_check!r}"))
+        raise SpecError("effort stands beside the table measure, not in it")
+    flags = {name: rest.pop(name, False) for name in ("tail", "no_check")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise SpecError(f"{name} must be true or false, got {value!r}")
     axis = rest.get("batch_axis")
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-        told = f"batch_axis must be a number, got {axis!r}; for other inputs let the factory take batch"
-        raise TableError(_located(where, told))
-    measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, _located(where, "measure"))
-    if no_check:
+        raise SpecError(f"batch_axis must be a number, got {axis!r}; for other inputs let the factory take batch")
+    measure = MeasureSpec.for_effort(rest.pop("effort", "normal"), tail=flags["tail"])
+    measure = _override(measure, own_measure, "measure")
+    if flags["no_check"]:
         measure = msgspec.structs.replace(measure, check_numerics=False)
-    launch = _override(LaunchSpec(), _launch_table(rest), _located(where, "launch"))
-    _share_batch(rest, where)
+    launch = _override(LaunchSpec(), _launch_table(rest), "launch")
+    _share_batch(rest)
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed", "ranks") if name in rest}
     if (train := rest.pop("train", None)) is not None:
-        shared["train"] = _train(train, where)
+        shared["train"] = _train(train)
     specs = []
     for model in models:
-        workload = _convert({"model": model, **rest}, WorkloadSpec, where)
+        workload = _convert({"model": model, **rest}, WorkloadSpec)
         if "optimizer" in rest and workload.task != "train":
-            raise TableError(
-                _located(where, f"optimizer {rest['optimizer']} is for training: give task train, or leave it out")
-            )
-        for recipe in recipes:
-            specs.append(
-                _convert(
-                    {
-                        "workload": workload,
-                        "recipe": Recipe.parse(recipe),
-                        "measure": measure,
-                        "launch": launch,
-                        **shared,
-                    },
-                    RunSpec,
-                    where,
-                )
-            )
+            raise SpecError(f"optimizer {rest['optimizer']} is for training: give task train, or leave it out")
+        for recipe in map(Recipe.parse, recipes):
+            parts = {"workload": workload, "recipe": recipe, "measure": measure, "launch": launch}
+            specs.append(_convert({**parts, **shared}, RunSpec))
     return specs
 
 
@@ -229,7 +204,7 @@ def training_table(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "task": "train", "train": {**train, "data": {"name": data, **inner}}}
 
 
-def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
+def _refuse_unknown(table: Mapping[str, Any]) -> None:
     """A key written wrong is named first: what is missing without it would be told as the mistake else."""
     own = {"model", "recipe", "measure", "launch", "train"}
     known = own | (SHARED.keys() - settings_of(DataSpec).keys() - settings_of(TrainSpec).keys())
@@ -237,28 +212,28 @@ def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
     for name in table:
         if name not in known:
             near = closest(str(name), known, count=1)
-            raise TableError(_located(where, f"unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}"))
+            raise SpecError(f"unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
 
 
-def _train(table: Any, where: str) -> TrainSpec:
+def _train(table: Any) -> TrainSpec:
     if not isinstance(table, Mapping) or not isinstance(table.get("data"), Mapping):
-        raise SpecError(_located(where, f"train must be a table with a table data in it, got {table!r}"))
-    data = _convert(table["data"], DataSpec, _located(where, "data"))
-    train: TrainSpec = _convert({**table, "data": data}, TrainSpec, _located(where, "train"))
+        raise SpecError(f"train must be a table with a table data in it, got {table!r}")
+    data = _convert(table["data"], DataSpec, "data: ")
+    train: TrainSpec = _convert({**table, "data": data}, TrainSpec, "train: ")
     return train
 
 
-def _share_batch(rest: dict[str, Any], where: str) -> None:
+def _share_batch(rest: dict[str, Any]) -> None:
     """`batch_per_rank` is another way to give the batch: items on every rank."""
     each = rest.pop("batch_per_rank", None)
     if each is None:
         return
     if rest.get("batch") is not None:
-        raise TableError(_located(where, "give batch (of all ranks) or batch_per_rank, not both"))
+        raise SpecError("give batch (of all ranks) or batch_per_rank, not both")
     ranks = rest.get("ranks", 1)
     for name, value in (("batch_per_rank", each), ("ranks", ranks)):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise TableError(_located(where, f"{name} must be a whole number, got {value!r}"))
+            raise SpecError(f"{name} must be a whole number, got {value!r}")
         require_range(name, value, 1, MOST_ITEMS)
     rest["batch"] = each * ranks
 
@@ -301,20 +276,20 @@ def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _override(base: Any, changes: Any, where: str) -> Any:
+def _override(base: Any, changes: Any, name: str) -> Any:
     if not isinstance(changes, Mapping):
-        raise TableError(f"{where} must be a table, got {changes!r}")
-    return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
+        raise SpecError(f"{name} must be a table, got {changes!r}")
+    return _convert({**msgspec.to_builtins(base), **changes}, type(base), f"{name}: ")
 
 
-def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
+def _convert(table: Mapping[str, Any], kind: Any, where: str = "") -> Any:
     for name, choices in _choices_of(kind).items():
         if isinstance(value := table.get(name), str):
             require_choice(name, value, choices)
     try:
         return msgspec.convert(msgspec.to_builtins(table), kind)
     except msgspec.ValidationError as error:
-        raise TableError(_located(where, str(error))) from None
+        raise SpecError(f"{where}{error}") from None
 
 
 @cache
@@ -324,10 +299,10 @@ def _choices_of(kind: Any) -> dict[str, Any]:
     return {name: each for name, each in types.items() if get_origin(each) is Literal}
 
 
-def _names(value: Any, what: str, where: str) -> list[str]:
+def _names(value: Any, what: str) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise TableError(_located(where, f"{what} must be a name or a list of names, got {value!r}"))
+        raise SpecError(f"{what} must be a name or a list of names, got {value!r}")
     if not names:
-        raise TableError(_located(where, f"name at least one {what}"))
+        raise SpecError(f"name at least one {what}")
     return list(names)

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -29,8 +29,8 @@ from redline.model.note import Note, note
 from redline.model.protocol import Checked
 from redline.model.record import Environment, RunRecord
 from redline.model.spec import Recipe, RunSpec, Task
-from redline.model.spec_table import SHARED, TableError, for_tasks, specs_from_table, training_table
-from redline.store import Row, SettledCell
+from redline.model.spec_table import SHARED, for_tasks, specs_from_table, training_table
+from redline.store import History, Row, SettledCell
 
 AXES = ("model", "task", "threads", "batch", "recipe")
 """Settings that an exclusion may name."""
@@ -130,10 +130,10 @@ class Exclusion:
         return IdleExclusion(exclusion=exclusion, reason=note("not-in-grid", f"the grid has {' and '.join(absent)}"))
 
 
-def parse_exclusions(tables: Any, where: str) -> list[Exclusion]:
+def parse_exclusions(tables: Any) -> list[Exclusion]:
     if not isinstance(tables, list | tuple) or not all(isinstance(table, Mapping) for table in tables):
-        raise SpecError(f"{where}: write each exclusion as a [[exclude]] table")
-    return [_parsed(table, where) for table in tables]
+        raise SpecError("write each exclusion as a [[exclude]] table")
+    return [_parsed(table) for table in tables]
 
 
 def recipe_probes(idle: Sequence[IdleExclusion], cell: RunSpec) -> list[RunSpec]:
@@ -156,21 +156,24 @@ def refuse_unknown_recipes(answers: Sequence[Checked]) -> None:
             raise UsageError(f"an exclusion names the recipe {recipe}, which cannot be: {reasons[0]}")
 
 
-def _parsed(table: Mapping[str, Any], where: str) -> Exclusion:
+def _parsed(table: Mapping[str, Any]) -> Exclusion:
     if not table:
-        raise SpecError(f"{where}: an exclusion must name at least one of {', '.join(AXES)}")
+        raise SpecError(f"an exclusion must name at least one of {', '.join(AXES)}")
     for axis in table:
         if axis not in AXES:
-            raise UnknownName("field of an exclusion", str(axis), AXES, hint=f"{where}: there are {', '.join(AXES)}")
-    return Exclusion({axis: _values(axis, value, f"{where}: {axis} of an exclusion") for axis, value in table.items()})
+            raise UnknownName("field of an exclusion", str(axis), AXES, hint=f"there are {', '.join(AXES)}")
+    return Exclusion({axis: _values(axis, value) for axis, value in table.items()})
 
 
-def _values(axis: str, value: Any, what: str) -> list[Any]:
+def _values(axis: str, value: Any) -> list[Any]:
     values: list[Any] = parse_numbers(value) if axis == "batch" else listed(value)
+    what = f"{axis} of an exclusion"
     if not values:
         raise SpecError(f"{what} must name at least one value, got {value!r}")
     if axis in ("batch", "threads"):
-        _require_numbers(values, what)
+        for number in values:
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise SpecError(f"{what} must be a whole number of 1 or more, or a list of them, got {number!r}")
         return values
     if not all(isinstance(text, str) for text in values):
         raise SpecError(f"{what} must be a text or a list of texts, got {value!r}")
@@ -178,12 +181,6 @@ def _values(axis: str, value: Any, what: str) -> list[Any]:
         if text not in _TASKS:
             raise UnknownName("task", text, _TASKS, hint=f"{what}: there are {', '.join(_TASKS)}")
     return [Recipe.parse(text).canonical() for text in values] if axis == "recipe" else values
-
-
-def _require_numbers(values: Sequence[Any], what: str) -> None:
-    for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise SpecError(f"{what} must be a whole number of 1 or more, or a list of them, got {value!r}")
 
 
 def _has(cell: RunSpec, axis: str, value: Any) -> bool:
@@ -205,23 +202,21 @@ class Grid:
 
 def grid_from_tables(tables: Sequence[Mapping[str, Any]], exclude: Any = (), where: str = "") -> Grid:
     """All cells of all tables of settings: each table is a grid of its own, and may have a `name`."""
-    exclusions = parse_exclusions(exclude, where)
     try:
-        named = _named_cells(tables, where)
-    except TableError:
-        raise
-    except SpecError as error:
+        exclusions = parse_exclusions(exclude)
+        named = _named_cells(tables)
+    except UsageError as error:
         # A range, an effort or a recipe is refused by its own class, which does not know the file.
-        raise SpecError(located(where, str(error))) from None
+        raise (SpecError(f"{where}: {error}") if where else error) from None
     kept = [(name, cell) for name, cell in named if not any(exclusion.fits(cell) for exclusion in exclusions)]
     cells = [cell for _, cell in named]
     if cells and not kept:
-        raise SpecError(located(where, "the exclusions leave nothing to measure"))
+        raise SpecError(f"{where}: the exclusions leave nothing to measure".removeprefix(": "))
     idle = [found for exclusion in exclusions if (found := exclusion.idle(cells)) is not None]
     return Grid(cells=[cell for _, cell in kept], runs=[name for name, _ in kept], idle=tuple(idle))
 
 
-def _named_cells(tables: Sequence[Mapping[str, Any]], where: str) -> list[tuple[str, RunSpec]]:
+def _named_cells(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, RunSpec]]:
     numbered = [_expanded(table) for table in tables]
     number = sum(count for count, _ in numbered)
     if number > MOST_CELLS:
@@ -231,7 +226,7 @@ def _named_cells(tables: Sequence[Mapping[str, Any]], where: str) -> list[tuple[
     return [
         (cell_name(name, cell), cell)
         for (name, _), table in zip(combinations, tasked, strict=True)
-        for cell in specs_from_table(table, where=where)
+        for cell in specs_from_table(table)
     ]
 
 
@@ -277,10 +272,6 @@ def setting_values(setting: str, value: Any) -> list[Any]:
     if setting in CHOICES and isinstance(value, str):
         return [word.strip() for word in value.split(",")]
     return list(dict.fromkeys(value)) if isinstance(value, list | tuple | set | range) else [value]
-
-
-def located(where: str, told: str) -> str:
-    return f"{where}: {told}" if where else told
 
 
 def value_of(cell: RunSpec, setting: str) -> Any:
@@ -501,21 +492,11 @@ def seconds_each(together: Sequence[RunRecord]) -> float | None:
     return seconds if seconds > 0 else None  # a simulated bench has a clock of its own
 
 
-class Past(Protocol):
-    """What an estimate asks a history: `redline.store.History`."""
-
-    def rows(self, *, model: str, limit: int) -> list[Row]: ...
-
-    def load(self, id_or_unique_prefix: str, /) -> RunRecord: ...
-
-    def group_of(self, record: RunRecord, /) -> list[RunRecord]: ...
-
-
 LOOK_BACK = 100
 """Records of a model that an estimate looks through: the newest, so that a long history costs no more than a short one."""
 
 
-def estimate(cells: Iterable[Cell], past: Past) -> Estimate:
+def estimate(cells: Iterable[Cell], past: History) -> Estimate:
     """A cell takes about as long as the newest of its model and task under the same recipe, else under any."""
 
     @cache
