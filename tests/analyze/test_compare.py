@@ -13,16 +13,12 @@ from redline.analyze.compare import (
     Comparison,
     Comparisons,
     compare_records,
-    valid_step_s,
 )
 from redline.analyze.pairs import pairs_of
 from redline.analyze.statistics import between_processes
 from redline.model.errors import UsageError
-from redline.model.record import Failure, Numerics, RunRecord
+from redline.model.record import Numerics, RunRecord
 from redline.model.spec import RunSpec
-from redline.show.page import written_page
-from redline.show.result import markdown
-from redline.verbs.compare import result_of
 
 
 def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:
@@ -84,10 +80,6 @@ class TestInTurns:
         stranger = race_records(["baseline", "fp16"])[1]
         for sides in ((first[:3], other[1:]), (first[:3], other), (first, [*other[:3], stranger])):
             assert only(compare_records(*sides)).basis == "replicates"
-
-    def test_two_that_are_the_same_are_the_same(self) -> None:
-        first, other = race_records(["baseline", "amp"])  # the simulated bench knows no speed of amp: the baseline's
-        assert only(compare_records([first], [other])).verdict == "same"
 
     def test_a_small_difference_with_a_wide_interval_is_inconclusive(self) -> None:
         door = fake_door(step_s=lambda spec: 0.010 / (1.03 if spec.recipe.switches else 1.0), noise_sigma=0.3, seed=1)
@@ -225,12 +217,6 @@ class TestIncomparable:
         found = only(compare_records(replicates(3), mixed))
         assert found.verdict == "incomparable"
 
-    def test_another_machine_of_the_same_kind_is_only_noted(self) -> None:
-        others = [changed(record, "environment", hostname="elsewhere") for record in replicates()]
-        found = only(compare_records(replicates(), others))
-        assert found.verdict == "same"
-        assert any(each.about == "machine" for each in found.notes)
-
     def test_without_a_common_benchmark_the_whole_is_incomparable(self) -> None:
         found = compare_records(sweep_records(batches=[1, 2]), sweep_records(batches=[4, 8]))
         assert found.comparisons == ()
@@ -274,26 +260,6 @@ def test_sweeps_are_compared_cell_by_cell() -> None:
     assert [each.benchmark.batch for each in ordered if each.benchmark.recipe == recipe] == [1, 8, 64]
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "whole"),
-    [
-        (("same", "faster"), "same"),
-        (("faster", "slower"), "slower"),
-        (("slower", "invalid"), "invalid"),
-        (("incomparable", "inconclusive"), "incomparable"),
-        (("slower", "incomparable"), "slower"),
-    ],
-)
-def test_the_worst_verdict_stands_for_all(verdicts: tuple[Any, ...], whole: str, make: Callable[..., Any]) -> None:
-    assert Comparisons(comparisons=tuple(make(each) for each in verdicts)).verdict == whole
-
-
-@pytest.fixture
-def make() -> Callable[..., Comparison]:
-    template = only(compare_records(replicates(1), replicates(1)))
-    return lambda verdict: msgspec.structs.replace(template, verdict=verdict)
-
-
 def test_memory_and_tail_are_told_beside_the_time() -> None:
     less = fake_door(memory_bytes=2**27)
     first = sweep_records(recipe="baseline", batches=[32], effort="normal")
@@ -302,96 +268,6 @@ def test_memory_and_tail_are_told_beside_the_time() -> None:
     assert metrics["memory"].verdict == "less"
     assert metrics["memory"].change < -0.8
     assert metrics["p95"].verdict == "inconclusive"  # one process each
-
-
-class TestEdges:
-    @pytest.mark.parametrize(
-        ("factor", "told"),
-        [(1.0, "same"), (1.04, "same"), (1.2, "more"), (1 / 1.2, "less"), (1 / 1.04, "same")],
-    )
-    def test_of_the_tail(self, factor: float, told: str) -> None:
-        """Of three processes a side, all of which agree."""
-        (record,) = replicates(1)
-
-        def timed(side: str, step_s: float) -> list[RunRecord]:
-            blocks = [
-                msgspec.structs.replace(
-                    record.blocks[0], kind="throughput", samples=(step_s * (1 + number * 1e-6),) * 200
-                )
-                for number in range(3)
-            ]
-            return [
-                msgspec.structs.replace(record, id=f"{side}{number}", blocks=(block,))
-                for number, block in enumerate(blocks)
-            ]
-
-        first, other = timed("a", 0.010), timed("b", 0.010 * factor)
-        (tail,) = (each for each in only(compare_records(first, other)).metrics if each.name == "p95")
-        assert tail.verdict == told
-        assert (tail.first, tail.other) == (pytest.approx(0.010, rel=1e-4), pytest.approx(0.010 * factor, rel=1e-4))
-        fewer = {each.name: each.verdict for each in only(compare_records(first[:2], other[:2])).metrics}
-        assert fewer["p95"] == "inconclusive", "two processes a side say nothing"
-
-    @pytest.mark.parametrize(("held", "told"), [(1009, "same"), (1011, "more"), (991, "same"), (989, "less")])
-    def test_of_memory(self, held: int, told: str) -> None:
-        (record,) = replicates(1)
-
-        def holding(size: int) -> RunRecord:
-            blocks = tuple(
-                msgspec.structs.replace(block, memory=msgspec.structs.replace(block.memory, peak_reserved_bytes=size))
-                for block in record.blocks
-            )
-            return msgspec.structs.replace(record, id=f"{size}", blocks=blocks)
-
-        found = {each.name: each.verdict for each in only(compare_records([holding(1000)], [holding(held)])).metrics}
-        assert found["memory"] == told
-
-    @pytest.mark.parametrize(
-        ("first", "other", "basis"),
-        [(1, 3, "single runs"), (2, 2, "single runs"), (3, 2, "single runs"), (3, 4, "replicates")],
-    )
-    def test_of_how_many_make_replicates(self, first: int, other: int, basis: str) -> None:
-        assert only(compare_records(replicates(first), replicates(other))).basis == basis
-
-    def test_one_against_several_in_turns_is_not_taken_for_a_pair(self) -> None:
-        first, other = race_records(["baseline", "fp16"])
-        again = msgspec.structs.replace(other, id="again")
-        assert only(compare_records([first], [other, again])).basis == "single runs"
-
-    def test_a_failed_record_has_no_step(self) -> None:
-        (record,) = replicates(1)
-        assert valid_step_s(record) == pytest.approx(0.01, rel=0.1)
-        failure = Failure(stage="measure", kind="crash", message="gone")
-        assert valid_step_s(msgspec.structs.replace(record, failure=failure)) is None
-        assert valid_step_s(msgspec.structs.replace(record, blocks=())) is None
-
-    @pytest.mark.parametrize(("count", "noted"), [(1, False), (2, True)])
-    def test_of_sides_that_followed_each_other(self, count: int, noted: bool) -> None:
-        """Of one run a side it goes without saying."""
-        sides = [
-            [msgspec.structs.replace(record, created_at=at + number) for number, record in enumerate(replicates(count))]
-            for at in (1000.0, 2000.0)
-        ]
-        for first, other in (sides, sides[::-1]):
-            found = only(compare_records(first, other))
-            assert any(each.code == "one-after-the-other" for each in found.notes) is noted
-
-    def test_of_sides_that_took_turns(self) -> None:
-        first, other = (
-            [
-                msgspec.structs.replace(record, created_at=at + 10.0 * number)
-                for number, record in enumerate(replicates(2))
-            ]
-            for at in (1000.0, 1005.0)
-        )
-        assert all(each.code != "one-after-the-other" for each in only(compare_records(first, other)).notes)
-
-    @pytest.mark.parametrize(("sigma", "noisy"), [(0.001, 0), (0.5, 3)])
-    def test_of_records_that_are_noisy(self, sigma: float, noisy: int) -> None:
-        door = {"noise_sigma": sigma, "seed": 3}
-        found = only(compare_records(replicates(1, noise_sigma=0.001), replicates(3, **door)))
-        told = [str(each) for each in found.notes if each.code == "noisy"]
-        assert told == ([f"{noisy} of 4 records are noisy"] if noisy else [])
 
 
 def generations(count: int = 5, *, ttft_s: float = 0.010, tpot_s: float = 0.002, **table: Any) -> list[RunRecord]:
@@ -422,11 +298,6 @@ class TestGenerations:
             assert (part.change, part.verdict) == (pytest.approx(change, abs=0.03), verdict)
         assert found.verdict == "faster"  # 40 ms against 35
 
-    @pytest.mark.parametrize(("tpot_s", "told"), [(0.002, "inconclusive"), (0.001, "less"), (0.004, "more")])
-    def test_the_parts_of_single_runs_are_never_the_same(self, tpot_s: float, told: str) -> None:
-        found = only(compare_records(generations(1), generations(1, tpot_s=tpot_s)))
-        assert {each.name: each.verdict for each in found.metrics}["tpot_s"] == told
-
     def test_a_part_that_got_slower_is_slower_though_the_whole_hides_it(self) -> None:
         """A first token of 12 ms instead of 10 is 2 ms of 162: within the band."""
         found = only(compare_records(generations(tpot_s=0.010), generations(ttft_s=0.012, tpot_s=0.010)))
@@ -449,22 +320,6 @@ class TestGenerations:
         found = only(compare_records(generations(1), others))
         assert found.verdict == "incomparable"
         assert told in [str(each) for each in found.reasons]
-
-    def test_the_default_length_is_a_length(self) -> None:
-        others = [without_prompt(each) for each in generations(3, prompt=128)]
-        assert only(compare_records(generations(3, prompt=128), others)).verdict == "same"
-
-    def test_every_form_names_the_parts(self) -> None:
-        found = compare_records(generations(1), generations(1, tpot_s=0.004))
-        result = result_of(found, "a", "b")
-        change = next(each.change for each in only(found).metrics if each.name == "tpot_s")
-        for form in (" ".join(str(result).split()), markdown(result), written_page(result)):
-            form = form.replace("&#43;", "+")
-            assert "time to first token (TTFT)" in form
-            assert "time per output token (TPOT)" in form
-            assert "decode tok/s" in form
-            assert "prompt 64, new tokens 16" in form
-            assert f"{change:+.1%}" in form
 
 
 def without_prompt(record: RunRecord) -> RunRecord:

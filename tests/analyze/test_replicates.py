@@ -15,11 +15,6 @@ def processes(count: int, door: FakeDoor) -> list[RunRecord]:
     return [record for _ in range(count) for record in race_records(["baseline", "fp16"], door)]
 
 
-def test_a_record_alone_keeps_its_row() -> None:
-    records = race_records(["baseline", "fp16"])
-    assert replicate_rows(records) == summarize(records)
-
-
 def test_the_interval_is_that_of_processes() -> None:
     """Each process is steady to a fraction of a percent and sits 5 % off: one row alone would promise far too much."""
     door = fake_door(step_s=lambda spec: 0.010, offset_sigma=0.05, noise_sigma=0.001)
@@ -63,15 +58,6 @@ def test_lines_of_a_group_are_in_the_order_in_which_they_were_asked_for() -> Non
     assert told == ["baseline", "fp16", "fp16+compile", "bf16", "channels-last"]
 
 
-def test_what_was_measured_together_stands_in_one_group() -> None:
-    """The middle process of each recipe may be of another replicate."""
-    records = processes(4, fake_door(offset_sigma=0.05))
-    rows = replicate_rows(records)
-    middles = {record.group for record in records if record.id in {row.record_id for row in rows}}
-    assert len(middles) == 2, "these processes show what the test is about"
-    assert [row.group for row in rows] == [records[0].group] * 2
-
-
 def test_an_interval_over_processes_is_not_said_to_be_of_one() -> None:
     records = processes(2, fake_door())
     assert all(row.verdict.noted("one-process") for row in summarize(records))
@@ -107,8 +93,3 @@ def test_a_doubted_process_is_left_out_where_others_are_sound_and_the_row_says_s
     assert fast.verdict.trusted
     (told,) = fast.verdict.noted("left-out")
     assert str(told).startswith(f"1 of {count} processes left out")
-
-
-def test_where_all_are_doubted_so_is_the_row() -> None:
-    records = processes(3, fake_door(throttle=("hw_thermal",)))
-    assert replicate_rows(records)[1].verdict.labels == ("throttled",)

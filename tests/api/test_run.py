@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from torch import Tensor, nn
 
 import redline
 from redline.bench.environment import remember_flags
-from redline.model.errors import SpecError, UnknownName, UsageError
-from redline.search.observer import NoJournal, Observer
+from redline.model.errors import SpecError, UsageError
 from redline.store import History
-from redline.verbs.workspace import Workspace
 
 TINY: dict[str, Any] = {
     "device": "cpu",
@@ -73,13 +70,6 @@ def test_a_model_goes_by_its_name(own_history: Path) -> None:
     assert result[1]["compared_with"] == "baseline"
     with History.open(own_history) as history:
         assert {record.id for record in history.find()} == {row.record_id for row in result}
-
-
-def test_several_models_may_be_named_at_once() -> None:
-    result = redline.run(["simple_cnn", "transformer"], batch=1, **TINY)
-    units = [(row["model"], row["throughput"].unit) for row in result]
-    assert units == [("simple_cnn", "img/s"), ("transformer", "seq/s")]
-    assert not any("ratio" in row for row in result), "different workloads have no ratio"
 
 
 @pytest.mark.parametrize(
@@ -170,31 +160,6 @@ def test_a_module_that_cannot_travel_comes_back_unchanged(task: str) -> None:
     model(inputs).sum().backward()
 
 
-def test_a_module_that_breaks_here_comes_back_unchanged_too() -> None:
-    class Breaks(Tied):
-        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-            if x.dtype != torch.float32:
-                raise ValueError("only fp32 here")
-            return super().forward(x)
-
-    model = Breaks()
-    result = redline.run(model, torch.randn(2, 4), recipes=["fp16", "baseline"], **TINY)
-    assert result[0].failure.startswith("unsupported at first-call: ValueError: only fp32 here")
-    assert result[1].failure == ""
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert model.training
-
-
-def test_a_module_that_was_borrowed_is_let_go() -> None:
-    model = Tied()
-    watched = weakref.ref(model)
-    result = redline.run(model, torch.randn(2, 4), **TINY)
-    del model
-    gc.collect()
-    assert result[0].failure == ""
-    assert watched() is None, "nothing of the bench holds it any more"
-
-
 def test_a_result_is_a_sequence_that_prints_and_exports() -> None:
     result = redline.run("simple_cnn", batch=2, recipes=["baseline", "channels-last", "tf32"], **TINY)
     assert isinstance(result, redline.Result)
@@ -209,29 +174,6 @@ def test_a_result_is_a_sequence_that_prints_and_exports() -> None:
     assert "\x1b" not in text, "plain text, for logs and notebooks"
     document = json.loads(result.to_json())
     assert [row["record_id"] for row in document["tables"]["results"]] == [record.id for record in result.records]
-
-
-def test_a_journal_of_ones_own_takes_the_place_of_the_history(own_history: Path) -> None:
-    class Kept(NoJournal):
-        def __init__(self) -> None:
-            self.finished: list[str] = []
-
-        def finish(self, record: Any) -> None:
-            self.finished.append(record.id)
-
-    class Watching(Observer):
-        def __init__(self) -> None:
-            self.stages: list[str] = []
-
-        def progress(self, record: Any, progress: Any) -> None:
-            self.stages.append(progress.stage)
-
-    journal, observer = Kept(), Watching()
-    result = redline.run("simple_cnn", batch=1, **TINY, workspace=Workspace(journal=journal, observer=observer))
-    assert journal.finished == [result[0].record_id]
-    assert observer.stages[0] == "device"
-    assert observer.stages[-1] == "ready"
-    assert not own_history.exists()
 
 
 @pytest.mark.parametrize(
@@ -257,21 +199,10 @@ def test_a_mistake_is_raised_before_anything_is_measured(
     assert not own_history.exists()
 
 
-def test_no_specs_are_a_mistake_and_not_a_crash() -> None:
-    with pytest.raises(UsageError, match="nothing to measure"):
-        Workspace(keep=False).checked([])
-
-
 def test_what_is_no_module_is_a_failed_row() -> None:
     (row,) = redline.run(3.5, torch.ones(1), **TINY)
     assert row.failure.startswith("user at ")
     assert "gave float where a torch.nn.Module belongs" in row.failure
-
-
-def test_models_and_the_package_speak_the_same_names() -> None:
-    names = {row["name"] for row in redline.models("resnet").rows}
-    assert {"resnet18", "resnet50"} <= names
-    assert UnknownName("model", "resnet5", names).close[0] == "resnet50"
 
 
 class TestFunctions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import redline
 from redline.launch.door import Session
-from redline.model.errors import Interrupted, RedlineError, StoreError
+from redline.model.errors import Interrupted, StoreError
 from redline.model.protocol import AskCeilings, CeilingsAnswer, OnProgress, Profile, Reply
 from redline.model.record import Block, Closed, RunRecord
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
@@ -151,21 +150,6 @@ def test_an_interrupt_says_whether_records_were_written(keep: bool) -> None:
     assert not isinstance(caught.value, Interrupted)
 
 
-@pytest.mark.parametrize(("targets", "trials"), [({}, 8), ({"slo_p95": 1.0}, 16)])
-def test_no_more_trials_are_announced_than_a_search_for_the_batch_may_take(
-    targets: dict[str, Any], trials: int
-) -> None:
-    announced: list[int] = []
-
-    class Listening(Observer):
-        def planned(self, records: int) -> None:
-            announced.append(records)
-
-    with Workspace(door=fake_door(), keep=False, observer=Listening()) as workspace:
-        redline.batch("m", workspace=workspace, **FAKE, **targets)
-    assert announced[0] == trials
-
-
 READING: dict[str, Callable[[Workspace], object]] = {
     "report": lambda workspace: redline.report((), out="report", workspace=workspace),
     "compare": lambda workspace: redline.compare("a", "b", workspace=workspace),
@@ -173,17 +157,6 @@ READING: dict[str, Callable[[Workspace], object]] = {
     "profile": lambda workspace: redline.profile("0123456789", workspace=workspace),
     "roofline --last": lambda workspace: redline.roofline(last=True, workspace=workspace),
 }
-
-
-@pytest.mark.parametrize("verb", READING)
-def test_reading_a_history_that_is_not_there_does_not_make_it(
-    verb: str, tmp_path: Path, own_history: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Workspace() as workspace, suppress(RedlineError):
-        READING[verb](workspace)
-    assert not own_history.exists()
-    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("verb", FAKED)

@@ -12,7 +12,6 @@ from invoking import Redline, about, document, results
 
 from redline.model.record import Failure
 from redline.model.spec import RunSpec
-from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
@@ -52,14 +51,6 @@ class TestGrid:
         row, _ = results(redline("run resnet50 -b 1,2 --json"))
         assert row["sustained"]["value"] < row["throughput"]["value"]
 
-    def test_a_grid_with_a_name_keeps_to_itself(self, redline: Redline) -> None:
-        """Before and after a change that no key knows of, the same cells are to be measured twice."""
-        command = "run resnet50 -b 1,8 --resume --json"
-        before, after = (results(redline(command, "--name", name)) for name in ("before", "after"))
-        ids = [row["record_id"] for rows in (before, after, results(redline(command))) for row in rows]
-        assert len(set(ids)) == 6
-        assert next(iter(document(redline("compare before after --json"))["tables"].values()))
-
     def test_replicates_measure_each_cell_in_several_processes(self, redline: Redline) -> None:
         command = "run resnet50 -b 1,8 --resume"
         assert about(redline(command, "--json"))["cells"] == 2
@@ -79,22 +70,6 @@ class TestGrid:
         told = document(redline("run resnet50 -b 1..8 --dry-run --json"))
         assert (told["about"]["cells"], told["about"]["done"]) == (4, 0)
         assert told["headline"]["figures"]["unknown"]["value"] == 4
-
-    def test_a_door_leaves_the_rest_of_a_files_launch(self, redline: Redline, tmp_path: Path) -> None:
-        file = tmp_path / "study.toml"
-        file.write_text('model = "resnet50"\nlaunch = { door = "fork", measure_timeout_s = 7.0 }\n')
-        assert redline("run -f", file, "--door", "spawn").exit_code == 0
-        with History.open() as history:
-            (record,) = history.find()
-        assert (record.spec.launch.door, record.spec.launch.measure_timeout_s) == ("spawn", 7.0)
-
-    def test_a_dry_run_counts_what_would_be_tried_again_as_to_do(self, redline: Redline) -> None:
-        command = "run resnet50 broken -b 8,16"
-        redline(command)
-        assert "4 cells, 2 done, 2 failed" in redline(command, "--dry-run", "--resume").stdout
-        again = redline(command, "--dry-run", "--retry-failed")
-        assert "4 cells, 2 done, 2 to do" in again.stdout
-        assert "No estimate for 2 cells: broken" in again.stdout
 
     def test_ctrl_c_prints_the_finished_rows_and_a_resume_measures_the_rest(
         self, redline: Redline, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
@@ -173,17 +148,3 @@ class TestBatch:
         result = redline("batch broken")
         assert result.exit_code == 5
         assert "this factory raised" in result.stdout
-
-
-def test_run_takes_the_same_max_memory(redline: Redline) -> None:
-    assert redline("run resnet50 --batch 64 --max-memory 1GiB --json").exit_code == 5
-    assert redline("run resnet50 --batch 16 --max-memory 1GiB --json").exit_code == 0
-
-
-def test_run_measures_in_several_processes_when_asked(redline: Redline) -> None:
-    arguments = "run resnet50 -b 8 -r baseline -r fp16 --replicates 3"
-    rows = results(redline(arguments, "--json"))
-    assert [(row["recipe"], row["processes"]) for row in rows] == [("baseline", 3), ("fp16", 3)]
-    result = redline(arguments)
-    assert "replicate 3 of 3" in result.stderr
-    assert redline("run resnet50 --replicates 0").exit_code == 2

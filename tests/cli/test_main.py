@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -15,14 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from invoking import invoke as redline
-from invoking import refused, results
+from invoking import results
 from typer.testing import Result
 
 from redline.bench.recipe.base import SWITCHES
@@ -34,7 +32,6 @@ from redline.show.terminal import PIPE_WIDTH
 from redline.store import History
 from redline.verbs import GROUPS, NAMES
 from redline.verbs.run import Measured
-from redline.verbs.workspace import Workspace
 
 PROGRAM = [sys.executable, "-m", "redline.cli.main"]
 MISBEHAVING = Path(__file__).parent.parent / "models" / "misbehaving.py"
@@ -287,13 +284,6 @@ def test_a_file_says_what_to_run_and_flags_overrule_it(
 # Bad input
 
 
-def test_a_mistake_is_the_same_in_a_process_of_its_own(own_history: Path) -> None:
-    for line in ("run simple_cnn --batch 0", "history show no-such-record", "history export --format xml"):
-        done = command(line)
-        assert done.returncode == 2
-        complaint(done)
-
-
 @pytest.mark.parametrize(
     ("factory", "recipe", "kind", "stage", "says"),
     [
@@ -315,45 +305,6 @@ def test_a_recipe_that_breaks_is_a_failed_row_and_the_others_still_run(
     assert says in broken["failure"]
     assert "\n" not in broken["failure"]
     assert ("failure" in last) == ("throughput" not in last) == ("Picky" in factory)
-
-
-@pytest.mark.parametrize(
-    ("place", "kind", "says"),
-    [
-        (f"{MISBEHAVING}:factory_raises", "user", "factory factory_raises in .* raised RuntimeError: no such dataset"),
-        (f"{MISBEHAVING}:raises", "user", "ValueError: this forward"),
-        (f"{MISBEHAVING}:segfaults", "crash", "the worker died of SIGSEGV"),
-        (f"{MISBEHAVING}:eats_memory", "oom", "can't allocate memory"),
-    ],
-    ids=["factory-raises", "forward-raises", "segfault", "oom"],
-)
-def test_a_model_that_breaks_is_a_failed_row_and_the_next_model_still_runs(
-    tiny: str, model: WriteModel, own_history: Path, place: str, kind: str, says: str
-) -> None:
-    rows = measure(place, model("make()"), "-f", tiny, exit_code=5)
-    assert re.match(f"{kind} at .*{says}", rows[0]["failure"])
-    assert rows[1]["throughput"]["value"] > 0
-    assert [record.failure is None for record in history(own_history)] == [False, True]
-
-
-def test_a_failed_row_is_told_in_the_table_without_a_traceback(tiny: str, model: WriteModel) -> None:
-    result = redline("run", model("make()", "return Breaks(), torch.randn(2, 4)"), "-f", tiny, "-r", "baseline")
-    assert result.exit_code == 5
-    assert "user at " in result.stdout
-    assert "ValueError: expected four channels" in result.stdout
-    assert "Traceback" not in result.output
-    record_id = re.search(r"redline history show ([0-9a-f]+)", result.stdout.splitlines()[-1])
-    assert record_id is not None
-    told = redline("history show", record_id[1])
-    assert "expected four channels" in told.stdout
-    assert ".py:" in told.stdout, "the line of the user's file"
-
-
-def test_where_only_the_first_broke_nothing_is_said_about_ratios(tiny: str) -> None:
-    result = redline("run simple_cnn -f", tiny, "-r", "tf32", "-r", "baseline")
-    assert result.exit_code == 5
-    assert "vs tf32" not in result.stdout
-    assert "faster than" not in result.stdout
 
 
 # Names that try to break the table
@@ -380,17 +331,6 @@ def test_a_hostile_name_does_not_break_anything(tiny: str, model: WriteModel, na
 
 
 # Looking things up
-
-
-def test_models_are_found_by_part_of_their_name() -> None:
-    result = redline("models resnet5")
-    assert result.exit_code == 0
-    names = [line.split()[0] for line in result.stdout.splitlines() if "torchvision" in line]
-    assert "resnet50" in names
-    assert all("resnet5" in name for name in names)
-    assert re.match(r"\d+ models match resnet5\.", result.stdout)
-    document = json.loads(redline("models resnet5 --json").stdout)
-    assert {"name": "resnet50", "source": "torchvision", "kind": "classification"} in document["tables"]["models"]
 
 
 # Where it is printed
@@ -429,53 +369,6 @@ def test_a_full_disk_is_one_line(arguments: list[str], own_history: Path) -> Non
         done = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == "redline: cannot write to stdout: No space left on device\n"
-
-
-def test_show_lists_what_was_measured_and_tells_all_about_one(measured: list[dict[str, Any]]) -> None:
-    first, failed = (row["record_id"] for row in measured)
-    listed = json.loads(redline("history show --json").stdout)["tables"]["records"]
-    assert {row["record_id"]: row["status"] for row in listed} == {first: "done", failed: "failed"}
-    assert len(json.loads(redline("history show --limit 1 --json").stdout)["record_ids"]) == 1
-    one = redline("history show", first).stdout
-    for words in (first, "warm-up", "numerics", "versions", "2×4 float32", "latency", "peak memory"):
-        assert words in one
-    assert redline("history show", first[:13]).stdout == one, "what is listed is enough to find it"
-    (record,) = json.loads(redline("history show --json", first).stdout)["records"]
-    assert sum(len(block["samples"]) for block in record["blocks"]) == measured[0]["samples"]["value"]
-    broken = redline("history show", failed).stdout
-    assert "the model has no convolution weights" in broken
-    assert "Traceback" in broken, "here the whole story belongs"
-
-
-def test_an_id_that_fits_several_is_a_mistake(measured: list[dict[str, Any]]) -> None:
-    refused(redline("history show", measured[0]["record_id"][:4]), "fits several records")
-
-
-def test_an_empty_history_says_where_to_begin() -> None:
-    result = redline("history show")
-    assert result.exit_code == 0
-    assert "redline demo" in result.stdout
-
-
-def test_the_history_is_exported_as_csv_and_json(measured: list[dict[str, Any]], tmp_path: Path) -> None:
-    ids = [row["record_id"] for row in measured]
-    target = tmp_path / "out"
-    written = redline("history export --format csv -o", target)
-    assert (written.exit_code, written.stdout) == (0, "")
-    rows = list(csv.DictReader(StringIO(target.read_text())))
-    assert [row["record_id"] for row in rows] == ids
-    assert float(rows[0]["throughput_per_s"]) == measured[0]["throughput"]["value"]
-    assert rows[1]["failure_kind"] == "unsupported"
-    assert redline("history export --format json -o", target).exit_code == 0
-    assert [row["record_id"] for row in json.loads(target.read_text())["results"]] == ids
-    assert json.loads(redline("history export --format json --raw").stdout)["records"]
-    refused(redline("history export -o", tmp_path / "absent" / "out.csv"), "cannot write")
-
-
-def test_the_doctor_names_what_is_broken_first() -> None:
-    document = json.loads(redline("doctor --json").stdout)
-    broken = [row["item"] for row in document["tables"]["facts"] if row["state"] == "broken"]
-    assert all(name in document["headline"]["text"] for name in broken)
 
 
 def test_help_names_every_command_and_every_step() -> None:
@@ -588,30 +481,6 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(
         assert {row.status for row in opened.rows()} == {"interrupted"}
     shown = redline("history show", kept[0].id)
     assert "interrupted" in shown.stdout
-
-
-@pytest.mark.parametrize("line", ["roofline", "roofline --ops", "profile simple_cnn --memory", "flops simple_cnn"])
-def test_ctrl_c_promises_no_record_where_none_is_made(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Workspace, "ask", interrupted)
-    result = redline(line)
-    assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1] == "redline: interrupted"
-
-
-def test_ctrl_c_before_the_first_block_leaves_no_process_either(tiny: str, own_history: Path) -> None:
-    marker = f"redline-interrupted-early-{os.getpid()}"
-    running = start(marker, "run", f"{MISBEHAVING}:hangs", "-f", tiny)
-    wait_for(running, lambda: len(marked_processes(marker)) >= 3)
-    stdout, stderr = interrupt(running)
-    assert running.returncode == 130
-    assert stdout == ""
-    assert "redline: interrupted" in stderr
-    assert "Traceback" not in stderr
-    assert_nothing_left(marker)
-    assert all(record.stopped != "target" for record in history(own_history))
 
 
 def test_a_second_ctrl_c_leaves_at_once_without_a_traceback(

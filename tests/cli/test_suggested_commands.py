@@ -15,15 +15,13 @@ import typer
 from invoking import invoke
 
 import redline
-from redline.analyze.advice import command_line, options_of, tuning_command
+from redline.analyze.advice import command_line, tuning_command
 from redline.analyze.summary import summarize
 from redline.cli.main import RENAMED, filled
-from redline.model.arrivals import LoadSpec
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
 from redline.model.spec import DataSpec, RunSpec
 from redline.model.spec_table import specs_from_table, training_table
-from redline.search.batch import trial_measure
 from redline.search.grid import grid_from_tables
 from redline.search.observer import NoJournal
 from redline.search.train import train_spec
@@ -142,12 +140,6 @@ def test_what_is_suggested_keeps_how_it_was_measured(monkeypatch: pytest.MonkeyP
     assert "--replicates 3" in str(again.command("run"))
 
 
-def test_what_a_search_chose_by_itself_is_not_said() -> None:
-    spec = spec_of(batch=4)
-    spec = msgspec.structs.replace(spec, measure=trial_measure(spec.measure))
-    assert options_of("run", spec) == ""
-
-
 @pytest.mark.parametrize("command", ["run", "batch", "tune", "profile", "profile --memory"])
 def test_every_command_that_is_suggested_knows_the_options_it_is_given(command: str) -> None:
     line = command_line(command, spec_of(**EVERYTHING), batch=None if command == "batch" else 4)
@@ -158,11 +150,6 @@ def test_every_command_that_is_suggested_knows_the_options_it_is_given(command: 
     assert (of_two is None) == (command not in ("run", "profile")), "the others measure one process"
     if of_two is not None:
         assert invoke(*shlex.split(of_two)[1:], "--help").exit_code == 0
-
-
-def test_a_load_cannot_be_measured_by_another_command() -> None:
-    spec = spec_of()
-    assert command_line("run", msgspec.structs.replace(spec, load=LoadSpec(max_batch=4)), batch=4) is None
 
 
 def test_only_what_is_not_the_default_is_said_and_a_search_for_the_batch_is_given_none() -> None:

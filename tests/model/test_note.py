@@ -19,10 +19,6 @@ CONTENDED = note("contended", "ran 8 % faster", about="throughput")
 
 
 class TestNote:
-    def test_prints_as_its_text_on_one_line(self) -> None:
-        assert str(note("note", "two\n   lines")) == "two lines"
-        assert f"fp16: {CONTENDED}" == "fp16: ran 8 % faster"
-
     def test_carries_code_about_and_text_in_json(self) -> None:
         plain = {"code": "contended", "about": "throughput", "text": "ran 8 % faster"}
         assert msgspec.to_builtins(CONTENDED) == plain

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from filled import SAMPLES, filled
 
-from redline.model import migrations, record
+from redline.model import record
 from redline.model.errors import RecordError
 from redline.model.identity import series_of
-from redline.model.migrations import decode, encode, migrate
+from redline.model.migrations import decode, encode
 from redline.model.note import note
 from redline.model.record import (
     BENCHMARK_VERSION,
@@ -109,27 +109,6 @@ class TestSchema:
         with pytest.raises(RecordError, match=f"schema {SCHEMA + 1}; this Redline reads up to {SCHEMA}: update"):
             decode(newer)
 
-    def test_an_old_one_is_mended_step_by_step(self) -> None:
-        seen: list[int] = []
-
-        def rename(plain: dict[str, Any]) -> dict[str, Any]:
-            seen.append(plain["schema"])
-            return {**{name: value for name, value in plain.items() if name != "speed"}, "step_s": 1 / plain["speed"]}
-
-        def to_milliseconds(plain: dict[str, Any]) -> dict[str, Any]:
-            seen.append(plain["schema"])
-            return {**plain, "step_s": 1000 * plain["step_s"]}
-
-        old = {"schema": 1, "speed": 4}
-        assert migrate(old, {1: rename, 2: to_milliseconds}, to=3) == {"schema": 3, "step_s": 250.0}
-        assert seen == [1, 2]
-        assert old == {"schema": 1, "speed": 4}
-
-    def test_each_starts_where_it_stands(self) -> None:
-        steps = {1: lambda plain: {**plain, "one": True}, 2: lambda plain: {**plain, "two": True}}
-        assert migrate({"schema": 2}, steps, to=3) == {"schema": 3, "two": True}
-        assert migrate({"schema": 3}, steps, to=3) == {"schema": 3}
-
     def test_settings_and_switches_that_were_removed_share_a_series_with_what_is_measured_today(self) -> None:
         before: dict[str, Any] = msgspec.to_builtins(whole_record())
         before["spec"]["workload"]["check_inputs"] = "file.py:again"
@@ -140,10 +119,6 @@ class TestSchema:
         assert decode(encode(one)) == one
         turned = msgspec.structs.replace(old.spec, recipe=Recipe.parse("channels-last+fp16-bn-fp32"))
         assert series_of(one) == series_of(msgspec.structs.replace(one, spec=turned))
-
-    def test_a_gap_in_the_chain_is_named(self) -> None:
-        with pytest.raises(RecordError, match="cannot update a record from schema 2 to 3"):
-            migrate({"schema": 1}, {1: lambda plain: plain}, to=3)
 
     def test_one_of_schema_1_loads_with_its_words_of_then(self) -> None:
         """Switches were steps, solo blocks were alone, and notes were plain texts."""
@@ -174,18 +149,6 @@ class TestSchema:
         assert found.prepared.workload.notes == (note("note", "a zero head got random weights"),)
         assert found.prepared.numerics.reason == note("note", "near enough")
         assert found.prepared.warmup.reason is None
-
-    def test_the_chain_reaches_today(self) -> None:
-        oldest = min(migrations.MIGRATIONS, default=SCHEMA)
-        assert sorted(migrations.MIGRATIONS) == list(range(oldest, SCHEMA))
-
-    def test_decode_takes_the_same_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def drop(plain: dict[str, Any]) -> dict[str, Any]:
-            return {name: value for name, value in plain.items() if name != "remarks"}
-
-        monkeypatch.setitem(migrations.MIGRATIONS, SCHEMA - 1, drop)
-        old = msgspec.msgpack.encode(plain_record(schema=SCHEMA - 1, remarks=["old"]))
-        assert decode(old) == whole_record()
 
     def test_records_of_schema_1_get_what_their_switches_do(self) -> None:
         """They told it by name only; records of today carry what the switches say of themselves."""
@@ -308,9 +271,3 @@ class TestIds:
             ids.append(max(new_id() for _ in range(20)))
         assert ids == sorted(ids)
         assert len({len(found) for found in ids}) == 1
-
-    def test_are_unique_within_one_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(record.time, "time_ns", lambda: 1_700_000_000_000_000_000)
-        ids = {new_id() for _ in range(5000)}
-        assert len(ids) == 5000
-        assert len({found[:11] for found in ids}) == 1

@@ -44,13 +44,6 @@ class TestNames:
             fruit.register(name)(name.upper())
         return fruit
 
-    def test_are_found_and_listed_in_order(self) -> None:
-        fruit = self.fruit()
-        assert fruit.get("apple") == "APPLE"
-        assert fruit.names() == list(fruit) == sorted(("apple", "cherry", "Banana"))
-        assert "apple" in fruit
-        assert "pear" not in fruit
-
     @pytest.mark.parametrize(
         ("asked", "close"),
         [("appel", ["apple"]), ("CHERRY", ["cherry"]), ("bananas", ["Banana"]), ("xylophone", [])],
@@ -72,21 +65,6 @@ class TestNames:
         with pytest.raises(ValueError, match="two fruits are called 'apple'"):
             fruit.register("apple")("GRANNY SMITH")
         assert fruit.get("apple") == "APPLE"
-
-    def test_may_be_given_twice_to_the_same_thing(self) -> None:
-        """A module that is imported again registers what it registered before."""
-        fruit = self.fruit()
-        fruit.register("apple")(fruit.get("apple"))
-        assert fruit.names().count("apple") == 1
-
-    def test_are_given_by_decorating_which_changes_nothing(self) -> None:
-        kinds: Registry[type] = Registry("kind")
-
-        @kinds.register("plain")
-        class Plain: ...
-
-        assert kinds.get("plain") is Plain
-        assert isinstance(Plain, type)
 
 
 class TestThePackage:
@@ -117,13 +95,6 @@ class TestThePackage:
             self.plug_in(package, name)
         assert things.names() == ["one", "two"]
 
-    def test_is_not_touched_before_somebody_asks(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        things = self.things(monkeypatch)
-        self.plug_in(package, "one")
-        assert "house_of_plugins" not in sys.modules
-        assert "one" in things
-        assert "house_of_plugins.one" in sys.modules
-
     def test_half_read_does_not_call_the_rest_unknown(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first mistake is the one to be told, as often as somebody asks."""
         things = self.things(monkeypatch)
@@ -135,12 +106,6 @@ class TestThePackage:
         self.plug_in(package, "a_broken_one")
         importlib.invalidate_caches()
         assert things.names() == ["a_broken_one", "one"]
-
-    def test_may_ask_for_its_neighbours_while_it_is_read(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        things = self.things(monkeypatch)
-        self.plug_in(package, "one", before=f"import sys\nassert 'two' not in sys.modules[{__name__!r}].THINGS")
-        self.plug_in(package, "two")
-        assert things.names() == ["one", "two"]
 
 
 class TestEntryPoints:
@@ -167,11 +132,6 @@ class TestEntryPoints:
         assert steps.get("guest") is steps.get("guest")
         assert asked == [GROUP]
 
-    def test_of_another_group_are_left_alone(self, install: Any) -> None:
-        install("redline_guest", "thing = object()", {"guest": "redline_guest:thing"})
-        assert Registry("step", group="redline.others").names() == []
-        assert "redline_guest" not in sys.modules
-
     def test_cannot_take_a_name_that_is_given(self, install: Any) -> None:
         install("redline_guest", "thing = object()", {"own": "redline_guest:thing"})
         steps: Registry[Any] = Registry("step", group=GROUP)
@@ -184,12 +144,6 @@ class TestEntryPoints:
         install("redline_other", "thing = object()", {"guest": "redline_other:thing"})
         with pytest.raises(UsageError, match=r"redline_other:thing.*two steps are called 'guest'"):
             Registry("step", group=GROUP).get("guest")
-
-    def test_that_name_the_same_thing_twice_are_one(self, install: Any) -> None:
-        """A package installed twice, once in place and once properly, is still one package."""
-        install("redline_guest", "thing = object()", {"guest": "redline_guest:thing"})
-        install("redline_again", "", {"guest": "redline_guest:thing"})
-        assert Registry("step", group=GROUP).names() == ["guest"]
 
     def test_of_a_broken_distribution_say_what_is_missing(self, install: Any) -> None:
         install("redline_guest", "import no_such_module_anywhere", {"guest": "redline_guest:thing"})

@@ -18,11 +18,10 @@ from redline.analyze.bound import Bound
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import Verdict
 from redline.model.errors import SpecError, UsageError
-from redline.model.fields import MOST_ITEMS
 from redline.model.note import Note, note
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.search.batch import MAX_TRIALS, trial_spec
+from redline.search.batch import MAX_TRIALS
 from redline.search.observer import NoJournal
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape, MemoryTruth
@@ -156,19 +155,6 @@ class TestLargest:
         landscape = Landscape(step_s=0.01, memory_bytes=lambda spec: 2**40)
         assert (find(landscape).max_batch, find(landscape).max_batch_below) == (None, 1)
 
-    def test_max_batch_ends_the_search(self) -> None:
-        found = find(
-            Landscape(step_s=step_times(0.001, 1e-4), memory_bytes=curve(lambda batch: 1e6 * batch)), max_batch=64
-        )
-        assert found.max_batch == 64
-        assert max(trial.batch for trial in found.trials) == 64
-        assert found.max_batch_below is None or found.max_batch_below > 1000, "how far one looked is no bound"
-        assert "Batch 64 fits, and larger ones may" in str(result_of([found]))
-
-    def test_memory_that_hardly_grows_ends_where_batches_end(self) -> None:
-        found = find(Landscape(step_s=0.001, memory_bytes=curve(lambda batch: 1e6 + 1e-3 * batch)))
-        assert found.max_batch <= MOST_ITEMS
-
     def test_a_squeezed_trial_is_marked(self) -> None:
         memory = curve(lambda batch: 40 * MIB * batch, ease=1.3)
         found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory))
@@ -299,17 +285,6 @@ class TestLatencyTarget:
         assert over <= 2
         assert float(np.median(shares)) > 0.93
 
-    def test_out_of_reach_is_said(self) -> None:
-        landscape = Landscape(step_s=step_times(0.010, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
-        found = find(landscape, slo_p95="5ms")
-        assert found.slo_batch is None
-        assert any(each.code == "over-target" for each in found.notes)
-
-    def test_a_generous_target_is_met_by_the_largest(self) -> None:
-        landscape = Landscape(step_s=step_times(0.001, 1e-5), memory_bytes=curve(lambda batch: 64 * MIB * batch))
-        found = find(landscape, slo_p95="1s")
-        assert found.slo_batch == found.max_batch
-
     def test_training_steps_have_one_too(self) -> None:
         landscape = Landscape(step_s=step_times(0.001, 1e-4), memory_bytes=curve(lambda batch: 8 * MIB * batch))
         found = find(landscape, slo_p95="10ms", task="train")
@@ -364,14 +339,6 @@ def test_every_trial_is_a_record_of_a_process_of_its_own() -> None:
             assert not record.prepared.numerics.passed
 
 
-def test_trials_differ_from_the_spec_in_batch_and_length_only() -> None:
-    spec = RunSpec(workload=WorkloadSpec(model="m", image_size=64), device="cuda:0", seed=3)
-    trial = trial_spec(spec, 96, "largest")
-    assert (trial.workload.batch, trial.workload.image_size, trial.device, trial.seed) == (96, 64, "cuda:0", 3)
-    assert trial.measure.squeeze_memory
-    assert not trial_spec(spec, 96, "slo").measure.squeeze_memory
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -385,11 +352,6 @@ def test_trials_differ_from_the_spec_in_batch_and_length_only() -> None:
 def test_mistakes_are_told_in_one_line(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         find(Landscape(step_s=0.01), **settings)
-
-
-def test_an_unknown_model_is_told_before_anything_runs() -> None:
-    with pytest.raises(UsageError, match="unknown model"):
-        find(Landscape(step_s=0.01, unknown_models={"m"}))
 
 
 def test_the_next_step_measures_the_same_thing() -> None:
@@ -425,11 +387,6 @@ class TestGeneration:
         assert found.row.item == "tok"
         assert truth - 1 <= found.slo_batch <= truth
         assert str(found.slo) in str(result_of([found]))
-
-    def test_targets_that_nothing_keeps(self) -> None:
-        found = find(self.LANDSCAPE, task="generate", slo_tpot="0.5ms")
-        assert found.slo_batch is None
-        assert [note.code for note in found.notes].count("over-target") == 1
 
     def test_tokens_have_targets_in_generation_only(self) -> None:
         with pytest.raises(UsageError, match="for --task generate, not for infer"):

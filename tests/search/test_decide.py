@@ -172,12 +172,6 @@ class TestMemory:
         (pair,) = running.pairs
         assert pair.ratio == pytest.approx(2.0, rel=0.02)
 
-    def test_inline_sessions_share_a_process_and_take_turns(self) -> None:
-        door = Crowded(Landscape(step_s=0.01), room=1)
-        running = Race(door, NoJournal(), Observer(), random.Random(0))
-        running.run_replicate(specs_of("baseline", "fp16", door="inline"))
-        assert door.most_open == 1
-
 
 class Crowded(FakeDoor):
     """Has room for so many sessions at a time."""
@@ -224,21 +218,6 @@ class TestFailures:
         replicates, _ = raced(Landscape(step_s=0.01, failure={"*": None, "fp16": broken}), "baseline", "fp16")
         assert len(replicates) == 1
         assert pairs_of(replicates) == []
-
-
-def test_blocks_are_in_random_order() -> None:
-    rounds = []
-    for replicate in decide(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), Observer()):
-        turns = [
-            (block.started_at, str(record.spec.recipe))
-            for record in replicate
-            for block in record.blocks
-            if block.kind == "throughput" and not block.solo
-        ]
-        names = [name for _, name in sorted(turns)]
-        rounds += [tuple(names[at : at + 2]) for at in range(0, len(names), 2)]
-    assert {frozenset(each) for each in rounds} == {frozenset({"baseline", "fp16"})}
-    assert len(set(rounds)) == 2
 
 
 def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
@@ -324,14 +303,6 @@ class TestUntilTold:
         assert [entry.stopped for entry in entries] == [None, None], "too few rounds"
         rule.after_round(entries, fewest)
         assert [entry.stopped for entry in entries] == ["target" if is_over else None] * 2
-
-    def test_at_its_share_of_the_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(deciding, "log_ratio", lambda one, other, kind: None)
-        first, other = self.entries()
-        share_s = first.spec.measure.max_seconds / 3
-        first.timed_s, other.timed_s = share_s, 0.99 * share_s
-        UntilTold("throughput", 3).after_round([first, other], 99)
-        assert (first.stopped, other.stopped) == ("ceiling", None)
 
 
 class TestWithLittleTime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from redline.analyze.rows import row_of
-from redline.analyze.statistics import Interval, median_interval, paired_log, ratio_of
+from redline.analyze.statistics import median_interval, paired_log, ratio_of
 from redline.analyze.summary import summarize
 from redline.model.errors import StoreError
 from redline.model.protocol import (
@@ -33,7 +32,6 @@ from redline.model.protocol import (
 from redline.model.record import Block, Closed, Failure, RunRecord
 from redline.model.record import Memory as BlockMemory
 from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.search import run
 from redline.search.group import SOLO_BLOCKS, Entry, Group
 from redline.search.observer import Observer
 from redline.search.run import UntilPrecise, measure_together
@@ -45,7 +43,6 @@ BRIEF = MeasureSpec(min_samples=10, tail_samples=10, min_rounds=6, target_half_w
 """Content after six rounds, whatever the noise."""
 
 OOM = Failure(stage="build", kind="oom", message="out of memory")
-CRASH = Failure(stage="build", kind="crash", message="the worker died of SIGSEGV")
 THREE = ("baseline", "fp16", "bf16")
 
 
@@ -246,11 +243,6 @@ class TestTheRatio:
             alarms += not paired.low <= 1 <= paired.high
         assert alarms > 25
 
-    def test_above_one_means_faster_than_the_first(self) -> None:
-        records, _, _ = together("baseline", "fp16", step_s={"baseline": 0.02, "fp16": 0.01})
-        assert summarize(records)[0].vs_first is None
-        assert versus_first(records).ratio == pytest.approx(2.0, rel=0.02)
-
 
 class TestRounds:
     recipes = ("baseline", "fp16", "bf16", "tf32")
@@ -268,9 +260,6 @@ class TestRounds:
         assert len(orders) > 6
         # Nobody is always first: being first would be part of what is compared.
         assert len({order[0] for order in orders}) > 2
-
-    def test_are_shuffled_by_the_seed(self) -> None:
-        assert self.run(1)[1].rounds() == self.run(1)[1].rounds() != self.run(2)[1].rounds()
 
     def test_pair_the_blocks_that_were_measured_next_to_each_other(self) -> None:
         records, _ = self.run()
@@ -304,10 +293,6 @@ class TestRounds:
         record = alone({"device_kind": device}, task=task)
         assert {block.kind for block in record.blocks} == kinds
         assert Counter(block.round for block in record.blocks) == dict.fromkeys(range(6), len(kinds))
-
-    def test_ask_for_blocks_as_the_spec_says(self) -> None:
-        _, door, _ = together("baseline", spec={"block_seconds": 0.5, "settle_seconds": 0.1})
-        assert {(request.seconds, request.settle_seconds) for _, request, _ in door.timed} == {(0.5, 0.1)}
 
 
 @pytest.mark.parametrize("order", [("fp16", "baseline", "bf16"), ("baseline", "fp16", "bf16")])
@@ -415,12 +400,6 @@ class TestASiblingThatFails:
         assert [row.vs_first for row in rows] == [None, None, None]
         assert rows[1].throughput_per_s == pytest.approx(32 / 0.02, rel=0.02)
 
-    def test_takes_nothing_from_a_run_in_which_all_fail(self) -> None:
-        records, door, journal = together("baseline", "fp16", failure=CRASH)
-        assert [record.failure for record in records] == [CRASH, CRASH]
-        assert [what for what, _ in journal.entries] == ["finish", "finish"]
-        assert door.all_closed()
-
     def test_by_answering_out_of_turn_has_broken_too(self) -> None:
         def judge(door: WatchedDoor, spec: RunSpec, request: Request) -> Reply | None:
             confused = isinstance(request, Measure) and request.round == 2 and spec.recipe.switches
@@ -463,9 +442,6 @@ class TestOutOfMemory:
             assert (record.failure.kind if record.failure else None) == ("oom" if failed else None)
         assert records[1].group is None or recipe == "baseline"
 
-    def test_is_the_only_failure_tried_again(self) -> None:
-        assert together("baseline", "fp16", **breaks(stage="build"))[1].names == ["baseline", "fp16"]
-
 
 class TestCtrlC:
     @staticmethod
@@ -497,24 +473,12 @@ class TestCtrlC:
             assert record.failure is None
             assert record.closed is not None
 
-    def test_between_the_two_blocks_of_a_round_keeps_the_one_that_was_done(self) -> None:
-        journal = self.interrupted(self.in_round(2, "baseline", "latency"), spec_of())
-        (record,) = journal.finished.values()
-        assert Counter(block.kind for block in record.blocks) == {"throughput": 3, "latency": 2}
-        assert journal.blocks[record.id] == list(record.blocks)
-
     def test_while_preparing_the_second_keeps_the_first(self) -> None:
         prepares = interrupting(lambda spec, request: isinstance(request, Prepare) and bool(spec.recipe.switches))
         (record,) = self.interrupted(prepares).finished.values()
         assert (str(record.spec.recipe), record.stopped) == ("baseline", "interrupted")
         assert record.blocks
         assert all(block.solo for block in record.blocks), "what it ran before the second came is kept"
-
-    def test_does_not_make_a_failure_an_interruption(self) -> None:
-        truth = breaks(after=1)
-        first, second = self.interrupted(self.in_round(4, "baseline"), **truth).finished.values()
-        assert stops([first, second]) == ["interrupted", "failed"]
-        assert second.failure == truth["failure"]["fp16"]
 
     @pytest.mark.parametrize("door", ["fork", "inline"])
     def test_finishes_one_that_is_measured_alone(self, door: str) -> None:
@@ -583,13 +547,6 @@ class TestCompany:
         in_turns = [block for block in record.blocks if block.kind == "latency" and not block.solo]
         assert row.latency_s.n == sum(len(block.samples) for block in in_turns)
 
-    def test_a_single_recipe_and_a_cpu_have_none(self) -> None:
-        for record in (alone({}), self.row(device_kind="cpu", contended_factor=0.9)[1]):
-            assert not any(block.solo for block in record.blocks)
-
-    def test_a_session_that_breaks_alone_is_a_failed_row(self) -> None:
-        assert stops(together(*THREE, **breaks())[0]) == ["target", "failed", "target"]
-
 
 class TestInline:
     def run(self, **truth: Any) -> tuple[list[RunRecord], WatchedDoor, Notebook]:
@@ -604,10 +561,6 @@ class TestInline:
         assert [row.vs_first for row in summarize(records)] == [None, None]
         for record in records:
             assert [(note.code, note.about) for note in record.notes] == [("measured-separately", "inline")]
-
-    def test_one_that_fails_does_not_stop_the_next_and_one_alone_needs_no_excuse(self) -> None:
-        assert stops(self.run(**breaks("baseline", "build"))[0]) == ["failed", "target"]
-        assert alone({}, door="inline").notes == ()
 
 
 class TestPreparingTogether:
@@ -666,17 +619,6 @@ class TestPreparingTogether:
 
 
 class TestTheJournal:
-    def test_hears_of_everybody_before_the_first_turn_and_of_the_ends_last(self) -> None:
-        records, _, journal = together(*THREE)
-        for record in records:
-            assert journal.of(record.id) == ["begin", *["append"] * len(record.blocks), "finish"]
-            assert journal.blocks[record.id] == list(record.blocks)
-            assert journal.finished[record.id] == record
-        solo = sum(block.solo for record in records for block in record.blocks)
-        order = [what for what, _ in journal.entries]
-        assert order[: 3 + solo].count("begin") == 3
-        assert order[-3:] == ["finish"] * 3
-
     def test_hears_of_a_block_as_soon_as_it_is_measured(self) -> None:
         """Not at the end of the round: what is killed in between would take it along."""
         heard: list[int] = []
@@ -688,12 +630,6 @@ class TestTheJournal:
 
         measure_together([spec_of(), spec_of("fp16")], WatchedDoor(Landscape(step_s=0.02), judge), journal)
         assert heard == list(range(len(heard)))
-
-    def test_gets_a_key_that_names_the_thing_measured(self) -> None:
-        (first, other), _, _ = together("baseline", "fp16")
-        again = alone({})
-        assert first.key == again.key != other.key
-        assert first.id != again.id
 
 
 class TestKeepingStill:
@@ -709,77 +645,6 @@ class TestKeepingStill:
     @pytest.mark.parametrize("device", ["cuda", "rocm"])
     def test_a_gpu_worker_just_sleeps_and_is_never_paused(self, device: str) -> None:
         assert not any(asleep for _, _, asleep in together(*THREE, device_kind=device)[1].seen)
-
-
-def test_the_observer_is_told_what_happens() -> None:
-    heard: list[tuple[Any, ...]] = []
-
-    class Witness(Observer):
-        def opened(self, record: RunRecord) -> None:
-            heard.append(("opened", str(record.spec.recipe)))
-
-        def progress(self, record: RunRecord, progress: Progress) -> None:
-            heard.append(("progress", str(record.spec.recipe), progress.stage))
-
-        def measured(self, record: RunRecord, rounds: int, interval: Any, target: float) -> None:
-            heard.append(("measured", str(record.spec.recipe), rounds, interval, target))
-
-        def closed(self, record: RunRecord) -> None:
-            heard.append(("closed", str(record.spec.recipe), record.stopped))
-
-    landscape = Landscape(step_s=0.02, device_kind="cpu", failure={"fp16": CRASH, "*": None})
-    measure_together([spec_of(), spec_of("fp16")], FakeDoor(landscape), Notebook(), Witness())
-    stages = [event[2] for event in heard if event[:2] == ("progress", "baseline")]
-    assert stages == ["build", "compile", "numerics", "warm-up"]
-    assert heard[0] == ("opened", "baseline")
-    assert ("closed", "fp16", "failed") in heard
-    assert heard[-1] == ("closed", "baseline", "target")
-    told = [event for event in heard if event[0] == "measured"]
-    assert [event[2] for event in told] == list(range(1, 7))
-    assert {event[4] for event in told} == {BRIEF.cpu_target_half_width}
-    assert math.isclose(told[-1][3].median, 0.02, rel_tol=0.02)
-
-
-class TestTheRule:
-    """`UntilPrecise` at its edges: a target of 12.5 %, a ceiling of 60 s."""
-
-    def entry(self, width: float, timed_s: float, monkeypatch: pytest.MonkeyPatch, samples: int = 1) -> Entry:
-        interval = Interval(low=1 - width, median=1.0, high=1 + width)
-        monkeypatch.setattr(Entry, "interval", lambda entry, kind: interval)
-        monkeypatch.setattr(run, "_has_enough_samples", lambda entry: samples)
-        spec = spec_of(measure=MeasureSpec(max_seconds=60.0, cpu_target_half_width=0.125))
-        session = FakeDoor(Landscape(step_s=0.01)).open(spec)
-        return Entry(record=RunRecord(id="r", spec=spec), session=session, timed_s=timed_s)
-
-    @pytest.mark.parametrize(
-        ("width", "timed_s", "samples", "reason"),
-        [
-            (0.125, 1.0, 1, "target"),  # exactly
-            (0.126, 1.0, 1, None),
-            (0.126, 60.0, 1, "ceiling"),  # exactly
-            (0.126, 59.9, 1, None),
-            (0.125, 60.0, 1, "target"),
-            (0.5, 15.0, 1, None),  # a quarter is over, and four times the ceiling is needed: not more
-            (0.51, 15.0, 1, "unreachable"),
-            (0.51, 14.9, 1, None),  # too early to tell
-            (0.43, 15.0, 1, None),  # in proportion to the square: 178 s
-            (0.1, 59.9, 0, None),  # too few samples
-            (0.1, 60.0, 0, "ceiling"),
-        ],
-    )
-    def test_says_why_it_is_over(
-        self, width: float, timed_s: float, samples: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        entry = self.entry(width, timed_s, monkeypatch, samples)
-        UntilPrecise().after_round([entry], 9)
-        assert entry.stopped == reason
-
-    def test_the_first_goes_on_until_its_time_is_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        first, other = (self.entry(0.1, timed_s, monkeypatch) for timed_s in (59.9, 1.0))
-        first.stopped = "target"
-        assert UntilPrecise().visited([first, other]) == [other, first]
-        first.timed_s = 60.0
-        assert UntilPrecise().visited([first, other]) == [other]
 
 
 @pytest.mark.parametrize("follows", [False, True])

@@ -65,26 +65,10 @@ def test_a_plain_model_takes_four_trials_and_no_oom() -> None:
     assert found(tried) >= 0.98 * 370
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 5, 7, 8, 9, 15])
-def test_a_small_largest_is_found_exactly(largest: int) -> None:
-    assert found(search(curve(lambda batch: CAPACITY / (largest + 0.5) * batch))) == largest
-
-
 def test_where_nothing_fits_it_says_so_after_going_down_to_one() -> None:
     tried = search(curve(lambda batch: 2 * CAPACITY))
     assert [trial.batch for trial in tried] == [8, 2, 1]
     assert found(tried) == 0
-
-
-def test_memory_that_does_not_grow_ends_at_the_largest_allowed() -> None:
-    tried = search(curve(lambda batch: 1e9), most=1000)
-    assert found(tried) == 1000
-    assert len(tried) <= 6
-
-
-def test_no_further_than_told() -> None:
-    tried = search(curve(lambda batch: 1e6 * batch), most=5)
-    assert [trial.batch for trial in tried] == [5]
 
 
 def test_without_a_capacity_only_trying_tells() -> None:

@@ -16,15 +16,9 @@ from redline.analyze.trust import verdict
 from redline.model.arrivals import LoadSpec, Served, VirtualClock, poisson_arrivals, read_arrivals, run_arrivals
 from redline.model.errors import SpecError
 from redline.model.metrics import SUSTAINABLE_RATE, Row, Table
-from redline.model.migrations import decode, encode
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
-from redline.show import report
-from redline.show.contents import contents_of
-from redline.show.dashboard import dashboard
-from redline.show.payload import payload_of
-from redline.show.plots import draw_pictures
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs.load import LoadQuestion, load, parse_rates, result_of, run_rates
@@ -124,33 +118,6 @@ def test_latency_counts_from_the_intended_arrival_of_those_who_were_never_served
     assert point.unfinished > 800
     assert point.achieved_rate == pytest.approx(10.0, rel=0.05)
     assert point.p50_s > 5.0  # half of them waited half of the fifteen seconds and longer
-
-
-def test_long_answers_are_not_taken_for_falling_behind() -> None:
-    """A device that takes 0.4 s for any batch keeps up with any rate, although its last answers come late."""
-    (point,) = served_by(0.4, 100.0, 750, max_batch=1000).points
-    assert point.verdict == "kept"
-    assert point.mean_batch == pytest.approx(40.0, rel=0.15)
-    assert 0.4 < point.p50_s < 0.8
-    # Of batches of at most 30 the same device falls behind: 75 a second.
-    (point,) = served_by(0.4, 100.0, 750, max_batch=30).points
-    assert point.verdict == "falls behind"
-
-
-def test_bursts_wait_for_each_other(tmp_path: Path) -> None:
-    """Twenty requests at once, every second, in batches of five: the k-th batch ends k steps after the burst."""
-    file = tmp_path / "bursts.txt"
-    file.write_text("".join(f"{second}\n" * 20 for second in range(50)))
-    door = FakeDoor(Landscape(step_s=0.1, noise_sigma=0.0))
-    with Workspace(door=door, keep=False) as workspace:
-        result = load("resnet18", arrivals=file, max_batch=5, max_wait=0.0, workspace=workspace)
-    (row,) = result.table("rates").rows
-    assert (row.value("queue"), row.value("compute"), row.value("mean_batch")) == (
-        pytest.approx(0.15),
-        pytest.approx(0.1),
-        5.0,
-    )
-    assert row["verdict"] == "sustained"
 
 
 def test_rates_at_which_nothing_comes_are_refused() -> None:
@@ -309,15 +276,6 @@ def test_a_load_is_kept_in_the_history_and_told_as_json(tmp_path: Path) -> None:
     assert (tmp_path / "load.png").stat().st_size > 10_000
 
 
-def test_several_recipes_are_set_against_the_first() -> None:
-    door = FakeDoor(Landscape(step_s={"baseline": 0.01, "fp16": 0.005}, noise_sigma=0.0))
-    with Workspace(door=door, keep=False) as workspace:
-        result = load("resnet18", rate="20..320", max_batch=1, recipes=["baseline", "fp16"], workspace=workspace)
-    _, other = result.rows
-    assert other.value("ratio") == pytest.approx(2.0, rel=0.15)
-    assert "as many as under baseline" in str(result.headline)
-
-
 def test_arrivals_are_the_same_for_the_same_seed() -> None:
     assert poisson_arrivals(10.0, 50, 3) == poisson_arrivals(10.0, 50, 3) != poisson_arrivals(10.0, 50, 4)
     gaps = np.diff(poisson_arrivals(10.0, 20_000, 0))
@@ -357,25 +315,6 @@ def test_rates_as_a_person_writes_them() -> None:
     for bad in ("0", "9..3", "fast", "nan", ""):
         with pytest.raises(SpecError):
             parse_rates(bad)
-
-
-def test_a_record_without_loads_still_decodes() -> None:
-    record = RunRecord(id="1", spec=spec_of(1))
-    plain = msgspec.msgpack.decode(encode(record))
-    del plain["loads"], plain["spec"]["load"]
-    assert decode(msgspec.msgpack.encode(plain)).loads == ()
-
-
-def test_a_load_is_on_the_dashboard_and_in_the_report(tmp_path: Path) -> None:
-    door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.0))
-    question = LoadQuestion(rates=(20.0, 40.0, 80.0, 160.0), seconds=10.0)
-    contents = contents_of([run_rates(spec_of(1), question, door, NoJournal())])
-    (curve,) = payload_of(contents)["loads"]
-    assert curve["rate"][0] == 20.0
-    assert len(curve["series"]["p99_s"]) == len(curve["rate"])
-    assert "Latency under load" in dashboard(contents, report.result_of(contents))
-    assert f"resnet18 under baseline sustains {curve['sustainable_rate']:.1f} req/s." in contents.headline
-    assert draw_pictures(contents, tmp_path)["Latency under load"].stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

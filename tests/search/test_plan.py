@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from redline.model.errors import DoorError, SpecError, UsageError
+from redline.model.errors import SpecError, UsageError
 from redline.model.identity import plan_key
 from redline.model.protocol import Checked
 from redline.model.record import Block, DeviceInfo, Environment, Failure, RunRecord, new_id
-from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.search.grid import Cell, Grid, Plan, check_name, estimate, grid_from_tables, make_plan
-from redline.search.observer import Observer
-from redline.search.run import BROKEN_DOORS, Account, GridRun, Spread, measured_elsewhere, unsettled
+from redline.model.spec import Recipe, RunSpec, WorkloadSpec
+from redline.search.grid import Cell, Grid, check_name, estimate, grid_from_tables, make_plan
 from redline.store import History
-from redline.store.codec import SettledCell
-from redline.testing.fake import FakeDoor
-from redline.testing.landscape import Landscape
-from redline.verbs.workspace import Workspace
 
 PLACE = Environment(device=DeviceInfo(kind="cuda", name="Some GPU", driver="1"), versions={"torch": "2"})
 SPEC = RunSpec(workload=WorkloadSpec(model="m", batch=8), recipe=Recipe.parse("fp16+compile"), device="cuda:0")
@@ -129,109 +122,6 @@ def test_an_estimate_does_not_count_what_failed() -> None:
     with History.open(":memory:") as history:
         history.finish(msgspec.structs.replace(broken, failure=failure, stopped="failed"))
         assert estimate(cells, history).known == 0
-
-
-class Memory(Account):
-    """An account that also knows other grids, and keeps what it is told."""
-
-    def __init__(self, **others: SettledCell) -> None:
-        super().__init__()
-        self.others = others
-        self.asked: list[str] = []
-        self.announced: list[tuple[int, int, str, int]] = []
-
-    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
-        self.asked = list(keys)
-        return {key: cell for key, cell in self.others.items() if key in keys}
-
-    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None:
-        self.announced.append((done, total, now, done_before))
-
-
-def settled(key: str, record_id: str = "r", **failure: Any) -> SettledCell:
-    kept: dict[str, Any] = {"failure_kind": None, "failure_stage": None, "failure_message": None, **failure}
-    return SettledCell(key=key, status="failed" if failure else "done", record_id=record_id, **kept)
-
-
-class Told(Observer):
-    def __init__(self) -> None:
-        self.cells: list[tuple[str, int, int]] = []
-        self.done: list[str] = []
-
-    def measuring(self, cells: Sequence[Cell], number: int, of: int) -> None:
-        self.cells.append((cells[0].key, number, of))
-
-    def settled(self, cell: Cell, record: RunRecord) -> None:
-        self.done.append(cell.key)
-
-
-def plan_of(*keys: str, **changes: Any) -> Plan:
-    measure = MeasureSpec.for_effort("quick")
-    spec = RunSpec(workload=WorkloadSpec(model="m", batch=1), measure=measure, device="cpu")
-    groups = tuple((Cell(spec=spec, key=key),) for key in keys)
-    return Plan(**{"name": "p", "groups": groups, "shares": True, **changes})
-
-
-def go(plan: Plan, ledger: Memory, told: Observer, door: Any = None, spread: Spread | None = None, **how: Any) -> None:
-    place = Workspace(door=door or FakeDoor(Landscape(step_s=0.01)), observer=told, keep=False)
-    GridRun(plan, place, ledger, spread=spread).go(**how)
-
-
-class TestMeasuring:
-    def test_cells_are_counted_from_those_that_are_settled(self) -> None:
-        ledger, told = Memory(), Told()
-        ledger.adopt([settled("a")])
-        go(plan_of("a", "b", "c"), ledger, told, resume=True)
-        assert told.cells == [("b", 2, 3), ("c", 3, 3)]
-        assert told.done == ["b", "c"]
-        assert ledger.announced == [(1, 3, "m infer baseline batch 1", 1), (2, 3, "m infer baseline batch 1", 1)]
-
-    def test_cells_that_are_spread_are_counted_as_they_come_in(self) -> None:
-        ledger, told = Memory(), Told()
-        ledger.adopt([settled("a")])
-
-        def spread(specs: Sequence[RunSpec]) -> Iterator[tuple[int, RunRecord]]:
-            yield from ((index, RunRecord(id=f"r{index}", spec=specs[index])) for index in (1, 0))
-
-        go(plan_of("a", "b", "c"), ledger, told, spread=spread, resume=True)
-        assert told.cells == [("c", 2, 3), ("b", 3, 3)]
-        assert told.done == ["c", "b"]
-        assert ledger.announced[-1][0] == 3
-        assert {key: cell.record_id for key, cell in ledger.cells().items()} == {"a": "r", "b": "r0", "c": "r1"}
-
-    def test_what_another_grid_has_measured_is_taken_over(self) -> None:
-        ledger, told = Memory(b=settled("b", "theirs")), Told()
-        ledger.adopt([settled("a")])
-        go(plan_of("a", "b", "c"), ledger, told, resume=True)
-        assert ledger.asked == ["b", "c"], "not for what it has itself"
-        assert [key for key, *_ in told.cells] == ["c"]
-        assert ledger.cells()["b"].record_id == "theirs"
-
-    def test_a_grid_with_a_name_keeps_to_itself(self) -> None:
-        assert measured_elsewhere(plan_of("b", shares=False), Memory(b=settled("b"))) == {}
-        assert measured_elsewhere(plan_of("b"), Memory(b=settled("b"))) == {"b": settled("b")}
-
-    def test_without_a_resume_all_is_measured_again(self) -> None:
-        ledger, told = Memory(b=settled("b")), Told()
-        ledger.adopt([settled("a")])
-        go(plan_of("a", "b"), ledger, told)
-        assert [key for key, *_ in told.cells] == ["a", "b"]
-
-    def test_failed_cells_are_tried_again_only_when_asked(self) -> None:
-        known = {"a": settled("a"), "b": settled("b", failure_kind="oom")}
-        plan = plan_of("a", "b", "c")
-        assert [group[0].key for group in unsettled(plan, known)] == ["c"]
-        assert [group[0].key for group in unsettled(plan, known, retry_failed=True)] == ["b", "c"]
-
-    def test_workers_that_cannot_be_started_end_it(self) -> None:
-        class Locked(FakeDoor):
-            def open(self, spec: RunSpec | None = None) -> Any:
-                raise DoorError("no room for a process")
-
-        ledger = Memory()
-        with pytest.raises(DoorError, match=f"of {BROKEN_DOORS} groups in a row could not be started: no room"):
-            go(plan_of("a", "b", "c", "d"), ledger, Told(), Locked(Landscape(step_s=0.01)))
-        assert len(ledger.cells()) == BROKEN_DOORS
 
 
 def test_a_plan_without_a_name_is_called_by_what_was_asked_for() -> None:

@@ -21,9 +21,8 @@ from grid_runner import CPU_GRID, FAKE_GRID, fake_door
 
 import redline
 from redline.model.errors import DoorError, Interrupted, UsageError
-from redline.model.protocol import Checked, SwitchChoice
+from redline.model.protocol import SwitchChoice
 from redline.model.record import Failure
-from redline.search.grid import grid_from_tables, refuse_unknown_recipes
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
@@ -307,47 +306,3 @@ def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_to
     told = "the exclusion of recipe bf16: the grid has no recipe bf16"
     assert told in str(result)
     assert [(note["code"], note["text"]) for note in json.loads(result.to_json())["notes"]] == [("not-in-grid", told)]
-
-
-def test_a_step_of_the_other_task_is_known() -> None:
-    """A grid that trained yesterday may infer today."""
-    sound, spec = grid_from_tables([{"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"}]).cells
-    answers = [Checked(spec=sound, usage="switch fused-optimizer is for train, not for infer"), Checked(spec=spec)]
-    refuse_unknown_recipes(answers)
-    with pytest.raises(UsageError, match="for train, not for infer"):
-        refuse_unknown_recipes(answers[:1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text"),
-        ({"exclude": 3}, "write each exclusion as a"),
-        ({"name": "a,b"}, "name must not have a comma"),
-        ({"name": " "}, "name must be a text that is not empty"),
-    ],
-)
-def test_mistakes_of_a_call_are_told_in_one_line(history: History, settings: dict[str, Any], words: str) -> None:
-    door = fake_door()
-    with pytest.raises(UsageError, match=words) as caught:
-        run_of(door, history, **settings)
-    assert "\n" not in str(caught.value)
-    assert door.opened == 0
-
-
-def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None:
-    result = redline.run(**FAKE_GRID, workspace=Workspace(door=fake_door(), history=history))
-    text = str(result)
-    assert "60 cells, 56 done, 4 failed" in text
-    assert "vit_b_16, fp16, batch 512: oom at compile" in text
-    assert "vs baseline" in text
-    document = json.loads(result.to_json())
-    assert {name: document["about"][name] for name in ("cells", "done", "failed")} == {
-        "cells": 60,
-        "done": 56,
-        "failed": 4,
-    }
-    rows = document["tables"]["results"]
-    assert all(row.keys() >= {"model", "task", "recipe", "batch", "trust", "record_id"} for row in rows)
-    assert sum("failure" in row for row in rows) == 4
-    assert len(rows) == len(result.rows) == len(result) == 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,8 +10,6 @@ from redline.model.errors import RecordError, SpecError
 from redline.model.note import notes_from_texts
 from redline.model.record import SCHEMA, SECONDS, Capabilities, RunRecord
 from redline.model.spec import Recipe
-
-Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _from_1_to_2(plain: dict[str, Any]) -> dict[str, Any]:
@@ -89,8 +86,6 @@ def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-MIGRATIONS: dict[int, Migration] = {1: _from_1_to_2}
-"""From schema n to n + 1, on plain dicts."""
 REMOVED_SETTINGS = frozenset({"check_inputs"})
 
 
@@ -109,18 +104,14 @@ def decode(data: bytes) -> RunRecord:
     return _convert(migrate(plain))
 
 
-def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = None, to: int = SCHEMA) -> dict[str, Any]:
-    table = MIGRATIONS if migrations is None else migrations
+def migrate(plain: dict[str, Any]) -> dict[str, Any]:
     schema = plain.get("schema")
-    if not isinstance(schema, int):
+    if not isinstance(schema, int) or schema < 1:
         raise RecordError(f"not a record: its schema is {schema!r}")
-    if schema > to:
-        raise RecordError(f"record of schema {schema!r}; this Redline reads up to {to}: update Redline")
-    while schema < to:
-        if schema not in table:
-            raise RecordError(f"cannot update a record from schema {schema} to {schema + 1}")
-        plain = {**table[schema](plain), "schema": schema + 1}
-        schema += 1
+    if schema > SCHEMA:
+        raise RecordError(f"record of schema {schema}; this Redline reads up to {SCHEMA}: update Redline")
+    if schema == 1:
+        plain = {**_from_1_to_2(plain), "schema": 2}
     return {**plain, "spec": without_removed_settings(plain["spec"])} if "spec" in plain else plain
 
 

@@ -486,7 +486,7 @@ def _hint(measured: Sequence[RunSummary]) -> Iterator[Block]:
     """How to measure the ceilings of this device, where that would say how close each row is to them."""
     sound = [row for row in measured if row.failure is None]
     if any(row.flops for row in sound) and not any(row.roofline for row in sound):
-        threads = next((row.conditions["threads"] for row in sound if row.device == "cpu"), None)
+        threads = next((row.conditions.get("threads") for row in sound if row.device == "cpu"), None)
         command = f"redline roofline{f' --threads {threads}' if threads else ''}"
         text = f"'{command}' measures this device's limits; tables then show how close each row is to them."
         yield Block(title="", text=text, is_detail=True)
@@ -548,7 +548,7 @@ def next_of(sound: Sequence[RunSummary], rows: Mapping[str, Row]) -> str:
     if (not compared or row.bound.label == "host") and row.worth_trying and row.bound.evidence.code != "outside-operators":  # fmt: skip
         recipes = [row.recipe, *row.worth_trying]
         return row.command("run", recipes) or f"redline.run({_live(row)}, recipes={recipes!r})"
-    is_tunable = row.task != "step" and row.conditions["ranks"] == 1 and row.training is None
+    is_tunable = row.task != "step" and row.conditions.get("ranks", 1) == 1 and row.training is None
     name = "tune" if compared and is_tunable and best is None else "profile"
     recipes = [row.recipe] if name == "profile" and row.recipe != BASELINE else []
     return row.command(name, recipes) or f"redline.{name}({_live(row)})"
