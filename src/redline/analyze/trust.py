@@ -84,8 +84,9 @@ def verdict(record: RunRecord) -> Verdict:
         return Verdict(labels=("invalid",), reasons=(note("failed", record.failure.message),), notes=record.notes)
     if not record.loads and not any(block.samples for block in record.blocks):
         return Verdict(labels=("invalid",), reasons=(note("not-timed", "no step was timed"),), notes=record.notes)
+    scatter = list(_scatter(record))
     doubts = [
-        *_noise(record),
+        *((label, each) for label, each in scatter if label is not None),
         *_throttling(record),
         *_warmup(record),
         *_neighbours(record),
@@ -99,9 +100,7 @@ def verdict(record: RunRecord) -> Verdict:
         notes=(
             *_rank_notes(record),
             *_contention_notes(record),
-            *_width_notes(record),
-            *_spread_notes(record),
-            *_outlier_notes(record),
+            *(each for label, each in scatter if label is None),
             *_load_notes(record),
             *_throttle_notes(record),
             *_stop_notes(record),
@@ -121,35 +120,40 @@ def _target(record: RunRecord, measure: MeasureSpec) -> float:
     return measure.cpu_target_half_width if device_kind(record) == "cpu" else measure.target_half_width
 
 
-def _noise(record: RunRecord) -> Iterator[Doubt]:
-    """The interval decides, whatever ended the timing: a race ends when its pairs are told apart, however wide each is.
+def _scatter(record: RunRecord) -> Iterator[tuple[TrustLabel | None, Note]]:
+    """What the samples of each kind of block say, with a label where it is a doubt.
 
-    Steps may scatter widely about a median that is known to a fraction of a percent.
+    The interval decides, whatever ended the timing: steps may scatter widely about a median that is known to a fraction of a
+    percent, and a race ends when its pairs are told apart, however wide each interval is.
     """
-    if record.spec.train is not None or record.stopped is None:
-        return
-    target = target_half_width(record)
+    own, normal = target_half_width(record), _target(record, MeasureSpec())
+    has_interval = record.spec.train is None
     for kind, blocks in _series(record):
-        interval = median_interval(blocks)
-        if interval is None and record.stopped != "target":
+        samples = list(chain.from_iterable(blocks))
+        interval = median_interval(blocks) if has_interval else None
+        width = interval.half_width if interval is not None else 0.0
+        if interval is None and has_interval and record.stopped not in (None, "target"):
             text = f"{kind}: {_stopped(record)}: too few samples for an interval"
             yield "noisy", note("few-samples", text, about=kind)
-        elif interval is not None and interval.half_width > target:
-            told = f"{_stopped(record)} at ±{format_share(interval.half_width)}"
-            yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, target)}", about=kind)
-
-
-def _width_notes(record: RunRecord) -> Iterator[Note]:
-    """What is narrow enough for a quick run, and would not be for a normal one."""
-    own, normal = target_half_width(record), _target(record, MeasureSpec())
-    if own <= normal or record.spec.train is not None:
-        return
-    for kind, blocks in _series(record):
-        interval = median_interval(blocks)
-        if interval is not None and normal < interval.half_width <= own:
-            told = f"±{format_share(interval.half_width)} meets the target of this effort, ±{format_share(own)}"
-            yield note(
-                "wide-interval", f"{kind}: {told}, not that of --effort normal, ±{format_share(normal)}", about=kind
+        elif width > own and record.stopped is not None:
+            told = f"{_stopped(record)} at ±{format_share(width)}"
+            yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, own)}", about=kind)
+        elif normal < width <= own:  # narrow enough for a quick run, and would not be for a normal one
+            told = f"±{format_share(width)} meets the target of this effort, ±{format_share(own)}"
+            text = f"{kind}: {told}, not that of --effort normal, ±{format_share(normal)}"
+            yield None, note("wide-interval", text, about=kind)
+        deviation, middle = spread(samples), median(samples)
+        if deviation is not None and deviation > NOTED_SPREAD:
+            yield None, note("spread", f"{kind}: spread {format_share(deviation)} of the mean", about=kind)
+        late = [sample for sample in samples if sample > OUTLIER * middle]
+        if middle > 0 and len(late) >= max(1, FEWEST_OUTLIERS * len(samples)):
+            told = f"{len(late)} of {len(samples)} steps took more than {OUTLIER:g}× the median"
+            longest = f"the longest {max(late) / middle:.1f}×"
+            yield (
+                None,
+                note(
+                    "outliers", f"{kind}: {told}, {longest}; the median does not mind them, the mean does", about=kind
+                ),
             )
 
 
@@ -162,26 +166,6 @@ def _shortfall(record: RunRecord, target: float) -> str:
     if record.stopped == "unreachable":
         return f"reaching ±{format_share(target)} would exceed the time limit"
     return f"the target is ±{format_share(target)}"
-
-
-def _spread_notes(record: RunRecord) -> Iterator[Note]:
-    for kind, blocks in _series(record):
-        scatter = spread(list(chain.from_iterable(blocks)))
-        if scatter is not None and scatter > NOTED_SPREAD:
-            yield note("spread", f"{kind}: spread {format_share(scatter)} of the mean", about=kind)
-
-
-def _outlier_notes(record: RunRecord) -> Iterator[Note]:
-    for kind, blocks in _series(record):
-        samples = list(chain.from_iterable(blocks))
-        middle = median(samples)
-        late = [sample for sample in samples if sample > OUTLIER * middle]
-        if middle > 0 and len(late) >= max(1, FEWEST_OUTLIERS * len(samples)):
-            told = f"{len(late)} of {len(samples)} steps took more than {OUTLIER:g}× the median"
-            text = (
-                f"{kind}: {told}, the longest {max(late) / middle:.1f}×; the median does not mind them, the mean does"
-            )
-            yield note("outliers", text, about=kind)
 
 
 def _load_notes(record: RunRecord) -> Iterator[Note]:
@@ -285,11 +269,8 @@ def _stop_notes(record: RunRecord) -> Iterator[Note]:
 
 def _comparison_notes(record: RunRecord) -> Iterator[Note]:
     """What the verdict on its numbers leaves out."""
-    found = (
-        [each for each in record.prepared.workload.notes if each.code == "masked-positions"] if record.prepared else []
-    )
-    if found and record.prepared is not None and record.prepared.numerics.is_compared:
-        yield from found
+    if record.prepared is not None and record.prepared.numerics.is_compared:
+        yield from (each for each in record.prepared.workload.notes if each.code == "masked-positions")
 
 
 def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:

@@ -161,7 +161,7 @@ def specs_from_table(table: Mapping[str, Any]) -> list[RunSpec]:
         measure = msgspec.structs.replace(measure, check_numerics=False)
     launch = _override(LaunchSpec(), _launch_table(rest), "launch")
     _share_batch(rest)
-    shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed", "ranks") if name in rest}
+    shared: dict[str, Any] = {name: rest.pop(name) for name in settings_of(RunSpec) if name in rest}
     if (train := rest.pop("train", None)) is not None:
         shared["train"] = _train(train)
     specs = []

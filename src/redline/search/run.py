@@ -27,7 +27,7 @@ from redline.search.grid import Cell, Plan, is_default_name
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.observer import Journal, Observer
 from redline.search.train import After, train_spec
-from redline.store import SettledCell
+from redline.store import SettledCell, SweepLedger
 
 HOPELESS_AFTER = 0.25
 HOPELESS_FACTOR = 4.0
@@ -48,28 +48,8 @@ class Place(Protocol):
     def lock(self, device: str, ranks: int = 1) -> AbstractContextManager[None]: ...
 
 
-class Ledger(Protocol):
-    """Where settled cells are kept: `redline.store.SweepLedger`, or `Account` for what nobody resumes."""
-
-    def held(self) -> AbstractContextManager[None]: ...
-
-    def cells(self) -> dict[str, SettledCell]: ...
-
-    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]: ...
-
-    def adopt(self, cells: Iterable[SettledCell]) -> None: ...
-
-    def settle(self, key: str, record: RunRecord) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None: ...
-
-    def observe(self, telemetry: TelemetrySample) -> None: ...
-
-
 class Account:
-    """A ledger in memory."""
+    """Where settled cells are kept that nobody resumes: in memory, with what a grid asks of a ledger of the history."""
 
     def __init__(self) -> None:
         self._cells: dict[str, SettledCell] = {}
@@ -105,6 +85,7 @@ class Account:
     def observe(self, telemetry: TelemetrySample) -> None: ...
 
 
+Ledger = Account | SweepLedger
 Spread = Callable[[Sequence[RunSpec]], Iterator[tuple[int, RunRecord]]]
 """Measures specs elsewhere: the record of each with its number, in the order in which they are done."""
 

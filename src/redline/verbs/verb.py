@@ -19,6 +19,7 @@ import msgspec
 
 from redline.model.fields import seconds_of
 from redline.model.settings import HOW, WHAT, Declared, read_setting, setting, settings_of
+from redline.model.spec import WorkloadSpec
 from redline.model.spec_table import SHARED
 
 P = ParamSpec("P")
@@ -27,11 +28,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 SHAPE = ("image_size", "classes", "sequence_length", "batch_axis")
 DEVICE = ("device", "threads", "seed")
-ANY_BATCH = (*SHAPE, "task", "prompt", "new_tokens", "optimizer", "stem", *DEVICE)
-"""What is measured, for a verb that chooses the batch itself."""
-WORKLOAD = ("batch", "items", *ANY_BATCH)
+WORKLOAD = (*settings_of(WorkloadSpec), *DEVICE)
+"""What is measured."""
+ANY_BATCH = tuple(name for name in WORKLOAD if name not in ("batch", "items"))
+"""The same for a verb that chooses the batch itself."""
 ONE_STEP = tuple(name for name in WORKLOAD if name not in ("prompt", "new_tokens"))
-"""What is measured, for a verb about one step: a generation has many."""
+"""The same for a verb about one step: a generation has many."""
 MEASURED = ("effort", "no_check", "tail", "max_memory", "door")
 RANKS = ("ranks", "batch_per_rank", "rendezvous")
 ISOLATED = ("max_memory", "door")
