@@ -269,8 +269,11 @@ def _stop_notes(record: RunRecord) -> Iterator[Note]:
 
 def _comparison_notes(record: RunRecord) -> Iterator[Note]:
     """What the verdict on its numbers leaves out."""
-    if record.prepared is not None and record.prepared.numerics.is_compared:
-        yield from (each for each in record.prepared.workload.notes if each.code == "masked-positions")
+    if (prepared := record.prepared) is None:
+        return
+    for each in prepared.workload.notes:
+        if each.code == "masked-positions" and prepared.numerics.is_compared:
+            yield each
 
 
 def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:
