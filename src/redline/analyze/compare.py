@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -138,7 +138,7 @@ def _by_benchmark(records: Iterable[RunRecord], across: bool) -> dict[Benchmark,
 def _compare(
     mine: Benchmark, first: list[RunRecord], yours: Benchmark, other: list[RunRecord], across: bool
 ) -> Comparison:
-    blank = Comparison(
+    found = Comparison(
         benchmark=mine,
         other_recipe=yours.recipe,
         verdict="incomparable",
@@ -148,43 +148,43 @@ def _compare(
     )
     broken = [why_broken(record) for record in (*first, *other) if valid_step_s(record) is None]
     if broken:
-        return _with(blank, verdict="invalid", reasons=tuple(dict.fromkeys(broken)))
+        return msgspec.structs.replace(found, verdict="invalid", reasons=tuple(dict.fromkeys(broken)))
     unlike, noted = differences(mine, first, yours, other, across=across)
-    if unlike:
-        return _with(blank, reasons=tuple(unlike), notes=tuple(noted))
-    return _timed(_with(blank, notes=tuple(noted)), first, other)
+    timed = {"reasons": tuple(unlike)} if unlike else _timed(first, other)
+    return msgspec.structs.replace(found, **{**timed, "notes": (*noted, *timed.get("notes", ()))})
 
 
-def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) -> Comparison:
-    first_s, other_s = _medians_s(first), _medians_s(other)
+def _timed(first: list[RunRecord], other: list[RunRecord]) -> dict[str, Any]:
+    """What the times and the other figures of comparable records say: fields of a comparison."""
+    first_s, other_s = (median(_medians_s(side)) for side in (first, other))
     basis, interval = _interval(first, other)
-    pooled = median(first_s) / median(other_s)
+    told = _verdict(basis, interval, (*first, *other))
     reasons = list(_doubts(basis, first, other))
-    told: ComparisonVerdict = "inconclusive"
-    if interval is not None:
-        told = verdict_of(interval.low, interval.high)
-        if told == "inconclusive":
-            text = f"the interval includes both a difference of more than {TIME_BAND:.0%} and none"
-            reasons.append(note("across-band", text))
-    if basis == "single runs" and told == "same":
-        told = "inconclusive"
-    if _spoilt(basis, (*first, *other)):
-        told = "inconclusive"
+    if interval is not None and verdict_of(interval.low, interval.high) == "inconclusive":
+        text = f"the interval includes both a difference of more than {TIME_BAND:.0%} and none"
+        reasons.append(note("across-band", text))
     metrics = (*_metrics(first, other), *_parts(first, other))
     told, more = _with_parts(told, metrics)
-    return _with(
-        blank,
-        verdict=told,
-        basis=basis,
-        ratio=interval.ratio if interval else pooled,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
-        first_s=median(first_s),
-        other_s=median(other_s),
-        metrics=metrics,
-        reasons=tuple(dict.fromkeys((*more, *reasons))),
-        notes=(*blank.notes, *_believed(first, other), *_two_ratios(interval, pooled)),
-    )
+    return {
+        "verdict": told,
+        "basis": basis,
+        "ratio": interval.ratio if interval else first_s / other_s,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+        "first_s": first_s,
+        "other_s": other_s,
+        "metrics": metrics,
+        "reasons": tuple(dict.fromkeys((*more, *reasons))),
+        "notes": (*_believed(first, other), *_two_ratios(interval, first_s / other_s)),
+    }
+
+
+def _verdict(basis: Basis, interval: Ratio | None, records: Iterable[RunRecord]) -> RaceVerdict:
+    """The interval decides, unless something may have affected one side only; single runs are never the same."""
+    if interval is None or (basis != "interleaved" and any(SPOILING & set(verdict(each).labels) for each in records)):
+        return "inconclusive"
+    told = verdict_of(interval.low, interval.high)
+    return "inconclusive" if basis == "single runs" and told == "same" else told
 
 
 def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[Note]:
@@ -254,10 +254,6 @@ def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]
             yield note("spoilt", text, about=record.id)
 
 
-def _spoilt(basis: Basis, records: Iterable[RunRecord]) -> bool:
-    return basis != "interleaved" and any(SPOILING & set(verdict(record).labels) for record in records)
-
-
 def _believed(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Note]:
     noisy = sum("noisy" in verdict(record).labels for record in (*first, *other))
     if noisy:
@@ -313,9 +309,7 @@ def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[M
             continue  # another task, or a single token
         basis, found = _interval(first, other, kind)
         assert found is not None
-        told = _CHANGES[verdict_of(found.low, found.high)]
-        if _spoilt(basis, (*first, *other)) or (basis == "single runs" and told == "same"):
-            told = "inconclusive"
+        told = _CHANGES[_verdict(basis, found, (*first, *other))]
         yield Metric(
             name=time_name, first=median(ours), other=median(theirs), verdict=told,
             change=1 / found.ratio - 1, low=1 / found.high - 1, high=1 / found.low - 1,
@@ -330,7 +324,7 @@ def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[M
         )  # fmt: skip
 
 
-def _with_parts(told: ComparisonVerdict, metrics: Iterable[Metric]) -> tuple[ComparisonVerdict, list[Note]]:
+def _with_parts(told: RaceVerdict, metrics: Iterable[Metric]) -> tuple[RaceVerdict, list[Note]]:
     """A part that clearly got worse where none got better makes a generation slower, though the whole does not show it."""
     names = {"ttft_s": "the time to the first token", "tpot_s": "the time per further token"}
     parts = {names[each.name]: each for each in metrics if each.name in names}
@@ -370,7 +364,3 @@ def why_broken(record: RunRecord) -> Note:
 def _wrong_answers(record: RunRecord) -> bool:
     numerics = record.prepared.numerics if record.prepared else None
     return numerics is not None and numerics.is_wrong
-
-
-def _with(comparison: Comparison, **changes: object) -> Comparison:
-    return msgspec.structs.replace(comparison, **changes)
