@@ -14,7 +14,7 @@ import msgspec
 from redline.model.fields import Frozen
 from redline.model.identity import given
 from redline.model.record import RunRecord
-from redline.model.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec
+from redline.model.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec
 from redline.model.units import exact_bytes
 from redline.model.work import Ceilings
 
@@ -116,8 +116,10 @@ def command_line(
     words = ["redline", *command.split(), workload.model, *_options(workload, leave_out=unsaid)]
     words += ["--device", spec.device] if spec.device not in FIRST_CHOICES else []
     words += _options(spec, leave_out=("workload", "recipe", "measure", "launch", "device", "train"))
-    words += _data_options(spec.train.data) if spec.train is not None else []
-    words += _training_options(spec.train) if spec.train is not None and command == "train" else []
+    if spec.train is not None:
+        words += ["--data", spec.train.data.name, *_options(spec.train.data, leave_out=("name",))]
+        if command == "train":
+            words += ["--epochs", str(spec.train.epochs), *_options(spec.train, leave_out=("data", "epochs"))]
     limit = spec.launch.memory_limit_bytes
     words += ["--max-memory", exact_bytes(limit)] if limit is not None else []
     words += _door_options(command, spec)
@@ -169,25 +171,12 @@ def _door_options(command: str, spec: RunSpec) -> list[str]:
     return words
 
 
-def _data_options(data: DataSpec) -> list[str]:
-    flags = ("prefetch", "pin_memory", "persistent_workers", "on_device", "download")
-    told = ["--data", data.name, *_options(data, leave_out=("name", "loader_timeout_s", *flags))]
-    for name in flags:
-        value, word = getattr(data, name), name.replace("_", "-")
-        if value != getattr(DataSpec(name=data.name), name):
-            told.append(f"--{word}" if value else f"--no-{word}")
-    if data.loader_timeout_s != DataSpec(name=data.name).loader_timeout_s:
-        told += ["--loader-timeout", f"{data.loader_timeout_s:g}"]
-    return told
-
-
-def _training_options(train: TrainSpec) -> list[str]:
-    told = ["--epochs", str(train.epochs), *_options(train, leave_out=("data", "epochs", "deterministic"))]
-    return [*told, "--deterministic"] if train.deterministic else told
-
-
 def _options(struct: Frozen, leave_out: tuple[str, ...]) -> Iterator[str]:
-    """Options are named as the fields are."""
+    """Options are named as the fields are, without units."""
     for name, value in given(struct, leave_out).items():
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        yield from (f"--{name.replace('_', '-')}", text)
+        word = name.removesuffix("_s").replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{word}" if value else f"--no-{word}"
+        else:
+            yield f"--{word}"
+            yield value if isinstance(value, str) else msgspec.json.encode(value).decode().removesuffix(".0")

@@ -184,18 +184,16 @@ def idle_for(
 def stalls(*, for_work: bool) -> Selection:
     """Pauses far longer than usual; `for_work`: those in which the program waits for something to do."""
 
-    def taken(host: HostView, stalled: Intervals, count: int, gone: Without = NOTHING) -> Taken:
+    def taken(host: HostView, stalled: Intervals, gone: Without = NOTHING) -> Taken:
         doing = meanwhile(host, stalled) if len(stalled) else ""
         is_meant = bool(WAITS_FOR_WORK.search(doing)) == for_work
-        return Taken(stalled.total, count, doing, gone) if is_meant else Taken(0, 0)
+        return Taken(stalled.total, len(stalled), doing, gone) if is_meant else Taken(0, 0)
 
     def on_device(seen: OnDevice) -> Taken:
         gone = Without(host=seen.own_stalls, waits=seen.waits_into_stalls)
-        return taken(seen.run.host, both(seen.run.idle.when["host"], seen.own_stalls), len(seen.own_stalls), gone)
+        return taken(seen.run.host, both(seen.run.idle.when["host"], seen.own_stalls), gone)
 
-    return Selection(
-        kind="wait", on_device=on_device, on_host=lambda seen: taken(seen.view, seen.stalls, len(seen.stalls))
-    )
+    return Selection(kind="wait", on_device=on_device, on_host=lambda seen: taken(seen.view, seen.stalls))
 
 
 def late_host(seen: OnDevice) -> Taken:
