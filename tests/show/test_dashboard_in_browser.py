@@ -304,7 +304,7 @@ def columns_sort_both_ways_with_the_unknown_last(browser: Any) -> None:
     up = column(browser, "throughput")
 
     def numbers(cells: Sequence[str]) -> list[float]:
-        return [float(cell.replace("\u2009", "")) for cell in cells if cell != "–"]
+        return [float(cell.lstrip("~").replace("\u2009", "")) for cell in cells if cell != "–"]
 
     assert numbers(down) == sorted(numbers(down), reverse=True)
     assert numbers(up) == sorted(numbers(up))
@@ -469,14 +469,14 @@ def test_two_ticked_rows_are_set_beside_each_other(browser: Any, replicated_page
     browser.ask(tick, "fp16+compile")
     browser.until("return document.querySelector('#compare .plot').data?.length === 2")
     told = browser.ask("return document.getElementById('compare').innerText")
-    assert "without an interval: they were not set against each other in turns" in told
+    assert "without an interval: they were not measured interleaved" in told
     assert "--decide -r fp16 -r fp16+compile" in told
     browser.ask("document.getElementById('uncompare').click()")
     browser.ask(tick, "fp16")
     browser.ask(tick, "baseline")
     told = browser.ask("return document.getElementById('compare').innerText")
     assert "B is faster than A: fp16 runs at 2.5" in told
-    assert "measured in turns" in told
+    assert "measured interleaved" in told
     browser.driver.get("about:blank")  # the address brings the same back
     browser.driver.back()
     browser.until("return document.documentElement.dataset.ready && !document.getElementById('compare').hidden")

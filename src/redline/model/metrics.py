@@ -22,6 +22,8 @@ WIDEST = 4.0
 """A figure whose interval spans more than this factor has no number in what people read: nobody can use it."""
 NO_NUMBER = "n/a"
 TOO_NOISY = "too noisy"
+LONGEST_NAME = 40
+"""Characters of a recipe in a sentence, so that the sentence takes two lines of a terminal at most."""
 DOUBTED = "~"
 """Stands before a number that is doubted and still says something."""
 
@@ -300,7 +302,15 @@ class Headline(Frozen):
 
 
 def _in_words(value: Metric | Fact) -> str:
-    return value.in_words if isinstance(value, Metric) else str(value)
+    return value.in_words if isinstance(value, Metric) else shortened(str(value))
+
+
+def shortened(text: str) -> str:
+    """A long recipe without its middle switches, such as `fp16+channels-last+…+graphs`; its row has all of them."""
+    switches = text.split("+")
+    if len(text) <= LONGEST_NAME or len(switches) < 4 or " " in text:
+        return text
+    return "+".join((*switches[:2], "…", switches[-1]))
 
 
 class Block(Frozen):

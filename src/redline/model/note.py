@@ -196,7 +196,6 @@ Code = Literal[
     "unreadable",
     "lost",
     "trace-gone",
-    "more",
     "padding",
     "slowing",
     "prompt",

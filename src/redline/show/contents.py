@@ -21,8 +21,9 @@ from redline.analyze.train import TrainingSummary
 from redline.model.errors import TraceError
 from redline.model.identity import Subject, is_capture, subjects_of
 from redline.model.metrics import Fact, Headline, Row, Table
-from redline.model.note import Code, Note, note
+from redline.model.note import Note, note
 from redline.model.record import RunRecord
+from redline.model.units import counted
 from redline.model.work import MemoryRow
 from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios
 from redline.search.tune.result import TuneSummary
@@ -30,8 +31,6 @@ from redline.show.roofline import RooflineChart, roofline_charts
 from redline.trace.decode import read_trace
 from redline.trace.lanes import Lanes, lanes_of
 
-MOST_NOTES = 8
-"""A history full of damaged records takes a few lines, not a page."""
 TIMELINES = 4
 """Only the newest profiles are drawn step by step, since each takes up to a megabyte of the page."""
 
@@ -131,7 +130,7 @@ def contents_of(
         curves=curves_of(lines),
         profiles=profiles,
         lanes=_lanes(profiles),
-        notes=_first([*notes, *gone]),
+        notes=[*notes, *gone],
         searches=tunes,
         gain_paths=sorted(paths, key=lambda path: -len(path.switches)),
         rooflines=roofline_charts(lines, ceilings_of) if ceilings_of else [],
@@ -188,11 +187,6 @@ def _headline(sections: Sequence[Section]) -> str:
     return f"{first.subject}: {first.headline}"
 
 
-def _first(notes: Sequence[Note]) -> list[Note]:
-    left = len(notes) - MOST_NOTES
-    return list(notes) if left <= 0 else [*notes[:MOST_NOTES], note("more", f"and {left} more notes like these")]
-
-
 def _title(subjects: Sequence[Subject]) -> str:
     """The models and devices, as far as a title can name them."""
 
@@ -206,25 +200,27 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> tuple[list[Profile], list[Note]]:
     """The profiles of the traces that are still where they were written, and notes about those that are not."""
-    found, gone = [], []
+    found: list[Profile] = []
+    notes: list[Note] = []
+    gone: list[str] = []
     for record in records:
         if record.trace is None or record.failure is not None:
             continue
-        code: Code = "trace-gone"
-        why = ""
-        if not record.trace.path:
-            why = "its trace is not in the folder of this history"
-        elif not Path(record.trace.path).exists():
-            why = "its trace file is gone"
-        else:
-            try:
-                known = ceilings_of(record) if ceilings_of else None
-                found.append(profile_of([read_trace(Path(record.trace.path))], record, ceilings=known))
-            except TraceError as error:
-                code, why = "unreadable", str(error)
-        if why:
-            gone.append(note(code, f"no kernels of record {record.id}: {why}", about=record.id))
-    return found, gone
+        if not record.trace.path or not Path(record.trace.path).exists():
+            gone.append(record.id[:13])
+            continue
+        try:
+            known = ceilings_of(record) if ceilings_of else None
+            found.append(profile_of([read_trace(Path(record.trace.path))], record, ceilings=known))
+        except TraceError as error:
+            notes.append(note("unreadable", f"no kernels of record {record.id}: {error}", about=record.id))
+    if gone:
+        others = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        what = (
+            f"no kernels of {counted(len(gone), 'profile')}, because the folder of the history does not hold the traces"
+        )
+        notes.append(note("trace-gone", f"{what}: record {gone[0]}{others}"))
+    return found, notes
 
 
 def _lanes(profiles: Sequence[Profile]) -> dict[str, Lanes]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from redline.analyze.blocks import ratio_in_turns, throughput_interval, timed_blocks
+from redline.analyze.blocks import ratio_in_turns
 from redline.analyze.bound import step_s
 from redline.analyze.pairs import TIME_BAND
 from redline.analyze.statistics import Interval
 from redline.analyze.train import training_of
+from redline.analyze.trust import verdict
 from redline.model.metrics import RATIO, THROUGHPUT, TOO_NOISY, WIDEST
 from redline.model.protocol import Progress
 from redline.model.record import Epoch, RunRecord
@@ -53,24 +54,19 @@ def stage_words(progress: Progress) -> str:
 
 
 def ended_words(record: RunRecord) -> str:
-    """How a closed record ended, in words."""
+    """How a closed record ended, in words; a speed that its table doubts has no number here."""
     if record.failure is not None:
         return f"failed: {record.failure.told}"
-    return speed_told(record) or ("interrupted" if record.stopped == "interrupted" else "measured")
-
-
-def speed_told(record: RunRecord) -> str:
-    """What a finished record measured, in a few words; empty where nothing was timed."""
     if record.spec.train is not None:  # as its tables: over whole epochs, with what they waited for
         trained = training_of(record)
-        return THROUGHPUT(trained.samples_per_s, item=trained.item).in_words if trained.samples_per_s else ""
+        return THROUGHPUT(trained.samples_per_s, item=trained.item).in_words if trained.samples_per_s else "trained"
     seconds, prepared = step_s(record), record.prepared
     if not seconds or prepared is None or not prepared.workload.items_per_step:
-        return ""
-    items = prepared.workload.items_per_step
-    found = throughput_interval(timed_blocks(record, "throughput"), items)
-    ends = (found.low, found.high) if found is not None else ()
-    return THROUGHPUT(items / seconds, *ends, item=prepared.workload.item).in_words
+        return "interrupted" if record.stopped == "interrupted" else "measured"
+    judged = verdict(record)
+    if not judged.trusted:
+        return ", ".join(judged.labels)
+    return THROUGHPUT(prepared.workload.items_per_step / seconds, item=prepared.workload.item).in_words
 
 
 def epoch_line(epoch: Epoch, of: int, item: str) -> str:

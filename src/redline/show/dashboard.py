@@ -350,9 +350,13 @@ def dashboard(contents: Contents, result: Result) -> str:
 _KEPT_WHOLE = re.compile(rf"\([^()\s]{{1,12}}–[^()\s]{{1,12}}\)|\d{{1,3}}(?:{THIN_SPACE}\d{{3}})+")
 
 
+_JOINT = re.compile(r"(?<=\w)([+:/])(?=\w)")
+
+
 def unbroken(text: str) -> Markup:
-    """Escaped, with intervals and numbers that no line ends inside of."""
-    return Markup(_KEPT_WHOLE.sub(lambda found: f'<span class="nb">{found.group()}</span>', str(escape(text))))
+    """Escaped; no line ends inside an interval or a number, and a recipe breaks between its switches."""
+    whole = _KEPT_WHOLE.sub(lambda found: f'<span class="nb">{found.group()}</span>', str(escape(text)))
+    return Markup(_JOINT.sub(r"\1<wbr>", whole))
 
 
 def dashboard_policy() -> str:

@@ -37,6 +37,13 @@ def page_columns(contents: Contents) -> dict[str, Any]:
     return {name: _packed(values) for name, values in table.items() if any(value is not None for value in values)}
 
 
+def _shown(contents: Contents) -> dict[str, Any]:
+    """Every figure as all outputs write it, by its name: the page shows these texts and rounds nothing itself."""
+    rows = [line_row(line) for line in contents.lines]
+    names = dict.fromkeys(metric.name for row in rows for metric in row.metrics)
+    return {name: _packed([row.cell(name) if row.metric(name) is not None else None for row in rows]) for name in names}
+
+
 def _packed(values: Sequence[Any]) -> Any:
     if any(isinstance(value, str) for value in values):
         texts = list(dict.fromkeys(value for value in values if value is not None))
@@ -73,6 +80,7 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "count": len(contents.lines),
         "records": len(contents.records),
         "columns": page_columns(contents),
+        "shown": _shown(contents),
         "csv_columns": list(columns_of(Table(name="results", rows=tuple(map(line_row, contents.lines))))),
         "knees": list(_knees(contents)),
         "distributions": list(_distributions(contents)),

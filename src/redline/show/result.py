@@ -22,7 +22,7 @@ from redline.model.record import RunRecord
 from redline.model.units import counted, printable
 from redline.show.canvas import data_url, save_figure
 from redline.show.export import JsonDocument, harmless, safe_document
-from redline.show.terminal import Fitted, as_text, make_table, markdown_line, markdown_table
+from redline.show.terminal import Fitted, Remark, as_text, make_table, markdown_line, markdown_table
 
 SCHEMA = 3
 """The version of the JSON document. It is raised when a field changes its meaning or goes away."""
@@ -136,7 +136,7 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
         for block in result.blocks
         if verbose or not block.is_detail
     ]
-    parts += _note_lines(_all_notes(result, shown), verbose=verbose)
+    parts += _note_lines(result, shown, verbose=verbose)
     if result.next:
         parts.append(Text(f"next: {result.next}", style="bold"))
     return Group(*parts)
@@ -179,29 +179,33 @@ def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
     return Fitted(made, [table.header(name) for name in reversed(names[1:])], keys=keys if verbose else 0)
 
 
-def _row_remarks(table: Table) -> Iterator[Text]:
+def _row_remarks(table: Table) -> Iterator[RenderableType]:
     for row in table.rows:
         if row.failure:
-            yield Text(f"  {table.called(row)}: {row.failure}", style="red")
+            yield Remark(f"{table.called(row)}: {row.failure}", "red")
 
 
-def _all_notes(result: Result, shown: Sequence[Table]) -> list[tuple[str, Note]]:
-    """What disturbed the figures that are not shown, then the notes of the whole, then those of single rows."""
-    found = [("", each) for each in (*disturbances(row for table in shown for row in table.rows), *result.notes)]
-    found += [(table.called(row), each) for table in shown for row in table.rows for each in row.notes]
-    seen, again = dict[str, tuple[str, Note]](), []
-    for about, each in dict.fromkeys(found):
-        # What several rows say of themselves is said of the first, and of the others once all else was said.
-        if seen.setdefault(each.code, (about, each)) != (about, each):
-            again.append((about, each))
-    return [*seen.values(), *again]
+def _all_notes(result: Result, shown: Sequence[Table]) -> tuple[list[str], list[str]]:
+    """What is said once of each kind, and what says the same of other rows.
+
+    What disturbed the figures that are not shown comes first, then the notes of the whole, then those of single rows.
+    """
+    notes = [("", note) for note in (*disturbances(row for table in shown for row in table.rows), *result.notes)]
+    notes += [(table.called(row), note) for table in shown for row in table.rows for note in row.notes]
+    first, again = dict[str, str](), []
+    for about, note in dict.fromkeys(notes):
+        line = f"{about}: {note}" if about else str(note)
+        if first.setdefault(note.code, line) != line:
+            again.append(line)
+    return list(first.values()), again
 
 
-def _note_lines(notes: Sequence[tuple[str, Note]], *, verbose: bool) -> Iterator[Text]:
-    shown = notes if verbose else notes[:MOST_NOTES]
-    for about, each in shown:
-        yield Text(f"  {f'{about}: ' if about else ''}{each}", style="yellow")
-    if left := len(notes) - len(shown):
+def _note_lines(result: Result, tables: Sequence[Table], *, verbose: bool) -> Iterator[RenderableType]:
+    first, again = _all_notes(result, tables)
+    shown = [*first, *again] if verbose else first[:MOST_NOTES]
+    for line in shown:
+        yield Remark(line, "yellow")
+    if left := len(first) + len(again) - len(shown):
         yield Text(f"  {left} more with -v", style="dim")
 
 
@@ -223,8 +227,7 @@ def markdown(result: Result) -> str:
     for block in result.blocks:
         lines += [markdown_line("### {}", block.title), ""] if block.title else []
         lines += [*(f"    {printable(line)}" for line in block.text.splitlines()), ""]
-    notes = _all_notes(result, result.tables)
-    lines += [markdown_line("- {}", f"{about}: {each}" if about else each) for about, each in notes]
+    lines += [markdown_line("- {}", line) for notes in _all_notes(result, result.tables) for line in notes]
     lines += ["", f"Next: `{printable(result.next).replace('`', '')}`"] if result.next else []
     return "\n".join(lines).rstrip() + "\n"
 
@@ -247,10 +250,8 @@ def web(result: Result, link: Link = no_link) -> str:
     parts += [web_table(table, link) for table in result.tables if table.rows]
     for block in result.blocks:
         parts.append(f"{f'<h3>{_safe(block.title)}</h3>' if block.title else ''}<pre>{_safe(block.text)}</pre>")
-    notes = _all_notes(result, result.tables)
-    if notes:
-        told = (f"{about}: {each}" if about else str(each) for about, each in notes)
-        parts.append(f"<ul class='notes'>{''.join(f'<li>{_safe(text)}</li>' for text in told)}</ul>")
+    notes = [line for kind in _all_notes(result, result.tables) for line in kind]
+    parts += [f"<ul class='notes'>{''.join(f'<li>{_safe(line)}</li>' for line in notes)}</ul>"] if notes else []
     parts += [f"<p class='next'>next: <code>{_safe(result.next)}</code></p>"] if result.next else []
     return f"<div class='redline'>{''.join(parts)}</div>"
 

@@ -59,10 +59,24 @@ def make_table(title: Text | None) -> Table:
     )
 
 
+class Remark:
+    """A sentence below a table; all of its lines are indented."""
+
+    def __init__(self, text: str, style: str) -> None:
+        self._text = Text(text, style=style)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self._text.wrap(console, max(options.max_width - 2, 1)):
+            line.rstrip()
+            yield Text("  ").append_text(line)
+
+
 GAP = 3
 """Characters between two columns; behind the last there are none."""
 LEAST = 14
 """The width that a column of text keeps while others can be hidden instead."""
+LONGEST_WORD = 24
+"""Characters of a word that is kept whole, such as `no-steady-state,`; longer ones, such as paths, are broken before a column is hidden."""
 INDENT = 4
 """How much further to the right an indented cell goes on in its next line: more than its children are indented by."""
 _BREAKS = re.compile(r"(?<=[\s+:/·_,])")
@@ -85,10 +99,7 @@ class Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = {str(column.header): column for column in self.table.columns}
         natural = {name: _width(name, column) for name, column in columns.items()}
-        least = {
-            name: min(natural[name], column.min_width or LEAST) if _wraps(column) else natural[name]
-            for name, column in columns.items()
-        }
+        least = {name: _least(column, natural[name]) for name, column in columns.items()}
         hidden = self._names
         while hidden:
             shown = list(dict.fromkeys([*self._keys, *hidden]))
@@ -99,7 +110,7 @@ class Fitted:
             hidden = [name for name in self._names if name in kept - set(shown)]
             if shown == self._keys and hidden:  # not even one more fits
                 shown, hidden = [*shown, hidden[0]], hidden[1:]
-            yield self._made(shown, columns, natural, options.max_width)
+            yield self._made(shown, columns, natural, least, options.max_width)
             if not self._keys:
                 break
         caption = f"not shown at this width: {', '.join(reversed(hidden))}" if hidden else ""
@@ -108,9 +119,14 @@ class Fitted:
                 yield Text(f"  {line}", style="dim italic")
 
     def _made(
-        self, shown: Sequence[str], columns: Mapping[str, Column], natural: Mapping[str, int], width: int
+        self,
+        shown: Sequence[str],
+        columns: Mapping[str, Column],
+        natural: Mapping[str, int],
+        least: Mapping[str, int],
+        width: int,
     ) -> Table:
-        widths = _shared(shown, columns, natural, width)
+        widths = _shared(shown, natural, least, width)
         made = make_table(_title_of(self.table) if shown[0] == self._names[0] else None)
         for name in shown:
             column = columns[name]
@@ -134,24 +150,30 @@ def _width(name: str, column: Column) -> int:
     return max(len(name), *(len(line) for cell in column.cells for line in _plain(cell).plain.split("\n")), 0)
 
 
-def _wraps(column: Column) -> bool:
-    return column.justify == "left" and not column.no_wrap
+def _least(column: Column, natural: int) -> int:
+    """The width below which a column is hidden: of numbers all of it, of text what holds its longest word."""
+    if column.justify != "left" or column.no_wrap:
+        return natural
+    words = (len(word.rstrip()) for cell in column.cells for word in _BREAKS.split(_plain(cell).plain))
+    return min(natural, max(column.min_width or LEAST, *(min(length, LONGEST_WORD) for length in words), 0))
 
 
 def _taken(widths: Mapping[str, int], shown: Sequence[str]) -> int:
     return sum(widths[name] for name in shown) + GAP * (len(shown) - 1)
 
 
-def _shared(
-    shown: Sequence[str], columns: Mapping[str, Column], natural: Mapping[str, int], width: int
-) -> dict[str, int]:
-    """The room that numbers leave, shared between the columns of text: none gets more than it needs."""
-    texts = [name for name in shown if _wraps(columns[name])]
-    widths = {name: natural[name] for name in shown}
-    room = width - _taken(widths, shown) + sum(natural[name] for name in texts)
-    for index, name in enumerate(sorted(texts, key=lambda name: natural[name])):
-        widths[name] = max(1, min(natural[name], room // (len(texts) - index)))
-        room -= widths[name]
+def _shared(shown: Sequence[str], natural: Mapping[str, int], least: Mapping[str, int], width: int) -> dict[str, int]:
+    """What each column gets: the least it needs, and its part of what is left until it has all it could use."""
+    widths = {name: least[name] for name in shown}
+    room = width - _taken(widths, shown)
+    if room < 0:  # not even that fits, so words are broken
+        widths = {name: 1 if least[name] < natural[name] else natural[name] for name in shown}
+        room = width - _taken(widths, shown)
+    growing = sorted(shown, key=lambda name: natural[name] - widths[name])
+    for index, name in enumerate(growing):
+        more = max(0, min(natural[name] - widths[name], room // (len(growing) - index)))
+        widths[name] += more
+        room -= more
     return widths
 
 

@@ -144,7 +144,7 @@ def files_result(files: ReportFiles) -> Result:
         blocks=(Block(title="", text="\n".join(f"{name}: {path}" for name, path in made.items())),),
         about={"folder": files.folder, "records": files.records, **made},
         notes=files.notes,
-        next="" if files.records else "redline demo",
+        next=f"open {files.dashboard}" if files.records else "redline demo",
     )
 
 

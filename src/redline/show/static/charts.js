@@ -10,7 +10,7 @@ const CHARTS = {
     // An ablation sets its recipes against the winner; one picture has one measure.
     const firsts = together.filter((row) => known(row.ratio)).map((row) => row.compared_with);
     const usual = firsts.includes("baseline") ? "baseline" : mostCommon(firsts);
-    const tellsRatio = (row) => known(row.ratio) && row.compared_with === usual;
+    const tellsRatio = (row) => row.shown.ratio && row.compared_with === usual;
     const newest = new Map();
     for (const row of together) if (!newest.has(row.recipe) || better(row, newest.get(row.recipe))) newest.set(row.recipe, row);
     const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput - a.throughput), MOST_BARS, "recipes");
@@ -70,7 +70,7 @@ const CHARTS = {
       drawn.traces.push({
         type: "scatter", mode: tails.length > 1 ? "lines" : "markers", legendgroup: line[0].series, showlegend: false,
         x: tails.map((row) => row.batch), y: tails.map((row) => row.latency_p95 * 1e3), line: { color: look.colour, dash: "dot", width: 1.6 },
-        marker: { color: look.colour, symbol: "line-ew-open", size: 9 }, hoverinfo: "text", hovertext: tails.map((row) => `p95 ${seconds(row.latency_p95)}<br>${rowTold(row)}`),
+        marker: { color: look.colour, symbol: "line-ew-open", size: 9 }, hoverinfo: "text", hovertext: tails.map((row) => `p95 ${row.shown.latency_p95}<br>${rowTold(row)}`),
       });
     }
     return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis(drawn.lines.flat()), yaxis: logWhenWide(axis("ms per step"), drawn.lines.flat().map((row) => row.latency_p50 * 1e3)) }) };
@@ -361,9 +361,8 @@ const CHARTS = {
 };
 
 function barText(row, tellsRatio) {
-  const ratio = tellsRatio ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";
   const doubt = row.sound ? (row.trusted ? "" : row.trust ?? "") : "numerics ✗";
-  return [figure(row.throughput, Math.max(3, String(Math.round(row.throughput)).length)), ratio, doubt].filter(Boolean).map((part) => plain(part)).join("   ");
+  return [row.shown.throughput, tellsRatio ? row.shown.ratio : "", doubt].filter(Boolean).map((part) => plain(part)).join("   ");
 }
 
 function againstBatch(section, rows, redraw, value, { error }) {

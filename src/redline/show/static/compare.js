@@ -1,4 +1,4 @@
-// Before and after: two rows of the table beside each other. What was measured in turns has an interval; nothing else gets one.
+// Before and after: two rows of the table beside each other. What was measured interleaved has an interval; nothing else gets one.
 
 const compared = [];
 const MOST_KERNELS = 25;
@@ -46,15 +46,15 @@ function comparison(a, b) {
   if (alike && known(b.ratio_low) && b.compared_with === a.recipe) {
     const words = { faster: "faster than A", slower: "slower than A", same: "as fast as A" }[b.verdict] ?? "not decided against A";
     const doubt = a.trusted && b.trusted ? "" : "; the numbers are doubted, see trust below";
-    return `B is ${words}: ${name} runs at ${figure(b.ratio)}× (${figure(b.ratio_low)}–${figure(b.ratio_high)}) the speed of ${other}, measured in turns${doubt}.`;
+    return `B is ${words}: ${name} runs at ${b.shown.ratio} the speed of ${other}, measured interleaved${doubt}.`;
   }
   if (!known(a.throughput) || !known(b.throughput)) return "One of them has no speed, so there is nothing to compare.";
-  const apart = alike ? "they were not set against each other in turns" : "they are different workloads";
+  const apart = alike ? "they were not measured interleaved" : "they are different workloads";
   const doubt = a.trusted && b.trusted ? "" : "; the numbers are doubted, see trust below";
   return `B runs at ${figure((b.sustained ?? b.throughput) / (a.sustained ?? a.throughput))}× the speed of A, without an interval: ${apart}${doubt}.`;
 }
 
-// What would decide it: both in turns.
+// What would decide it: measuring both interleaved.
 function decideLine(a, b) {
   const alike = a.subject === b.subject && a.batch === b.batch;
   if (!alike || !b.command || !known(a.throughput) || !known(b.throughput) || (known(b.ratio_low) && b.compared_with === a.recipe)) return [];
@@ -89,17 +89,15 @@ function comparedTable(a, b) {
   for (const text of ["", "A", "B", "B/A"]) head.append(element("th", { scope: "col" }, text));
   table.append(head);
   const figures = [
-    ["speed", (row) => row.throughput, (value, row) => rate(value, row.item)], ["sustained", (row) => row.sustained, (value, row) => rate(value, row.item)],
-    ["±", (row) => row.half_width, percent, true], ["p50", (row) => row.latency_p50, seconds], ["p95", (row) => row.latency_p95, seconds], ["p99", (row) => row.latency_p99, seconds],
-    ["memory", (row) => row.memory, bytes], ["energy per item", (row) => row.energy_per_item, (value) => `${figure(value * 1e3)} mJ`], ["of the roofline left", (row) => row.headroom, (value) => `${figure(value)}×`, true], ["rel. error", (row) => row.rel_error, (value) => value.toExponential(1), true],
+    ["speed", "throughput"], ["sustained", "sustained"], ["±", "half_width", true], ["p50", "latency_p50"], ["p95", "latency_p95"], ["p99", "latency_p99"],
+    ["memory", "memory"], ["energy per item", "energy_per_item"], ["of the roofline left", "headroom", true], ["rel. error", "rel_error", true],
   ];
-  for (const [label, value, show, plainly] of figures) {
-    const values = [value(a), value(b)];
-    if (!values.some(known)) continue;
+  for (const [label, name, plainly] of figures) {
+    if (![a, b].some((row) => row.shown[name])) continue;
     const line = element("tr");
     line.append(element("th", { scope: "row", class: "text" }, label));
-    for (const [place, each] of values.entries()) line.append(element("td", {}, known(each) ? show(each, [a, b][place]) : "–"));
-    line.append(element("td", {}, !plainly && values.every(known) && values[0] ? `${figure(values[1] / values[0])}×` : ""));
+    for (const row of [a, b]) line.append(element("td", {}, (name === "throughput" ? speedText(row) : row.shown[name]) ?? "–"));
+    line.append(element("td", {}, !plainly && a[name] && known(b[name]) ? `${figure(b[name] / a[name])}×` : ""));
     table.append(line);
   }
   for (const [label, value] of [["bound", (row) => row.bound], ["trust", (row) => row.trust ?? ""], ["setting", (row) => row.setting], ["device", (row) => row.device]]) {

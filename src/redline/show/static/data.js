@@ -9,6 +9,16 @@ for (const [name, column] of Object.entries(PAYLOAD.columns)) {
     row[name] = texts ? (column.at[number] === null ? null : texts[column.at[number]]) : column[number];
   });
 }
+// What every output writes for a figure. One that nobody could use has no number, in charts either; the download keeps it.
+for (const row of ROWS) Object.assign(row, { shown: {}, raw: {} });
+for (const [name, column] of Object.entries(PAYLOAD.shown)) {
+  ROWS.forEach((row, number) => {
+    if (column.at[number] === null) return;
+    row.shown[name] = column.texts[column.at[number]];
+    if (row.shown[name] !== "too noisy") return;
+    for (const part of [name, `${name}_low`, `${name}_high`]) [row.raw[part], row[part]] = [row[part], null];
+  });
+}
 for (const row of ROWS) {
   row.trusted = row.trust === "valid";
   row.sound = row.numerics !== "wrong";
@@ -56,7 +66,8 @@ function element(tag, attributes = {}, text = null) {
 }
 
 // What the rows have in common need not be said with each of them.
-const errorText = (row) => (known(row.rel_error) ? row.rel_error.toExponential(1) : "not finite");
+const speedText = (row) => (known(row.throughput) ? `${row.shown.throughput} ${row.item || "items"}/s` : row.shown.throughput);
+const ratioText = (row) => (row.shown.ratio ? `${row.shown.ratio} against ${row.compared_with ?? "the first"}` : null);
 const SEVERAL_PLACES = distinct(ROWS.map((row) => row.device)).length > 1;
 // What a series is called beside others: the recipe, and whatever else tells them apart.
 function namer(rows, without = []) {
@@ -75,14 +86,11 @@ function rowTold(row) {
   ];
   if (row.setting) lines.push(plain(row.setting, 70));
   if (row.failure) return [...lines, `failed: ${plain(row.failure, 120)}`].join("<br>");
-  if (known(row.throughput)) {
-    const interval = known(row.throughput_low) ? ` (${figure(row.throughput_low, 5)}–${figure(row.throughput_high, 5)})` : "";
-    lines.push(`${figure(row.throughput, 6)} ${plain(row.item || "items")}/s${interval}`);
-  }
-  if (known(row.latency_p50)) lines.push(`p50 ${seconds(row.latency_p50)}, p95 ${seconds(row.latency_p95)}, n ${row.samples}`);
-  if (known(row.ratio)) lines.push(`${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""} against ${plain(row.compared_with ?? "the first", 40)}`);
-  if (known(row.memory)) lines.push(`memory ${bytes(row.memory)}`);
-  if (known(row.rel_error)) lines.push(`rel. error ${errorText(row)}${row.sound ? "" : " ✗ too far"}`);
+  if (row.shown.throughput) lines.push(plain(speedText(row), 70));
+  if (row.shown.latency_p50) lines.push(`p50 ${row.shown.latency_p50}, p95 ${row.shown.latency_p95 ?? "n/a"}, n ${row.samples}`);
+  if (row.shown.ratio) lines.push(plain(ratioText(row), 80));
+  if (known(row.memory)) lines.push(`memory ${row.shown.memory}`);
+  if (row.shown.rel_error) lines.push(`rel. error ${row.shown.rel_error}${row.sound ? "" : " ✗ too far"}`);
   lines.push(`trust: ${plain(row.trust ?? "")}; bound: ${plain(row.bound ?? "")}`, `record ${plain(row.record_id)}`);
   return lines.join("<br>");
 }

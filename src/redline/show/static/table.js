@@ -6,19 +6,19 @@ const TABLE = [
   { name: "model", label: "model", text: true, spare: true },
   { name: "task", label: "task", text: true, tight: true, spare: true },
   { name: "batch", label: "batch", show: (row) => row.batch ?? "–" },
-  { name: "throughput", label: "items/s", show: (row) => (known(row.throughput) ? `${figure(row.throughput, Math.max(4, String(Math.round(row.throughput)).length))}${known(row.sustained) ? ` (sustained ${figure(row.sustained, 4)})` : ""}` : "–") },
-  { name: "ratio", label: "vs first", show: (row) => (known(row.ratio) ? `${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""}${[null, undefined, "baseline"].includes(row.compared_with) ? "" : ` of ${cut(row.compared_with, 14)}`}` : "–") },
-  { name: "half_width", label: "±", show: (row) => (known(row.half_width) ? percent(row.half_width) : "–") },
+  { name: "throughput", label: "items/s", show: (row) => `${row.shown.throughput ?? "–"}${known(row.sustained) ? ` (sustained ${row.shown.sustained})` : ""}` },
+  { name: "ratio", label: "vs first", show: (row) => (row.shown.ratio ? `${row.shown.ratio}${[null, undefined, "baseline"].includes(row.compared_with) ? "" : ` of ${cut(row.compared_with, 14)}`}` : "–") },
+  { name: "half_width", label: "±" },
   { name: "trust", label: "trust", text: true, tight: true },
-  { name: "latency_p50", label: "p50", show: (row) => (known(row.latency_p50) ? seconds(row.latency_p50) : "–") },
-  { name: "latency_p95", label: "p95", show: (row) => (row.failure ? "–" : seconds(row.latency_p95)) },
-  { name: "latency_p99", label: "p99", show: (row) => (row.failure ? "–" : seconds(row.latency_p99)) },
-  { name: "memory", label: "memory", show: (row) => (known(row.memory) ? bytes(row.memory) : "–") },
-  { name: "rel_error", label: "rel. error", show: (row) => (known(row.rel_error) ? `${errorText(row)}${row.sound ? "" : " ✗"}` : row.numerics ?? "–") },
-  { name: "energy_per_item", label: "mJ/item", show: (row) => (known(row.energy_per_item) ? figure(row.energy_per_item * 1e3) : "–") },
-  { name: "power", label: "W", show: (row) => (known(row.power) ? figure(row.power) : "–") },
-  { name: "utilisation", label: "busy", show: (row) => (known(row.utilisation) ? percent(row.utilisation) : "–") },
-  { name: "cost_per_million", label: "per million", show: (row) => (known(row.cost_per_million) ? figure(row.cost_per_million) : "–") },
+  { name: "latency_p50", label: "p50" },
+  { name: "latency_p95", label: "p95" },
+  { name: "latency_p99", label: "p99" },
+  { name: "memory", label: "memory" },
+  { name: "rel_error", label: "rel. error", show: (row) => (row.shown.rel_error ? `${row.shown.rel_error}${row.sound ? "" : " ✗"}` : row.numerics ?? "–") },
+  { name: "energy_per_item", label: "energy per item" },
+  { name: "power", label: "power" },
+  { name: "utilisation", label: "busy" },
+  { name: "cost_per_million", label: "per million" },
   { name: "processes", label: "processes", show: (row) => row.processes ?? 1 },
   { name: "bound", label: "bound", text: true, tight: true },
   { name: "setting", label: "setting", text: true },
@@ -111,7 +111,7 @@ function tableRow(row) {
     if (column.name === "trust") cell.append(...verdictChips(row));
     else if (column.name === "recipe") cell.append(compareBox(row), element("span", { title: oneLine(row.recipe) }, cut(row.recipe, 60)));
     else {
-      const told = column.show ? column.show(row) : row[column.name] ?? "–";
+      const told = column.show ? column.show(row) : row.shown[column.name] ?? row[column.name] ?? "–";
       cell.textContent = column.text ? cut(told, 60) : told;
       if (known(row[column.name])) cell.title = column.name === "bound" ? row.bound_evidence ?? "" : column.name === "ratio" ? `against ${oneLine(row.compared_with ?? "the first")}` : oneLine(row[column.name]);
     }
@@ -140,10 +140,10 @@ function detailRow(row) {
   });
   const list = element("dl");
   const facts = [
-    ["what", workloadName(row)], ["recipe", row.recipe], ["speed", known(row.throughput) ? `${rate(row.throughput, row.item)}${known(row.throughput_low) ? ` (${figure(row.throughput_low, 5)}–${figure(row.throughput_high, 5)})` : ""}` : null],
-    ["processes", row.processes], ["latency", known(row.latency_p50) ? `p50 ${seconds(row.latency_p50)}, p95 ${seconds(row.latency_p95)}, p99 ${seconds(row.latency_p99)}` : null],
+    ["what", workloadName(row)], ["recipe", row.recipe], ["speed", speedText(row)],
+    ["processes", row.processes], ["latency", row.shown.latency_p50 ? `p50 ${row.shown.latency_p50}, p95 ${row.shown.latency_p95 ?? "n/a"}, p99 ${row.shown.latency_p99 ?? "n/a"}` : null],
     ["bound", known(row.bound) ? `${row.bound}: ${row.bound_evidence ?? ""}` : null], ["trust", [row.trust, row.notes].filter(Boolean).join(": ")], ["failed", row.failure],
-    ["roofline", known(row.headroom) ? `${figure(row.headroom)}× left` : null], ["record", row.record_id],
+    ["roofline", row.shown.headroom ? `${row.shown.headroom} left` : null], ["record", row.record_id],
   ];
   for (const [name, told] of facts) if (told) list.append(element("dt", {}, name), element("dd", {}, oneLine(told)));
   const processes = PAYLOAD.processes[row.number] ?? [];
@@ -195,7 +195,7 @@ function csvCell(value) {
 
 function csvText(rows) {
   const names = PAYLOAD.csv_columns;
-  return [names.join(","), ...sorted(rows).map((row) => names.map((name) => csvCell(row[name])).join(","))].join("\n") + "\n";
+  return [names.join(","), ...sorted(rows).map((row) => names.map((name) => csvCell(row.raw[name] ?? row[name])).join(","))].join("\n") + "\n";
 }
 
 function download() {
