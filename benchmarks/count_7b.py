@@ -72,7 +72,7 @@ def count_with_redline() -> dict[str, Any]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = make_model()
         tokens = torch.randint(0, VOCABULARY, (BATCH, TOKENS))
-    work = count_work(Task(model=model, inputs=((tokens,), {}), loss=lambda out: out.float().mean(), modules=True))
+    work = count_work(Task(model=model, inputs=((tokens,), {}), loss=lambda out: out.float().mean()))
     return {
         "flops": work.total_flops,
         "ratio": work.backward_flops / work.flops,

@@ -20,8 +20,7 @@ import torch
 import torchvision
 
 from redline.bench.device.cuda import record_graph
-from redline.bench.recipe.overlap import overlap_gradients
-from redline.bench.recipe.plain import compile_blocks
+from redline.bench.recipe.plain import compile_blocks, overlap_gradients
 
 WARMUPS, STEPS, REPEATS = 3, 200, 3
 

@@ -150,7 +150,7 @@ def _refusal(name: str) -> str | None:
     """Returns why the architecture cannot compute; None if it can, or if only real numbers would tell."""
     import torch
 
-    from redline.bench.device.failure import is_of_two_devices, one_line
+    from redline.bench.device.failure import one_line
     from redline.bench.workload.sources import hf
     from redline.model.spec import WorkloadSpec
 
@@ -167,7 +167,8 @@ def _refusal(name: str) -> str | None:
     except Exception as error:
         # A branch on values, and a tensor that the model makes itself in memory, tell nothing here.
         told = one_line(error)
-        return None if is_of_two_devices(error) or "meta tensors" in told else told
+        of_two_devices = "device" in str(error) and ("meta" in str(error) or "same device" in str(error))
+        return None if of_two_devices or "meta tensors" in told else told
     return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -87,24 +89,21 @@ def test_timed_blocks_carry_no_ranges(session: BenchSession, tmp_path: Path, mon
     assert isinstance(session.handle(Measure(kind="throughput", seconds=0.02)), BlockReply)
 
 
-def test_what_capturing_cost_is_told(session: BenchSession, tmp_path: Path) -> None:
-    prepare(session)
-    reply = session.handle(Profile(path=str(tmp_path / "t.json.gz"), active=1))
-    assert isinstance(reply, TraceReply)
-    assert reply.trace.capture_s > 0
-    assert reply.trace.bytes == Path(reply.trace.path).stat().st_size
-    assert reply.trace.steps == 1
-
-
 def test_for_a_profiler_from_outside_the_steps_are_only_run(
     session: BenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from redline.bench.device.cpu import CpuDevice
 
     told: list[str] = []
-    monkeypatch.setattr(CpuDevice, "start_profiler", lambda self: told.append("start"))
-    monkeypatch.setattr(CpuDevice, "stop_profiler", lambda self: told.append("stop"))
-    monkeypatch.setattr(CpuDevice, "push_range", lambda self, name: told.append(name))
+
+    @contextmanager
+    def telling(*words: str) -> Iterator[None]:
+        told.append(words[0])
+        yield
+        told.extend(words[1:])
+
+    monkeypatch.setattr(CpuDevice, "profiled", lambda self: telling("start", "stop"))
+    monkeypatch.setattr(CpuDevice, "range", lambda self, name: telling(name))
     prepare(session)
     reply = session.handle(Profile(path=str(tmp_path), warmup=1, active=2, outside=True))
     assert isinstance(reply, TraceReply)

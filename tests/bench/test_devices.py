@@ -14,18 +14,18 @@ import psutil
 import pytest
 import torch
 
-from redline.bench.device import cuda, open_device, resolve_device
+from redline.bench.device import cuda, resolve_device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.device.process import on_one_processor
 from redline.bench.device.rocm import RocmDevice
 from redline.bench.environment import few_threads
 from redline.bench.measure.blocks import Sampling
-from redline.bench.questions import check
-from redline.model.errors import SpecError, UnknownName, UsageError
+from redline.bench.session import check
+from redline.model.errors import UsageError
 from redline.model.fields import MOST_RANKS
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
-from redline.system.telemetry import cpu_name, nvml
-from redline.system.telemetry.amd import AmdCard, number, open_amd_card
+from redline.system.telemetry import nvml
+from redline.system.telemetry.amd import AmdCard, open_amd_card
 from redline.system.telemetry.nvml import NvmlCard
 
 MIB = 2**20
@@ -46,27 +46,6 @@ def test_a_model_for_a_gpu_is_built_with_few_threads(is_accelerator: bool, threa
 
 
 # The CPU
-
-
-def test_a_cpu_knows_what_it_is() -> None:
-    device = open_device("cpu")
-    info = device.info()
-    assert isinstance(device, CpuDevice)
-    assert (info.kind, info.index, info.uuid, info.driver) == ("cpu", None, None, None)
-    assert info.name == cpu_name() != ""
-    assert info.memory_bytes == psutil.virtual_memory().total
-    assert info.capability == torch.backends.cpu.get_cpu_capability()
-    assert not device.is_accelerator
-    assert device.torch_device == torch.device("cpu")
-
-
-def test_a_cpus_clock_goes_forward_in_seconds() -> None:
-    device = CpuDevice()
-    marks = [device.mark() for _ in range(4)]
-    assert marks == sorted(marks)
-    between = device.seconds_between([0, 1_500_000_000, 1_500_000_250])
-    assert between == [1.5, 250e-9]
-    assert device.seconds_between(marks[:1]) == []
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this kernel keeps one peak for ever")
@@ -168,14 +147,6 @@ def test_more_ranks_than_the_memory_holds_are_refused_before_any_starts() -> Non
     assert told is not None
     assert f"{min(2 * most, MOST_RANKS)} ranks need" in told
     assert "ask for fewer" in told
-
-
-def test_errors_about_devices_are_of_the_right_kind(torch_of: Callable[..., None]) -> None:
-    torch_of("cuda", cards=1)
-    with pytest.raises(UnknownName):
-        resolve_device("tpu")
-    with pytest.raises(SpecError):
-        resolve_device("cpu:3")
 
 
 @pytest.mark.parametrize(
@@ -341,23 +312,6 @@ def test_numbers_of_the_hosts_processes_tell_nothing_inside_a_container(family: 
     assert card.own_memory_bytes() is None
 
 
-def test_strangers_are_looked_for_now_and_then_only(family: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    now, looks = [100.0], []
-    monkeypatch.setattr(nvml.time, "monotonic", lambda: now[0])
-
-    def running(card: Any) -> list[SimpleNamespace]:
-        looks.append(card)
-        return [process(os.getpid())]
-
-    card = NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=running), handle=0)
-    for _ in range(5):
-        card.foreign_processes()
-    assert len(looks) == 1
-    now[0] += nvml.NEIGHBOUR_PERIOD_S + 0.1
-    card.foreign_processes()
-    assert len(looks) == 2
-
-
 def test_our_own_memory_is_what_the_driver_counts_for_us() -> None:
     running = [process(1, 100), process(os.getpid(), 700 * MIB)]
     assert used_by(running).own_memory_bytes() == 700 * MIB
@@ -474,17 +428,6 @@ def test_a_card_that_says_nothing_is_unknown_all_over() -> None:
         assert set(card.facts().values()) == {None}, how
         assert set(card.reading().values()) == {None}, how
         assert card.energy_j() is None, how
-
-
-@pytest.mark.parametrize(
-    ("said", "meant"),
-    [
-        (5, 5.0), ("5", 5.0), (0, 0.0), ("0.5", 0.5), ("N/A", None), ("", None), (None, None), ([1, 2], None),
-        (0xFFFF, None), (0xFFFFFFFF, None), (0xFFFFFFFFFFFFFFFF, None), ("65535", None),
-    ],
-)  # fmt: skip
-def test_what_amdsmi_calls_a_number(said: Any, meant: float | None) -> None:
-    assert number(said) == meant
 
 
 def test_an_amd_card_is_found_by_its_place_on_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,21 @@
-"""When launches are shortened, and what compiles kernels is ended: once everything has run."""
+"""When launches are shortened and what compiles kernels is ended: once everything has run."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
+from torch._inductor import async_compile
 
 from redline.bench.device import cuda
 from redline.bench.device.cpu import CpuDevice
+from redline.bench.device.process import COMPILER, end_compile_pool
 from redline.bench.session import BenchSession
 from redline.bench.workload import step
 from redline.bench.workload.step import make_optimizer
@@ -131,3 +136,37 @@ def test_no_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr("ctypes.CDLL", missing)
     assert cuda.shorten_launches() == "libcuda.so.1: cannot open shared object file"
+
+
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [each for each in found if "compile_worker" in " ".join(each.cmdline())]
+
+
+@pytest.fixture(autouse=True)
+def _several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 2)
+
+
+def test_they_are_ended_while_they_still_begin(caplog: pytest.LogCaptureFixture) -> None:
+    first = async_compile.AsyncCompile.process_pool()
+    waiting = first.submit(len, "three")
+    assert children()
+    end_compile_pool()
+    assert waiting.done()
+    first.shutdown()  # as torch does when a program ends
+    assert not children()
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    second = async_compile.AsyncCompile.process_pool()
+    assert second is not first
+    assert second.submit(len, "four").result(60) == 4
+    assert len(children()) > 1
+    end_compile_pool()
+    assert not children()
+
+
+def test_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_compile_pool()
+    monkeypatch.delitem(sys.modules, COMPILER)
+    end_compile_pool()
+    assert COMPILER not in sys.modules

@@ -241,17 +241,3 @@ def test_reserved_memory_is_told_beside_the_allocated(tmp_path: Path, monkeypatc
     row = row_of(use)
     (line,) = memory_figure([row]).axes[0].get_lines()
     assert line.get_ydata().tolist() == [each / 2**20 for each in reserved]
-
-
-def test_without_an_allocator_that_tells_nothing_is_said_of_it(tmp_path: Path) -> None:
-    assert {point.reserved_bytes for point in use_of(tmp_path, batch=256).timeline} == {None}
-
-
-def test_the_report_names_kinds_and_modules(tmp_path: Path) -> None:
-    use = use_of(tmp_path, "train", batch=256, optimizer="adam")
-    row = row_of(use)
-    found = memory_result([row, row])
-    assert "activations" in str(found)
-    assert "wide.py:12" in str(found)
-    found.plot(tmp_path / "memory.png")
-    assert (tmp_path / "memory.png").stat().st_size > 1000

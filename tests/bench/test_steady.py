@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.bench.measure.blocks import CPU_MEDIAN_AGREEMENT, MEDIAN_AGREEMENT, reach_steady_state, windows_agree
+from redline.bench.measure.blocks import CPU_MEDIAN_AGREEMENT, MEDIAN_AGREEMENT, reach_steady_state
 from redline.model.record import Warmup
 from redline.model.spec import MeasureSpec
 
@@ -184,25 +184,3 @@ def test_the_tolerance_of_a_cpu_is_wider_than_that_of_an_accelerator(
     for is_accelerator, settles in ((True, on_accelerator), (False, on_cpu)):
         stairs = rising((1 + apart) ** (1 / WINDOW) - 1)
         assert Bench(stairs).warm_up(is_accelerator=is_accelerator, warmup_max_seconds=5.0).steady == settles
-
-
-NARROW, WIDE = [1.0] * 10, [0.8, 0.8, 0.8, 0.8, 1.0, 1.0, 1.2, 1.2, 1.2, 1.2]
-
-
-@pytest.mark.parametrize(
-    ("samples", "median_share", "quartile_share", "agree"),
-    [
-        (NARROW + [1.009] * 10, 0.01, 0.05, True),
-        (NARROW + [1.02] * 10, 0.01, 0.05, False),
-        (NARROW + [1.02] * 10, 0.05, 0.01, False),
-        (NARROW + [1.02] * 10, 0.05, 0.05, True),
-        (NARROW + WIDE, 0.01, 0.05, False),
-        (WIDE + WIDE, 0.01, 0.05, True),
-        ([9.0] * 5 + NARROW + NARROW, 0.01, 0.05, True),
-        (NARROW + NARROW[:9], 0.01, 0.05, False),
-    ],
-)
-def test_windows_agree_in_medians_and_in_quartiles(
-    samples: list[float], median_share: float, quartile_share: float, agree: bool
-) -> None:
-    assert windows_agree(samples, 10, median_share, quartile_share) is agree

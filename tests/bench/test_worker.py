@@ -86,7 +86,7 @@ def test_only_ctrl_c_leaves_the_bench_and_only_where_a_person_pressed_it(
     def interrupted(*_: object, **__: object) -> None:
         raise kind("bye")
 
-    monkeypatch.setattr(session, "_prepare", interrupted)
+    monkeypatch.setattr(session._bench, "prepare", interrupted)
     request = Prepare(spec=RunSpec(workload=WorkloadSpec(model="m")))
     if kind is KeyboardInterrupt and not isolated:
         with pytest.raises(KeyboardInterrupt):

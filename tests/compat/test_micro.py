@@ -18,7 +18,6 @@ import torch
 from redline.compat import micro
 from redline.compat.micro import ALIASES, asked_for, main, parsed
 from redline.launch.workers import reserved_port
-from redline.model.errors import UsageError
 from redline.model.spec import Recipe
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "micro_benchmarking_pytorch.py"
@@ -246,7 +245,7 @@ def test_the_flops_profile_has_the_lines_people_grep(capsys: pytest.CaptureFixtu
 
 def test_its_flops_are_those_of_redline_flops(capsys: pytest.CaptureFixture[str]) -> None:
     import redline
-    from redline.compat.forms import _count
+    from redline.compat.micro import _count
 
     out = run(capsys, "--network", "simple_cnn", "--batch-size", "2", "--iterations", "1", "--flops-prof-step", "1")
     assert "fwd FLOPs per GPU" in out
@@ -333,13 +332,3 @@ def test_manual_ranks_meet_at_the_url(port: int) -> None:
     outputs = [each.communicate(timeout=900)[0] for each in running]
     assert [each.returncode for each in running] == [0, 0]
     assert "Global batch size: 6" in outputs[0], "in manual DDP the batch is of each process"
-
-
-def test_there_is_one_program_behind_three_entrances() -> None:
-    from redline.verbs import NAMES
-
-    assert "micro" in NAMES
-    assert "script()" in SCRIPT.read_text()
-    assert micro.__name__ == "redline.compat.micro"
-    with pytest.raises(UsageError):
-        asked_for(parsed(["--network", "a", "--fp16", "1", "--amp"]))

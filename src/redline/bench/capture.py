@@ -1,11 +1,11 @@
-"""A few steps under a profiler, outside every timed block, and what capturing cost."""
+"""This runs a few steps under a profiler, outside every timed block, and says what capturing cost."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -67,11 +67,10 @@ def run_for_others(step: MarkedStep, device: Device, request: Profile) -> None:
     for _ in range(request.warmup):
         step()
     device.synchronize()
-    device.start_profiler()
-    for _ in range(request.active):
-        step()
-    device.synchronize()
-    device.stop_profiler()
+    with device.profiled():
+        for _ in range(request.active):
+            step()
+        device.synchronize()
 
 
 PREFIX = "redline/"
@@ -80,7 +79,7 @@ MODULE_PREFIX = "redline-module/"
 
 @contextmanager
 def marked_modules(model: nn.Module) -> Iterator[None]:
-    """A range around every module of the forward pass, named by its path."""
+    """Within this context every module of the forward pass has a range, named by its path."""
     opened: list[tuple[str, torch.profiler.record_function]] = []
 
     def enter(path: str) -> None:
@@ -106,7 +105,7 @@ class MarkedStep:
         self._phases, self._device = step.phases, device
         self._names = iter(step.phases)
         self._run = step.plain(self._next)
-        self._open: torch.profiler.record_function | None = None
+        self._open = ExitStack()
 
     def __call__(self) -> None:
         self._names = iter(self._phases)
@@ -114,22 +113,14 @@ class MarkedStep:
         try:
             self._run()
         finally:
-            self._leave()
+            self._open.close()
 
     def _next(self) -> None:
-        self._leave()
+        self._open.close()
         self._enter()
 
     def _enter(self) -> None:
         name = next(self._names, None)
-        if name is None:
-            return
-        self._device.push_range(PREFIX + name)
-        self._open = torch.profiler.record_function(PREFIX + name)
-        self._open.__enter__()
-
-    def _leave(self) -> None:
-        if self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
-            self._device.pop_range()
+        if name is not None:
+            self._open.enter_context(self._device.range(PREFIX + name))
+            self._open.enter_context(torch.profiler.record_function(PREFIX + name))

@@ -1,6 +1,6 @@
-"""What torch says about itself and about the machine under it: the bench's answer to `AskHealth`.
+"""This tells what torch says about itself and about the machine under it: the bench's answer to `AskHealth`.
 
-First look (`look` asks torch, `Machine` reads files), then judge: every rule is a plain function of what was seen.
+`look` asks torch and `Machine` reads files. Each check of the table `CHECKS` is a function of what they saw.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from redline.bench.device.failure import DriverProblem, driver_problem
 from redline.model.protocol import Health, HealthItem
@@ -58,13 +60,13 @@ class TorchDevice:
 
 @dataclass(frozen=True)
 class TorchView:
-    """What torch says, so that rules need no torch."""
+    """A view holds what torch says, so that rules need no torch."""
 
     version: str
     cuda: str | None = None
     hip: str | None = None
     unavailable: str = ""
-    """What torch says when no GPU can be used."""
+    """This is what torch says when no GPU can be used."""
     devices: tuple[TorchDevice, ...] = ()
     arch_list: tuple[str, ...] = ()
     dnn: str | None = None
@@ -72,7 +74,7 @@ class TorchView:
     triton: str | None = None
     torchvision: str | None = None
     torchvision_needs: str = ""
-    """What torchvision's own metadata asks of torch."""
+    """This is what torchvision's own metadata asks of torch."""
     torchvision_error: str = ""
     threads: int = 1
 
@@ -157,7 +159,7 @@ def _affinity() -> int:
 
 @dataclass(frozen=True)
 class Machine:
-    """The few ways in which rules look at the machine; tests hand in a faked one."""
+    """A machine offers the few ways in which rules look at it; tests hand in a faked one."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -183,11 +185,11 @@ class Machine:
     def _is_on_bus(self, vendor: str) -> bool:
         """True if a display controller or accelerator of this vendor is on the PCI bus, with a driver or without."""
         devices = self.root.glob("sys/bus/pci/devices/*")
-        kinds = [self.read(each / "class")[:4] for each in devices if self.read(each / "vendor") == vendor]
+        kinds = [self.read(device / "class")[:4] for device in devices if self.read(device / "vendor") == vendor]
         return "0x03" in kinds or "0x12" in kinds
 
     def cpu_limit(self) -> float | None:
-        """How many cores' worth of time the control groups allow, from this process's own up to the top; None: no limit."""
+        """Returns how many cores' worth of time the control groups allow, from this process's own up to the top; None: no limit."""
         limits = []
         for line in self.read("proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -215,42 +217,47 @@ class Machine:
 
 def health(machine: Machine | None = None, view: TorchView | None = None) -> Health:
     machine, view = machine or Machine(), view or look()
-    items = (
-        judge_build(view, machine),
-        judge_gpu(view, machine),
-        *(judge_device(device, view.arch_list) for device in view.devices),
-        *judge_number_formats(view, machine),
-        *judge_gpu_libraries(view),
-        judge_compiler(machine),
-        judge_torchvision(view),
-        judge_threads(view, machine),
-    )
+    items = tuple(item for check in CHECKS for item in check(view, machine))
     return Health(items=items, devices=tuple(device.info for device in view.devices))
 
 
-def judge_build(view: TorchView, machine: Machine) -> HealthItem:
+def well(name: str, seen: str) -> HealthItem:
+    return HealthItem(name=name, ok=True, seen=seen)
+
+
+def lacking(name: str, seen: str, mend: str = "") -> HealthItem:
+    """Something is absent or could be better, and Redline works without it."""
+    return HealthItem(name=name, ok=None, seen=seen, mend=mend)
+
+
+def broken(name: str, seen: str, mend: str) -> HealthItem:
+    return HealthItem(name=name, ok=False, seen=seen, mend=mend)
+
+
+def check_build(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
     here = [name for name, is_there in (("CUDA", machine.nvidia()), ("ROCm", machine.amd())) if is_there]
     serves, version = ("CUDA", view.cuda) if view.cuda else ("ROCm", view.hip)
     seen = f"torch {view.version}, {f'{serves} {version}' if version else 'CPU only'}"
     # Machines with a GPU of each vendor exist; a build for either of them is fine.
     if not here or (version and serves in here):
-        return HealthItem(name="torch", ok=True, seen=seen)
-    vendor = {"CUDA": "an NVIDIA", "ROCm": "an AMD"}[here[0]]
-    seen = f"{seen}; this machine has {vendor} GPU, which this build cannot use"
-    return HealthItem(name="torch", ok=False, seen=seen, mend=GET_TORCH.format(what=here[0]))
+        yield well("torch", seen)
+    else:
+        vendor = {"CUDA": "an NVIDIA", "ROCm": "an AMD"}[here[0]]
+        unused = f"{seen}; this machine has {vendor} GPU, which this build cannot use"
+        yield broken("torch", unused, GET_TORCH.format(what=here[0]))
 
 
-def judge_gpu(view: TorchView, machine: Machine) -> HealthItem:
+def check_gpu(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
     if view.devices:
-        return HealthItem(name="GPU", ok=True, seen=f"{len(view.devices)} usable by torch")
-    if not ((machine.nvidia() and view.cuda) or (machine.amd() and view.hip)):
-        return HealthItem(name="GPU", ok=None, seen="none that this torch could use; Redline measures on the CPU")
-    seen, mend = _why_hidden(view, machine)
-    return HealthItem(name="GPU", ok=False, seen=seen, mend=mend)
+        yield well("GPU", f"{len(view.devices)} usable by torch")
+    elif (machine.nvidia() and view.cuda) or (machine.amd() and view.hip):
+        yield broken("GPU", *_why_hidden(view, machine))
+    else:
+        yield lacking("GPU", "none that this torch could use; Redline measures on the CPU")
 
 
 def _why_hidden(view: TorchView, machine: Machine) -> tuple[str, str]:
-    """The cause and the fix; the surest sign comes first."""
+    """Returns the cause and the fix; the surest sign comes first."""
     variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") if view.hip else ()
     for name in (*variables, "CUDA_VISIBLE_DEVICES"):
         value = machine.environ.get(name)
@@ -271,14 +278,14 @@ def _why_hidden(view: TorchView, machine: Machine) -> tuple[str, str]:
     return view.unavailable, fix.format(cuda=view.cuda, tool="rocminfo" if view.hip else "nvidia-smi")
 
 
-def judge_device(device: TorchDevice, arch_list: tuple[str, ...]) -> HealthItem:
-    info = device.info
-    seen = f"{info.name}, {info.capability}, {format_bytes(info.memory_bytes)}"
-    name = f"{info.kind}:{info.index}"
-    if runs_on(info.capability or "", arch_list):
-        return HealthItem(name=name, ok=True, seen=seen)
-    seen = f"{seen}; torch carries no code for it (built for {', '.join(arch_list) or 'nothing'})"
-    return HealthItem(name=name, ok=False, seen=seen, mend=GET_TORCH.format(what="a build that lists this GPU"))
+def check_devices(view: TorchView, _: Machine) -> Iterator[HealthItem]:
+    for info in (device.info for device in view.devices):
+        name, seen = f"{info.kind}:{info.index}", f"{info.name}, {info.capability}, {format_bytes(info.memory_bytes)}"
+        if runs_on(info.capability or "", view.arch_list):
+            yield well(name, seen)
+        else:
+            without = f"{seen}; torch carries no code for it (built for {', '.join(view.arch_list) or 'nothing'})"
+            yield broken(name, without, GET_TORCH.format(what="a build that lists this GPU"))
 
 
 def runs_on(capability: str, arch_list: tuple[str, ...]) -> bool:
@@ -296,53 +303,52 @@ def runs_on(capability: str, arch_list: tuple[str, ...]) -> bool:
     return False
 
 
-def judge_number_formats(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
-    for name, attribute in (("bf16", "bf16"), ("TF32", "tf32")):
-        without = [f"{each.info.kind}:{each.info.index}" for each in view.devices if not getattr(each, attribute)]
-        seen = f"not native on {', '.join(without)}: expect no gain there" if without else "native on every GPU"
-        if view.devices:
-            yield HealthItem(name=name, ok=None if without else True, seen=seen)
+def check_number_formats(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
+    for name, attribute in (("bf16", "bf16"), ("TF32", "tf32")) if view.devices else ():
+        without = [
+            f"{device.info.kind}:{device.info.index}" for device in view.devices if not getattr(device, attribute)
+        ]
+        if without:
+            yield lacking(name, f"not native on {', '.join(without)}: expect no gain there")
+        else:
+            yield well(name, "native on every GPU")
     known = r"\b(?:avx512_bf16|amx_bf16|avx512_fp16|amx_fp16|bf16|fphp)\b"
     flags = sorted(set(re.findall(known, machine.read("proc/cpuinfo"))))
-    seen = ", ".join(flags) or "no such instructions: fp16 and bf16 recipes run slower than fp32 here"
-    yield HealthItem(name="half precision on the CPU", ok=True if flags else None, seen=seen)
+    name, none = "half precision on the CPU", "no such instructions: fp16 and bf16 recipes run slower than fp32 here"
+    yield well(name, ", ".join(flags)) if flags else lacking(name, none)
 
 
-def judge_gpu_libraries(view: TorchView) -> Iterator[HealthItem]:
+def check_gpu_libraries(view: TorchView, _: Machine) -> Iterator[HealthItem]:
     if view.devices:
         name = "MIOpen" if view.hip else "cuDNN"
-        mend = "" if view.dnn else f"take other copies of {name} off LD_LIBRARY_PATH, or reinstall torch"
-        yield HealthItem(name=name, ok=bool(view.dnn), seen=view.dnn or "does not load", mend=mend)
-    if view.triton:
-        yield HealthItem(name="Triton", ok=True, seen=view.triton)
-        return
+        mend = f"take other copies of {name} off LD_LIBRARY_PATH, or reinstall torch"
+        yield well(name, view.dnn) if view.dnn else broken(name, "does not load", mend)
     mend = "pip install triton" if view.cuda else "reinstall torch: its ROCm build brings its own Triton"
-    seen = "not importable: torch.compile needs it on a GPU"
-    yield HealthItem(name="Triton", ok=False if view.devices else None, seen=seen, mend=mend)
+    missing = "Triton", "not importable: torch.compile needs it on a GPU", mend
+    yield well("Triton", view.triton) if view.triton else (broken if view.devices else lacking)(*missing)
 
 
-def judge_compiler(machine: Machine) -> HealthItem:
+def check_compiler(_: TorchView, machine: Machine) -> Iterator[HealthItem]:
     """A compiler that is there but lacks a header fails minutes into a run, so one tiny file is compiled."""
     command = shlex.split(machine.environ.get("CXX", "")) or ["clang++" if sys.platform == "darwin" else "g++"]
-    name = "C++ compiler"
-    path = shutil.which(command[0], path=machine.environ.get("PATH"))
+    name, path = "C++ compiler", shutil.which(command[0], path=machine.environ.get("PATH"))
     if path is None:
         mend = "sudo apt-get install g++, or set CXX to a C++ compiler"
-        return HealthItem(name=name, ok=False, seen=f"{command[0]} not found: torch.compile needs it", mend=mend)
-    error = _compile_error([path, *command[1:]])
-    if not error:
-        return HealthItem(name=name, ok=True, seen=f"{path} compiles with Python's headers")
-    mend = "fix the compiler, or set CXX to another one"
-    if "Python.h" in error:
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        mend = f"install Python's headers: sudo apt-get install python{version}-dev (or python3-devel)"
-    elif "omp" in error:
-        mend = "install OpenMP for this compiler (libgomp or libomp-dev), or set CXX to g++"
-    return HealthItem(name=name, ok=False, seen=f"{path} fails: {error}", mend=mend)
+        yield broken(name, f"{command[0]} not found: torch.compile needs it", mend)
+    elif not (error := _compile_error([path, *command[1:]])):
+        yield well(name, f"{path} compiles with Python's headers")
+    else:
+        mend = "fix the compiler, or set CXX to another one"
+        if "Python.h" in error:
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            mend = f"install Python's headers: sudo apt-get install python{version}-dev (or python3-devel)"
+        elif "omp" in error:
+            mend = "install OpenMP for this compiler (libgomp or libomp-dev), or set CXX to g++"
+        yield broken(name, f"{path} fails: {error}", mend)
 
 
 def _compile_error(compiler: list[str]) -> str:
-    """The first error line of compiling a tiny shared library; empty when it works."""
+    """Returns the first error line of compiling a tiny shared library; empty when it works."""
     with tempfile.TemporaryDirectory(prefix="redline-") as folder:
         source = Path(folder, "tiny.cpp")
         source.write_text(TINY_PROGRAM, encoding="utf-8")
@@ -361,44 +367,41 @@ def _compile_error(compiler: list[str]) -> str:
     return "" if done.returncode == 0 else next((line for line in lines if "error" in line), lines[0])
 
 
-def judge_torchvision(view: TorchView) -> HealthItem:
-    if view.torchvision is None:
-        return HealthItem(name="torchvision", ok=False, seen="not installed", mend="pip install torchvision")
-    seen = ""
-    if view.torchvision_error:
-        seen = f"{view.torchvision} with torch {view.version}: {view.torchvision_error}"
-    elif not satisfies(view.version, view.torchvision_needs):
-        seen = f"{view.torchvision} asks for {view.torchvision_needs}, but torch is {view.version}"
-    if not seen:
-        return HealthItem(name="torchvision", ok=True, seen=f"{view.torchvision}, matches torch")
+def check_torchvision(view: TorchView, _: Machine) -> Iterator[HealthItem]:
+    name, own = "torchvision", view.torchvision
+    # A build of one's own, such as 2.7.0a0+git1234, counts as the version that it will be.
+    fits = Requirement(view.torchvision_needs or "torch").specifier.contains(Version(view.version).base_version)
     mend = "reinstall them together, from one place: pip install --force-reinstall torch torchvision"
-    return HealthItem(name="torchvision", ok=False, seen=seen, mend=mend)
+    if own is None:
+        yield broken(name, "not installed", "pip install torchvision")
+    elif view.torchvision_error:
+        yield broken(name, f"{own} with torch {view.version}: {view.torchvision_error}", mend)
+    elif not fits:
+        yield broken(name, f"{own} asks for {view.torchvision_needs}, but torch is {view.version}", mend)
+    else:
+        yield well(name, f"{own}, matches torch")
 
 
-def satisfies(version: str, requirement: str) -> bool:
-    """True if a version meets the `==` and `>=` of a requirement such as 'torch (==2.6.0)'."""
-
-    def release(text: str) -> tuple[int, ...]:
-        return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text)[0])))
-
-    have = release(version)
-    return all(
-        have >= release(wanted) and (relation == ">=" or have[: len(release(wanted))] == release(wanted))
-        for relation, wanted in re.findall(r"(==|>=)\s*(\d+(?:\.\d+)*)", requirement)
-    )
-
-
-def judge_threads(view: TorchView, machine: Machine) -> HealthItem:
+def check_threads(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
     limit = machine.cpu_limit()
     usable = min(machine.cpus, math.ceil(limit)) if limit else machine.cpus
     allowed = f"{machine.cpus} CPUs" + (f", limited to {limit:g} by its control group" if limit else "")
     seen = f"{view.threads} inside operators on {allowed}"
     if view.threads > usable:
-        mend = f"pass --threads {usable}: more threads than CPUs wait for each other"
-        return HealthItem(name="threads", ok=False, seen=seen, mend=mend)
-    # Half of the logical CPUs is one thread per physical core, which is torch's own choice.
-    if view.threads * 2 >= usable:
-        return HealthItem(name="threads", ok=True, seen=seen)
-    names = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in machine.environ]
-    cause = f" ({', '.join(f'{name}={machine.environ[name]}' for name in names)})" if names else ""
-    return HealthItem(name="threads", ok=None, seen=seen + cause, mend=f"pass --threads {usable} to use them all")
+        yield broken("threads", seen, f"pass --threads {usable}: more threads than CPUs wait for each other")
+    elif view.threads * 2 >= usable:  # half of the logical CPUs is one thread per physical core, torch's own choice
+        yield well("threads", seen)
+    else:
+        names = [
+            f"{name}={machine.environ[name]}"
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+            if name in machine.environ
+        ]
+        cause = f" ({', '.join(names)})" if names else ""
+        yield lacking("threads", seen + cause, f"pass --threads {usable} to use them all")
+
+
+CHECKS: tuple[Callable[[TorchView, Machine], Iterator[HealthItem]], ...] = (
+    check_build, check_gpu, check_devices, check_number_formats, check_gpu_libraries, check_compiler, check_torchvision,
+    check_threads,
+)  # fmt: skip

@@ -34,6 +34,15 @@ GIT_TIMEOUT_S = 30.0
 
 
 def describe(device: Device) -> Environment:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags = {
+        "cuda.matmul.allow_tf32": matmul.allow_tf32,
+        "cudnn.allow_tf32": cudnn.allow_tf32,
+        "cudnn.benchmark": cudnn.benchmark,
+        "cudnn.deterministic": cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "mkldnn.enabled": torch.backends.mkldnn.is_available(),
+    }
     commit, committed_at, dirty = _git_state()
     return Environment(
         device=device.info(),
@@ -50,7 +59,7 @@ def describe(device: Device) -> Environment:
         threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
         versions={**dict(_versions()), **device.versions()},
-        flags=_torch_flags(),
+        flags={name: str(value) for name, value in flags.items()},
         variables={
             name: value
             for name, value in sorted(os.environ.items())
@@ -61,19 +70,6 @@ def describe(device: Device) -> Environment:
         git_committed_at=committed_at,
         neighbours=device.neighbours(),
     )
-
-
-def _torch_flags() -> dict[str, str]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    flags = {
-        "cuda.matmul.allow_tf32": matmul.allow_tf32,
-        "cudnn.allow_tf32": cudnn.allow_tf32,
-        "cudnn.benchmark": cudnn.benchmark,
-        "cudnn.deterministic": cudnn.deterministic,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "mkldnn.enabled": torch.backends.mkldnn.is_available(),
-    }
-    return {name: str(value) for name, value in flags.items()}
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -13,9 +13,8 @@ from torch import Tensor
 from redline.bench.device.base import Device
 from redline.bench.device.failure import kind_of, one_line
 from redline.bench.measure.blocks import quiet_collector
-from redline.bench.recipe.compose import apply_recipe
+from redline.bench.recipe.compose import set_up
 from redline.bench.workload.batch import Axes
-from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import InferenceStep, Setup, make_step
 from redline.bench.workload.structure import map_leaves, named_tensors
@@ -127,9 +126,7 @@ def _first_rows(inputs: Inputs, axes: Axes, size: int) -> Inputs:
 def _built_at(spec: RunSpec, size: int, device: Device) -> InferenceStep:
     """Returns a model of its own for this size: a second shape would turn a compiled program dynamic, and slower."""
     smaller = msgspec.structs.replace(spec.workload, batch=size)
-    workload = build_workload(smaller, spec.seed).to(device.torch_device)
-    settle_batch(workload, smaller)
-    setup = apply_recipe(spec.recipe, workload, device)
+    setup = set_up(msgspec.structs.replace(spec, workload=smaller), device)
     setup.let_originals_go()
     step = make_step(setup, smaller.optimizer)
     assert isinstance(step, InferenceStep)

@@ -15,19 +15,17 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 
 from redline.bench.count.count import shown_model
-from redline.bench.count.counter import watching
-from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.count.counter import ModulePaths, watching
+from redline.bench.device import Device, open_device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.environment import describe
-from redline.bench.recipe.compose import apply_recipe
-from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.recipe.compose import set_up
 from redline.bench.workload.called import name_of, refuse_what_has_not_run
 from redline.bench.workload.sources.user import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
-from redline.bench.workload.structure import WholeDispatchMode, stored, tensors_within
+from redline.bench.workload.structure import WholeDispatchMode, packed, stored, tensors_within
 from redline.model.errors import BenchError
 from redline.model.protocol import MemoryAnswer
 from redline.model.spec import RunSpec
@@ -50,16 +48,12 @@ Holding = tuple[MemoryCategory, str, Tensor]
 
 def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
     """`snapshot` is where to write what was held when memory ran out, without a suffix."""
-    if spec.threads is not None:
-        torch.set_num_threads(spec.threads)
-    device = open_device(resolve_device(spec.device))
+    device = open_device(spec.device, spec.threads)
     device.limit_memory(spec.launch.memory_limit_bytes, isolated=True)
     handed = HANDED_OVER.get(spec.workload.artifact or "")
     give_back = remember_module(handed[0]) if handed else lambda: None
     try:
-        workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
-        settle_batch(workload, spec.workload)
-        setup = apply_recipe(spec.recipe, workload, device)
+        setup = set_up(spec, device)
         if setup.capabilities.dissolves_modules or setup.capabilities.records_graph:
             why = f"no memory by module under {spec.recipe}: its modules no longer run one by one"
             raise BenchError("unsupported", why)
@@ -73,10 +67,10 @@ def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
         try:
             use = _memory_of(step, setup, device, snapshot)
         except RuntimeError:
-            if not workload.differentiates(once):
+            if not setup.workload.differentiates(once):
                 raise
             use = _memory_of(step, setup, device, snapshot)
-        return MemoryAnswer(use=use, workload=workload.info(), environment=describe(device))
+        return MemoryAnswer(use=use, workload=setup.workload.info(), environment=describe(device))
     finally:
         give_back()
 
@@ -105,7 +99,7 @@ def _run(step: Step, setup: Setup, device: Device, snapshot: str | None) -> Ledg
     for path, size in _packed(model):
         ledger.keep(size, "weights", path)
     try:
-        with ledger, watching(model, ledger.enter, ledger.leave):
+        with ledger, watching(model, ledger.paths.enter, ledger.paths.leave):
             output = step(lambda: ledger.mark(model))
             refuse_what_has_not_run(output, name_of(setup.workload.model))
             # Some optimizers replace what they keep of a sparse gradient instead of writing into it.
@@ -151,28 +145,18 @@ def _optimizer_state(step: Step, model: nn.Module) -> Iterator[Holding]:
 
 
 def _packed(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Bytes of the weights that torch keeps in objects of its own, as `quantize_dynamic` does, by module."""
+    """Yields the bytes of the weights that torch keeps in objects of its own, as `quantize_dynamic` does, by module."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         objects = [one for one in vars(module).values() if isinstance(one, torch.ScriptObject) and id(one) not in seen]
         seen.update(map(id, objects))
-        if size := sum(map(_state_bytes, objects)):
+        if size := sum(part.untyped_storage().nbytes() for one in objects for part in packed(one)):
             yield path, size
-
-
-def _state_bytes(one: Any) -> int:
-    """The size of what it would write into a checkpoint, which is as large as what it holds."""
-    if isinstance(one, Tensor):
-        return sum(part.untyped_storage().nbytes() for part in stored(one))
-    if isinstance(one, torch.ScriptObject):
-        packed: Any = one  # what it has is not in torch's types
-        return _state_bytes(packed.__getstate__()) if packed._has_method("__getstate__") else 0
-    return sum(map(_state_bytes, one)) if isinstance(one, tuple | list) else 0
 
 
 @dataclass(eq=False)
 class Held:
-    """One storage."""
+    """A storage is held for something, by a module, since a line."""
 
     bytes: int
     category: MemoryCategory
@@ -187,18 +171,16 @@ class Ledger(WholeDispatchMode):
         super().__init__()
         self._phases, self._rounding, self._reserved = phases, rounding, reserved
         self._phase, self._passed = phases[0], 0
-        self._stack: list[str] = []
-        self._has_left = self._is_over = False
+        self.paths = ModulePaths()
+        self._is_over = False
         self._live: dict[int, Held] = {}
         self._events: list[tuple[Held, int, str, int | None]] = []
-        """What came (1) or went (-1), in which phase, and what the allocator held then: memory that is freed stays reserved."""
+        """An event says what came (1) or went (-1), in which phase, and what the allocator held then: freed memory stays reserved."""
         self._broke_at: tuple[str, str, str] | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, HigherOrderOperator):
-            return self.opened(func, args, kwargs)
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
         except Exception:
             operator = str(func).rpartition(".")[0].removeprefix("aten.")
             self._broke_at = self._broke_at or (self._asking(), operator, _line())
@@ -209,9 +191,10 @@ class Ledger(WholeDispatchMode):
 
     def _asking(self) -> str:
         """The module that runs; between the model and the backward pass it is the loss."""
-        if self._stack:
-            return self._stack[-1]
-        return LOSS if self._has_left and self._phase == "forward" and len(self._phases) > 1 else ""
+        if self.paths.stack:
+            return self.paths.stack[-1]
+        has_left = bool(self.paths.calls)
+        return LOSS if has_left and self._phase == "forward" and len(self._phases) > 1 else ""
 
     def keep(self, size: int, category: MemoryCategory, module: str) -> None:
         """Note bytes that are held from the beginning to the end."""
@@ -234,14 +217,6 @@ class Ledger(WholeDispatchMode):
             del self._live[key]
         if not self._is_over:
             self._events.append((held, -1, self._phase, None))
-
-    def enter(self, path: str) -> None:
-        self._stack.append(path)
-
-    def leave(self, path: str) -> None:
-        while self._stack and self._stack.pop() != path:
-            continue
-        self._has_left = not self._stack
 
     def mark(self, model: nn.Module) -> None:
         """A phase has ended: what it leaves behind shows what it was made for."""
@@ -297,7 +272,7 @@ class Ledger(WholeDispatchMode):
         return f"{asked}; {format_bytes(use.peak_bytes)} held: {held}{by}"
 
     def _timeline(self, sizes: Any) -> Iterator[MemoryPoint]:
-        """The highest moment of each piece of the step, by kind."""
+        """Yields the highest moment of each piece of the step, by kind."""
         length = -(-len(self._events) // POINTS) or 1
         firsts = {
             first + int(sizes[first : first + length].argmax()): first for first in range(0, len(self._events), length)
@@ -341,7 +316,7 @@ def _by_category(holders: Iterable[Held], category_of: Callable[[Held], MemoryCa
 
 
 def _line() -> str:
-    """The innermost line outside torch and the bench."""
+    """Returns the innermost line outside torch and the bench."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         if frame.f_back is None:

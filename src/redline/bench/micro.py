@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from redline.bench.count.count import answer_count
+from redline.bench.count.counter import watching
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, check_model
@@ -37,7 +39,7 @@ class Iteration:
     loss: float
     seconds: float
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of forward, backward and optimizer, when training."""
+    """The seconds of forward, backward and optimizer, when training."""
 
 
 class MicroBench:
@@ -70,7 +72,7 @@ class MicroBench:
             self._scaler = make_scaler(self.setup)
 
     def warm_up(self, iterations: int) -> Iterator[Iteration]:
-        """Iterations that wait for the device, one by one; the first compiles."""
+        """Runs iterations that wait for the device, one by one; the first compiles."""
         with self._context():
             for number in range(iterations):
                 started = time.perf_counter()
@@ -82,7 +84,7 @@ class MicroBench:
         self.device.reset_peaks()
 
     def timed(self, iterations: int) -> Iterator[Iteration]:
-        """Iterations in a row, timed by the device's own clock and read out block by block."""
+        """Runs iterations in a row, timed by the device's own clock and read out block by block."""
         done = 0
         while done < iterations:
             # Every rank runs blocks of the same size: they meet between them.
@@ -125,23 +127,14 @@ class MicroBench:
         """Returns the forward seconds of every module with all inside it, by path; waits for the device around each."""
         seconds: dict[str, float] = {}
 
-        def clock(path: str, sign: int) -> Any:
-            def read(*_: Any) -> None:
-                self.device.synchronize()
-                seconds[path] = seconds.get(path, 0.0) + sign * time.perf_counter()
+        def clock(path: str, sign: int) -> None:
+            self.device.synchronize()
+            seconds[path] = seconds.get(path, 0.0) + sign * time.perf_counter()
 
-            return read
-
-        handles = []
-        for path, module in self.setup.workload.model.named_modules():
-            handles.append(module.register_forward_pre_hook(clock(path, -1)))
-            handles.append(module.register_forward_hook(clock(path, 1)))
-        try:
-            with self._context(), self.setup.autocast():
-                self.setup.workload.model(*self.setup.args, **self.setup.kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
+        model, setup = self.setup.workload.model, self.setup
+        clocked = watching(model, partial(clock, sign=-1), partial(clock, sign=1))
+        with clocked, self._context(), setup.autocast():
+            model(*setup.args, **setup.kwargs)
         return seconds
 
     def peak_bytes(self) -> int | None:

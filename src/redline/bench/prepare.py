@@ -33,8 +33,13 @@ from redline.bench.recipe.numerics import (
     with_sketch,
 )
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
-from redline.bench.recipe.sharing import compile_together
-from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
+from redline.bench.recipe.switches.compiler import (
+    cache_state,
+    compilations,
+    compile_seconds,
+    compile_together,
+    graph_breaks,
+)
 from redline.bench.train.epochs import seed_everything
 from redline.bench.train.session import TrainingSession, fitted
 from redline.bench.workload.build import build_workload, settle_batch
@@ -67,7 +72,7 @@ class Workbench:
         self._on_progress = on_progress
         self._ranks = ranks
         self._cold = cold
-        """Times of the cold start, as far as they are known."""
+        """These are the times of the cold start, as far as they are known."""
         self._isolated = isolated
         self.device: Device | None = None
         self.step: Timed | None = None
@@ -77,29 +82,39 @@ class Workbench:
         self.notes: list[Note] = []
         self.step_estimate_s = 0.0
         self.memory_limit_bytes: int | None = None
+        self._spec: RunSpec
         self._own_step: OwnStep | None = None
         self._restore_flags = remember_flags()
         self._give_back_model: Callable[[], None] = lambda: None
         self._returned = Answer()
         """A function returned this at its first call."""
 
-    def prepare(self, spec: RunSpec, *, modules: bool = False, shares: bool = False) -> Prepared:
-        """With `shares`, other processes prepare the same, and compile some of the blocks that are compiled one by one."""
-        device = self._open_device(spec)
+    def prepare(self, request: Prepare) -> PreparedReply:
+        self._spec = request.spec
+        if request.spec.train is not None:
+            return self._prepare_training(request)
+        helps = request.sharing == "helps"
+        prepared = self._prepare_bare(helps) if request.bare or helps else self._prepare(request)
+        return PreparedReply(prepared=prepared)
+
+    def _prepare(self, request: Prepare) -> Prepared:
+        spec, device = request.spec, self._open_device()
         with few_threads(device):
-            workload = self._build(spec, device)
-            reference = self._reference(spec, workload, device)
+            workload, reference = self._build(device), None
+            if spec.measure.check_numerics and workload.step is None:
+                self._enter("reference", "strict fp32")
+                reference = reference_of(spec, workload, device, self._ranks)
         info = workload.info()
         applicable = () if spec.measure.sparing else applicable_recipes(workload.model, device, workload.task)
-        setup = self._apply(spec, workload, device)
-        step = self._first_call(spec, setup, shares=shares)
-        numerics = self._numerics(spec, reference, step, setup)
+        setup = self._apply(workload, device)
+        step = self._first_call(setup, shares=request.sharing == "shares")
+        numerics = self._numerics(reference, step, setup)
         del reference
         setup.let_originals_go()
-        self._release(spec, device)
-        work = self._count(spec, setup, modules=modules)
+        self._release(device)
+        work = self._count(setup, modules=request.modules)
         setup.settle()
-        warmup = self._warm_up(spec, step, device)
+        warmup = self._warm_up(step, device)
         self.step = step
         self.step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
         self.eager_model = None if setup.capabilities.dissolves_modules else shown_model(workload)
@@ -126,42 +141,40 @@ class Workbench:
             generation=generation_info(step, device, watch=watch) if isinstance(step, GenerateStep) else None,
         )
 
-    def prepare_bare(self, spec: RunSpec) -> Prepared:
-        """Prepare for a profiler from outside: nothing that is not needed to run the step."""
-        device = self._open_device(spec)
-        workload = self._build(spec, device, calibrate=False)
-        info = workload.info()
-        setup = self._apply(spec, workload, device)
-        step = self._first_call(spec, setup)
-        setup.let_originals_go()
-        self._enter("warm-up")
-        with step.context():
-            warmup = few_steps(lambda: (step(), device.synchronize()))
-        self.step, self.step_estimate_s = step, warmup.samples[-1]
-        self._enter("ready")
-        return self._unchecked(setup, info, warmup, "not checked under an external profiler")
+    def _prepare_bare(self, helps: bool) -> Prepared:
+        """Prepare for a profiler from outside only what is needed to run the step.
 
-    def prepare_blocks(self, spec: RunSpec) -> Prepared:
-        """Prepare for other processes only what is compiled one by one, which they find in the cache."""
-        device = self._open_device(spec)
-        workload = self._build(spec, device, calibrate=False)
+        With `helps`, prepare for other processes only what is compiled one by one, which they find in the cache.
+        """
+        device = self._open_device()
+        workload = self._build(device, calibrate=False)
         info = workload.info()
-        setup = self._apply(spec, workload, device)
-        self._enter("compile", str(spec.recipe))
-        with self._make_step(spec, setup).context():
-            compile_together(setup, setup.compiled_blocks, spec)
+        setup = self._apply(workload, device)
+        warmup, why = Warmup(), "only its blocks were compiled"
+        if helps:
+            self._enter("compile", str(self._spec.recipe))
+            with self._make_step(setup).context():
+                compile_together(setup, self._spec)
+        else:
+            step, why = self._first_call(setup), "not checked under an external profiler"
+            setup.let_originals_go()
+            self._enter("warm-up")
+            with step.context():
+                warmup = few_steps(lambda: (step(), device.synchronize()))
+            self.step, self.step_estimate_s = step, warmup.samples[-1]
         self._enter("ready")
-        return self._unchecked(setup, info, Warmup(), "only its blocks were compiled")
+        numerics = Numerics(method="skipped", reason=note("unchecked", why))
+        return self._prepared(setup, info, numerics=numerics, warmup=warmup)
 
-    def prepare_training(self, request: Prepare) -> PreparedReply:
+    def _prepare_training(self, request: Prepare) -> PreparedReply:
         """Prepare for epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
         assert request.spec.train is not None
-        device = self._open_device(request.spec)
+        device = self._open_device()
         self._enter("data", request.spec.train.data.name)
         seed_everything(request.spec.seed, 0)  # the user's loaders may split their data at random, before any epoch
         data = open_data(request.spec.train.data, request.spec.workload)
-        spec, size, inputs = fitted(request.spec, data)
-        workload = self._build(spec, device, inputs)
+        self._spec, size, inputs = fitted(request.spec, data)
+        workload = self._build(device, inputs)
         info = workload.info()
         if isinstance(workload.model, TrainsItself):
             raise BenchError("user", f"{info.class_name} trains itself by its training_step: {ONE_STEP}")
@@ -169,14 +182,14 @@ class Workbench:
         def tell(progress: TrainingProgress) -> None:
             self._on_progress(Progress(stage="epoch", detail=str(progress.epoch), training=progress))
 
-        training = TrainingSession(spec, data, size, workload, device, tell)
+        training = TrainingSession(self._spec, data, size, workload, device, tell)
         info = workload.info()
-        setup = self._apply(spec, workload, device)
+        setup = self._apply(workload, device)
         training.make_ready(setup)
-        step = self._first_call(spec, setup)
+        step = self._first_call(setup)
         assert isinstance(step, TrainingStep)
         training.begin(setup, step)
-        work = self._count(spec, setup)
+        work = self._count(setup)
         setup.settle()
         self.training, self.step = training, step
         if request.checkpoint is not None:
@@ -187,10 +200,6 @@ class Workbench:
         numerics = Numerics(method="unchecked", reason=judged)
         prepared = self._prepared(setup, info, numerics=numerics, warmup=warmup, work=work, data=training.info)
         return PreparedReply(prepared=prepared, epochs=tuple(training.epochs))
-
-    def _unchecked(self, setup: Setup, info: WorkloadInfo, warmup: Warmup, why: str) -> Prepared:
-        numerics = Numerics(method="skipped", reason=note("unchecked", why))
-        return self._prepared(setup, info, numerics=numerics, warmup=warmup)
 
     def _prepared(self, setup: Setup, info: WorkloadInfo, **fields: Any) -> Prepared:
         """Everything that is said of a prepared step, and the `fields` of this one."""
@@ -205,7 +214,8 @@ class Workbench:
             **fields,
         )
 
-    def _open_device(self, spec: RunSpec) -> Device:
+    def _open_device(self) -> Device:
+        spec = self._spec
         self._enter("device", spec.device)
         resolved = self._ranks.rank.device_of(resolve_device(spec.device))
         self._ranks.set_threads(spec.threads)
@@ -217,10 +227,9 @@ class Workbench:
         self.device.limit_memory(self.memory_limit_bytes, isolated=self._isolated)
         return self.device
 
-    def _build(
-        self, spec: RunSpec, device: Device, inputs: Inputs | None = None, *, calibrate: bool = True
-    ) -> Workload:
+    def _build(self, device: Device, inputs: Inputs | None = None, *, calibrate: bool = True) -> Workload:
         """`inputs` are such as the data give, which take their place later: they need neither a batch nor calibration."""
+        spec = self._spec
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
@@ -233,18 +242,19 @@ class Workbench:
         settles, sparing = inputs is None, spec.measure.sparing
         if settles and sparing:
             # Off the device, which then sees what a plain loop would show it, and nothing else.
-            self._make_ready(workload, spec, calibrate)
+            self._make_ready(workload, calibrate)
         started = time.perf_counter()
         workload.to(device.torch_device)
         device.synchronize()
         self._cold["build_s"] = build_s + time.perf_counter() - started
         if settles and not sparing:
-            self._make_ready(workload, spec, calibrate)
+            self._make_ready(workload, calibrate)
         self._ranks.level(workload.model)
         return workload
 
-    def _make_ready(self, workload: Workload, spec: RunSpec, calibrate: bool) -> None:
+    def _make_ready(self, workload: Workload, calibrate: bool) -> None:
         """Settle the batch, and calibrate what needs it."""
+        spec = self._spec
         if workload.task == "generate":  # its batch is the prompt's, and language models have no statistics
             return
         self._enter("batch")
@@ -255,27 +265,24 @@ class Workbench:
             self._enter("calibrate")
             workload.notes += give_signal(workload, spec.seed, sparing=spec.measure.sparing)
 
-    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> AnyReference | None:
-        if not spec.measure.check_numerics or workload.step is not None:
-            return None
-        self._enter("reference", "strict fp32")
-        return reference_of(spec, workload, device, self._ranks)
-
-    def _apply(self, spec: RunSpec, workload: Workload, device: Device) -> Setup:
+    def _apply(self, workload: Workload, device: Device) -> Setup:
+        spec = self._spec
         self._enter("recipe", str(spec.recipe))
         setup = apply_recipe(spec.recipe, workload, device, self._ranks.distribute)
         if self._ranks.several:
             setup.before_step.append(self._ranks.count_step)
         if not spec.measure.check_numerics:
             setup.let_originals_go()
-        self._release(spec, device)
+        self._release(device)
         device.reset_peaks()
         return setup
 
-    def _first_call(self, spec: RunSpec, setup: Setup, *, shares: bool = False) -> Timed:
+    def _first_call(self, setup: Setup, *, shares: bool = False) -> Timed:
+        """With `shares`, other processes prepare the same, and compile some of the blocks that are compiled one by one."""
+        spec = self._spec
         stage = "compile" if setup.capabilities.compiles else "first-call"
         self._enter(stage, str(spec.recipe))
-        step = self._make_step(spec, setup)
+        step = self._make_step(setup)
         started = time.perf_counter()
         checks, is_function = spec.measure.check_numerics, setup.task == "step"
         starts_again, shares = setup.task == "train" and checks, shares and bool(setup.compiled_blocks)
@@ -289,7 +296,7 @@ class Workbench:
                 if is_function:
                     torch.manual_seed(spec.seed)  # what it returns is compared with what it returned at other commits
                 if shares:
-                    compile_together(setup, setup.compiled_blocks, spec)
+                    compile_together(setup, spec)
                 result = step()
                 refuse_what_has_not_run(result, name_of(setup.workload.model))
                 for check in setup.after_first_call:
@@ -307,10 +314,10 @@ class Workbench:
         if is_function and (unseen := setup.device.unseen_work()) is not None:
             raise BenchError("user", f"the function computes on {unseen}, which is not waited for: give --device cuda")
         # Training starts again from the same weights with an optimizer that has seen nothing.
-        return self._make_step(spec, setup) if starts_again else step
+        return self._make_step(setup) if starts_again else step
 
-    def _make_step(self, spec: RunSpec, setup: Setup) -> Timed:
-        return GenerateStep(setup) if setup.task == "generate" else make_step(setup, spec.workload.optimizer)
+    def _make_step(self, setup: Setup) -> Timed:
+        return GenerateStep(setup) if setup.task == "generate" else make_step(setup, self._spec.workload.optimizer)
 
     def _note_first_call(self, setup: Setup, seconds: float, *, shared: bool = False) -> None:
         self._cold |= {"first_call_s": seconds, "shared": shared}
@@ -318,24 +325,25 @@ class Workbench:
             compiler = {"compile_s": compile_seconds(), "compile_cache": cache_state(), "graph_breaks": graph_breaks()}
             self._cold |= compiler
 
-    def _numerics(self, spec: RunSpec, reference: AnyReference | None, step: Timed, setup: Setup) -> Numerics:
+    def _numerics(self, reference: AnyReference | None, step: Timed, setup: Setup) -> Numerics:
         if reference is not None:
             if setup.switches:
-                self._enter("numerics", str(spec.recipe))
+                self._enter("numerics", str(self._spec.recipe))
             return numerics_of(reference, step, setup)
         why = "it was not asked for" if setup.task != "step" else "a function is timed as it is"
         reason = note("unchecked", f"not checked: {why}")
         unchecked = Numerics(method="unchecked", reason=reason, finite=self._returned.is_finite)
         return with_sketch(unchecked, self._returned)
 
-    def _count(self, spec: RunSpec, setup: Setup, *, modules: bool = False) -> WorkCount | None:
+    def _count(self, setup: Setup, *, modules: bool = False) -> WorkCount | None:
         # `GenerationInfo` says more about a generation, and a trial near the edge of memory is asked nothing else.
-        if setup.task == "generate" or spec.measure.sparing:
+        if setup.task == "generate" or self._spec.measure.sparing:
             return None
         self._enter("count")
-        return counted_work(setup, spec.workload.optimizer, modules=modules)
+        work = counted_work(setup, self._spec.workload.optimizer)
+        return work if work is None or modules else msgspec.structs.replace(work, modules=())
 
-    def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
+    def _warm_up(self, step: Timed, device: Device) -> Warmup:
         self._enter("warm-up")
         device.reset_peaks()
         with step.context():
@@ -343,21 +351,21 @@ class Workbench:
             run = step.plain()
             return reach_steady_state(
                 lambda: (run(), device.synchronize()),
-                spec.measure,
+                self._spec.measure,
                 compilations=compilations,
                 is_accelerator=device.is_accelerator,
                 tell=lambda text: self._enter("warm-up", text),
                 agreed=self._ranks.agreed,
             )
 
-    def _release(self, spec: RunSpec, device: Device) -> None:
+    def _release(self, device: Device) -> None:
         """Give back what only comparing needed.
 
         Where nothing is compared, how much fits is the question, and the trial runs as a plain loop would. What casts
         left in the allocator's cache then stays: under 16 GiB on an H200 a plain loop of ResNet-50 in fp16 fitted a
         batch of 2836 after casting its inputs on the device, and of 2148 where they had come in fp16.
         """
-        if not spec.measure.sparing:
+        if not self._spec.measure.sparing:
             device.release_cache()
 
     def put_back(self) -> Closed:

@@ -1,6 +1,6 @@
 """The messages of the door, answered: what was asked is prepared, measured, profiled, trained or served, and closed.
 
-A failure is an answer too. How a step is prepared is in `prepare.py`.
+A failure is an answer too. How a step is prepared is in `prepare.py`. Questions (`Ask`) need torch but no run.
 """
 
 from __future__ import annotations
@@ -11,44 +11,84 @@ from typing import Any
 import msgspec
 
 from redline.bench.capture import capture
-from redline.bench.device.failure import failure_from
+from redline.bench.count.count import answer_count
+from redline.bench.count.facts import facts_of
+from redline.bench.data.source import check_data
+from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.device.failure import failure_from, is_out_of_memory
+from redline.bench.doctor import health
+from redline.bench.environment import describe
 from redline.bench.measure.blocks import least_memory, measure_block
+from redline.bench.measure.ceilings import measure_ceilings
 from redline.bench.measure.generation import measure_generations
+from redline.bench.measure.operators import answer_operators
+from redline.bench.memory import answer_memory
 from redline.bench.prepare import Workbench
-from redline.bench.questions import answer
+from redline.bench.recipe.compose import switch_choices, switches_of
+from redline.bench.recipe.numerics import metric_of
+from redline.bench.recipe.snippet import snippet_of
+from redline.bench.workload.build import (
+    build_workload,
+    check_model,
+    fingerprint_of,
+    list_models,
+    settle_batch,
+    understood,
+)
 from redline.bench.workload.generation import GenerateStep
-from redline.bench.workload.ranks import Ranks, where_is_main_thread
-from redline.bench.workload.sources.user import HANDED_OVER
-from redline.model.errors import BenchError, RedlineError
+from redline.bench.workload.ranks import Ranks, refuse_more_than_fit, refuse_shared_devices, where_is_main_thread
+from redline.bench.workload.sources.user import HANDED_OVER, remember_live
+from redline.bench.workload.workload import Workload
+from redline.model.errors import BenchError, RedlineError, UsageError
 from redline.model.protocol import (
     AllReduce,
     Ask,
+    AskCeilings,
+    AskCheck,
+    AskCount,
+    AskEnvironment,
+    AskHealth,
+    AskMemory,
+    AskMetric,
+    AskModels,
+    AskOperators,
+    AskSnippet,
+    AskSwitches,
     BlockReply,
+    CeilingsAnswer,
+    Checked,
+    CheckedSpecs,
     Close,
     ClosedReply,
+    EnvironmentAnswer,
     FailureReply,
     Feed,
     Load,
     LoadReply,
     Measure,
+    ModelNames,
     OnProgress,
     Position,
     Prepare,
-    PreparedReply,
     Profile,
     Progress,
+    Question,
     Reply,
     Request,
+    Snippet,
     Squeeze,
     SqueezeReply,
+    SwitchChoices,
     TraceReply,
     TrainEpoch,
 )
-from redline.model.record import Closed, Failure
+from redline.model.record import Capabilities, Closed, Failure
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.model.work import Facts
 
 
 class BenchSession:
-    """One workload under one recipe, from `Prepare` to `Close`."""
+    """A session is one workload under one recipe, from `Prepare` to `Close`."""
 
     def __init__(
         self,
@@ -89,7 +129,7 @@ class BenchSession:
 
     def _with_inputs(self, failure: Failure) -> Failure:
         """A text may be too long for the model, and the default batch, which nobody asked for, too small."""
-        by_code = {each.code: each for each in self._bench.notes}
+        by_code = {known.code: known for known in self._bench.notes}
         default = by_code.get("default-batch")
         about = by_code.get("prompt") or (None if default is None else f"{default}; --batch sets another")
         return msgspec.structs.replace(failure, message=f"{failure.message} ({about})") if about else failure
@@ -104,7 +144,7 @@ class BenchSession:
             self._enter("ask")
             return answer(request.question, self._on_progress)
         if isinstance(request, Prepare):
-            return self._prepare(request)
+            return self._bench.prepare(request)
         if isinstance(request, Close):
             return ClosedReply(closed=self._close())
         self._stage = type(request).__name__.lower()
@@ -130,16 +170,6 @@ class BenchSession:
         bench.step_estimate_s = statistics.median(block.samples)
         return BlockReply(block=block)
 
-    def _prepare(self, request: Prepare) -> PreparedReply:
-        if request.spec.train is not None:
-            return self._bench.prepare_training(request)
-        if request.bare:
-            return PreparedReply(prepared=self._bench.prepare_bare(request.spec))
-        if request.sharing == "helps":
-            return PreparedReply(prepared=self._bench.prepare_blocks(request.spec))
-        shares = request.sharing == "shares"
-        return PreparedReply(prepared=self._bench.prepare(request.spec, modules=request.modules, shares=shares))
-
     def _train(self, request: TrainEpoch | Feed) -> Reply:
         if self._bench.training is None:
             raise BenchError("crash", f"asked to {self._stage} where no training was prepared")
@@ -158,3 +188,98 @@ class BenchSession:
         self._stage = stage
         self._entered += 1
         self._on_progress(Progress(stage=stage, detail=detail))
+
+
+def answer(question: Question, on_progress: OnProgress = lambda progress: None) -> Reply:
+    match question:
+        case AskEnvironment(device=device, threads=threads):
+            return EnvironmentAnswer(environment=describe(open_device(device, threads)))
+        case AskModels(pattern=pattern):
+            models, missing = list_models(pattern)
+            return ModelNames(models=tuple(models), missing=tuple(missing))
+        case AskCheck(specs=specs):
+            return CheckedSpecs(answers=tuple(map(check, specs)))
+        case AskSwitches(spec=spec):
+            return choices_for(spec)
+        case AskSnippet(spec=spec):
+            return Snippet(code=snippet_of(spec))
+        case AskMetric():
+            return metric_of(question.spec, question.check, question.baseline)
+        case AskCount(spec=spec):
+            return answer_count(spec)
+        case AskMemory():
+            return answer_memory(question.spec, question.snapshot)
+        case AskCeilings(device=device, threads=threads):
+            return CeilingsAnswer(ceilings=measure_ceilings(open_device(device, threads), on_progress))
+        case AskOperators():
+            return answer_operators(question)
+        case AskHealth():
+            return health()
+
+
+def choices_for(spec: RunSpec) -> SwitchChoices:
+    """The switches this workload can be given, judged by what a few real steps of it on its device show."""
+    device = open_device(spec.device, spec.threads)
+    if device.is_accelerator:
+        device.limit_memory(None, isolated=False)  # looks at what is free, and caps nothing
+    give_back = remember_live(spec.workload)
+    try:
+        workload = build_workload(spec.workload, spec.seed)
+        facts = None if spec.workload.task == "generate" else _facts(spec, workload, device)
+        choices = switch_choices(workload.model, device, spec.workload.task, facts)
+    finally:
+        give_back()
+    return SwitchChoices(choices=tuple(choices), facts=facts)
+
+
+def _facts(spec: RunSpec, workload: Workload, device: Device) -> Facts | None:
+    """None where a plain step does not fit into memory: a recipe that needs less of it may still run."""
+    try:
+        workload.to(device.torch_device)
+        settle_batch(workload, spec.workload, ask=False)
+        return facts_of(workload, device, spec.workload.optimizer, spec.seed)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    device.release_cache()
+    return None
+
+
+def check(spec: RunSpec) -> Checked:
+    """Checks what can be known before anything is built: names, files, exclusions and the device."""
+    try:
+        check_model(_before_data(spec))
+        spec = msgspec.structs.replace(spec, workload=understood(spec.workload))
+        resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
+        _check_ranks(spec, resolved.device)
+        switches = switches_of(spec.recipe, spec.workload.task)
+        if spec.train is not None:
+            check_data(spec.train.data, spec.workload)
+        fingerprint = fingerprint_of(spec.workload)
+    except UsageError as error:
+        return Checked(spec=spec, usage=str(error))
+    capabilities = Capabilities.together(switch.does for switch in switches)
+    return Checked(spec=resolved, fingerprint=fingerprint, capabilities=capabilities)
+
+
+def _check_ranks(spec: RunSpec, device: str) -> None:
+    if spec.ranks == 1:
+        return
+    if ":" in spec.device:
+        kind = device.partition(":")[0]
+        raise UsageError(
+            f"{spec.ranks} ranks take one GPU each, from the first on: give --device {kind} without a number"
+        )
+    if spec.launch.rendezvous is not None:
+        return
+    if device == "cpu":
+        refuse_more_than_fit(spec.ranks)
+    else:
+        refuse_shared_devices(device.partition(":")[0], spec.ranks)
+
+
+def _before_data(spec: RunSpec) -> WorkloadSpec:
+    """The part of a training that can be checked before its data, which decide the image size, are read."""
+    if spec.train is None or spec.workload.image_size is not None:
+        return spec.workload
+    return msgspec.structs.replace(spec.workload, classes=None)

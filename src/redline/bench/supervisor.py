@@ -40,7 +40,7 @@ SAFE_IMPORT = {
     # A package that asks for CUDA while it is imported is answered through NVML, so that the CUDA driver stays out of this process.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Set while importing, and put back before the first fork."""
+"""These variables are set while importing, and put back before the first fork."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """These files belong to NVIDIA's driver, to Windows' subsystem for Linux, and to AMD's driver."""
 

@@ -1,1 +1,1 @@
-"""Command lines of other tools on top of the same bench."""
+"""These are command lines of other tools on top of the same bench."""

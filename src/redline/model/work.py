@@ -173,7 +173,7 @@ class Facts(Frozen):
     activated: LayerShare | None = None
     """ReLU or GELU right behind a linear layer with a bias, which one kernel can do with it; None where there is none."""
     operators: tuple[OperatorShare, ...] = ()
-    """Those that took most of the time, the longest first."""
+    """Records of earlier versions have those here that took most of the time, the longest first."""
     kinds: dict[OperatorKind, float] = {}
     """Share of the operators' time by kind, over the whole step."""
     launches: int = 0

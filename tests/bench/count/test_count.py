@@ -152,9 +152,8 @@ class TestStructures:
 class TestModules:
     def test_the_tree_adds_up_forward_and_backward(self) -> None:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(8, 4, 3)), nn.Flatten())
-        work = count(model, torch.randn(2, 3, 12, 12), loss=torch.sum, modules=True)
+        work = count(model, torch.randn(2, 3, 12, 12), loss=torch.sum)
         rows = by_path(work)
-        assert not count(model, torch.randn(2, 3, 12, 12)).modules
         assert rows[""].flops == work.flops == rows["0"].flops + rows["1"].flops
         assert rows[""].backward_flops == work.backward_flops
         assert rows["0"].backward_flops == rows["0"].flops  # images want no gradient
@@ -167,7 +166,7 @@ class TestModules:
     def test_a_shared_module_goes_by_its_first_name_and_all_its_calls(self) -> None:
         one = nn.Linear(4, 4, bias=False)
         twice = Model(lambda own, x: own.other(own.one(x)), one=one, other=one)
-        rows = by_path(count(twice, torch.randn(3, 4), loss=torch.sum, modules=True))
+        rows = by_path(count(twice, torch.randn(3, 4), loss=torch.sum))
         assert set(rows) == {"", "one"}
         assert (rows["one"].calls, rows["one"].flops) == (2, 2 * 2 * 3 * 16)
         assert rows["one"].backward_flops == 2 * 2 * 3 * 16 * 3 // 2
@@ -299,7 +298,7 @@ class Branches(nn.Module):
 
 def test_functions_that_an_operator_calls_are_counted_as_they_run() -> None:
     model, x = Branches().eval(), torch.ones(4, 32)
-    work = count_work(Task(model=model, inputs=((x,), {}), modules=True))
+    work = count_work(Task(model=model, inputs=((x,), {})))
     assert work.uncounted == ()
     assert {module.path: module.flops for module in work.modules if module.path} == {"a": 8192, "b": 3 * 8192}
     assert proven_axes(model, ((torch.rand(4, 32),), {})) == {"0": 0}
@@ -323,7 +322,7 @@ def quantized_layers() -> nn.Module:
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_layers_are_counted_with_the_weights_they_packed() -> None:
-    work = count(quantized_layers(), torch.randn(2, 4, 8, 8), modules=True)
+    work = count(quantized_layers(), torch.randn(2, 4, 8, 8))
     convolution, linear = 2 * 8 * 36 * 2 * 9, 2 * 10 * 288
     assert (work.macs, work.uncounted) == (convolution + linear, ())
     assert work.params == (8 * 2 * 9 + 8) + (288 * 10 + 10)

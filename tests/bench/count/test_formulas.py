@@ -174,49 +174,5 @@ class TestTheRest:
         assert any(one.name == "linalg_inv_ex" and one.bytes for one in work.operators)
 
 
-class Llama(nn.Module):
-    """The benchmark's, small: embedding, causal attention, gated MLP."""
-
-    def __init__(self, width: int = 64, layers: int = 3, hidden: int = 176, vocabulary: int = 512) -> None:
-        super().__init__()
-        self.width, self.layers = width, layers
-        self.embed = nn.Embedding(vocabulary, width)
-        self.parts = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "norm1": nn.RMSNorm(width),
-                    "qkv": nn.Linear(width, 3 * width, bias=False),
-                    "out": nn.Linear(width, width, bias=False),
-                    "norm2": nn.RMSNorm(width),
-                    "gate": nn.Linear(width, hidden, bias=False),
-                    "up": nn.Linear(width, hidden, bias=False),
-                    "down": nn.Linear(hidden, width, bias=False),
-                }
-            )
-            for _ in range(layers)
-        )
-        self.head = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        batch, length, width = x.shape
-        for part in self.parts:
-            q, k, v = part["qkv"](part["norm1"](x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
-            x = x + part["out"](mixed)
-            middle = part["norm2"](x)
-            x = x + part["down"](F.silu(part["gate"](middle)) * part["up"](middle))
-        return self.head(x)
-
-
-def test_a_llama_takes_six_flops_per_weight_and_token_and_its_attention() -> None:
-    model, batch, length = Llama(), 2, 96
-    work = both(model, torch.randint(0, 512, (batch, length)))
-    weights = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
-    attention = 3.5 * model.layers * batch * 4 * length * length * model.width / 2
-    assert work.total_flops == pytest.approx(6 * weights * batch * length + attention, rel=0.03)
-    assert not work.uncounted
-
-
 def _pair(m: int, k: int, n: int) -> tuple[Tensor, Tensor]:
     return torch.randn(m, k), torch.randn(k, n)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from applying import applied, code_of, output_of
+from applying import applied, output_of
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
@@ -32,10 +32,6 @@ class Block(nn.Module):
 
 def network(blocks: int = 4) -> nn.Sequential:
     return nn.Sequential(*(Block() for _ in range(blocks)), nn.Linear(8, 3))
-
-
-class Gpu(CpuDevice):
-    kind = "cuda"
 
 
 class TestRepeatedBlocks:
@@ -175,16 +171,6 @@ class TestCheckpointing:
         give_back()
         assert "forward" not in vars(model[0])
 
-    def test_writes_the_same_as_plain_code(self) -> None:
-        code = code_of("checkpointing", "train")
-        assert code.model_lines == ["recompute_blocks(model)"]
-        names: dict[str, Any] = {}
-        exec("\n".join([*code.imports, "import torch", *code.helpers]), names)
-        model = network()
-        assert names["recompute_blocks"](model) == ["0", "1", "2", "3"]
-        model(torch.randn(2, 8)).sum().backward()
-        assert model[0].first.weight.grad is not None
-
 
 class TestKeepMemory:
     """Freed memory stays with the process: what a step frees, the next one has without the kernel."""
@@ -211,16 +197,6 @@ class TestKeepMemory:
         assert "(3 page faults)" in str(refusal(Facts(page_faults=3.0)))
         assert refusal(Facts(page_faults=2793.0)) == refusal(None) == CpuDevice().keeping_refusal()
 
-    def test_writes_the_same_as_plain_code(self) -> None:
-        trim, most_mapped = code_of("keep-memory").flags[1:]
-        assert (trim, most_mapped) == ("ctypes.CDLL(None).mallopt(-1, 2**31 - 1)", "ctypes.CDLL(None).mallopt(-4, 0)")
-
-
-def test_what_spares_memory_says_so_to_the_tuner() -> None:
-    told = [choice for choice in switch_choices(network(), Gpu(), "train") if choice.relieves == "memory"]
-    assert {choice.switch for choice in told if choice.refusal is None} == {"checkpointing"}
-    assert {choice.switch for choice in told if choice.refusal is not None} == {"fsdp", "gradient-as-bucket-view"}
-
 
 def test_a_compiler_stores_what_a_linear_layer_reads() -> None:
     model = Block().eval()
@@ -238,15 +214,3 @@ def test_a_compiler_stores_what_a_linear_layer_reads() -> None:
     (graph,) = graphs
     linears = [node for node in graph.graph.nodes if node.target is torch._C._nn.linear]
     assert [node.args[0].target for node in linears] == ["as_strided", "as_strided"]
-
-
-def test_the_code_for_a_tuned_decode_step_stores_what_linear_layers_read() -> None:
-    code = code_of("bf16+static-cache+compile:pdl", "generate", device="cuda")
-    assert code.model_lines[-1] == "store_inputs(model)"
-    names: dict[str, Any] = {}
-    text = "\n".join([*code.imports, "import torch", "\n\n\n".join(code.helpers)])
-    exec(compile(text, "<snippet>", "exec", dont_inherit=True), names)
-    layer = nn.Linear(2, 2)
-    names["store_inputs"](layer)
-    assert len(layer._forward_pre_hooks) == 1
-    assert "store_inputs(model)" not in code_of("compile:pdl", "infer", device="cuda").model_lines

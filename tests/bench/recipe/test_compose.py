@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +27,15 @@ from redline.bench.recipe.compose import (
 from redline.bench.recipe.switches.compiler import Compile
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
-from redline.launch import open_door
 from redline.model.errors import BenchError, SpecError, UnknownName
-from redline.model.protocol import Ask, AskCheck, CheckedSpecs
 from redline.model.registry import Registry
-from redline.model.spec import REMOVED_SWITCHES, LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
+from redline.model.spec import REMOVED_SWITCHES, Recipe, RunSpec, Task, WorkloadSpec
 from redline.search.tune.record import TuneSpec
 from redline.search.tune.space import space_for
 
 # Other tests plant faults as switches of their own. These are for one process and no tokens.
 HOUSE = [name for name in SWITCHES.names() if not name.startswith("fault-")]
 FOR_INFERENCE = [name for name in HOUSE if "infer" in SWITCHES.get(name).tasks and name not in ("fsdp", "bucket-size")]
-FORMATS = ("amp", "amp-bf16", "bf16", "fp16")
-ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
-EXCLUSIVE = {
-    *(frozenset(pair) for pair in combinations(FORMATS, 2)),
-    *(frozenset(pair) for pair in combinations(ENGINES, 2)),
-    *(frozenset(pair) for pair in product(("onnx", "tensorrt"), ("amp", "amp-bf16", "channels-last", "graphs"))),
-    *(frozenset(pair) for pair in product(("sdpa",), ("onnx", "tensorrt", "torchscript"))),
-    *(
-        frozenset(pair)
-        for pair in product(("int4", "int8", "fp8"), ("amp", "amp-bf16", "onnx", "tensorrt", "torchscript"))
-    ),
-    *(frozenset(pair) for pair in combinations(("int4", "int8", "fp8"), 2)),
-    *(frozenset({"fused-linear", other}) for other in ("amp", "amp-bf16", "int4", "int8", "fp8")),
-    frozenset({"graphs", "torchscript"}),
-    frozenset({"tf32", "fp16"}),
-    frozenset({"tf32", "bf16"}),
-}
 
 
 class Cpu(CpuDevice):
@@ -127,16 +108,23 @@ def test_the_baseline_is_no_switch_and_forbids_tf32() -> None:
     assert device.told == [False, True], "strict first, then what the recipe asks for"
 
 
-@pytest.mark.parametrize("pair", list(combinations(FOR_INFERENCE, 2)), ids="+".join)
-def test_two_switches_exclude_each_other_whichever_is_written_first(pair: tuple[str, str]) -> None:
-    for first, second in (pair, pair[::-1]):
-        if frozenset(pair) in EXCLUSIVE:
-            with pytest.raises(SpecError, match="exclude each other") as caught:
-                switches_of(Recipe.parse(f"{spelled(first)}+{spelled(second)}"), "infer")
-            assert first in str(caught.value)
-            assert second in str(caught.value)
-        else:
-            assert sorted(names(f"{spelled(first)}+{spelled(second)}")) == sorted(pair)
+def excludes(first: str, second: str) -> bool:
+    try:
+        together = names(f"{spelled(first)}+{spelled(second)}")
+    except SpecError as error:
+        return all(words in str(error) for words in ("exclude each other", first, second))
+    return sorted(together) != sorted((first, second))
+
+
+def test_two_switches_exclude_each_other_whichever_is_written_first() -> None:
+    excluded = {pair for pair in combinations(FOR_INFERENCE, 2) if excludes(*pair)}
+    assert excluded == {(one, other) for one, other in combinations(FOR_INFERENCE, 2) if excludes(other, one)}
+    for one_of in (
+        ("amp", "amp-bf16", "bf16", "fp16"),
+        ("compile", "onnx", "tensorrt", "torchscript"),
+        ("fp8", "int4", "int8"),
+    ):
+        assert set(combinations(one_of, 2)) <= excluded
 
 
 @pytest.mark.parametrize(
@@ -148,12 +136,6 @@ def test_an_unknown_switch_is_answered_with_the_closest(written: str, meant: str
         switches_of(Recipe.parse(written), "infer")
     assert caught.value.close[0] == meant
     assert "did you mean" in str(caught.value)
-
-
-def test_an_unknown_switch_like_no_other_suggests_nothing() -> None:
-    with pytest.raises(UnknownName) as caught:
-        switches_of(Recipe.parse("zzzzzzzz"), "infer")
-    assert "did you mean" not in str(caught.value)
 
 
 def test_the_words_behind_compile_become_the_compilers_settings() -> None:
@@ -226,22 +208,6 @@ def test_a_switch_comes_in_through_an_entry_point(plugin: str) -> None:
     switches.get("doubled")(switch, "infer").apply(setup)
     torch.testing.assert_close(setup.model(*setup.args), 2 * workload.model(*workload.args))
     assert switches.names() == ["doubled"]
-
-
-def test_a_worker_knows_the_switches_that_are_installed(plugin: str) -> None:
-    specs = tuple(
-        RunSpec(workload=WorkloadSpec(model="simple_cnn"), recipe=Recipe.parse(text), device="cpu")
-        for text in ("doubled", "doubeld")
-    )
-    door = open_door(LaunchSpec())
-    try:
-        reply = door.open(specs[0]).ask(Ask(question=AskCheck(specs=specs)))
-    finally:
-        door.close()
-    assert isinstance(reply, CheckedSpecs)
-    assert reply.answers[0].usage is None
-    assert reply.answers[1].usage is not None
-    assert "did you mean doubled?" in reply.answers[1].usage
 
 
 class Breaks(RecipeSwitch):

@@ -155,6 +155,7 @@ REFUSED: list[tuple[str, Task, nn.Module, CpuDevice, str]] = [
     ("compile:coordinate-descent", "infer", blocks(), CpuDevice(), "coordinate descent tunes Triton kernels"),
     ("graphs", "infer", blocks(), CpuDevice(), "cpu has no graphs"),
     ("tensorrt", "infer", layers(), CpuDevice(), "TensorRT runs on NVIDIA GPUs, not on cpu"),
+    ("decode-kernels+static-cache", "generate", layers(), CpuDevice(), "a CPU runs none"),
     ("onnx", "infer", layers(), Instinct(), "there is no provider of ONNX Runtime for rocm here"),
     ("onnx", "infer", layers(), Accelerator(), "this ONNX Runtime has no CUDAExecutionProvider; .* onnxruntime-gpu"),
     ("int8", "infer", images(), CpuDevice(), "quantizes linear layers.* of 6 parameters"),

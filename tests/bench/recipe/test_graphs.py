@@ -93,15 +93,6 @@ def test_keywords_go_by_name_whatever_their_order() -> None:
     assert torch.equal(recorded[1], y + 1)
 
 
-def test_the_output_of_a_replay_is_overwritten_by_the_next() -> None:
-    setup, _ = graphed("graphs")
-    step = make_step(setup, "sgd")
-    first = step.on(*setup.workload.second_inputs(1).inputs)
-    kept = first.clone()
-    step.on(*setup.workload.second_inputs(2).inputs)
-    assert not torch.equal(first, kept)
-
-
 def test_numerics_compare_what_each_replay_returned() -> None:
     setup, device = graphed("graphs")
     reference = OutputReference.of(workload(), device, "fp32", 0)
@@ -148,15 +139,6 @@ def test_a_recorded_training_step_has_one_phase() -> None:
     assert len(marks) == len(step.phases) == 1
 
 
-def test_gradient_scaling_needs_an_optimizer_that_decides_on_the_gpu() -> None:
-    with pytest.raises(BenchError, match="GradScaler asks the host") as caught:
-        graphed("graphs+amp", "train")
-    assert caught.value.kind == "unsupported"
-    assert "fused-optimizer" in str(caught.value)
-    graphed("graphs+amp+fused-optimizer", "train")
-    graphed("graphs+amp", "infer")
-
-
 def test_a_tuner_is_told_of_the_same_need() -> None:
     told = {
         task: {choice.switch: choice for choice in switch_choices(workload(task).model, ReplayingCpu(), task)}
@@ -184,8 +166,3 @@ def test_what_cannot_be_recorded_is_refused_with_the_reason(breaks: str, error: 
     with pytest.raises(error, match=told) as caught:
         make_step(setup, "sgd")()
     assert type(caught.value) is error
-
-
-def test_a_fused_optimizer_is_fused() -> None:
-    setup = apply_recipe(Recipe.parse("fused-optimizer"), workload("train"), CpuDevice())
-    assert TrainingStep(setup, "adam")._optimizer.defaults["fused"] is True

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from redline.bench.device import open_device
-from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure.generation import WeightReads, generation_info
 from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.recipe.snippet import snippet_of
@@ -228,11 +227,7 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
-def test_where_they_are_refused() -> None:
+def test_they_are_refused_where_there_are_many_sequences() -> None:
     (switch,) = switches_of(Recipe.parse("decode-kernels"), "generate")
-    told = switch.refusal(CpuDevice())
-    assert told is not None
-    assert "a CPU runs none" in told
     many = switch.irrelevance(build_workload(spec("baseline", batch=5).workload, 0).model, None)
-    assert many is not None
-    assert "up to 4 sequences" in many
+    assert "up to 4 sequences" in str(many)

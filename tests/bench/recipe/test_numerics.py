@@ -188,14 +188,6 @@ def test_a_reference_that_is_not_finite_lets_nothing_pass() -> None:
     assert numerics.floor is None
 
 
-def test_the_baseline_is_its_own_reference() -> None:
-    baseline = OutputReference.of(named("simple_cnn", batch=2), CpuDevice(), "fp32", 0).as_numerics()
-    assert baseline.method == "reference"
-    assert baseline.passed
-    assert (baseline.rel_l2, baseline.top1_agreement) == (0.0, 1.0)
-    assert baseline.cosine == pytest.approx(1.0)
-
-
 def test_a_recipe_in_fp32_is_held_to_fp32() -> None:
     """Another layout may change the order of sums and no more: an error of one in ten thousand is caught."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from applying import Model, applied, code_of, judged, output_of, output_of_code
+from applying import Model, applied, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
@@ -152,12 +152,6 @@ class TestFp8Training:
         assert [type(layer).__name__ for layer in model] == ["Float8Linear", "GELU", "Float8Linear", "GELU", "Linear"]
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         assert "the products of 2 of 6 parameters, 78% of the weights" in setup.notes["fp8"]
-
-    def test_writes_the_conversion(self) -> None:
-        code = code_of("fp8", "train", "cuda")
-        assert code.model_lines == [
-            "convert_to_float8_training(model, module_filter_fn=lambda module, name: is_plain_linear(module, 16))"
-        ]
 
     def test_the_floor_of_the_loss_path_trains_too(self) -> None:
         """Rounding has no slope: gradients must pass it as if it were not there, or the floor learns nothing."""

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from applying import applied
-from filelock import FileLock
 from torch import Tensor, nn
 
-from redline.bench.recipe.sharing import compile_together, in_turns
+from redline.bench.recipe.switches.compiler import compile_together, in_turns
 from redline.bench.session import BenchSession
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.model.protocol import Prepare, PreparedReply
@@ -59,7 +58,7 @@ def together(setup: Setup) -> Any:
     """The step after compiling with others."""
     step = TrainingStep(setup, "sgd") if setup.task == "train" else InferenceStep(setup)
     with step.context():
-        compile_together(setup, setup.compiled_blocks, spec())
+        compile_together(setup, spec())
     return step
 
 
@@ -148,13 +147,6 @@ class TestInTurns:
 
         in_turns([(lock, partial(do, name)) for name, lock in locks.items()])
         assert done == ["b", "c", "a"]
-
-    def test_each_is_done_under_its_lock(self, tmp_path: Path) -> None:
-        def check() -> None:
-            with pytest.raises(TimeoutError):
-                FileLock(tmp_path / "a").acquire(blocking=False)
-
-        in_turns([(tmp_path / "a", check)])
 
 
 def test_a_session_says_that_its_blocks_were_shared_and_a_helper_only_compiles() -> None:

@@ -16,8 +16,7 @@ from torch import nn
 
 from redline.bench.count.count import answer_count
 from redline.bench.memory import answer_memory
-from redline.bench.questions import check
-from redline.bench.session import BenchSession
+from redline.bench.session import BenchSession, check
 from redline.bench.workload.called import OwnStep, TrainsItself, one_optimizer
 from redline.bench.workload.handed import workload_of_step
 from redline.model.errors import BenchError

@@ -1,4 +1,4 @@
 """FLOPs and bytes, per operator and per module, without running the model.
 
-Called by `prepare.py` for every measured step, and by `questions.py` for `redline flops`.
+Called by `prepare.py` for every measured step, and by `session.py` for `redline flops`.
 """

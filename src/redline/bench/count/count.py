@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from redline.bench.count.counter import Share, Tf32, WorkCounter, watching
 from redline.bench.count.operators import SPARSE, distinct, region_of, tensor_bytes
-from redline.bench.device import open_device, resolve_device
+from redline.bench.device import open_device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import COMPILER, PRECISION
-from redline.bench.recipe.compose import apply_recipe, plain_setup, switches_of
+from redline.bench.recipe.compose import plain_setup, set_up, switches_of
 from redline.bench.recipe.fastpath import without_fast_path
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import StepModule, name_of, refuse_what_has_not_run
@@ -70,7 +70,6 @@ class Task:
     is_whole_step: bool = False
     """The model is a step of the user's own: backward and update happen inside it."""
     tf32: Tf32 = NO_TF32
-    modules: bool = False
 
 
 # Counts are asked for by `redline flops` and for every prepared step
@@ -80,14 +79,13 @@ def answer_count(spec: RunSpec) -> CountAnswer:
     """Count a workload that is built for it, without memory if its code allows that."""
     if spec.workload.task == "step":
         # A function may do anything, so nothing of it is made without memory: it is counted in one real call.
-        device = open_device(resolve_device(spec.device))
-        workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
-        assert workload.step is not None
+        setup = set_up(spec, open_device(spec.device))
+        assert setup.workload.step is not None
         try:
-            setup = apply_recipe(spec.recipe, workload, device)
-            return CountAnswer(work=count_step(setup, spec.workload.optimizer, modules=True), workload=workload.info())
+            work = count_step(setup, spec.workload.optimizer)
+            return CountAnswer(work=work, workload=setup.workload.info())
         finally:
-            workload.step.close()
+            setup.workload.step.close()
     # Most code builds on the meta device, some only under a fake mode, and some reads a value and needs the real thing.
     for without_memory in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True)):
         try:
@@ -110,7 +108,7 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
         if PRECISION <= switch.stage < COMPILER:
             switch.apply(setup)
     is_tf32 = any(switch.number_format == "tf32" for switch in switches)
-    task = _task_of(setup, spec.workload.optimizer, Tf32(is_tf32, is_tf32), modules=True)
+    task = _task_of(setup, spec.workload.optimizer, Tf32(is_tf32, is_tf32))
     if task.loss is not None:
         return CountAnswer(work=count_work(task), workload=workload.info())
     try:
@@ -122,7 +120,7 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
 
 
 def _with_backward(work: WorkCount, task: Task) -> WorkCount:
-    """The forward pass as inference runs it, and beside it the backward pass of the same model."""
+    """Returns the work of the forward pass as inference runs it, and beside it that of the backward pass."""
     try:
         both = count_work(task)
     except Exception as error:
@@ -137,39 +135,39 @@ def _with_backward(work: WorkCount, task: Task) -> WorkCount:
     return msgspec.structs.replace(
         work,
         operators=work.operators + tuple(one for one in both.operators if one.phase == "backward"),
-        modules=tuple(msgspec.structs.replace(each, **backward.get(each.path, {})) for each in work.modules),
+        modules=tuple(msgspec.structs.replace(row, **backward.get(row.path, {})) for row in work.modules),
         seconds=work.seconds + both.seconds,
     )
 
 
-def counted_work(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount | None:
-    """The work of a step, or None with a note: nothing that goes wrong here may cost the measurement."""
+def counted_work(setup: Setup, optimizer: OptimizerName) -> WorkCount | None:
+    """Returns the work of a step, or None with a note: nothing that goes wrong here may cost the measurement."""
     notes = setup.workload.notes
     if setup.is_sharded:
         notes.append(note("work-not-counted", "work not counted: the weights are spread over the ranks"))
         return None
     try:
-        work = count_step(setup, optimizer, modules=modules)
+        work = count_step(setup, optimizer)
     except Exception as error:
         notes.append(note("work-not-counted", f"work not counted: {because(error)}"))
         return None
-    if any(each.code == "work-changes" for each in work.notes):
+    if any(known.code == "work-changes" for known in work.notes):
         notes.append(note("work-changes", f"work not counted: {CHANGES}"))
         return None
     return work
 
 
-def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount:
+def count_step(setup: Setup, optimizer: OptimizerName) -> WorkCount:
     def bare(_: str, tensor: Tensor) -> Tensor:
         # The last step may have written something into its inputs that has a gradient, whose graph is gone.
         return tensor if tensor.grad_fn is None else tensor.detach()
 
     inputs = map_tensors(setup.args, bare), map_tensors(setup.kwargs, bare)
-    task = _task_of(setup, optimizer, Tf32.of(setup.device), modules=modules)
+    task = _task_of(setup, optimizer, Tf32.of(setup.device))
     return count_work(replace(task, inputs=inputs, differentiates=setup.workload.gradients == "on"))
 
 
-def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Tf32, *, modules: bool) -> Task:
+def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Tf32) -> Task:
     workload, trains = setup.workload, setup.task == "train"
     own = workload.info().optimizer.partition(" ")[0].lower()
     # The optimizer that a module brings is counted if it is one of these.
@@ -181,13 +179,12 @@ def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Tf32, *, modules: boo
         autocast=setup.autocast,
         optimizer=known if trains else None,
         tf32=tf32,
-        modules=modules,
         is_whole_step=setup.task == "step",
     )
 
 
 def shown_model(workload: Workload) -> nn.Module:
-    """The model; for a function of the user's, one with the modules in sight that it reaches."""
+    """Returns the model; for a function of the user's, one with the modules in sight that it reaches."""
     return workload.model.with_modules() if isinstance(workload.model, StepModule) else workload.model
 
 
@@ -238,13 +235,13 @@ def plainly() -> Iterator[None]:
 
 
 def _generators() -> tuple[Any, ...]:
-    """The state of the generators whose numbers choose between paths without any tensor showing it."""
+    """Returns the state of the generators whose numbers choose between paths without any tensor showing it."""
     _, keys, position, *_ = np.random.get_state(legacy=True)
     return random.getstate(), np.asarray(keys).tobytes(), position
 
 
 def because(error: Exception) -> str:
-    """Why a step on tensors without values was not possible, with the operator if it is known."""
+    """Returns why a step on tensors without values was not possible, with the operator if it is known."""
     operator = getattr(error, "func", None)
     if operator is not None:
         return f"{operator} needs the values of its inputs"
@@ -275,7 +272,7 @@ def _without_memory(task: Task) -> WorkCount:
 
 
 def _tensors_of(model: nn.Module) -> list[Tensor]:
-    """Parameters, buffers, and attributes that are neither: weights that a norm recomputes, masks, tables."""
+    """Returns parameters, buffers, and attributes that are neither: weights that a norm recomputes, masks, tables."""
     attributes = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return [*model.parameters(), *model.buffers(), *attributes]
 
@@ -293,7 +290,7 @@ def _fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
 
 
 def _fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy to which happens whatever the module does to itself while it runs."""
+    """Returns a copy, to which happens whatever the module does to itself while it runs."""
     tensors = _tensors_of(model)
     _refuse_what_loses_its_size(tensors)
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):
@@ -339,7 +336,7 @@ def _for_real(task: Task, why: str) -> WorkCount:
 
 
 def _count_settled(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
-    """The first call of a model that keeps nothing; otherwise the second, which is like those that are timed.
+    """Counts the first call of a model that keeps nothing; otherwise the second, which is like those that are timed.
 
     What a first call alone does (a table that is built and kept) is no part of a step. If the third call differs from
     the second, every call may, and the count says so.
@@ -399,7 +396,7 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
         compulsory_bytes=counter.touched.bytes() + sum(tensor_bytes(tensor) for _, tensor in distinct(made)),
         operators=tuple(operators),
         uncounted=tuple(Uncounted(name=name, calls=calls) for name, calls in sorted(counter.uncounted.items())),
-        modules=tuple(_module_rows(model, counter)) if task.modules else (),
+        modules=tuple(_module_rows(model, counter)),
     )
 
 
@@ -429,7 +426,7 @@ def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]
 
 
 def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCount:
-    """The work with one update, as if fused: weights and state are read and written, gradients read."""
+    """Returns the work with one update, as if fused: weights and state are read and written, gradients read."""
     trained = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
     frozen = [parameter for parameter in task.model.parameters() if not parameter.requires_grad]
     size, states = sum(map(tensor_bytes, trained)), STATE_COPIES[name]

@@ -44,14 +44,14 @@ class Tf32:
 
 
 def number_format(tensors: Iterable[Tensor], kind: OperatorKind | None, tf32: Tf32) -> str:
-    """The number format of the first tensor that holds numbers to compute with."""
+    """Returns the number format of the first tensor that holds numbers to compute with."""
     found = next((FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in FORMATS), "int")
     is_short = tf32.convolution if kind == "convolution" else tf32.matmul and kind in PRODUCTS
     return "tf32" if found == "fp32" and is_short else found
 
 
 Row = tuple[str, OperatorKind, str, WorkPhase, int, int]
-"""Name, kind, number format, phase, FLOPs and bytes of one call."""
+"""A row has the name, kind, number format, phase, FLOPs and bytes of one call."""
 Share = Counter[tuple[str, str]]
 """A share counts what happened directly in one module: ("flops" or "bytes", phase), ("other", ""), and the FLOPs by ("format", its name)."""
 
@@ -148,17 +148,15 @@ class WorkCounter(WholeDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):
-            self.has_opened = True
-            seen = self.rows.total()
-            out = self.opened(func, args, kwargs)
-            if self.rows.total() == seen:  # nothing that could be seen: a kernel of the user's own
-                self.uncounted[func.name()] += 1
-            return out
+    def opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        self.has_opened = True
+        seen = self.rows.total()
+        out = super().opened(func, args, kwargs)
+        if self.rows.total() == seen:  # nothing that could be seen: a kernel of the user's own
+            self.uncounted[func.name()] += 1
+        return out
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about = known(func)
         if about.kind is None:
             return func(*args, **kwargs)
@@ -202,11 +200,11 @@ class WorkCounter(WholeDispatchMode):
     def moved(
         self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Placed], written: int
     ) -> tuple[list[int], int]:
-        """The bytes that are read of each distinct input, and those that are written."""
+        """Returns the bytes that are read of each distinct input, and those that are written."""
         return moved_bytes(about, inputs, written)
 
     def _unpacked(self, argument: Any) -> Any:
-        """The weights that a quantized layer packed away, unpacked once, so that every call sees the same tensors."""
+        """Returns the weights that a quantized layer packed away, unpacked once, so that every call sees the same tensors."""
         if not isinstance(argument, torch.ScriptObject):
             return argument
         if argument not in self._packed:

@@ -20,7 +20,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -41,11 +40,10 @@ from redline.bench.workload.structure import WholeDispatchMode
 from redline.bench.workload.workload import Workload
 from redline.model.record import Memory
 from redline.model.spec import OptimizerName
-from redline.model.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
+from redline.model.work import Facts, LayerKind, LayerShare, OperatorKind, RepeatedBlock
 
 K = TypeVar("K")
 
-OPERATORS_TOLD = 12
 TIMED_STEPS, TIMED_SECONDS = 8, 0.5
 LONGEST_HOLD_S = 0.5
 """A device is held back for this long at most, so that it need not wait for the host."""
@@ -65,9 +63,9 @@ ACTIVATIONS = frozenset(
 """Libraries can compute these in the kernel of a product."""
 MOST_BUFFERS = 8
 """At most this many buffers are asked about one by one, because each takes two more calls."""
-A_LITTLE = 1e-3
+BUFFER_SHIFT = 1e-3
 """A buffer is moved by about this share of its value: a model that looks something up by it still finds the same."""
-NEARLY_ALL = 0.2
+LOST_SHARE = 0.2
 """The share of what is added to a buffer before a call that may be lost or doubled afterwards, if the call accumulates."""
 
 
@@ -100,7 +98,6 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
     return Facts(
         layers=forward.layers(),
         activated=forward.activated(),
-        operators=whole.longest_operators(),
         kinds=dict(sorted(whole.shares_by(lambda call: call.kind).items(), key=lambda item: -item[1])),
         launches=len(whole.calls),
         double_share=whole.shares_by(lambda call: call.is_double).get(True, 0.0),
@@ -245,11 +242,15 @@ def accumulating(workload: Workload, written: Sequence[str], seed: int) -> tuple
             model(*workload.args, **workload.kwargs)
             return model.get_buffer(name).clone()
 
-    buffers = [(name, each) for name, each in model.named_buffers() if name in written and each.is_floating_point()]
+    buffers = [
+        (name, buffer) for name, buffer in model.named_buffers() if name in written and buffer.is_floating_point()
+    ]
     for name, buffer in buffers[:MOST_BUFFERS]:
         start = buffer.detach().clone()
         # Each element is moved by another amount: what is only moved to another place does not match.
-        other = start + A_LITTLE * (1 + start.abs()) * (torch.rand_like(start) + 0.5) * torch.randn_like(start).sign()
+        other = (
+            start + BUFFER_SHIFT * (1 + start.abs()) * (torch.rand_like(start) + 0.5) * torch.randn_like(start).sign()
+        )
         try:
             plain, moved = after_a_call(name, start), after_a_call(name, other)
         except Exception as error:  # it may not take any start
@@ -258,7 +259,7 @@ def accumulating(workload: Workload, written: Sequence[str], seed: int) -> tuple
             continue
         if plain.shape == start.shape == moved.shape:
             kept = ((moved - plain) / (other - start))[plain != start]
-            if kept.numel() and bool(((kept - 1).abs() <= NEARLY_ALL).all()):
+            if kept.numel() and bool(((kept - 1).abs() <= LOST_SHARE).all()):
                 found.append(name)
     return tuple(found)
 
@@ -271,10 +272,10 @@ class Call:
     kind: OperatorKind
     layer: LayerKind | None
     path: str
-    """The path of the innermost module at work."""
+    """This is the path of the innermost module at work."""
     shapes: tuple[tuple[int, ...], ...]
     constants: tuple[str, ...] = ()
-    """Numbers among its arguments, such as the rate of a dropout: a compiler writes them into the program."""
+    """These are numbers among its arguments, such as the rate of a dropout: a compiler writes them into the program."""
     is_double: bool = False
     """It reads numbers of 64 bits."""
 
@@ -316,12 +317,7 @@ class Watch(WholeDispatchMode):
     def _here(self) -> str:
         return self.paths.stack[-1] if self.paths.stack else ""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if isinstance(func, HigherOrderOperator):
-            return self.opened(func, args, kwargs)
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, layer, kind = described(func)
         if layer == "attention":
             self._try_backends(func, args, kwargs)
@@ -335,7 +331,10 @@ class Watch(WholeDispatchMode):
             return func(*args, **kwargs)
         values = (*args, *kwargs.values())
         inputs = list(tensors_in(values))
-        shapes, is_double = tuple(tuple(each.shape) for each in inputs), any(each.dtype in DOUBLE for each in inputs)
+        shapes, is_double = (
+            tuple(tuple(tensor.shape) for tensor in inputs),
+            any(tensor.dtype in DOUBLE for tensor in inputs),
+        )
         self._marks.append(self._device.mark())
         out = func(*args, **kwargs)
         self._marks.append(self._device.mark())
@@ -376,7 +375,7 @@ class Watch(WholeDispatchMode):
                 self._backends[key][form] = able
 
     def backends_of_all(self) -> dict[str, tuple[str, ...]]:
-        """The backends that can do every attention of the run, by number format."""
+        """Returns the backends that can do every attention of the run, by number format."""
         runs = list(self._backends.values())
         formats = runs[0] if runs else {}
         return {
@@ -397,7 +396,7 @@ class Watch(WholeDispatchMode):
             self.times = [min(both) for both in zip(self.times, other.times, strict=True)]
 
     def shares_by(self, key: Callable[[Call], K]) -> dict[K, float]:
-        """The shares of the time of all operators that those of each key took."""
+        """Returns the share of the time of all operators that those of each key took."""
         shares: dict[K, float] = {}
         whole = max(sum(self.times), 1e-12)
         for call, taken in zip(self.calls, self.times, strict=True):
@@ -418,12 +417,6 @@ class Watch(WholeDispatchMode):
             return None
         share = sum(self.times[index] for index in self.activating) / max(sum(self.times), 1e-12)
         return LayerShare(calls=len(self.activating), share=share)
-
-    def longest_operators(self) -> tuple[OperatorShare, ...]:
-        calls = Counter((call.name, call.kind) for call in self.calls)
-        shares = self.shares_by(lambda call: (call.name, call.kind))
-        longest = sorted(shares, key=lambda key: -shares[key])[:OPERATORS_TOLD]
-        return tuple(OperatorShare(name=key[0], kind=key[1], calls=calls[key], share=shares[key]) for key in longest)
 
 
 class _Functions(TorchFunctionMode):

@@ -21,7 +21,7 @@ from redline.bench.workload.structure import is_plain, stored
 from redline.model.work import LayerKind, OperatorKind, attention_flops, convolution_flops
 
 Arguments = dict[str, Any]
-"""The operator's arguments by the names of its schema."""
+"""These are the operator's arguments by the names of its schema."""
 Formula = Callable[[Arguments, Any], int]
 
 
@@ -45,19 +45,6 @@ def matrix_product(first: str) -> Formula:
     return flops
 
 
-def summed_products(arguments: Arguments, out: Any) -> int:
-    """Many matrix products are added up into one output."""
-    return 2 * int(arguments["batch1"].numel()) * int(out.shape[-1])
-
-
-def linear(arguments: Arguments, out: Any) -> int:
-    return 2 * out.numel() * int(arguments["weight"].shape[-1])
-
-
-def dot(arguments: Arguments, out: Any) -> int:
-    return 2 * int(arguments["self"].numel())
-
-
 def grouped_product(arguments: Arguments, out: Any) -> int:
     """Every row belongs to one group. Two flat matrices share out their inner dimension instead."""
     first, second = arguments["self"], arguments["mat2"]
@@ -70,10 +57,6 @@ def convolution(arguments: Arguments, out: Any) -> int:
     return convolution_flops(int(positions.numel()), arguments["weight"].shape)
 
 
-def transposed_convolution(arguments: Arguments, out: Any) -> int:
-    return convolution_flops(int(_data(arguments).numel()), arguments["weight"].shape)
-
-
 def _data(arguments: Arguments) -> Any:
     return arguments["input"] if "input" in arguments else arguments["self"]
 
@@ -83,11 +66,6 @@ def convolution_backward(arguments: Arguments, out: Any) -> int:
     positions = arguments["input"] if arguments["transposed"] else arguments["grad_output"]
     wanted = sum(bool(one) for one in arguments["output_mask"][:2])
     return wanted * convolution_flops(int(positions.numel()), arguments["weight"].shape)
-
-
-def deformable_convolution_backward(arguments: Arguments, out: Any) -> int:
-    """One product for the columns that were sampled, from which input, offsets and mask follow, and one for the weight."""
-    return 2 * convolution_flops(int(arguments["grad"].numel()), arguments["weight"].shape)
 
 
 def packed_product(arguments: Arguments, out: Any) -> int:
@@ -126,17 +104,8 @@ def fourier(arguments: Arguments, out: Any) -> int:
     return int(flops if data.is_complex() and out.is_complex() else flops / 2)
 
 
-def distances(arguments: Arguments, out: Any) -> int:
-    return 3 * out.numel() * int(arguments["x1"].shape[-1])
-
-
-def euclidean_distances(arguments: Arguments, out: Any) -> int:
-    """One product: two columns beside the data carry the squared lengths of the vectors of either side."""
-    return 2 * out.numel() * (int(arguments["x1"].shape[-1]) + 2)
-
-
 def trilinear(arguments: Arguments, out: Any) -> int:
-    """Two multiplications and an addition for each combination; expanded dimensions count once."""
+    """Each combination takes two multiplications and an addition; expanded dimensions count once."""
     shapes: list[list[int]] = []
     for name in ("i1", "i2", "i3"):
         shape = list(arguments[name].shape)
@@ -153,16 +122,20 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     ), ("matmul", matrix_product("self"))),
     **dict.fromkeys(("addmm", "_addmm_activation", "_sparse_addmm"), ("matmul", matrix_product("mat1"))),
     "baddbmm": ("matmul", matrix_product("batch1")),
-    "addbmm": ("matmul", summed_products),
+    # Many matrix products are added up into one output.
+    "addbmm": ("matmul", lambda given, out: 2 * int(given["batch1"].numel()) * int(out.shape[-1])),
     "addmv": ("matmul", matrix_product("mat")),
-    **dict.fromkeys(("linear", "mkldnn_linear"), ("matmul", linear)),
-    **dict.fromkeys(("dot", "vdot"), ("matmul", dot)),
+    **dict.fromkeys(("linear", "mkldnn_linear"), ("matmul", lambda given, out: 2 * out.numel() * int(given["weight"].shape[-1]))),
+    **dict.fromkeys(("dot", "vdot"), ("matmul", lambda given, out: 2 * int(given["self"].numel()))),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), ("matmul", grouped_product)),
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution_relu", "miopen_convolution_add_relu", "slow_conv_dilated2d", "slow_conv_dilated3d"), ("convolution", convolution)),
-    **dict.fromkeys(("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d"), ("convolution", transposed_convolution)),
+    **dict.fromkeys(("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d"), ("convolution", lambda given, out: convolution_flops(int(_data(given).numel()), given["weight"].shape))),
     "convolution_backward": ("convolution", convolution_backward),
     "torchvision::deform_conv2d": ("convolution", convolution),
-    "torchvision::_deform_conv2d_backward": ("convolution", deformable_convolution_backward),
+    # One product is for the columns that were sampled, from which input, offsets and mask follow, and one for the weight.
+    "torchvision::_deform_conv2d_backward": (
+        "convolution", lambda given, out: 2 * convolution_flops(int(given["grad"].numel()), given["weight"].shape),
+    ),
     **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), ("matmul", recurrent())),
     **dict.fromkeys(("_cudnn_rnn_backward", "miopen_rnn_backward"), ("matmul", recurrent(backward=True))),
     "mkldnn_rnn_layer": ("matmul", recurrent("weight0", "weight1")),
@@ -182,8 +155,9 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     },
     "_trilinear": ("matmul", trilinear),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), ("other", fourier)),
-    "_cdist_forward": ("other", distances),
-    "_euclidean_dist": ("matmul", euclidean_distances),
+    "_cdist_forward": ("other", lambda given, out: 3 * out.numel() * int(given["x1"].shape[-1])),
+    # One product: two columns beside the data carry the squared lengths of the vectors of either side.
+    "_euclidean_dist": ("matmul", lambda given, out: 2 * out.numel() * (int(given["x1"].shape[-1]) + 2)),
 }  # fmt: skip
 """The keys are names of operators without their overload; those of aten have no namespace."""
 
@@ -264,11 +238,11 @@ class Known:
     per_element: int = 0
     """FLOPs per element, where there is no formula."""
     of_input: bool = False
-    """Elements of the largest input count, not of the output."""
+    """True if elements of the largest input count, not those of the output."""
     reads: Reads = "all"
     counted: bool = True
     takes_packed: bool = False
-    """Its weight comes in an object of torch's own."""
+    """True if its weight comes in an object of torch's own."""
 
 
 @lru_cache(maxsize=10_000)
@@ -337,7 +311,7 @@ LAYERS: tuple[tuple[LayerKind, re.Pattern[str], OperatorKind], ...] = (
 
 @lru_cache(maxsize=10_000)
 def described(func: Any) -> tuple[str, LayerKind | None, OperatorKind | None]:
-    """An operator's name, the kind of layer it makes up by itself, and what it does; None: it does no work."""
+    """Returns an operator's name, the kind of layer it makes up by itself, and what it does; None: it does no work."""
     about = known(func)
     if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
         for layer, pattern, kind in LAYERS:
@@ -347,7 +321,7 @@ def described(func: Any) -> tuple[str, LayerKind | None, OperatorKind | None]:
 
 
 Region = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""The part of a storage that a tensor shows: storage, offset, shape and strides."""
+"""A region is the part of a storage that a tensor shows: storage, offset, shape and strides."""
 Placed = tuple[Region | None, Tensor]
 
 
@@ -411,7 +385,7 @@ def moved_bytes(about: Known, inputs: Sequence[Placed], written: int) -> tuple[l
 
 
 class Touched:
-    """How much of each weight, buffer and input of the model the operators look at."""
+    """This knows how much of each weight, buffer and input of the model the operators read."""
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self._held: list[Tensor] = []  # kept alive, so that no later tensor takes the place of one of them

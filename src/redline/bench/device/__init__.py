@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from redline.bench.device import cuda
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
@@ -27,8 +29,11 @@ def resolve_device(text: str) -> str:
     return f"{kind}:{_index(text, index_text)}"
 
 
-def open_device(resolved: str) -> Device:
-    kind, _, index_text = resolved.partition(":")
+def open_device(text: str, threads: int | None = None) -> Device:
+    """Open the device of that name, with so many threads inside operators where a number is given."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    kind, _, index_text = resolve_device(text).partition(":")
     if kind == "cpu":
         return CpuDevice()
     if kind == "rocm":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,15 +15,12 @@ from redline.model.record import DeviceInfo, Memory, TelemetrySample
 
 T = TypeVar("T")
 
-_STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-
 
 class Lane:
-    """A second queue of work beside the main one; where nothing runs ahead of the host, the host itself."""
+    """A lane is a second queue of work beside the main one; where nothing runs ahead of the host, it is the host itself."""
 
     def run(self, work: Callable[[], T]) -> tuple[T, Any]:
-        """Issue `work` here; what it returned, and the point at which it will be done."""
+        """Issue `work` here. Returns what it returned, and the point at which it will be done."""
         return work(), None
 
     def join(self, tensors: Sequence[torch.Tensor], done: Any) -> None:
@@ -32,7 +28,7 @@ class Lane:
 
 
 class Device(ABC):
-    """A clock, a barrier, memory figures and a thermometer."""
+    """A device is a clock, a barrier, memory figures and a thermometer."""
 
     kind: str
     torch_device: torch.device
@@ -55,15 +51,15 @@ class Device(ABC):
 
     @abstractmethod
     def mark(self) -> Any:
-        """A point in the device's own time; cheap, and does not wait."""
+        """Returns a point in the device's own time; this is cheap, and does not wait."""
 
     def marker(self, count: int) -> Callable[[], Any]:
-        """A function that takes up to `count` marks; what a mark costs is paid here, as far as it can be."""
+        """Returns a function that takes up to `count` marks; what a mark costs is paid here, as far as it can be."""
         return self.mark
 
     @abstractmethod
     def seconds_between(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds from each mark to the next, once everything up to the last has happened."""
+        """Returns the seconds from each mark to the next, once everything up to the last has happened."""
 
     def wait_for(self, mark: Any) -> None:
         """Let the host wait until the device has come to this mark."""
@@ -74,26 +70,26 @@ class Device(ABC):
 
     @abstractmethod
     def memory(self) -> Memory:
-        """Peaks since `reset_peaks`."""
+        """Returns the peaks since `reset_peaks`."""
 
     @abstractmethod
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
-        """Clocks, power, temperature and load right now; the costly look at other processes only when asked."""
+        """Returns clocks, power, temperature and load right now; other processes, a costly look, only when asked."""
 
     @abstractmethod
     def refusal_of(self, dtype: torch.dtype) -> str | None:
-        """Why this device cannot compute in `dtype`, or None."""
+        """Returns why this device cannot compute in `dtype`, or None."""
 
     def product_time(self, number_format: str) -> float | None:
-        """Time of a matrix product in this number format over one in fp32, measured; None where it does not matter."""
+        """Returns the measured time of a matrix product in this number format over one in fp32; None where it does not matter."""
         return None
 
     def compiler_refusal(self) -> str | None:
-        """Why torch.compile cannot build anything for this device, or None."""
+        """Returns why torch.compile cannot build anything for this device, or None."""
         return None if find_spec("triton") else "torch.compile needs Triton here"
 
     def energy_j(self) -> float | None:
-        """A counter of joules spent, where there is one."""
+        """Returns a counter of joules spent, where there is one."""
         return None
 
     def record_allocations(self) -> None:
@@ -105,7 +101,7 @@ class Device(ABC):
         return False
 
     def reserved_bytes(self) -> int | None:
-        """What the allocator holds now, given out or not; None where there is none that tells."""
+        """Returns what the allocator holds now, given out or not; None where there is none that tells."""
         return None
 
     def release_cache(self) -> None:
@@ -122,11 +118,11 @@ class Device(ABC):
         return False
 
     def cache_bytes(self) -> int | None:
-        """The last cache in front of memory; None where the device does not tell."""
+        """Returns the size of the last cache in front of memory; None where the device does not tell."""
         return None
 
     def neighbours(self) -> tuple[str, ...]:
-        """Other people's processes on this device."""
+        """Returns other people's processes on this device."""
         return ()
 
     def synchronises(self, step: Callable[[], object]) -> bool | None:
@@ -138,27 +134,20 @@ class Device(ABC):
         return
 
     def random_state(self) -> torch.Tensor:
-        """Changes with every random number drawn, on the host or on the device."""
+        """Returns what changes with every random number drawn, on the host or on the device."""
         return torch.get_rng_state()
 
     def lane(self) -> Lane:
-        """A queue whose copies and kernels run beside those of the main one."""
+        """Returns a queue whose copies and kernels run beside those of the main one."""
         return Lane()
 
-    def push_range(self, name: str) -> None:
-        """Begin a stretch of time that the vendor's profiler shows by this name."""
-        return
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context whose time the vendor's profiler shows by this name."""
+        return nullcontext()
 
-    def pop_range(self) -> None:
-        """End the innermost one."""
-        return
-
-    def start_profiler(self) -> None:
-        """Tell a profiler that waits for it that the steps to look at begin."""
-        return
-
-    def stop_profiler(self) -> None:
-        return
+    def profiled(self) -> AbstractContextManager[Any]:
+        """Returns a context that a profiler which waits for it takes for the steps to look at."""
+        return nullcontext()
 
     def allow_tf32(self, allowed: bool) -> None:
         """Let fp32 products use the shorter format, or forbid it."""
@@ -172,23 +161,23 @@ class Device(ABC):
         return f"TF32 is a format of NVIDIA Ampere and later GPUs, not of {self.kind}"
 
     def early_launch_refusal(self) -> str | None:
-        """Why a kernel here cannot begin while the one before it ends, or None."""
+        """Returns why a kernel here cannot begin while the one before it ends, or None."""
         return f"kernels begin before the last has ended on NVIDIA Hopper and later GPUs, not on {self.kind}"
 
     def graph_refusal(self) -> str | None:
-        """Why this device cannot record work into a graph and replay it, or None."""
+        """Returns why this device cannot record work into a graph and replay it, or None."""
         return f"{self.kind} has no graphs to record work into; a GPU has"
 
     def shorten_launches(self) -> str | None:
-        """To be called when all kernels are loaded, where that makes them start sooner; says why it could not be done."""
+        """Call this when all kernels are loaded, where that makes them start sooner. Returns why it could not be done."""
         return None
 
     def record_graph(self, work: Callable[[], T], warmups: int) -> tuple[Callable[[], None], T]:
-        """Run `work` some times, then record it: what replays it, and what it returned, which every replay rewrites."""
+        """Run `work` some times, then record it. Returns what replays it, and what it returned, which every replay rewrites."""
         raise NotImplementedError(self.graph_refusal())
 
     def keeping_refusal(self) -> str | None:
-        """Why the process cannot be told to keep the memory that is freed, or None."""
+        """Returns why the process cannot be told to keep the memory that is freed, or None."""
         return "it is about the memory of a CPU: that of a GPU is kept by torch's own allocator"
 
     def keep_memory(self, keep: bool) -> None:
@@ -200,21 +189,5 @@ class Device(ABC):
         return
 
     def versions(self) -> dict[str, str]:
-        """Versions of the libraries that only this kind of device has."""
+        """Returns the versions of the libraries that only this kind of device has."""
         return {}
-
-
-def reset_peak_rss() -> None:
-    """Start a new high-water mark of resident memory, where the kernel lets us."""
-    try:
-        _CLEAR_REFS.write_text("5")
-    except OSError:
-        return  # `peak_rss_bytes` then tells the process's peak so far
-
-
-def peak_rss_bytes() -> int:
-    if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -15,8 +15,15 @@ from typing import Literal
 import psutil
 import torch
 
-from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
-from redline.bench.device.process import limit_private_memory, peak_private_bytes, private_bytes, restart_private_peak
+from redline.bench.device.base import Device
+from redline.bench.device.process import (
+    limit_private_memory,
+    peak_private_bytes,
+    peak_rss_bytes,
+    private_bytes,
+    reset_peak_rss,
+    restart_private_peak,
+)
 from redline.model.errors import UsageError
 from redline.model.record import DeviceInfo, Memory, TelemetrySample
 from redline.system.telemetry import cpu_name, cpu_temperature_c, package_energy_j
@@ -26,7 +33,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Numbers of malloc.h."""
 KEEP_ALL = 2**31 - 1
 USUAL_TRIM_BYTES, USUAL_MMAP_MAX = 128 * 1024, 65536
-"""What glibc begins with."""
+"""These are glibc's own values."""
 
 
 class CpuDevice(Device):
@@ -124,7 +131,7 @@ class CpuDevice(Device):
             self.keep_memory(False)
 
     def product_time(self, number_format: str) -> float | None:
-        """Some CPUs have arithmetic for bf16, few for fp16; without, a product takes up to fifty times as long."""
+        """Only some CPUs have arithmetic for bf16, few for fp16; without, a product takes up to fifty times as long."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(number_format)
         if dtype is None:
             return None
@@ -137,7 +144,7 @@ PRODUCT_SIZE, PRODUCT_TRIES = 256, 5
 
 
 def _product_s(dtype: torch.dtype) -> float:
-    """The shortest of a few small products, by one thread: several would wait for each other on a busy machine."""
+    """Returns the seconds of the shortest of a few small products, by one thread: several would wait for each other on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -153,7 +160,7 @@ def _product_s(dtype: torch.dtype) -> float:
 
 
 def last_cache_bytes(caches: Path = _CACHES) -> int | None:
-    """All caches of the highest level together; those that several cores share count once."""
+    """Returns the size of all caches of the highest level together; those that several cores share count once."""
     found: dict[tuple[int, str], int] = {}
     for folder in caches.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:

@@ -6,13 +6,15 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 
-from redline.bench.device.base import Device, Lane, T, peak_rss_bytes, reset_peak_rss
+from redline.bench.device.base import Device, Lane, T
 from redline.bench.device.failure import is_about_synchronizing
+from redline.bench.device.process import peak_rss_bytes, reset_peak_rss
 from redline.model.record import DeviceInfo, Memory, TelemetrySample
 from redline.system.telemetry.nvml import NvmlCard, open_card
 
@@ -22,7 +24,7 @@ CYCLES_PER_S = 2e9
 
 
 def built_for() -> str | None:
-    """Which accelerator this torch was built for; ROCm builds answer to torch.cuda as well."""
+    """Returns the accelerator that this torch was built for; ROCm builds answer to torch.cuda as well."""
     if torch.version.hip:
         return "rocm"
     return "cuda" if torch.version.cuda else None
@@ -37,7 +39,7 @@ def device_names() -> list[str]:
 
 
 def unavailable_because() -> str | None:
-    """None when a GPU can be used, else torch's own reason."""
+    """Returns None when a GPU can be used, else torch's own reason."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
@@ -48,11 +50,11 @@ def unavailable_because() -> str | None:
 
 
 RECORDED_ALLOCATIONS = 100_000
-"""The latest so many are told with their lines."""
+"""A snapshot has the lines of so many of the latest allocations."""
 
 
 def record_graph(work: Callable[[], Any], warmups: int) -> tuple[Callable[[], None], Any]:
-    """Record work as a CUDA graph on the current device: what replays it, and where its result then lies.
+    """Record work as a CUDA graph on the current device. Returns what replays it, and where its result then lies.
 
     Snippets contain it as it stands here.
     """
@@ -263,17 +265,11 @@ class CudaDevice(Device):
     def lane(self) -> Lane:
         return CudaLane(self.torch_device)
 
-    def push_range(self, name: str) -> None:
-        torch.cuda.nvtx.range_push(name)  # on ROCm these are ROCTX ranges
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        return torch.cuda.nvtx.range(name)  # on ROCm these are ROCTX ranges
 
-    def pop_range(self) -> None:
-        torch.cuda.nvtx.range_pop()
-
-    def start_profiler(self) -> None:
-        torch.cuda.profiler.start()
-
-    def stop_profiler(self) -> None:
-        torch.cuda.profiler.stop()
+    def profiled(self) -> AbstractContextManager[Any]:
+        return torch.cuda.profiler.profile()
 
     def allow_tf32(self, allowed: bool) -> None:
         # The older of torch's two ways: mixing it with `fp32_precision` raises in torch 2.9 and later,

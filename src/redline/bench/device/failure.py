@@ -1,4 +1,4 @@
-"""From an exception on the bench to a `Failure`: what kind it is, in one line, with the traceback beside.
+"""This makes a `Failure` of an exception on the bench: what kind it is, in one line, with the traceback beside.
 
 Torch and the libraries below it often tell errors apart only by their wording. This is the one place that looks at it.
 """
@@ -80,7 +80,7 @@ def failure_from(error: BaseException, stage: str) -> Failure:
 
 
 def user_line(error: BaseException | None) -> str:
-    """The innermost line of the user's own code on the way to the error, or to what caused it."""
+    """Returns the innermost line of the user's own code on the way to the error, or to what caused it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))  # causes may go in a circle
@@ -91,7 +91,7 @@ def user_line(error: BaseException | None) -> str:
 
 
 def line_of_user(stack: traceback.StackSummary) -> str:
-    """The innermost line of the user's own code in a stack; empty where there is none."""
+    """Returns the innermost line of the user's own code in a stack; empty where there is none."""
     for frame in reversed(stack):
         if _is_users(frame.filename):
             return _unicode(f"{_shown(Path(frame.filename))}:{frame.lineno} in {frame.name}")
@@ -109,7 +109,7 @@ def _shown(path: Path) -> Path:
 def _is_users(filename: str) -> bool:
     """Neither Redline's nor Python's, and not installed; code typed into a notebook has no file at all."""
     path = Path(filename)
-    return path.is_absolute() and path.suffix == ".py" and not any(path.is_relative_to(each) for each in _NOT_USERS)
+    return path.is_absolute() and path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in _NOT_USERS)
 
 
 def kind_of(error: BaseException, stage: str) -> FailureKind:
@@ -140,7 +140,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _broken_collective(error: BaseException) -> list[Note]:
-    """One note where a rank failed because another went away or never came: the cause is over there."""
+    """Returns one note where a rank failed because another went away or never came: the cause is over there."""
     said = text_of(error).lower()
     is_one = isinstance(error, torch.distributed.DistError) or "gloo" in said or "nccl" in said
     broken = is_one and any(wording in said for wording in _BROKEN_COLLECTIVE_WORDINGS)
@@ -150,12 +150,6 @@ def _broken_collective(error: BaseException) -> list[Note]:
 def is_without_attention_backend(error: BaseException) -> bool:
     """None of the attention backends that were allowed can do this call."""
     return any(wording in text_of(error) for wording in _NO_ATTENTION_WORDINGS)
-
-
-def is_of_two_devices(error: BaseException) -> bool:
-    """True if an operator was given tensors of different devices; one of them may be without memory."""
-    said = str(error)
-    return isinstance(error, RuntimeError) and "device" in said and ("meta" in said or "same device" in said)
 
 
 def refused_attention(said: list[warnings.WarningMessage]) -> str:
@@ -202,7 +196,7 @@ _CURE = re.compile(r"PYTORCH_\w*ALLOC_CONF=expandable_segments:True")
 
 
 def fragmentation(said: str) -> list[Note]:
-    """One note where torch's error shows fragmented memory: more was idle than was asked for, but in pieces.
+    """Returns one note where torch's error shows fragmented memory: more was idle than was asked for, but in pieces.
 
     Whether a batch fits is then a matter of luck: a larger one may run where this one failed.
     """
@@ -212,12 +206,12 @@ def fragmentation(said: str) -> list[Note]:
     asked_bytes, idle_bytes = (parse_bytes(found.group(1).replace("bytes", "B")) for found in (asked, idle))
     if idle_bytes < asked_bytes:
         return []
-    told = f"{format_bytes(asked_bytes)} were requested while {format_bytes(idle_bytes)} were idle in pieces"
-    return [note("fragmented", f"{told}; {cure.group()} joins them" if cure else told)]
+    text = f"{format_bytes(asked_bytes)} were requested while {format_bytes(idle_bytes)} were idle in pieces"
+    return [note("fragmented", f"{text}; {cure.group()} joins them" if cure else text)]
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an exception, also of one that cannot be printed or whose text is not Unicode."""
+    """Returns the text of an exception, also of one that cannot be printed or whose text is not Unicode."""
     try:
         said = str(error)
     except BaseException as broken:
@@ -244,10 +238,10 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, with the next where it ends in a colon; some list every model there is."""
+    """Returns the first line of what an error says, with the next where it ends in a colon; some list every model there is."""
     return _opening([line.strip() for line in str(error).splitlines() if line.strip()])[:160] or type(error).__name__
 
 
 def _opening(lines: list[str]) -> str:
-    """The first line, with the next where it only announces it: "backend='inductor' raised:"."""
+    """Returns the first line, with the next where it only announces it: "backend='inductor' raised:"."""
     return " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])

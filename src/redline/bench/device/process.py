@@ -1,4 +1,6 @@
-"""This process takes its share of the machine: the memory that it holds, a limit that makes running out an error, processors."""
+"""This is about what the process takes of the machine: memory, with a limit that makes running out an error; processors; and the processes in
+which torch.compile compiles kernels for a GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import functools
 import mmap
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -66,8 +69,18 @@ def limit_private_memory(limit_bytes: int | None) -> int | None:
 
 
 def private_bytes() -> int | None:
-    """What this process holds for itself right now, used or not: the figure that the limit is about."""
+    """Returns what this process holds for itself right now, used or not: the figure that the limit is about."""
     return _status_bytes().get("VmData")
+
+
+def reset_peak_rss() -> None:
+    """Start a new high-water mark of resident memory, where the kernel lets us; else `peak_rss_bytes` tells the peak so far."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_rss_bytes() -> int:
+    return _status_bytes().get("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def restart_private_peak() -> None:
@@ -90,7 +103,7 @@ def restart_private_peak() -> None:
 
 @functools.cache
 def _let_a_thread_allocate() -> None:
-    """So that the thread which later watches the device finds its memory mapped."""
+    """The thread that later watches the device then finds its memory mapped."""
     thread = threading.Thread(target=bytearray, args=(1 << 16,))
     thread.start()
     thread.join()
@@ -120,28 +133,28 @@ def _status_bytes() -> dict[str, int]:
 
 
 def page_faults() -> int:
-    """How often the kernel had to give this process a page of memory so far."""
+    """Returns how often the kernel had to give this process a page of memory so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 class ProcessorUse(NamedTuple):
-    """Seconds of processors, counted since some moment long ago: only differences mean something."""
+    """These are seconds of processors, counted since some moment long ago: only differences mean something."""
 
     own_s: float
-    """Of this process and all that it started."""
+    """The seconds of this process and all that it started."""
     waited_s: dict[str, float]
-    """By thread: ready to run, and no processor was free. Empty where the system does not tell."""
+    """The seconds of each thread in which it was ready to run and no processor was free. Empty where the system does not tell."""
     machine_s: float
     others: dict[int, tuple[str, float]]
-    """By process that is not ours: its name, and its own seconds."""
+    """The name and the seconds of each process that is not ours."""
     at_s: float = 0.0
-    """When: looking at every process of a busy machine takes longer than a short block."""
+    """The moment of the look, because looking at every process of a busy machine takes longer than a short block."""
 
     @classmethod
     def now(cls) -> ProcessorUse:
         # Loader workers that have ended since the look before count as ours too.
         usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        own_s = sum(each.ru_utime + each.ru_stime for each in usages) + sum(map(_processor_s, _descendants()))
+        own_s = sum(usage.ru_utime + usage.ru_stime for usage in usages) + sum(map(_processor_s, _descendants()))
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
         return cls(
@@ -149,7 +162,7 @@ class ProcessorUse(NamedTuple):
         )
 
     def since(self, before: ProcessorUse, wall_s: float) -> dict[str, Any]:
-        """As the fields of a `Block`."""
+        """Returns the fields of a `Block`."""
         own_s = max(self.own_s - before.own_s, 0.0)
         waited_s = sum(waited - before.waited_s.get(thread, 0.0) for thread, waited in self.waited_s.items())
         looked_s = max(self.at_s - before.at_s, wall_s)
@@ -162,7 +175,7 @@ class ProcessorUse(NamedTuple):
         }
 
     def _busiest(self, before: ProcessorUse, wall_s: float) -> tuple[str, ...]:
-        """As a person reads them: `python3 (pid 4711): 0.98 cores`."""
+        """Returns the busiest as a person reads them: `python3 (pid 4711): 0.98 cores`."""
         used = {
             pid: (name, (seconds - before.others.get(pid, ("", 0.0))[1]) / max(wall_s, 1e-9))
             for pid, (name, seconds) in self.others.items()
@@ -190,7 +203,7 @@ def _processor_s(process: psutil.Process) -> float:
 
 
 def _others() -> dict[int, tuple[str, float]]:
-    """Every process outside our own session, which holds what we started. Empty where the system does not tell."""
+    """Returns every process outside our own session, which holds what we started. Empty where the system does not tell."""
     session, found = os.getsid(0), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):  # it may end meanwhile, or not be ours to see
@@ -218,3 +231,37 @@ def _available_bytes() -> int:
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
         available = min(available, int(text) - int(used.read_text()))
     return max(available, 0)
+
+
+COMPILER = "torch._inductor.async_compile"
+
+
+def end_compile_pool() -> None:
+    """End them; the next kernel that must be compiled starts new ones.
+
+    They begin when the first kernel is loaded, also one that is found in the cache, and then import torch for about 4 s. Torch's
+    own way to end them waits for that. Left alone, they take a core while the program, or another beside it, is timed.
+    """
+    module = sys.modules.get(COMPILER)
+    if module is None:
+        return
+    pools = [pool for pool in module._pool_set if isinstance(getattr(pool, "process", None), subprocess.Popen)]
+    for pool in pools:
+        _end_pool(pool)
+    if pools:
+        module.AsyncCompile._ready_future = None
+        module.after_fork()
+
+
+def _end_pool(pool: Any) -> None:
+    with pool.write_lock:
+        pool.running = False  # so that its thread takes the end of the process as asked for
+    if (timer := getattr(pool, "timer", None)) is not None:
+        timer.quit()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pool.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    pool.process.kill()
+    pool.process.wait()
+    pool.shutdown()  # nothing is left of it but what waits for its answers, which is told so

@@ -6,6 +6,8 @@ Written from documentation and recorded outputs: this file has not met the hardw
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -74,12 +76,9 @@ class RocmDevice(CudaDevice):
     def synchronises(self, step: Callable[[], object]) -> bool | None:
         return None  # torch's synchronisation warnings are not raised on ROCm
 
-    def start_profiler(self) -> None:
+    def profiled(self) -> AbstractContextManager[Any]:
         """HIP has the call and says that it is not supported; ROCm's profilers look at the whole process."""
-        return
-
-    def stop_profiler(self) -> None:
-        return
+        return nullcontext()
 
     def versions(self) -> dict[str, str]:
         found = {"hip": torch.version.hip or ""}

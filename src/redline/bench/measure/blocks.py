@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from torch._ops import HigherOrderOperator
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
@@ -114,7 +113,7 @@ def watched(device: Device, turn: int | None = None) -> Iterator[dict[str, Any]]
 def measure_block(
     step: TimedStep, device: Device, request: Measure, step_estimate_s: float, ranks: Ranks | None = None
 ) -> Block:
-    """One block of the kind asked for: latency waits after every step, throughput only at the end.
+    """Measures one block of the kind asked for: latency waits after every step, throughput only at the end.
 
     A timed step is what a plain loop runs. What its phases take is seen in further steps behind the timed ones.
     """
@@ -143,7 +142,7 @@ def measure_block(
 
 
 def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
-    """How many steps to let pass and how many to time, fixed beforehand: a host running ahead has no sense of time."""
+    """Returns how many steps to let pass and how many to time, fixed beforehand: a host running ahead has no sense of time."""
     estimate = max(step_estimate_s, 1e-7)
     settles = estimate < LONG_STEP_FACTOR * request.settle_seconds
     settling = math.ceil(request.settle_seconds / estimate) if settles else 0
@@ -152,7 +151,7 @@ def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
 
 
 def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: int, longest_s: float) -> dict[str, Any]:
-    """Steps by the host's clock, each to its end."""
+    """Runs steps by the host's clock, each to its end."""
     clock, synchronize = time.perf_counter, device.synchronize
     ends = [clock()]
     deadline = ends[0] + longest_s
@@ -169,7 +168,7 @@ def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: in
 
 
 def _in_a_row(run: Callable[[], Any], device: Device, settling: int, timed: int, stride: int) -> dict[str, Any]:
-    """Steps that a device runs behind the host, by the device's clock; one sample is the mean of `stride` steps."""
+    """Runs steps that a device does behind the host, by the device's clock; one sample is the mean of `stride` steps."""
     settling, timed = (math.ceil(count / stride) for count in (settling, timed))
     clock, mark = time.perf_counter, device.marker(settling + timed + 1)
     marks, issued = [mark()], [clock()]
@@ -200,7 +199,7 @@ def _phases(
     device: Device,
     steps: int,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of each phase in this many further steps. `body` makes a step that calls a mark after each phase."""
+    """Returns the seconds of each phase in this many further steps. `body` makes a step that calls a mark after each phase."""
     if len(names) == 1 or not steps:
         return {}
     marks: list[Any] = []
@@ -276,7 +275,7 @@ def few_steps(step: Callable[[], object]) -> Warmup:
 
 
 def _window_length(samples: Sequence[float], fewest: int, seconds: float) -> int:
-    """How many of the last steps make a window: ten steps of a microsecond would never see a clock that drifts."""
+    """Returns how many of the last steps make a window: ten steps of a microsecond would never see a clock that drifts."""
     elapsed, count = 0.0, 0
     for sample in reversed(samples):
         if elapsed >= seconds and count >= fewest:
@@ -299,18 +298,16 @@ class _TimesOperators(WholeDispatchMode):
 
     seconds = 0.0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, HigherOrderOperator):
-            return self.opened(func, args, kwargs)
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         started = time.perf_counter()
         try:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         finally:
             self.seconds += time.perf_counter() - started
 
 
 def operators_share(step: TimedStep, setup: Setup, spec: MeasureSpec, warmup: Warmup) -> float | None:
-    """The share of a step on a CPU that is spent in operators; the rest is Python and what it waits for.
+    """Returns the share of a step on a CPU that is spent in operators; the rest is Python and what it waits for.
 
     The shortest of several looks and the shortest undisturbed step count, because other processes make either longer. None
     if operators do not run one by one, if no step may be added, and for tensors that cannot be looked at in this way.
@@ -331,7 +328,7 @@ def operators_share(step: TimedStep, setup: Setup, spec: MeasureSpec, warmup: Wa
 
 
 def least_memory(step: TimedStep, device: Device, limit_bytes: int | None) -> int | None:
-    """Bytes reserved at the tightest cap under which the step still runs; None if no cap can be set.
+    """Returns the bytes reserved at the tightest cap under which the step still runs; None if no cap can be set.
 
     torch's allocator keeps what it has freed as long as there is room: a training step may reserve a fifth more than it
     needs, an inference step may need all of it. That decides how large a batch fits, and only trying tells.
@@ -360,7 +357,7 @@ def least_memory(step: TimedStep, device: Device, limit_bytes: int | None) -> in
 
 
 def _reserved_under(step: TimedStep, device: Device, cap_bytes: int) -> int | None:
-    """The most that was reserved while some steps ran under the cap; None if they ran out of memory."""
+    """Returns the most that was reserved while some steps ran under the cap; None if they ran out of memory."""
     device.release_cache()
     device.reset_peaks()
     device.cap_allocator(cap_bytes)

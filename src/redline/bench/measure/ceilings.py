@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.device import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
 from redline.model.note import Note, note
-from redline.model.protocol import CeilingsAnswer, OnProgress, Progress
+from redline.model.protocol import OnProgress, Progress
 from redline.model.work import Ceilings
 
 Call = Callable[[], Any]
@@ -58,12 +58,6 @@ BUSY_CORES = 0.25
 REPEATED = 0.05
 FEWEST_REPEATS = 2
 """If fewer other bursts come this close to the best, it was luck, or all others were held up."""
-
-
-def answer_ceilings(device: str, threads: int | None, on_progress: OnProgress) -> CeilingsAnswer:
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return CeilingsAnswer(ceilings=measure_ceilings(open_device(resolve_device(device)), on_progress))
 
 
 def measure_ceilings(device: Device, on_progress: OnProgress = lambda progress: None) -> Ceilings:
@@ -131,7 +125,7 @@ def _measured(device: Device, tell: Callable[[str], None]) -> Ceilings:
 def _doubts(
     device: Device, others_cores: float, busiest: tuple[str, ...], samples: dict[str, list[float]]
 ) -> Iterator[Note]:
-    """Why the figures may be less than the device can do."""
+    """Yields why the figures may be less than the device can do."""
     foreign = device.look(0.0, neighbours=True).foreign
     if foreign:
         yield note("shared-gpu", f"other processes were on the GPU: {', '.join(foreign)}", about="device")
@@ -146,7 +140,7 @@ def _doubts(
 
 
 def _formats(device: Device) -> Iterator[str]:
-    """The formats that this device has; what it refuses is left out, not guessed."""
+    """Yields the formats that this device has; what it refuses is left out, not guessed."""
     yield "fp32"
     if device.tf32_refusal() is None:
         yield "tf32"
@@ -156,7 +150,7 @@ def _formats(device: Device) -> Iterator[str]:
 
 
 def _products(device: Device, form: str, notes: list[Note]) -> dict[Shape, list[float]]:
-    """Seconds per product in each burst, for each shape that fits."""
+    """Returns the seconds per product in each burst, for each shape that fits."""
     found: dict[Shape, list[float]] = {}
     device.allow_tf32(form == "tf32")
     try:
@@ -192,7 +186,7 @@ def _shapes(device: Device, form: str) -> Iterator[Shape]:
 
 
 def _product(device: Device, form: str, shape: Shape) -> Call:
-    """A product of random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
+    """Returns a product of random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
     m, n, k = shape
     target = device.torch_device
     if form == "int8":
@@ -211,7 +205,7 @@ def _product(device: Device, form: str, shape: Shape) -> Call:
 
 
 def _copies(device: Device) -> dict[int, list[float]]:
-    """Seconds per copy in each burst, by the bytes that are copied. The smallest is still too large for any cache."""
+    """Returns the seconds per copy in each burst, by the bytes that are copied. The smallest is still too large for any cache."""
     least = max(
         COPY_BYTES[device.is_accelerator], 4 * COPY_TO_CACHE * (device.cache_bytes() or 0), 4 * COPY_BYTES[False]
     )
@@ -241,7 +235,7 @@ def _launches(device: Device) -> list[float]:
 
 
 def time_bursts(device: Device, call: Call, bursts: int, burst_s: float, *, rest_s: float = 0.0) -> list[float]:
-    """Seconds per call in each of several bursts, by the device's own clock. A GPU rests before each burst."""
+    """Returns the seconds per call in each of several bursts, by the device's own clock. A GPU rests before each burst."""
     call()
     device.synchronize()
     before = time.perf_counter()

@@ -40,14 +40,14 @@ def measure_generations(step: GenerateStep, device: Device, request: Measure, es
         kind=request.kind,
         round=request.round,
         clock="host",
-        samples=tuple(each.whole_s for each in timings),
-        issue_s=tuple(each.issue_s for each in timings) if is_ahead else (),
+        samples=tuple(timing.whole_s for timing in timings),
+        issue_s=tuple(timing.issue_s for timing in timings) if is_ahead else (),
         phases={
-            "prefill": tuple(each.first_s for each in timings),
-            "decode": tuple(max(each.whole_s - each.first_s, 0.0) for each in timings),
+            "prefill": tuple(timing.first_s for timing in timings),
+            "decode": tuple(max(timing.whole_s - timing.first_s, 0.0) for timing in timings),
         },
-        token_s=tuple(max(seconds, 0.0) for each in timings for seconds in each.token_s),
-        token_issue_s=tuple(each.token_issue_s for each in timings) if is_ahead else (),
+        token_s=tuple(max(seconds, 0.0) for timing in timings for seconds in timing.token_s),
+        token_issue_s=tuple(timing.token_issue_s for timing in timings) if is_ahead else (),
     )
 
 
@@ -99,7 +99,7 @@ class WeightReads(WorkCounter):
 
 
 def _read_bytes(step: GenerateStep) -> float:
-    """Bytes of weights per decode step, on average over a few; a quantized model counts with what it holds."""
+    """Returns the bytes of weights per decode step, on average over a few; a quantized model counts with what it holds."""
     decoder = step.decoder
     is_quantized = any(len(stored(weight)) > 1 for weight in decoder.parameters())
     if isinstance(decoder, WholeGenerator) or is_quantized or decoder.new_tokens == 1:
@@ -115,7 +115,7 @@ def _read_bytes(step: GenerateStep) -> float:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """What the tensors hold, each once; a quantized one counts with the tensors that it is made of."""
+    """Returns the bytes that the tensors hold, each once; a quantized one counts with the tensors that it is made of."""
     parts = {part.data_ptr(): part for tensor in tensors for part in stored(tensor)}
     return sum(part.numel() * part.element_size() for part in parts.values())
 

@@ -14,17 +14,15 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from redline.bench.count.counter import Row, Tf32, WorkCounter
 from redline.bench.count.operators import described
-from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.device import Device, open_device
 from redline.bench.device.failure import failure_from
 from redline.bench.measure.ceilings import HALVES, Call, time_bursts
-from redline.bench.recipe.compose import apply_recipe
-from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.recipe.compose import set_up
 from redline.bench.workload.structure import WholeDispatchMode, named_tensors
 from redline.model.errors import SpecError
 from redline.model.note import Note, note
@@ -40,9 +38,7 @@ MOST_FROM_A_MODEL = 40
 
 
 def answer_operators(asked: AskOperators) -> OperatorTimes:
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    device = open_device(resolve_device(asked.device))
+    device = open_device(asked.device, asked.threads)
     if asked.spec is not None:
         return _of_model(asked.spec, device)
     with torch.inference_mode():
@@ -63,7 +59,7 @@ def _timed_case(case: OperatorCase, device: Device) -> OperatorTime:
 
 
 def _call_of(case: OperatorCase, dtype: torch.dtype, device: Device) -> Call:
-    """A call with random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
+    """Returns a call with random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
     if len(case.shape) != SIZES[case.operator]:
         raise SpecError(f"{case.operator} takes {SIZES[case.operator]} sizes, got {len(case.shape)}")
     shape = case.shape
@@ -87,14 +83,12 @@ def _call_of(case: OperatorCase, dtype: torch.dtype, device: Device) -> Call:
 
 
 def _of_model(spec: RunSpec, device: Device) -> OperatorTimes:
-    """The operators of one forward of the model under its recipe; what a compiler would fuse stays apart."""
-    workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
-    settle_batch(workload, spec.workload, ask=False)
-    setup = apply_recipe(spec.recipe, workload, device)
+    """Times the operators of one forward of the model under its recipe; what a compiler would fuse stays apart."""
+    setup = set_up(spec, device, ask=False)
     # The model is built outside: weights made under inference mode could not be changed any more.
     with torch.inference_mode():
         with _Caught(Tf32.of(device)) as caught, setup.autocast(cache=False):
-            workload.model(*setup.args, **setup.kwargs)
+            setup.workload.model(*setup.args, **setup.kwargs)
         heaviest = sorted(caught.seen.values(), key=lambda same: -same.work * same.calls)[:MOST_FROM_A_MODEL]
         rows = [_timed(same.row, partial(same.again, device), device) for same in heaviest]
     return OperatorTimes(rows=tuple(rows), notes=tuple(caught.left_out()))
@@ -116,7 +110,7 @@ class _Like:
 
 
 class _Same:
-    """Calls of one operator with the same shapes."""
+    """These are the calls of one operator with the same shapes."""
 
     def __init__(self, name: str, number_format: str, work: int, func: Any, inputs: Any) -> None:
         self._name, self._number_format, self._func, self.work, self.calls = name, number_format, func, work, 0
@@ -141,10 +135,7 @@ class _Caught(WholeDispatchMode):
         self._writes: Counter[str] = Counter()
         self.seen: dict[Any, _Same] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, HigherOrderOperator):
-            return self.opened(func, args, kwargs)
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counter = WorkCounter([], self._tf32)
         with counter:
             out = func(*args, **kwargs)
@@ -178,7 +169,7 @@ def _weight(row: Row) -> tuple[int, int]:
 
 
 def _timed(row: OperatorTime, make: Callable[[], Call], device: Device) -> OperatorTime:
-    """The row with its times, or with the reason: too large for this device, or a format that it does not take."""
+    """Returns the row with its times, or with the reason: too large for this device, or a format that it does not take."""
     try:
         call, counter = make(), WorkCounter([], Tf32.of(device))
         with counter:

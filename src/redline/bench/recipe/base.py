@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +22,7 @@ from redline.model.protocol import Relief, SwitchNeed
 from redline.model.record import Capabilities
 from redline.model.registry import Registry
 from redline.model.spec import OptionValue, Switch, Task
-from redline.model.work import Facts
+from redline.model.work import Facts, LayerKind
 
 FLAGS, WEIGHTS, REWRITE, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE = 0, 5, 7, 10, 20, 30, 40, 45
 DISTRIBUTE, COMPILER, GRAPHS = 48, 50, 60
@@ -45,21 +48,19 @@ class RecipeCode:
     imports: list[str] = field(default_factory=list)
     """Whole lines, besides `import torch`."""
     flags: list[str] = field(default_factory=list)
-    """Lines that set switches of the process, before anything else."""
+    """These lines set flags of the process before anything else."""
     helpers: list[str] = field(default_factory=list)
-    """Source code of the functions and classes that the lines call."""
+    """This is the source code of the functions and classes that the lines call."""
     model_lines: list[str] = field(default_factory=list)
     """Statements that make `model` faster, in order. `args` and `kwargs` hold prepared example inputs."""
     input_changes: list[str] = field(default_factory=list)
-    """Expressions that turn `tensor` into what the model wants, in order."""
-    contexts: list[str] = field(default_factory=list)
-    """Context managers held around every call of the model."""
+    """These expressions turn `tensor` into what the model wants, in order."""
     autocast: str | None = None
     """The dtype, such as `torch.bfloat16`, if autocast is held around the forward and the loss."""
     scales_gradients: bool = False
     optimizer_options: dict[str, str] = field(default_factory=dict)
     is_graphed: bool = False
-    """The whole step goes into one CUDA graph."""
+    """True if the whole step is recorded in one CUDA graph."""
     shortens_launches: bool = False
     """True for what is compiled or recorded: launches become shorter once all kernels are loaded."""
     is_static: bool = False
@@ -72,17 +73,30 @@ class RecipeCode:
     """Remarks for the reader, printed as comments."""
 
     def carry(self, *things: Callable[..., Any]) -> None:
-        """Include these functions or classes as they stand in their files: the snippet runs the code that was measured."""
-        self.helpers += [
-            source for thing in things if (source := inspect.getsource(thing).rstrip()) not in self.helpers
-        ]
+        """Include these functions or classes as they stand in their files, so that the snippet runs the code that was measured.
+
+        What they use comes along: the imports of their files, and other functions and classes of the same file.
+        """
+        for thing in things:
+            source, module = inspect.getsource(thing).rstrip(), sys.modules[thing.__module__]
+            words = set(re.findall(r"\w+", source))
+            own = [value for name, value in vars(module).items() if name in words and value is not thing]
+            self.carry(*(value for value in own if callable(value) and value.__module__ == module.__name__))
+            imports = [(line, line.partition("import ")[2].split(", ")) for line in imports_of(module)]
+            self.bring_in(*(line for line, names in imports if words.intersection(names) or f"{names[0]}." in source))
+            self.helpers += [source] if source not in self.helpers else []
 
     def bring_in(self, *lines: str) -> None:
         self.imports += [line for line in lines if line not in self.imports]
 
 
+def imports_of(module: ModuleType) -> list[str]:
+    """Returns the lines by which a module imports what is not Redline's."""
+    return re.findall(r"^(?:import|from) (?!redline|__future__).+", inspect.getsource(module), re.MULTILINE)
+
+
 def literal(value: Any) -> str:
-    """The value as a formatter would write it: texts stand in double quotes."""
+    """Returns the value as a formatter would write it: texts stand in double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
     return json.dumps(value) if isinstance(value, str) else repr(value)
@@ -105,22 +119,33 @@ class RecipeSwitch(ABC):
     family: ClassVar[str] = ""
     """Switches of one family do the same job in different ways; a tuner takes at most one. Empty: a family of its own."""
     leaves_program: ClassVar[bool] = False
-    """A compiler sees the same program with and without it, and finds in its cache what it made for the other."""
+    """True if a compiler is given the same program with and without it, so that its cache serves both."""
     relieves: Relief = "device"
     does: Capabilities = Capabilities()
     """Its effects on the program. A switch that quantizes is never tried or recommended unless asked for."""
     excludes: frozenset[str] = frozenset()
-    """Switches that cannot stand in the same recipe, as `name` or `name:argument`. It is enough if one side says it."""
+    """These switches cannot stand in the same recipe, as `name` or `name:argument`. It is enough if one side says so."""
     needs: tuple[SwitchNeed, ...] = ()
     """Switches that must stand beside it. A recipe without them is refused, and is never tried."""
     number_format: str | None = None
-    """The number format that it computes in, if it changes that: what the numerics are judged against."""
+    """The number format that it computes in, if it changes that; numerics are judged by this format."""
     is_slow_to_prepare: bool = False
     """It takes minutes to compile."""
     prepare_s: float | None = None
     """About how long preparing takes, where that is known beforehand."""
     caution: str | None = None
     """Why a tuner leaves it alone although it can be used."""
+    layer: LayerKind | None = None
+    """The kind of layer that it is about. It changes nothing about a model that calls none."""
+    needs_gpu: str = ""
+    """Why a CPU cannot do it, if that is so."""
+    packages: Sequence[str] = ()
+    """The extra of Redline that brings what it needs, and the packages in it."""
+    carries: Sequence[Callable[..., Any]] = ()
+    """These are the functions that its lines in a snippet call."""
+    flag_lines: Sequence[str] = ()
+    lines: Sequence[str] = ()
+    """Its part of a snippet has lines that set flags of the process, and lines about the model, as in `RecipeCode`."""
 
     def __init__(self, switch: Switch, task: Task) -> None:
         self.switch, self.task, self.argument = switch, task, switch.argument
@@ -144,22 +169,27 @@ class RecipeSwitch(ABC):
             )
 
     def refusal(self, device: Device) -> str | None:
-        """Why this device cannot do it, or None."""
-        return None
+        """Returns why this device cannot do it, or None."""
+        if self.needs_gpu and not device.is_accelerator:
+            return self.needs_gpu
+        extra, *packages = self.packages or [""]
+        return next((str(MissingExtra("it", package, extra)) for package in packages if not find_spec(package)), None)
 
     def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        """Why it would change nothing about this model, or cannot be applied to it; None if no reason is known.
+        """Returns why it would change nothing about this model, or cannot be applied to it; None if no reason is known.
 
         `facts` tells what a real step did. A tuner always has it, a single run never.
         """
-        return None
+        if facts is None or self.layer is None or self.layer in facts.layers:
+            return None
+        return f"no {self.layer.replace('-', ' ')} runs in this model"
 
     def is_doubtful(self, facts: Facts) -> bool:
         """True if it often cannot run a model with these facts."""
         return False
 
     def formats(self, facts: Facts) -> frozenset[str] | None:
-        """The number formats of the rest of the recipe in which it can do this model; None: in any."""
+        """Returns the number formats of the rest of the recipe in which it can do this model; None: in any."""
         return None
 
     @abstractmethod
@@ -167,7 +197,11 @@ class RecipeSwitch(ABC):
 
     def write(self, code: RecipeCode) -> None:
         """Add what this switch does to a snippet of plain PyTorch."""
-        code.notes.append(f"{self.switch} has no plain form: it is left out here")
+        if not self.flag_lines and not self.lines:
+            code.notes.append(f"{self.switch} has no plain form: it is left out here")
+        code.carry(*self.carries)
+        code.flags += self.flag_lines
+        code.model_lines += self.lines
 
 
 SWITCHES: Registry[type[RecipeSwitch]] = Registry(
@@ -177,7 +211,7 @@ SWITCHES: Registry[type[RecipeSwitch]] = Registry(
 
 
 def data_dependence(facts: Facts) -> str | None:
-    """How the program follows its inputs, which a program made from one example cannot; None if it does not."""
+    """Returns how the program depends on its inputs, which a program made from one example cannot do; None if it does not."""
     if facts.branches:
         return "runs other operators on other inputs"
     return "gives its operators other shapes on other inputs" if facts.varies_shapes else None
@@ -191,8 +225,3 @@ def must_change(setup: Setup, name: str, changes: Any, missing: str) -> None:
             raise BenchError("unsupported", f"{name}: torch.compile saw {missing}", switches=(name,), scope="switch")
 
     setup.after_first_call.append(look)
-
-
-def missing_extra(extra: str, *packages: str) -> str | None:
-    """Why a switch cannot be used without these packages, or None if all are installed. Nothing is imported."""
-    return next((str(MissingExtra("it", package, extra)) for package in packages if not find_spec(package)), None)

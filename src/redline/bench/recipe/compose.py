@@ -11,6 +11,7 @@ from torch import nn
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, kind_of, one_line
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch
+from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError, UsageError
@@ -24,7 +25,7 @@ HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
-    """The recipe's switches in the order of application. A mistake in the recipe itself is a `UsageError`."""
+    """Returns the recipe's switches in the order of application. A mistake in the recipe itself is a `UsageError`."""
     for named in recipe.switches:
         refuse_removed(named)
     switches = [SWITCHES.get(switch.name)(switch, task) for switch in recipe.switches]
@@ -45,12 +46,12 @@ def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch) -> bool:
 
 
 def _names_of(switch: RecipeSwitch) -> set[str]:
-    """The names that an exclusion may mean it by: with its argument or without."""
+    """Returns the names that an exclusion may mean it by: with its argument or without."""
     return {switch.name, f"{switch.name}:{switch.argument or 'default'}"}
 
 
 def number_format_of(recipe: Recipe, task: Task, model: nn.Module | None = None) -> str:
-    """The coarsest number format that any switch computes in, or the model itself."""
+    """Returns the coarsest number format that any switch computes in, or the model itself."""
     weights = {parameter.dtype for parameter in model.parameters()} if model is not None else set()
     formats = [name for dtype, name in HALVES.items() if dtype in weights]
     formats += [switch.number_format for switch in switches_of(recipe, task) if switch.number_format]
@@ -61,17 +62,17 @@ def refuse_impossible(switches: Sequence[RecipeSwitch], device: Device, model: n
     """Raise why the first switch that cannot be used here cannot; without a model, only the reasons that need none."""
     names = {name for switch in switches for name in _names_of(switch)}
     for switch in switches:
-        told = (str(switch.switch),)
+        named = (str(switch.switch),)
         reason = switch.refusal(device) or (switch.irrelevance(model, None) if model is not None else None)
         if reason is not None:
-            raise BenchError("unsupported", f"{switch.name}: {reason}", switches=told, scope="switch")
+            raise BenchError("unsupported", f"{switch.name}: {reason}", switches=named, scope="switch")
         for need in switch.needs:
             if not need.is_met(names):
-                raise BenchError("unsupported", f"{switch.name}: {need.reason}", switches=told)
+                raise BenchError("unsupported", f"{switch.name}: {need.reason}", switches=named)
 
 
 def plain_setup(workload: Workload, device: Device) -> Setup:
-    """The workload in strict fp32, before any switch."""
+    """Returns the workload in strict fp32, before any switch is applied."""
     if workload.task != "step":  # a function sets its flags itself
         device.allow_tf32(False)
     return Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
@@ -80,7 +81,7 @@ def plain_setup(workload: Workload, device: Device) -> Setup:
 def apply_recipe(
     recipe: Recipe, workload: Workload, device: Device, distribute: Callable[[Setup], None] = lambda setup: None
 ) -> Setup:
-    """Strict fp32 first, then each switch in its turn. `distribute` makes one model of the ranks' models, once it is cast and
+    """Begin with strict fp32, then apply each switch in its turn. `distribute` makes one model of the ranks' models, once it is cast and
     before it is compiled."""
     switches = switches_of(recipe, workload.task)
     refuse_impossible(switches, device, workload.model)
@@ -97,9 +98,19 @@ def apply_recipe(
     return setup
 
 
+def set_up(spec: RunSpec, device: Device, *, ask: bool = True) -> Setup:
+    """Build the workload of a spec on a device, with the batch that was asked for, under its recipe.
+
+    `ask` lets the model be run twice to prove its batch.
+    """
+    workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
+    settle_batch(workload, spec.workload, ask=ask)
+    return apply_recipe(spec.recipe, workload, device)
+
+
 @contextmanager
 def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
-    """Whatever breaks inside names `switch` as its cause, or as the suspect if others stand in the recipe with it.
+    """An error inside names `switch` as its cause, or as the suspect if other switches stand in the recipe with it.
 
     Running out of memory is nobody's fault, and a mistake of the user stays one.
     """
@@ -120,7 +131,7 @@ def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
 
 
 def suspect_of(spec: RunSpec, setup: Setup) -> str | None:
-    """The switch that a broken first call is blamed on: the last of those that change the program, else the last.
+    """Returns the switch that a broken first call is blamed on: the last of those that change the program, else the last.
 
     None if no reference has run before: the model itself may be what is broken.
     """
@@ -133,7 +144,7 @@ def suspect_of(spec: RunSpec, setup: Setup) -> str | None:
 
 
 def switch_choices(model: nn.Module, device: Device, task: Task, facts: Facts | None = None) -> list[SwitchChoice]:
-    """Every switch of this task with each argument that it offers, judged by what a step was seen doing."""
+    """Returns every switch of this task with each argument that it offers, judged by what a step was seen doing."""
     kinds = [kind for kind in map(SWITCHES.get, SWITCHES) if task in kind.tasks]
     switches = [kind(Switch(name=kind.name, argument=argument), task) for kind in kinds for argument in kind.offered]
     casts = {str(switch.switch): switch.number_format for switch in switches if switch.family == "precision"}
@@ -196,7 +207,7 @@ CANDIDATES: dict[tuple[bool, Task], tuple[str, ...]] = {
 
 
 def applicable_recipes(model: nn.Module, device: Device, task: Task) -> tuple[str, ...]:
-    """The candidates that can be used here and would change something about this model. Nothing is run."""
+    """Returns the candidates that can be used here and would change something about this model. Nothing is run."""
 
     def is_applicable(text: str) -> bool:
         try:

@@ -75,7 +75,7 @@ class Difference:
 
 
 def answer_of(output: Any) -> Answer:
-    """The comparable part of an output. Tensors are cloned, because a graph's next replay overwrites its outputs."""
+    """Returns the comparable part of an output. Tensors are cloned, because a graph's next replay overwrites its outputs."""
     answer = Answer()
     _collect(output, answer)
     if not any(tensor.dim() for tensor in answer.numbers):  # a single number is the whole answer, not a loss beside it
@@ -129,7 +129,7 @@ def _objects_in(value: Any) -> Objects | None:
 
 
 def difference(found: Sequence[Answer], reference: Sequence[Answer]) -> Difference:
-    """The largest difference over all parts of the output and all sets of inputs; both sides have the same form."""
+    """Returns the largest difference over all parts of the output and all sets of inputs; both sides have the same form."""
 
     def parts(name: str) -> Iterator[tuple[Any, Any]]:
         sides = ([getattr(answer, name) for answer in side] for side in (found, reference))
@@ -216,14 +216,14 @@ def _compare_lists(worst: _Worst, found: Sequence[Objects], expected: Sequence[O
 
 
 def _between_scores(one: Tensor, other: Tensor) -> float:
-    """The distance of two sorted rows of scores; a score that one of them lacks is 0."""
+    """Returns the distance of two sorted rows of scores; a score that one of them lacks is 0."""
     longest = max(len(one), len(other))
     first, second = (torch.nn.functional.pad(scores, (0, longest - len(scores))) for scores in (one, other))
     return _norm(first - second)
 
 
 def _between_rows(one: Tensor, other: Tensor) -> float:
-    """The root of the mean squared distance from each object to the nearest one of the other list, both ways."""
+    """Returns the root of the mean squared distance from each object to the nearest one of the other list, both ways."""
     if not len(one) or not len(other):
         return 0.0 if len(one) == len(other) else math.inf
     apart = torch.cdist(one.double(), other.double())
@@ -231,7 +231,7 @@ def _between_rows(one: Tensor, other: Tensor) -> float:
 
 
 def _unequal(one: Tensor, other: Tensor) -> float:
-    """The share of elements that differ. Elements that only one of the shapes has are unequal."""
+    """Returns the share of elements that differ. Elements that only one of the shapes has are unequal."""
     if one.dim() != other.dim():
         return 1.0
     shared = tuple(slice(min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
@@ -239,7 +239,7 @@ def _unequal(one: Tensor, other: Tensor) -> float:
 
 
 def _ratio(over: float, under: float, none: float = 0.0) -> float:
-    """The quotient; `none` is that of nothing by nothing."""
+    """Returns the quotient; `none` is that of nothing by nothing."""
     if under == 0:
         return over * math.inf if over else none  # NaN stays NaN
     return over / under
@@ -250,7 +250,7 @@ def _norm(tensor: Tensor) -> float:
 
 
 def path_difference(losses: Sequence[float], reference: Sequence[float]) -> Difference:
-    """The distance of two loss paths: `rel_l2` over how far the reference came, `rel_error` over the losses themselves."""
+    """Returns the distance of two loss paths: `rel_l2` over how far the reference came, `rel_error` over the losses themselves."""
     apart = math.dist(losses, reference)
     return Difference(
         rel_l2=_ratio(apart, _travelled(reference)),
@@ -269,7 +269,7 @@ def _travelled(losses: Sequence[float]) -> float:
 
 
 def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
-    """Sums of the outputs with random signs, and the size of what varies in them: two sketches are as far apart as the outputs.
+    """Returns sums of the outputs with random signs, and the size of what varies in them: two sketches are as far apart as the outputs.
 
     The signs come from a hash of each position, so every version of torch has the same ones.
     """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,7 +63,7 @@ def rows_kernel(
 
 
 BLOCKS = [(1, 2), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4), (8, 4), (2, 8), (4, 8)]
-"""Rows of the weight per program, and warps; tried for each shape at its first call. All threads of a program stand side by
+"""These are rows of the weight per program, and warps. All are tried for each shape at its first call. All threads of a program stand side by
 side in a row, 16 bytes each, so that every thread reads the same part of x for all its rows."""
 
 tuned_rows_kernel = triton.autotune(
@@ -82,7 +81,7 @@ def attend_kernel(
     VALUE_WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_L: tl.constexpr, MASK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one query over the positions of one split; the split that ends last joins those of its head.
+    """Computes the attention of one query over the positions of one split; the split that ends last joins those of its head.
 
     MASK: 0 none, 1 what may be seen, 2 what is added to the scores.
     """
@@ -267,7 +266,7 @@ def use_row_products(model: torch.nn.Module, step: Callable[[], Any]) -> list[in
     The running model tells which layers read the same tensor. Returns how many layers each product computes.
     """
     calls: list[tuple[torch.nn.Linear, torch.Tensor]] = []
-    layers = [each for each in model.modules() if type(each) is torch.nn.Linear and "forward" not in vars(each)]
+    layers = [layer for layer in model.modules() if type(layer) is torch.nn.Linear and "forward" not in vars(layer)]
     watches = [
         layer.register_forward_pre_hook(lambda layer, inputs: calls.append((layer, inputs[0]))) for layer in layers
     ]
@@ -298,7 +297,7 @@ def use_row_products(model: torch.nn.Module, step: Callable[[], Any]) -> list[in
 def is_one_query(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """True if the kernel above can do this attention: of one query for each head, or of some with one mask for all."""
     tensors = (query, key, value)
-    if any(each.ndim != 4 or each.dtype != query.dtype or each.stride(-1) != 1 for each in tensors):
+    if any(tensor.ndim != 4 or tensor.dtype != query.dtype or tensor.stride(-1) != 1 for tensor in tensors):
         return False
     if query.shape[0] * query.shape[1] * query.shape[2] > MOST_COUNTERS:
         return False
@@ -308,7 +307,7 @@ def is_one_query(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fal
         return False
     if query.shape[1] % key.shape[1] or (query.shape[1] != key.shape[1] and not enable_gqa):
         return False
-    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
     return attn_mask is None or (attn_mask.ndim == 4 and attn_mask.shape[2] == 1 and attn_mask.stride(-1) == 1)
 
@@ -322,7 +321,7 @@ def attended(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, 
 
 
 class OneQueryAttention(TorchFunctionMode):
-    """Every scaled_dot_product_attention of one query by the kernel above."""
+    """Within this mode every scaled_dot_product_attention of one query is done by the kernel above."""
 
     count = 0
 
@@ -343,14 +342,8 @@ class WithOneQueryAttention(torch.nn.Module):
         self.model, self.mode = model, OneQueryAttention()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        read = next(each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+        read = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
         if read.shape[-1] != 1:  # the prompt
             return self.model(*args, **kwargs)
         with self.mode:
             return self.model(*args, **kwargs)
-
-
-def source() -> str:
-    """This file from its constants on, but for this function: for a snippet, which has the imports."""
-    text = Path(__file__).read_text()
-    return text[text.index("MOST_ROWS =") : text.index("def source(")].rstrip()

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.bench.device import open_device, resolve_device
+from redline.bench.device import open_device
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.recipe.compose import apply_recipe, number_format_of, plain_setup
+from redline.bench.recipe.compose import number_format_of, plain_setup, set_up
 from redline.bench.recipe.difference import (
     Answer,
     Difference,
@@ -46,7 +46,6 @@ from redline.bench.recipe.rounding import (
     unchanged_afterwards,
     unchanged_buffers,
 )
-from redline.bench.workload.build import build_workload
 from redline.bench.workload.decoder import Decoder, HfDecoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.inputs import Inputs, copied, input_tensors
@@ -108,7 +107,7 @@ class Reference:
     seed_floor: float | None = None
     """How far another seed moves it; None where the model draws no random numbers."""
     own_format: str = "fp32"
-    """The number format of the model itself, which the reference computes in."""
+    """The model itself has this number format, and the reference computes in it."""
     method: Method = "outputs"
 
     def verdict(self, found: Difference) -> Numerics:
@@ -154,14 +153,11 @@ class Reference:
         )
 
     def of_itself(self, own: Difference, what: str) -> Numerics:
-        """The numerics of the baseline, which is the reference."""
-        reason = note("not-finite", f"the {self.own_format} {what} is not finite")
+        """Returns the numerics of the baseline, which is the reference."""
+        reason = note("not-finite", f"the {self.own_format} {what} not finite")
         if own.finite:
-            is_fp32, text = (
-                self.own_format == "fp32",
-                f"the reference itself: the model as it came, in {self.own_format}",
-            )
-            reason = note("reference", "the strict fp32 reference itself" if is_fp32 else text)
+            text = f"the reference itself: the model as it came, in {self.own_format}"
+            reason = note("reference", "the strict fp32 reference itself" if self.own_format == "fp32" else text)
         return Numerics(
             **own.as_fields(), method="reference", number_format=self.own_format, passed=own.finite, reason=reason
         )
@@ -169,7 +165,7 @@ class Reference:
 
 @dataclass(kw_only=True)
 class OutputReference(Reference):
-    """Strict fp32's outputs on two sets of inputs."""
+    """The reference of an inference has strict fp32's outputs on two sets of inputs."""
 
     inputs: list[Inputs]
     outputs: list[Answer]
@@ -230,7 +226,7 @@ class OutputReference(Reference):
     def as_numerics(self) -> Numerics:
         if self.outputs[0].is_empty:
             return NOTHING_TO_COMPARE
-        return self._with_second(self.of_itself(difference(self.outputs, self.outputs), "output"))
+        return self._with_second(self.of_itself(difference(self.outputs, self.outputs), "output is"))
 
     def _with_second(self, numerics: Numerics) -> Numerics:
         return msgspec.structs.replace(numerics, second_inputs=self.second and self.second.how)
@@ -254,14 +250,14 @@ def _rounding_floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Ans
 
 
 def _answer(step: InferenceStep, inputs: Inputs, seed: int = ANSWER_SEED) -> Answer:
-    """The answer to copies of the inputs, because a model may write into them, with the same random numbers each time."""
+    """Returns the answer to copies of the inputs, because a model may write into them, with the same random numbers each time."""
     torch.manual_seed(seed)
     with unchanged_buffers(step.workload.model):
         return answer_of(step.on(*copied(inputs)))
 
 
 def _rounded_answer(step: InferenceStep, inputs: Inputs, number_format: str) -> Answer:
-    """The answer to rounded inputs, or to exact ones if the model refuses them: shares that no longer sum to one."""
+    """Returns the answer to rounded inputs, or to exact ones if the model refuses them, such as shares that no longer sum to one."""
     try:
         return _answer(step, rounded_inputs(inputs, number_format))
     except Exception as error:
@@ -290,7 +286,7 @@ def _second_answer(step: InferenceStep, second: Second, first: Answer, workload:
 
 @dataclass(kw_only=True)
 class LossReference(Reference):
-    """Strict fp32's loss over some steps from the same start, and how far rounding the start moves it."""
+    """The reference of a training has strict fp32's loss over some steps, and how far rounding the start moves it."""
 
     losses: list[float]
     run: Callable[[TrainingStep], Tensor] = field(repr=False)
@@ -348,7 +344,7 @@ class LossReference(Reference):
 
     def as_numerics(self) -> Numerics:
         own = path_difference(self.losses, self.losses)
-        return self._with_losses(self.of_itself(own, "loss"), self.losses)
+        return self._with_losses(self.of_itself(own, "loss is"), self.losses)
 
     def _with_losses(self, numerics: Numerics, losses: list[float]) -> Numerics:
         return msgspec.structs.replace(
@@ -393,17 +389,9 @@ class GreedyReference(Reference):
         return cls(number_format=number_format, floor=floor, tokens=tokens, logits=logits)
 
     def as_numerics(self) -> Numerics:
-        is_finite = all(bool(each.isfinite().all()) for each in self.logits)
-        length = self.tokens.shape[1]
-        why = note("reference", "the strict fp32 reference itself")
-        return Numerics(
-            method="reference",
-            passed=is_finite,
-            finite=is_finite,
-            reason=why if is_finite else note("not-finite", "the fp32 logits are not finite"),
-            greedy_tokens=length,
-            greedy_agreed=length,
-        )
+        is_finite, length = all(bool(row.isfinite().all()) for row in self.logits), self.tokens.shape[1]
+        own = self.of_itself(Difference(rel_l2=0.0, finite=is_finite, degenerate=False), "logits are")
+        return msgspec.structs.replace(own, greedy_tokens=length, greedy_agreed=length)
 
     def judge(self, step: Any, setup: Setup) -> Numerics:
         length = self.tokens.shape[1]
@@ -427,7 +415,7 @@ class GreedyReference(Reference):
         return msgspec.structs.replace(numerics, reason=why, greedy_tokens=length, greedy_agreed=agreed)
 
     def _agreed(self, tokens: Tensor) -> int:
-        """The number of tokens from the first on that are the same in all sequences."""
+        """Returns the number of tokens from the first on that are the same in all sequences."""
         return int((tokens == self.tokens).all(dim=0).int().cumprod(0).sum())
 
     def _explains(self, tokens: Tensor, found: list[Tensor]) -> bool:
@@ -462,7 +450,7 @@ def _refuse_a_useless_cache(workload: Workload, decoder: Decoder, tokens: Tensor
 
 
 def _logit_difference(found: list[Tensor], expected: list[Tensor]) -> Difference:
-    """The difference over what changes from position to position; where a text repeats itself, from token to token."""
+    """Returns the difference over what changes from position to position; where a text repeats itself, from token to token."""
     got, want = torch.cat(found), torch.cat(expected)
     by_position = difference([answer_of(got)], [answer_of(want)])
     if not by_position.degenerate:
@@ -493,7 +481,7 @@ Timed = InferenceStep | TrainingStep | GenerateStep
 
 
 def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks) -> AnyReference:
-    """The text of a generation, the outputs of an inference, or the losses of a training, in strict fp32."""
+    """Returns the text of a generation, the outputs of an inference, or the losses of a training, in strict fp32."""
     number_format = number_format_of(spec.recipe, workload.task, workload.model)
     if workload.task == "generate":
         return GreedyReference.of(workload, device, number_format)
@@ -505,7 +493,7 @@ def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks
 
 
 def numerics_of(reference: AnyReference, step: Timed, setup: Setup) -> Numerics:
-    """How far the step under its recipe is from the reference, with a sketch of the reference to compare with other commits."""
+    """Returns how far the step under its recipe is from the reference, with a sketch of the reference to compare with other commits."""
     numerics = reference.judge(step, setup) if setup.switches else reference.as_numerics()
     answer = reference.sketched()
     return numerics if answer is None else with_sketch(numerics, answer)
@@ -530,7 +518,7 @@ def perhaps_differentiating(workload: Workload, device: Device, call: Callable[[
 
 
 def _strict(workload: Workload, device: Device) -> Setup:
-    """The workload as it is: fp32, eager."""
+    """Returns the workload as it is: in fp32 and eager."""
     setup = plain_setup(workload, device)
     setup.begin_with_originals()
     return setup
@@ -557,10 +545,9 @@ def metric_of(spec: RunSpec, check: str, baseline: float | None = None) -> Metri
 
     def checked(recipe: Recipe) -> float:
         """Runs the check on the model under a recipe. The model is as the person made it, because calibration would undo training."""
-        device = open_device(resolve_device(spec.device))
+        device = open_device(spec.device)
         torch.manual_seed(spec.seed)
-        workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
-        setup = apply_recipe(recipe, workload, device)
+        setup = set_up(msgspec.structs.replace(spec, recipe=recipe), device, ask=False)
         step = InferenceStep(setup)
 
         def model(*args: Any, **kwargs: Any) -> Any:

@@ -1,13 +1,16 @@
-"""Plain PyTorch that switches apply and snippets contain, unchanged: parts of a model that a switch is about, other ways
-to call a model, folding BatchNorm into the layer before it, and ONNX Runtime with torch's tensors in and out.
+"""Plain PyTorch that switches apply and snippets contain, unchanged.
 
-Nothing here knows of Redline (nor in `products.py`, which has matrix products in better forms). Every function or class works by itself, given the imports that its switch names and the
-other functions of this file that its switch copies along with it.
+It has the parts of a model that a switch is about, other ways to call a model, BatchNorm folded into the layer before it, ONNX
+Runtime with torch's tensors in and out, matrix products in better forms, and weight gradients beside the rest of the backward.
+Nothing here knows of Redline. Every function or class works by itself, given the imports that its switch names and the other
+functions of this file that its switch copies along with it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import os
 import tempfile
 from typing import Any
@@ -29,13 +32,13 @@ def is_plain_linear(module: torch.nn.Module, sides: int) -> bool:
 
 
 def plain_linears(model: torch.nn.Module, number_format: str) -> list[torch.nn.Linear]:
-    """All that would be quantized."""
+    """Returns the layers that would be quantized."""
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return [layer for layer in layers if is_plain_linear(layer, SIDES[number_format])]
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[str]:
-    """Names of the blocks a network is made of: modules of one class, none inside another, with most of the weights.
+    """Returns the names of the blocks a network is made of: modules of one class, none inside another, with most of the weights.
 
     Of classes that hold about the same share of the weights, the one with more instances: the layers, not the stages.
     """
@@ -126,7 +129,7 @@ class CallForm:
         self.fixed = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, plain)}
 
     def tensors(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-        """The tensors of a call in the order of the example's."""
+        """Returns the tensors of a call in the order of the example's."""
         if len(args) != self.count or kwargs.keys() != set(self.names):
             raise TypeError(
                 f"made for {self.count} positional inputs and the keywords {self.names}, "
@@ -141,7 +144,7 @@ class CallForm:
 
 
 class WithAttention(torch.nn.Module):
-    """The model, with every scaled_dot_product_attention in it done by one backend."""
+    """This is the model with every scaled_dot_product_attention in it done by one backend."""
 
     def __init__(self, model: torch.nn.Module, backend: SDPBackend) -> None:
         super().__init__()
@@ -153,7 +156,7 @@ class WithAttention(torch.nn.Module):
 
 
 def symbolic_graph(model: torch.nn.Module) -> torch.fx.Graph:
-    """The graph of one call of the model, in which torch's own layers, and layers made from them, are units."""
+    """Returns the graph of one call of the model, in which torch's own layers, and layers made from them, are units."""
 
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
@@ -169,7 +172,7 @@ def symbolic_graph(model: torch.nn.Module) -> torch.fx.Graph:
 
 
 def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
-    """Names of (layer, BatchNorm) where the BatchNorm takes what the layer gives, and nobody else does."""
+    """Returns the names of (layer, BatchNorm) where the BatchNorm takes what the layer gives, and nobody else does."""
     graph, modules = symbolic_graph(model), dict(model.named_modules(remove_duplicate=False))
     owners = [id(module) for module in modules.values()]
     calls = [id(modules[node.target]) for node in graph.nodes if node.op == "call_module"]
@@ -284,7 +287,8 @@ class OnnxModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [tensor.contiguous() for tensor in self.form.tensors(args, kwargs)]
-        leaves = [self.room_for(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        room_for = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+        leaves = [room_for(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         binding = self.session.io_binding()
         for name, tensor in zip(self.inputs, given, strict=True):
@@ -298,9 +302,6 @@ class OnnxModel:
             self.session.run_with_iobinding(binding, self.run_options)
             torch.cuda.current_stream().wait_stream(self.stream)
         return tree_unflatten(leaves, self.structure)
-
-    def room_for(self, example: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(example, memory_format=torch.contiguous_format)
 
     def place_of(self, tensor: torch.Tensor) -> tuple:
         kind = self.ELEMENT_TYPES[tensor.dtype]
@@ -323,3 +324,272 @@ def run_on_graphs(hook: str, work: Any) -> Any:
 
     setattr(settings, hook, Pass())
     return work
+
+
+class PatchProduct(torch.nn.Module):
+    """This is a convolution whose patches lie side by side, done as one matrix product over the patches."""
+
+    kernel_size: tuple[int, ...]
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        sizes, weight = self.kernel_size, self.weight
+        if images.dim() != len(sizes) + 2:  # one item without a batch
+            return super().forward(images)
+        counts = [side // size for side, size in zip(images.shape[2:], sizes, strict=True)]
+        for axis in range(len(sizes) + 1, 1, -1):
+            count, size = counts[axis - 2], sizes[axis - 2]
+            # A convolution leaves out what fills no patch, too.
+            images = images.narrow(axis, 0, count * size).unflatten(axis, (count, size))
+        across, within = range(2, images.dim(), 2), range(3, images.dim(), 2)
+        # In the order in which the weight lies in memory, so that it need not be copied.
+        is_channels_last = weight.stride(1) == 1
+        inside = [*within, 1] if is_channels_last else [1, *within]
+        rows = weight.movedim(1, -1) if is_channels_last else weight
+        patches = images.permute(0, *across, *inside).reshape(-1, weight[0].numel())
+        product = torch.nn.functional.linear(patches, rows.reshape(len(weight), -1), self.bias)
+        output = product.view(len(images), *counts, len(weight)).movedim(-1, 1)
+        return output if is_channels_last else output.contiguous()
+
+
+class PatchConv1d(PatchProduct, torch.nn.Conv1d):
+    pass
+
+
+class PatchConv2d(PatchProduct, torch.nn.Conv2d):
+    pass
+
+
+class PatchConv3d(PatchProduct, torch.nn.Conv3d):
+    pass
+
+
+def patch_convolutions(model: torch.nn.Module) -> list[Any]:
+    """Returns the convolutions whose patches neither overlap nor leave a gap: each is a product, which libraries do better."""
+    kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    convolutions: list[Any] = [module for module in model.modules() if type(module) in kinds]
+    return [
+        layer
+        for layer in convolutions
+        if layer.kernel_size == layer.stride
+        and layer.groups == 1
+        and layer.weight[0, 0].numel() > 1
+        and set(layer.dilation) == {1}
+        and layer.padding in ("valid", (0,) * len(layer.kernel_size))
+    ]
+
+
+def patches_as_products(model: torch.nn.Module) -> int:
+    """Compute each of them as a product, in place, and return how many there are. Weights and their names stay."""
+    layers = patch_convolutions(model)
+    for layer in layers:
+        layer.__class__ = {1: PatchConv1d, 2: PatchConv2d, 3: PatchConv3d}[len(layer.kernel_size)]
+    return len(layers)
+
+
+class FusedActivations:
+    """A pass over graphs that torch.compile has traced: a linear layer's product does the ReLU or GELU behind it as well.
+
+    By itself inductor leaves the product to a library and writes a kernel for the activation, which reads and writes the
+    largest tensor of a transformer once more. GELU becomes its tanh form, which is what libraries have.
+    """
+
+    VERSION = "linear layers with their activations, 1"
+    changed = graphs = 0
+    """Counts so far; no graph is looked at when the compiled program is found in a cache."""
+
+    def change(self, graph: torch.fx.Graph) -> None:
+        functional = torch.nn.functional
+        uses_gelu = {functional.gelu: True, functional.relu: False, torch.relu: False, torch.relu_: False}
+        for node in list(graph.nodes):
+            target = getattr(torch, node.target, None) if node.op == "call_method" else node.target
+            if node.op not in ("call_function", "call_method") or target not in uses_gelu:
+                continue
+            linear = node.args[0] if node.args else node.kwargs.get("input")
+            if isinstance(linear, torch.fx.Node) and self._is_suited(linear):
+                self._fuse(graph, node, linear, uses_gelu[target])
+                self.changed += 1
+
+    @staticmethod
+    def _operands(linear: torch.fx.Node) -> list[Any]:
+        given = dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
+        return [given.get(name) for name in ("input", "weight", "bias")]
+
+    def _is_suited(self, linear: torch.fx.Node) -> bool:
+        if linear.op != "call_function" or linear.target is not torch.nn.functional.linear or len(linear.users) != 1:
+            return False
+        nodes = (*self._operands(linear), linear)
+        tensors: list[Any] = [getattr(node, "meta", {}).get("example_value") for node in nodes]
+        # Autocast casts what goes into a linear layer, and would leave the joint kernel in the format it finds.
+        is_plain = all(isinstance(tensor, torch.Tensor) and tensor.dtype == tensors[0].dtype for tensor in tensors)
+        return is_plain and tensors[0].dim() > 1 and all(type(side) is int for side in tensors[0].shape)
+
+    def _fuse(self, graph: torch.fx.Graph, node: torch.fx.Node, linear: torch.fx.Node, use_gelu: bool) -> None:
+        inputs, weight, bias = self._operands(linear)
+        shape = tuple(linear.meta["example_value"].shape)
+        with graph.inserting_before(node):
+            rows = graph.call_method("reshape", (inputs, (-1, inputs.meta["example_value"].shape[-1])))
+            columns = graph.call_method("t", (weight,))
+            product = graph.call_function(torch._addmm_activation, (bias, rows, columns), {"use_gelu": use_gelu})
+            output = graph.call_method("reshape", (product, shape))
+        output.meta["example_value"] = node.meta.get("example_value")
+        node.replace_all_uses_with(output)
+        graph.erase_node(node)
+        graph.erase_node(linear)
+
+
+def fuse_activations() -> Any:
+    """Let torch.compile fuse them in everything that it compiles from now on."""
+    return run_on_graphs("pre_grad_custom_pass", FusedActivations())
+
+
+class SideStreams:
+    """Two operators for compiled programs: one begins a weight gradient on another stream, the other waits for some of them."""
+
+    STREAMS = 3
+    """They take turns."""
+
+    def __init__(self, namespace: str) -> None:
+        self.library = torch.library.Library(namespace, "DEF")
+        self.turns: dict[torch.device, Any] = {}
+        tags = (torch.Tag.needs_fixed_stride_order,)
+        geometry = (
+            "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] outer, SymInt groups"
+        )
+        self.library.define(f"begin(Tensor gradient, Tensor input, Tensor weight, {geometry}) -> Tensor", tags=tags)
+        # Tensors that are read on another stream go in as well, so that their memory is not given away before.
+        self.library.define("finish(Tensor[] begun, Tensor[] read, Tensor[] weights) -> Tensor[]", tags=tags)
+        for name, work, shaped in (("begin", self.begin, self.ticket), ("finish", self.finish, self.gradients)):
+            self.library.impl(name, work, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{namespace}::{name}", shaped, lib=self.library)
+
+    def begin(self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> torch.Tensor:
+        """Returns a ticket, which will hold the weight's gradient."""
+        ticket: Any = self.ticket(gradient)
+        side = self.next_stream(gradient.device)
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(gradient.device))
+        with torch.cuda.stream(side):
+            backward, wanted = torch.ops.aten.convolution_backward, (False, True, False)
+            ticket.gradient = backward(gradient, inputs, weight, (0,), *geometry, wanted)[1]
+            ticket.done = side.record_event() if side is not None else None
+        return ticket
+
+    def finish(self, begun: list[Any], read: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        for ticket in begun:
+            if ticket.done is not None:
+                torch.cuda.current_stream(ticket.device).wait_event(ticket.done)
+        return [vars(ticket).pop("gradient") for ticket in begun]
+
+    def next_stream(self, device: torch.device) -> Any:
+        if device.type != "cuda":
+            return None
+        if device not in self.turns:
+            self.turns[device] = itertools.cycle([torch.cuda.Stream(device) for _ in range(self.STREAMS)])
+        return next(self.turns[device])
+
+    @staticmethod
+    def ticket(gradient: torch.Tensor, *_: Any) -> torch.Tensor:
+        return gradient.new_empty(1)
+
+    @staticmethod
+    def gradients(begun: Any, read: Any, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.empty_like(weight) for weight in weights]
+
+
+class OverlappedGradients:
+    """A pass over graphs that torch.compile has made: weight gradients of convolutions are computed on streams of their own.
+
+    Nothing in the backward waits for them, while the gradients of activations are a chain in which each kernel waits for the
+    one before it. Kernels that do not fill the device then run at the same time.
+    """
+
+    HELD = 2**30
+    """Bytes that the weight gradients of one group read. They stay in memory until the next group has begun."""
+    NAMESPACE = "overlapped_gradients"
+    VERSION = f"weight gradients on {SideStreams.STREAMS} streams that hold {HELD} bytes, 1"
+    changed = graphs = 0
+    """Counts so far; no graph is looked at when the compiled program is found in a cache."""
+
+    @property
+    def operators(self) -> Any:
+        found = getattr(torch.ops, self.NAMESPACE)
+        if not hasattr(found, "begin"):
+            found.side_streams = SideStreams(self.NAMESPACE)
+        return found
+
+    def change(self, graph: torch.fx.Graph) -> None:
+        backward = torch.ops.aten.convolution_backward.default
+        every = [node for node in graph.nodes if node.target is backward]
+        nodes = [node for node in every if self._is_suited(node) and not self._is_awaited(node, every)]
+        groups = self._groups_of(nodes)
+        for group, later in zip(groups, [*groups[1:], [list(graph.nodes)[-1]]], strict=True) if groups else ():
+            self._move(graph, group, end=later[-1])
+        if nodes:
+            from torch._inductor.pattern_matcher import stable_topological_sort
+
+            stable_topological_sort(graph)  # what takes a weight's gradient now stands behind the end of its group
+        self.changed += len(nodes)
+
+    @staticmethod
+    def _is_suited(node: Any) -> bool:
+        """Both gradients are wanted, and the weight's is to lie in memory as the weight does."""
+        weight, wanted = node.args[2].meta["val"], node.args[10]
+        given = node.meta["val"][1]
+        like_weight = torch.empty_like(weight)
+        return wanted[0] and wanted[1] and (like_weight.stride(), weight.dtype) == (given.stride(), given.dtype)
+
+    @staticmethod
+    def _is_awaited(node: Any, others: list[Any]) -> bool:
+        """True if another convolution's backward needs the weight's gradient, as where a network makes the weight."""
+        ahead = [user for user in node.users if user.args[1] == 1]
+        seen = set(ahead)
+        while ahead:
+            new = [user for user in ahead.pop().users if user not in seen]
+            ahead += new
+            seen.update(new)
+        return not seen.isdisjoint(others)
+
+    def _groups_of(self, nodes: list[Any]) -> list[list[Any]]:
+        groups: list[list[Any]] = []
+        held = self.HELD
+        for node in nodes:
+            size = sum(value.meta["val"].numel() * value.meta["val"].element_size() for value in node.args[:2])
+            if held + size > self.HELD:
+                groups.append([])
+                held = 0
+            groups[-1].append(node)
+            held += size
+        return groups
+
+    def _move(self, graph: torch.fx.Graph, nodes: list[Any], end: Any) -> None:
+        """Begin each weight gradient where it is computed now, and wait for all of them before `end`."""
+        begun = []
+        for node in nodes:
+            gradient, inputs, weight, _, *geometry, wanted = node.args
+            with graph.inserting_before(node):
+                begun.append(graph.call_function(self.operators.begin.default, (gradient, inputs, weight, *geometry)))
+            begun[-1].meta["val"] = SideStreams.ticket(gradient.meta["val"])
+            node.args = (*node.args[:10], [True, False, wanted[2]])
+        read, weights = [value for node in nodes for value in node.args[:2]], [node.args[2] for node in nodes]
+        with graph.inserting_before(end):
+            finished = graph.call_function(self.operators.finish.default, (begun, read, weights))
+            finished.meta["val"] = [node.meta["val"][1] for node in nodes]
+            for index, node in enumerate(nodes):
+                made = graph.call_function(operator.getitem, (finished, index))
+                made.meta["val"] = node.meta["val"][1]
+                node.meta["val"] = (node.meta["val"][0], None, node.meta["val"][2])
+                for user in [user for user in node.users if user.args[1] == 1]:
+                    user.replace_all_uses_with(made)
+                    graph.erase_node(user)
+
+
+def overlap_gradients() -> Any:
+    """Let torch.compile do so in everything that it compiles from now on."""
+    import torch._inductor.config as settings
+
+    overlapped = OverlappedGradients()
+    _ = overlapped.operators  # needed for programs that are found in a cache, too
+    settings.reorder_for_peak_memory = False  # otherwise it may move the waiting to where it has just begun
+    return run_on_graphs("post_grad_custom_post_pass", overlapped)

@@ -30,12 +30,12 @@ QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": Fa
 HALF_UNITS = {
     "fp32": FP32_PERTURBATION, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2.0**-8, "fp8": 2.0**-4, "int4": 2.0**-4,
 }  # fmt: skip
-"""Half a unit in the last place, relative to the number."""
+"""This is half a unit in the last place, relative to the number."""
 OWN_FORMATS = {torch.float64: "fp64", torch.complex128: "fp64", **{dtype: name for name, dtype in DTYPES.items()}}
 
 
 def own_format(model: nn.Module) -> str:
-    """The number format of the model's own weights: fp32 for most models, and for those without weights."""
+    """Returns the number format of the model's own weights: fp32 for most models, and for those without weights."""
     formats = {OWN_FORMATS.get(weight.dtype, "fp32") for weight in model.parameters()}
     if any(type(module).__module__.startswith("torch.ao.nn.quantized") for module in model.modules()):
         formats.add("int8")
@@ -43,13 +43,13 @@ def own_format(model: nn.Module) -> str:
 
 
 def own_unit(model: nn.Module) -> float:
-    """The least floor of a model in half precision: rounding its weights again moves nothing, but another order of sums does."""
+    """Returns the least floor of a model in half precision: rounding its weights again moves nothing, but another order of sums does."""
     halves = {weight.dtype for weight in model.parameters()} & set(DTYPES.values())
     return max((torch.finfo(dtype).eps for dtype in halves), default=0.0)
 
 
 def rounded_tensor(tensor: Tensor, number_format: str) -> Tensor:
-    """`tensor` rounded to `number_format` and back. Tensors that are not floating-point stay as they are."""
+    """Returns `tensor` rounded to `number_format` and back. Tensors that are not floating-point stay as they are."""
     if not tensor.is_floating_point() or (tensor.layout != torch.strided and number_format not in DTYPES):
         return tensor  # a sparse or ragged tensor can be cast, and little else
     tiny = torch.finfo(tensor.dtype).tiny
@@ -97,7 +97,7 @@ def rounded_weights(model: nn.Module, number_format: str, *, draw: int = 0) -> I
     """
 
     def round_values(*given: Any) -> Any:
-        """A hook that rounds what goes into a layer, or what comes out of it, with the slope of the unrounded values."""
+        """This hook rounds what goes into a layer, or what comes out of it, and keeps the slope of the unrounded values."""
         return pytree.tree_map_only(
             Tensor, lambda leaf: leaf + (rounded_tensor(leaf.detach(), number_format) - leaf.detach()), given[-1]
         )
@@ -107,7 +107,7 @@ def rounded_weights(model: nn.Module, number_format: str, *, draw: int = 0) -> I
         if number_format in QUANTIZED:
             layers = plain_linears(model, number_format)
             tensors = [layer.weight for layer in layers]
-            hooks = [each.register_forward_pre_hook(round_values) for each in layers if QUANTIZED[number_format]]
+            hooks = [layer.register_forward_pre_hook(round_values) for layer in layers if QUANTIZED[number_format]]
         else:
             leaves = [module for module in model.modules() if draw and not any(module.children())]
             hooks = [leaf.register_forward_hook(round_values) for leaf in leaves]

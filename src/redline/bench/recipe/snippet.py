@@ -1,4 +1,4 @@
-"""A recipe as a file of plain PyTorch that runs without Redline."""
+"""This writes a recipe as a file of plain PyTorch that runs without Redline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def snippet_of(spec: RunSpec) -> str:
     It is refused where a run would be: what the device cannot do, and what would change nothing about a model that was
     handed over for it.
     """
-    device = open_device(resolve_device(spec.device))
+    device = open_device(spec.device)
     with _handed_over(spec.workload) as model:
         refuse_impossible(switches_of(spec.recipe, spec.workload.task), device, model)
     code = code_of(spec)
@@ -44,8 +44,6 @@ def snippet_of(spec: RunSpec) -> str:
         kinds += ["EncoderDecoderCache"] if writer.kind == "encoder-decoder" else []
         code.bring_in("import inspect", f"from transformers import {', '.join(sorted(kinds))}")
         if code.is_static:
-            code.bring_in("from typing import Any")
-            code.bring_in("from collections.abc import Callable")
             code.carry(written_in_place, asks_the_host)
     example = source_of(spec.workload).example_code(spec.workload)
     # This renders code and no page, so nothing is escaped, and names go in as literals.
@@ -57,7 +55,7 @@ def snippet_of(spec: RunSpec) -> str:
         code=code,
         title=_title(spec),
         imports=_imports(code),
-        contexts=_contexts(code),
+        autocast=f'torch.autocast("{code.device}", dtype={code.autocast})' if code.autocast else None,
         example=example,
         writer=writer,
         optimizer=_OPTIMIZERS[workload.optimizer],
@@ -100,8 +98,9 @@ def code_of(spec: RunSpec) -> RecipeCode:
         switch.write(code)
     code.shortens_launches = code.shortens_launches and kind == "cuda"
     if code.shortens_launches:
-        code.bring_in("import ctypes", *(["import itertools"] if task == "train" and not code.is_graphed else []))
         code.carry(shorten_launches)
+        if task == "train" and not code.is_graphed:
+            code.bring_in("import itertools")
     if code.is_graphed and spec.workload.optimizer in COUNTS_STEPS and task == "train":
         code.optimizer_options["capturable"] = "True"
     return code
@@ -113,11 +112,6 @@ def _imports(code: RecipeCode) -> str:
     own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
     sections = [sorted(section, key=lambda line: (line.startswith("from"), line)) for section in (own, lines - own)]
     return "\n\n".join("\n".join(section) for section in sections if section)
-
-
-def _contexts(code: RecipeCode) -> list[str]:
-    autocast = [f'torch.autocast("{code.device}", dtype={code.autocast})'] if code.autocast else []
-    return [*code.contexts, *autocast]
 
 
 def _title(spec: RunSpec) -> str:

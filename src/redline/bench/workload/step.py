@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
-from redline.bench.device.compile_pool import end_compile_pool
+from redline.bench.device.process import end_compile_pool
 from redline.bench.workload.called import TrainsItself, name_of, plain_call
 from redline.bench.workload.inputs import Inputs, Untouched, contents, input_tensors
 from redline.bench.workload.structure import is_plain

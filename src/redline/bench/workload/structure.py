@@ -202,10 +202,19 @@ def float_tensors(output: Any) -> list[tuple[str, Tensor]]:
 class WholeDispatchMode(TorchDispatchMode):
     """A mode that also sees what `torch.cond`, loops, scans and `flex_attention` do inside: they take functions.
 
-    Its `__torch_dispatch__` hands such an operator, a `HigherOrderOperator`, to `opened`.
+    A subclass runs all other operators in `run`.
     """
 
     supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self.opened(func, args, kwargs)
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and look at it."""
+        raise NotImplementedError
 
     def opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         plain = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)

@@ -1,13 +1,26 @@
-"""torch.compile, with each of its modes and with options."""
+"""torch.compile with each of its modes and with options, what it tells of itself, and blocks that several processes compile together.
+
+Compiling keeps one processor busy and the others idle. Blocks that are compiled one by one can be compiled in any order, also
+before the first step, once it is known with which inputs they are called. Each process compiles some, and finds the others in
+inductor's cache.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
+from redline.bench.device.failure import one_line
 from redline.bench.recipe.base import (
     ALL_MODELS,
     COMPILER,
@@ -23,8 +36,9 @@ from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError, SpecError
 from redline.model.record import Capabilities
-from redline.model.spec import OptionValue, Switch, Task
+from redline.model.spec import OptionValue, RunSpec, Switch, Task
 from redline.model.work import Facts
+from redline.system.locks import file_lock
 
 GRAPHING_MODES = ("reduce-overhead", "max-autotune")
 """In these modes inductor records CUDA graphs of its own."""
@@ -137,7 +151,9 @@ class Compile(RecipeSwitch):
     def apply(self, setup: Setup) -> None:
         if self.options.get("freezing"):
             # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
-            inductor_config().freezing = True
+            from torch._inductor import config
+
+            config.freezing = True
         leave_fast_path(setup)
         model = setup.workload.model
         if self.argument == "regional":
@@ -161,9 +177,9 @@ class Compile(RecipeSwitch):
     def _refuse_to_have_compiled_nothing(self) -> None:
         """Otherwise the model as it was would be timed under the name of the compiled one."""
         if not compilations():
-            told = str(self.switch)
-            why = f"{told}: torch.compile compiled nothing of this model"
-            raise BenchError("unsupported", why, switches=(told,), scope="switch")
+            name = str(self.switch)
+            why = f"{name}: torch.compile compiled nothing of this model"
+            raise BenchError("unsupported", why, switches=(name,), scope="switch")
 
     def write(self, code: RecipeCode) -> None:
         code.shortens_launches = True
@@ -173,12 +189,10 @@ class Compile(RecipeSwitch):
             code.imports.append("import torch._inductor.config")
             code.flags.append("torch._inductor.config.freezing = True")
         if self.argument == "regional":
-            code.bring_in("from typing import Any")
-            code.carry(repeated_blocks, compile_blocks)
+            code.carry(compile_blocks)
             code.model_lines.append(f"compile_blocks(model, {settings})")
         elif self.task == "generate":
             if self.reads_rows:
-                code.bring_in("from typing import Any")
                 code.carry(store_inputs)
                 code.model_lines.append("store_inputs(model)")
             code.decode_lines.append(f"step = torch.compile(step, {settings})")
@@ -187,7 +201,7 @@ class Compile(RecipeSwitch):
 
 
 def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
-    """Why compiling block by block would save nothing or leave most of the model as it was, or None if it may pay."""
+    """Returns why compiling block by block would save nothing or leave most of the model as it was, or None if it may pay."""
     blocks = facts.blocks if facts is not None else None
     if blocks is None:
         return None if facts is None and repeated_blocks(model) else "no block of the model repeats"
@@ -195,12 +209,6 @@ def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
         return f"its {blocks.count} blocks are of {blocks.kinds} kinds, and each kind is compiled separately"
     little = f"its blocks take only {blocks.share:.0%} of the forward's time"
     return little if blocks.share < SMALLEST_SHARE else None
-
-
-def inductor_config() -> Any:
-    from torch._inductor import config
-
-    return config
 
 
 def _is_inductor_option(name: str) -> bool:
@@ -215,27 +223,27 @@ def _dynamo(name: str) -> Any:
 
 
 def compilations() -> int:
-    """The number of graphs compiled so far; a rise means that the steady state is not reached."""
+    """Returns the number of graphs compiled so far; a rise means that the steady state is not reached."""
     counters = _dynamo("counters")
     return int(counters["stats"]["unique_graphs"]) + int(counters["stats"]["calls_captured"]) if counters else 0
 
 
 def compile_seconds() -> float | None:
-    """Seconds spent on compiling frames so far, or None if nothing was compiled."""
+    """Returns the seconds spent on compiling frames so far, or None if nothing was compiled."""
     metrics = _dynamo("compilation_time_metrics")
     found = metrics.get("_compile.compile_inner") or metrics.get("entire_frame_compile")
     return float(sum(found)) if found else None
 
 
 def graph_breaks() -> int | None:
-    """How often the compiler has given up a graph in the middle and begun another; None if it is not loaded."""
+    """Returns how often the compiler has given up a graph in the middle and begun another; None if it is not loaded."""
     if "torch._dynamo.utils" not in sys.modules:
         return None
     return sum(int(count) for count in _dynamo("counters")["graph_break"].values())
 
 
 def cache_state() -> Literal["cold", "warm", "mixed"] | None:
-    """True if inductor's cache on disk already had what was compiled."""
+    """Returns whether inductor's cache on disk already had what was compiled."""
     counters = _dynamo("counters")
     for table, prefix in (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache")) if counters else ():
         count = counters[table]
@@ -243,3 +251,106 @@ def cache_state() -> Literal["cold", "warm", "mixed"] | None:
         if hits or misses:
             return "mixed" if hits and misses else "warm" if hits else "cold"
     return None
+
+
+Call = tuple[torch.nn.Module, Any]
+"""A call has a block, and the positional and named inputs of its first call in a step."""
+
+
+def compile_together(setup: Setup, spec: RunSpec) -> None:
+    """Compile the blocks that compile themselves when called, beside other processes that do the same.
+
+    If a block cannot be called by itself, the first step compiles them; what cannot be compiled breaks here as it would there.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.runtime import runtime_utils
+
+    utilities: Any = runtime_utils
+    program = hashlib.sha256(msgspec.json.encode((spec.workload, spec.recipe, spec.device))).hexdigest()[:16]
+    folder = Path(utilities.cache_dir()) / "redline-locks"  # processes with another cache share nothing
+    folder.mkdir(parents=True, exist_ok=True)
+    devices = [setup.device.torch_device] if setup.device.is_accelerator else []
+    try:
+        with torch.random.fork_rng(devices):  # the first step draws the numbers that it would have drawn without this
+            calls = _first_calls(setup)
+            firsts = {_kind(call): name for name, call in reversed(calls.items())}
+            # One of each kind first: two processes that begin with blocks that are alike would both compile the same.
+            for some in (set(firsts.values()), calls.keys() - firsts.values()):
+                in_turns(
+                    [
+                        (folder / f"{program}-{name}.lock", partial(_run, setup, call))
+                        for name, call in calls.items()
+                        if name in some
+                    ]
+                )
+    except TorchDynamoException:
+        raise
+    except Exception as error:
+        setup.workload.model.zero_grad(set_to_none=True)
+        shared = f"they could not be shared with other processes: {one_line(error)}"
+        setup.notes["compile"] = f"{setup.notes.get('compile', '')}; {shared}"
+
+
+def in_turns(works: Sequence[tuple[Path, Callable[[], None]]]) -> None:
+    """Do all of these, each under its lock, beginning with those that no other process is busy with: what it has done is quick
+    to do again."""
+    left = list(works)
+    while left:
+        count = len(left)
+        for lock, work in list(left):
+            with file_lock(lock) as holder:
+                if holder is None:
+                    work()
+                    left.remove((lock, work))
+        if len(left) == count:
+            lock, work = left.pop(0)
+            with file_lock(lock, on_wait=lambda _: None):
+                work()
+
+
+def _first_calls(setup: Setup) -> dict[str, Call]:
+    """Returns the first call of each block, as a step without a compiler makes it."""
+    found: dict[str, Call] = {}
+
+    def keep(name: str, block: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        found.setdefault(name, (block, (args, kwargs)))
+
+    blocks = {name: setup.workload.model.get_submodule(name) for name in setup.compiled_blocks}
+    hooks = [block.register_forward_pre_hook(partial(keep, name), with_kwargs=True) for name, block in blocks.items()]
+    try:
+        with torch.compiler.set_stance("force_eager"), setup.autocast():
+            setup.model(*setup.args, **setup.kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _run(setup: Setup, call: Call) -> None:
+    """Run a block forward and, in training, backward: each is compiled when it is first needed."""
+    (block, inputs), copies = call, dict[int, Tensor]()
+    if setup.task == "train":
+        # The same values, with a gradient that ends here; a tensor that is passed twice stays one.
+        inputs = pytree.tree_map_only(
+            Tensor, lambda leaf: copies.setdefault(id(leaf), leaf.detach().requires_grad_(leaf.requires_grad)), inputs
+        )
+    args, kwargs = inputs
+    with setup.autocast():
+        output = block(*args, **kwargs)
+    results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if setup.task == "train" and results:
+        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+        block.zero_grad(set_to_none=True)
+
+
+def _kind(call: Call) -> object:
+    """Returns the part of a call that can be seen from outside: blocks of one kind share a compiled program, unless constants in them differ."""
+
+    def described(leaf: Any) -> object:
+        if isinstance(leaf, Tensor):
+            return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.requires_grad, leaf.is_inference()
+        return repr(leaf) if isinstance(leaf, bool | int | float | str | None) else type(leaf)
+
+    (block, inputs) = call
+    leaves, structure = pytree.tree_flatten((inputs, dict(block.named_parameters())))
+    return type(block), str(structure), tuple(map(described, leaves))

@@ -23,9 +23,8 @@ from redline.bench.recipe.base import (
     RecipeCode,
     RecipeSwitch,
     data_dependence,
-    missing_extra,
 )
-from redline.bench.recipe.plain import CallForm, OnnxModel
+from redline.bench.recipe.plain import OnnxModel
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError
 from redline.model.record import Capabilities
@@ -74,13 +73,16 @@ class _Engine(RecipeSwitch):
 class OnnxRuntime(_Engine):
     name = "onnx"
     summary = "export to ONNX and run by ONNX Runtime, on the CPU or through its CUDA provider (inference)"
+    packages = ("onnx", "onnx", "onnxscript", "onnxruntime")
+    carries = (OnnxModel,)
+    lines = ("model = OnnxModel(model, args, kwargs)",)
 
     def formats(self, facts: Facts) -> frozenset[str]:
         """It has no kernels for most operators in bf16."""
         return frozenset({"fp32", "fp16"})
 
     def refusal(self, device: Device) -> str | None:
-        if missing := missing_extra("onnx", "onnx", "onnxscript", "onnxruntime"):
+        if (missing := super().refusal(device)) is not None:
             return missing
         provider = PROVIDERS.get(device.kind)
         if provider is None:
@@ -108,10 +110,7 @@ class OnnxRuntime(_Engine):
         return re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", one_line(error))
 
     def write(self, code: RecipeCode) -> None:
-        code.bring_in("import os", "import tempfile", "from typing import Any")
-        code.bring_in("from torch.utils._pytree import tree_flatten, tree_unflatten")
-        code.carry(CallForm, OnnxModel)
-        code.model_lines.append("model = OnnxModel(model, args, kwargs)")
+        super().write(code)
         code.notes.append(f"Needs onnx, onnxscript and onnxruntime{'-gpu' if code.device == 'cuda' else ''}.")
 
 
@@ -120,11 +119,16 @@ class TensorRt(_Engine):
     name = "tensorrt"
     summary = "an engine built by TensorRT (torch-tensorrt), in the number format of the rest of the recipe (inference)"
     is_slow_to_prepare = True
+    packages = ("tensorrt", "torch_tensorrt")
+    lines = (
+        'model = torch_tensorrt.compile(model, ir="dynamo", arg_inputs=list(args), kwarg_inputs=kwargs, '
+        "use_explicit_typing=True, disable_tf32=not torch.backends.cuda.matmul.allow_tf32)",
+    )
 
     def refusal(self, device: Device) -> str | None:
         if device.kind != "cuda":
             return f"TensorRT runs on NVIDIA GPUs, not on {device.kind}"
-        return missing_extra("tensorrt", "torch_tensorrt")
+        return super().refusal(device)
 
     def apply(self, setup: Setup) -> None:
         import torch_tensorrt
@@ -144,11 +148,8 @@ class TensorRt(_Engine):
         setup.notes[self.name] = "memory figures are torch's and leave out what TensorRT holds"
 
     def write(self, code: RecipeCode) -> None:
+        super().write(code)
         code.bring_in("import torch_tensorrt")
-        code.model_lines.append(
-            'model = torch_tensorrt.compile(model, ir="dynamo", arg_inputs=list(args), kwarg_inputs=kwargs, '
-            "use_explicit_typing=True, disable_tf32=not torch.backends.cuda.matmul.allow_tf32)"
-        )
 
 
 @SWITCHES.register("torchscript")
@@ -189,7 +190,7 @@ class TorchScript(_Engine):
             self.build(setup, build, "cannot trace it")
 
     def reason(self, error: BaseException) -> str:
-        """Its first line, and the next as long as one ends in a comma: torch.jit breaks its sentences there."""
+        """Returns its first line, and the next as long as one ends in a comma, where torch.jit breaks its sentences."""
         lines = re.sub(r",\s*\n\s*", ", ", str(error).strip()).splitlines() or [""]
         return lines[0].strip()[:300] or type(error).__name__  # it may print whole tensors
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.util import find_spec
 
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import ATTENTION, FLAGS, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.base import (
+    ATTENTION,
+    FLAGS,
+    NEEDS_STATIC_CACHE,
+    SWITCHES,
+    RecipeCode,
+    RecipeSwitch,
+    imports_of,
+)
 from redline.bench.workload.decoder import Decoder, WholeGenerator
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError
@@ -79,11 +88,10 @@ class DecodeKernels(_ForDecoders):
     # Each of these computes the same layers in a way of its own.
     excludes = frozenset({"sdpa", "amp", "amp-bf16", "int8", "int4", "fp8"})
     needs = (NEEDS_STATIC_CACHE,)
+    needs_gpu = "its kernels are Triton's, and a CPU runs none"
 
     def refusal(self, device: Device) -> str | None:
-        if not device.is_accelerator:
-            return "its kernels are Triton's, and a CPU runs none"
-        return None if find_spec("triton") else "its kernels need Triton"
+        return super().refusal(device) or (None if find_spec("triton") else "its kernels need Triton")
 
     def unsuited(self, model: Decoder) -> str | None:
         if model.prompt.shape[0] > MOST_SEQUENCES:
@@ -121,10 +129,9 @@ class DecodeKernels(_ForDecoders):
         from redline.bench.recipe import kernels
 
         code.shortens_launches = True
-        code.bring_in("import functools", "from collections.abc import Callable", "from typing import Any")
-        code.bring_in("import triton", "import triton.language as tl", "from torch.overrides import TorchFunctionMode")
-        code.bring_in("from torch.nn.functional import linear, scaled_dot_product_attention")
-        code.helpers.append(kernels.source())
+        source = inspect.getsource(kernels)
+        code.bring_in(*imports_of(kernels))
+        code.helpers.append(source[source.index("MOST_ROWS =") :].rstrip())
         if self.argument != "linear":
             code.model_lines.append("model = WithOneQueryAttention(model)")
         if self.argument != "attention":

@@ -43,7 +43,7 @@ WARMUPS = 3
 
 
 class Recording:
-    """Work that is recorded over copies of a setup's inputs."""
+    """A recording has work that was recorded over copies of a setup's inputs."""
 
     def __init__(self, setup: Setup, work: Callable[[], Any]) -> None:
         self._setup = setup
@@ -62,7 +62,7 @@ class Recording:
             setup.args, setup.kwargs = given
 
     def step(self, mark: Mark) -> Callable[[], Any]:
-        """A replay with the inputs that the setup has now, as the body of a loop."""
+        """Returns a replay with the inputs that the setup has now, as the body of a loop."""
         given = self._form.tensors(self._setup.args, self._setup.kwargs)
         pairs, replay, output = list(zip(self._inputs, given, strict=True)), self._replay, self._output
 
@@ -91,7 +91,7 @@ class GraphedInference(InferenceStep):
 
 
 class GraphedTraining(TrainingStep):
-    """Forward, loss, backward and optimizer in one graph, recorded at the first call. Its phases cannot be told apart."""
+    """Forward, loss, backward and optimizer are one graph, which is recorded at the first call. Its phases cannot be told apart."""
 
     phases: ClassVar[tuple[str, ...]] = ("step",)
     _recording: Recording | None = None
@@ -201,5 +201,4 @@ class Graphs(RecipeSwitch):
         code.shortens_launches = code.is_graphed = True
         write_without_fast_path(code, PADDED)
         if self.task != "generate":
-            code.bring_in("from torch.utils._pytree import tree_flatten")
             code.carry(CallForm)

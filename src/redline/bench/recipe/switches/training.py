@@ -56,6 +56,8 @@ class Checkpointing(RecipeSwitch):
     tasks = TRAIN
     # The state of the random numbers is read before each block, which cannot be recorded.
     excludes = frozenset({"graphs"})
+    carries = (recompute_blocks,)
+    lines = ("recompute_blocks(model)",)
 
     def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         return None if repeated_blocks(model) else "no block of the model repeats, so there is nothing to recompute by"
@@ -66,11 +68,6 @@ class Checkpointing(RecipeSwitch):
         if any(isinstance(module, _BatchNorm) for block in blocks for module in block.modules()):
             setup.notes[self.name] += "; the running statistics of BatchNorm inside them count every batch twice"
 
-    def write(self, code: RecipeCode) -> None:
-        code.bring_in("import functools", "import torch.utils.checkpoint", "from typing import Any")
-        code.carry(repeated_blocks, recompute_blocks)
-        code.model_lines.append("recompute_blocks(model)")
-
 
 @SWITCHES.register("keep-memory")
 class KeepMemory(RecipeSwitch):
@@ -80,6 +77,11 @@ class KeepMemory(RecipeSwitch):
     family = "allocator"
     relieves = "both"
     leaves_program = True
+    flag_lines = (
+        "# Keep freed memory in the process (malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX).",
+        "ctypes.CDLL(None).mallopt(-1, 2**31 - 1)",
+        "ctypes.CDLL(None).mallopt(-4, 0)",
+    )
 
     def refusal(self, device: Device) -> str | None:
         return device.keeping_refusal()
@@ -93,12 +95,8 @@ class KeepMemory(RecipeSwitch):
         setup.device.keep_memory(True)
 
     def write(self, code: RecipeCode) -> None:
+        super().write(code)
         code.bring_in("import ctypes")
-        code.flags += [
-            "# Keep freed memory in the process (malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX).",
-            "ctypes.CDLL(None).mallopt(-1, 2**31 - 1)",
-            "ctypes.CDLL(None).mallopt(-4, 0)",
-        ]
 
 
 class _ForRanks(RecipeSwitch):
@@ -109,7 +107,7 @@ class _ForRanks(RecipeSwitch):
 
 
 class _DdpOption(_ForRanks):
-    """An option of DistributedDataParallel, which every training on several ranks uses unless it shards."""
+    """This sets an option of DistributedDataParallel, which every training on several ranks uses unless it shards."""
 
     stage = FLAGS
     excludes = frozenset({"fsdp"})
