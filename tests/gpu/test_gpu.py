@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redline.api.recipe import plain_recipe
 
 from redline.launch import Door, open_door
 from redline.model.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Squeeze, SqueezeReply
 from redline.model.record import Block
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.model.spec_table import specs_from_table
+from redline.verbs.recipe import plain_recipe
 
 torch = pytest.importorskip("torch")
 
