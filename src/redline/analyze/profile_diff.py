@@ -169,7 +169,7 @@ def _changed(
         change="appeared" if before is None else "vanished" if after is None else change,
         before_s=before_s,
         after_s=after_s,
-        difference_s=after_s - before_s,
+        difference_s=round(after_s - before_s, 12),  # what is less than a picosecond comes from adding floats
         ratio=ratio,
         calls_before=calls_before,
         calls_after=calls_after,

@@ -16,7 +16,7 @@ from redline.trace.columns import Trace, Work
 from redline.trace.idle import Idle, idle_of
 from redline.trace.intervals import seconds
 from redline.trace.links import Links
-from redline.trace.names import class_of
+from redline.trace.names import class_of, short_name
 from redline.trace.replay import DeviceRun
 from redline.trace.selections import OnHost
 from redline.trace.tables import NamedTime, class_times, times_by_name
@@ -122,7 +122,7 @@ def _most_of_it(late: Mapping[str, NamedTime], others: Sequence[Mapping[str, Nam
     there = usual(most.name)
     calls = "in as many calls" if most.calls == there.calls else f"in {most.calls:,} calls against {there.calls:,}"
     kind = "it has more work" if most.calls > there.calls else "larger inputs, or a slower device"
-    return f"; most of the difference is {most.name}, {_time(most.total_ns)} against {_time(there.total_ns)} {calls}: {kind}"
+    return f"; most of the difference is {short_name(most.name)}, {_time(most.total_ns)} against {_time(there.total_ns)} {calls}: {kind}"
 
 
 def _most_extra(late: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str | None:

@@ -158,7 +158,8 @@ def written(value: float, unit: str, half_width: float | None = None) -> str:
         case "B/s":
             return f"{format_bytes(value)}/s"
         case "FLOP/s":
-            return f"{format_count(value)}FLOP/s"
+            number = format_count(value)
+            return f"{number}FLOP/s" if number[-1:].isalpha() else f"{number} FLOP/s"
         case "Hz":
             return f"{value / 1e6:.0f} MHz"
         case "°C":

@@ -79,7 +79,7 @@ LONGEST_WORD = 24
 """Characters of a word that is kept whole, such as `no-steady-state,`; longer ones, such as paths, are broken before a column is hidden."""
 INDENT = 4
 """How much further to the right an indented cell goes on in its next line: more than its children are indented by."""
-_BREAKS = re.compile(r"(?<=[\s+:/·_,])")
+_BREAKS = re.compile(r"(?<=[\s+/·_,<])|(?<=:)(?!:)")
 
 
 class Fitted:

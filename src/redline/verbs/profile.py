@@ -256,7 +256,8 @@ UNITS = {
 """The unit of a field, by the end of its name."""
 HEADERS = {
     "cpu_self_s": "host self", "cpu_total_s": "host total", "algorithm_bytes_per_s": "alg.", "bus_bytes_per_s": "bus",
-    "efficiency": "of the limit", "kernel_class": "class", "flops_per_s": "reached", "gain_bound": "at most",
+    "efficiency": "of the limit", "flops_per_s": "reached", "bytes_per_s": "bandwidth", "gain_bound": "at most",
+    "device_share": "share", "short_share": "kernels of 10 µs or less", "exposed_communication_s": "exposed",
 }  # fmt: skip
 
 
@@ -355,7 +356,8 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
         "ranks", "devices", ranks, "busy_s idle_s communication_s waiting_s exposed_communication_s span_s host_wait_s device",
         of=lambda row: f"process {row.process}" if row.process else f"rank {row.rank}" if row.rank is not None else label_of(row.source),
     )  # fmt: skip
-    title = f"time by class; not classified (other): {found.unclassified_share:.0%}"
+    other = found.unclassified_share
+    title = f"time by class; not classified (other): {other:.0%}" if other >= 0.005 else "time by class"
     yield table_of("classes", title, found.classes, "total_s share calls", of=lambda row: row.name)
     yield table_of(
         "kernels", f"kernels: {found.kernels_for_most} of {len(found.kernels)} take 80 % of the time", found.kernels,
@@ -368,14 +370,17 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
         name="counters", title="hardware counters", rows=tuple(_counter(each, short) for each in found.counters),
         columns=("kernel", "name", "value", "verdict", "meaning"),
     )  # fmt: skip
-    device = "device_self_s device_share device_total_s " if found.has_device else ""
+    device, below = ("device_self_s device_share ", "device_total_s ") if found.has_device else ("", "")
     yield table_of(
         "operators", f"operators, by {SORTS[sort]}", sorted(found.operators, key=lambda row: -_rank(row, sort)),
-        f"{device}cpu_self_s cpu_total_s calls" + _allocated(found), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
+        f"{device}calls cpu_self_s {below}cpu_total_s" + _allocated(found), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
     )  # fmt: skip
+    is_judged = any(row.efficiency is not None for row in found.limits)
+    against = "against the device's limits" if is_judged else "and what they reach (the device's limits are not known)"
     yield table_of(
-        "limits", f"operators against the device's limits, by {work} time", found.limits,
-        "device_s efficiency limited_by number_format flops_per_s bytes_per_s intensity calls", operator=lambda row: row.label,
+        "limits", f"operators {against}, by {work} time", found.limits,
+        f"device_s {'efficiency limited_by ' if is_judged else ''}number_format bytes_per_s flops_per_s calls intensity",
+        operator=lambda row: row.label,
     )  # fmt: skip
     yield table_of(
         "waits", "where the host waited for the device", found.waits if found.has_device else (),
@@ -388,7 +393,7 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
     )  # fmt: skip
     yield table_of(
         "parts", "time by module and annotation, each with what is inside it", found.parts,
-        f"{work}_s share backward_s device_self_s calls", part=lambda row: label_of(row.path),
+        f"{work}_s share calls{' backward_s' * any(row.backward_s for row in found.parts)} device_self_s", part=lambda row: label_of(row.path),
     )  # fmt: skip
     yield table_of(
         "memory", "memory over time", found.memory, "peak_bytes peak_at_s taken_by", of=lambda row: label_of(row.label),
@@ -447,7 +452,7 @@ def _seconds(struct: msgspec.Struct) -> list[tuple[str, float]]:
 
 OFTEN_READ = frozenset(
     ("step: mean", "step: spread", "step without the profiler", "launch: calls", "launch: mean call", "launch: median kernel",
-     "launch: short share", "host over device", "generation: ttft", "generation: p50")
+     "launch: kernels of 10 µs or less", "host over device", "generation: ttft", "generation: p50")
 )  # fmt: skip
 
 
@@ -521,7 +526,7 @@ def _notes(found: Profile) -> Iterator[Note]:
     if found.slowest is not None:
         late = found.slowest
         yield note("straggler", f"{late.label}: the others waited {SECONDS(late.waited_s)} for it; {late.why}")
-    if found.findings:
+    if found.findings and str(found.bound.evidence) not in [finding.evidence for finding in found.findings]:
         yield note("note", f"bound: {found.bound.label}: {found.bound.evidence}")
     yield from found.notes
 
