@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import numpy as np
 
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
-from redline.model.units import format_seconds
+from redline.model.units import counted, format_seconds
 from redline.trace.collectives import Waiting
 from redline.trace.columns import Trace, Work
 from redline.trace.idle import Idle, idle_of
 from redline.trace.intervals import seconds
 from redline.trace.links import Links
-from redline.trace.names import class_of, short_name
+from redline.trace.names import class_of, label_of, short_name
 from redline.trace.replay import DeviceRun
 from redline.trace.selections import OnHost
 from redline.trace.tables import NamedTime, class_times, times_by_name
@@ -75,7 +75,7 @@ def slowest_rank(
         )
         names = [{one.name: one for one in each if class_of(one.name) != "communication"} for each in computing]
         took = f"it computes {_time(compute[0])}, the others {_time(compute[1])}"
-        why = note("computes-longer", f"{took}{_most_of_it(names.pop(late), names)}")
+        why = note("computes-longer", f"{took}{_most_of_it(names.pop(late), names, short_name if runs else label_of)}")
     elif runs:
         causes: list[dict[str, float]] = [{cause: float(run.idle.ns(cause)) for cause in run.idle.when} for run in runs]
         most = _most_extra(causes.pop(late), causes)
@@ -111,7 +111,9 @@ def _annotated(trace: Trace) -> dict[str, float]:
     }
 
 
-def _most_of_it(late: Mapping[str, NamedTime], others: Sequence[Mapping[str, NamedTime]]) -> str:
+def _most_of_it(
+    late: Mapping[str, NamedTime], others: Sequence[Mapping[str, NamedTime]], shown: Callable[[str], str]
+) -> str:
     def usual(name: str) -> NamedTime:
         found = [each.get(name, NamedTime(name, 0, 0, None, None)) for each in others]
         return sorted(found, key=lambda each: each.total_ns)[len(found) // 2]
@@ -120,9 +122,11 @@ def _most_of_it(late: Mapping[str, NamedTime], others: Sequence[Mapping[str, Nam
     if most is None or most.total_ns <= usual(most.name).total_ns:
         return ""
     there = usual(most.name)
-    calls = "in as many calls" if most.calls == there.calls else f"in {most.calls:,} calls against {there.calls:,}"
+    calls = (
+        "in as many calls" if most.calls == there.calls else f"in {counted(most.calls, 'call')} against {there.calls:,}"
+    )
     kind = "it has more work" if most.calls > there.calls else "larger inputs, or a slower device"
-    return f"; most of the difference is {short_name(most.name)}, {_time(most.total_ns)} against {_time(there.total_ns)} {calls}: {kind}"
+    return f"; most of the difference is {shown(most.name)}, {_time(most.total_ns)} against {_time(there.total_ns)} {calls}: {kind}"
 
 
 def _most_extra(late: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str | None:
