@@ -13,6 +13,19 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 WIDTH = 6
 
 
+class Layer(nn.Module):
+    """Holds one linear layer, with as many outputs as a subclass says."""
+
+    out: int
+
+    def __init_subclass__(cls, out: int) -> None:
+        cls.out = out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, self.out)
+
+
 # Inputs that are no single batch of images; the factory is told the batch
 
 
@@ -72,12 +85,8 @@ def time_first(batch: int) -> Any:
     return TimeFirst(), torch.randn(20, batch, WIDTH)
 
 
-class Tempered(nn.Module):
+class Tempered(Layer, out=5):
     """A scalar setting comes first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 5)
 
     def forward(self, temperature: Tensor, x: Tensor) -> Tensor:
         return self.layer(x) / temperature
@@ -155,12 +164,8 @@ def graphs(batch: int) -> Any:
     return Graphs(), _graphs(batch)
 
 
-class Nested(nn.Module):
+class Nested(Layer, out=3):
     """A ragged tensor: rows of unlike length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([row.sum(0) for row in self.layer(x).unbind()])
@@ -314,12 +319,8 @@ def stateful(batch: int) -> Any:
     return Stateful(), torch.randn(batch, WIDTH)
 
 
-class Adjacency(nn.Module):
+class Adjacency(Layer, out=3):
     """A sparse matrix first: its size is of nodes, not of items."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
 
     def forward(self, adjacency: Tensor, x: Tensor) -> Tensor:
         return torch.stack([torch.sparse.mm(adjacency, self.layer(each)) for each in x])
@@ -329,12 +330,8 @@ def sparse_first(batch: int) -> Any:
     return Adjacency(), (torch.eye(7).to_sparse(), torch.randn(batch, 7, WIDTH))
 
 
-class Captions(nn.Module):
+class Captions(Layer, out=3):
     """Takes text beside tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor, captions: list[str]) -> Tensor:
         return self.layer(x) + torch.tensor([[float(len(caption))] for caption in captions])
@@ -350,12 +347,8 @@ class Answer:
     logits: Tensor
 
 
-class OwnLoss(nn.Module):
+class OwnLoss(Layer, out=4):
     """Computes its own loss from labels, as transformers' models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor, labels: Tensor) -> Answer:
         logits = self.layer(x)
@@ -366,12 +359,8 @@ def own_loss(batch: int) -> Any:
     return OwnLoss(), {"x": torch.randn(batch, WIDTH), "labels": torch.randint(0, 4, (batch,))}
 
 
-class Energy(nn.Module):
+class Energy(Layer, out=1):
     """One number for the whole batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).square().mean()
@@ -401,12 +390,8 @@ def in_place(batch: int) -> Any:
     return Counting(), torch.randn(batch, WIDTH)
 
 
-class Overwriting(nn.Module):
+class Overwriting(Layer, out=3):
     """Scales its input in place: the same tensor would grow with every step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.mul_(1.5).add_(1))
@@ -437,12 +422,8 @@ def in_half(batch: int) -> Any:
     return layers.bfloat16(), torch.randn(batch, WIDTH, dtype=torch.bfloat16)
 
 
-class Popping(nn.Module):
+class Popping(Layer, out=3):
     """Takes entries out of the dict it is given, and puts others in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         batch["logits"] = self.layer(batch.pop("x"))
@@ -492,11 +473,7 @@ class Sample:
         self.features, self.name = features, "sample"
 
 
-class OfSamples(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 3)
-
+class OfSamples(Layer, out=3):
     def forward(self, sample: Sample) -> Sample:
         return Sample(self.layer(sample.features))
 
@@ -505,11 +482,7 @@ def own_objects(batch: int) -> Any:
     return OfSamples(), (Sample(torch.randn(batch, WIDTH)),)
 
 
-class Policy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 2)
-
+class Policy(Layer, out=2):
     def forward(self, state: Tensor) -> torch.distributions.Normal:
         mean, spread = self.layer(state).chunk(2, dim=-1)
         return torch.distributions.Normal(mean, F.softplus(spread))

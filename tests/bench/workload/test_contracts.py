@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from models import steps
 from torch import nn
 
 from redline.bench.count.count import answer_count
 from redline.bench.memory import answer_memory
 from redline.bench.session import BenchSession, check
-from redline.bench.workload.called import OwnStep, TrainsItself, one_optimizer
+from redline.bench.workload.called import OwnStep
 from redline.bench.workload.handed import workload_of_step
-from redline.model.errors import BenchError
 from redline.model.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Profile, TraceReply
 from redline.model.record import Failure, Prepared
 from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
@@ -289,19 +286,25 @@ def test_the_backward_pass_is_counted_with_targets_of_ones_own() -> None:
     assert work.backward_flops == 2 * (2 * 14 * 6 * 30)
 
 
-@pytest.mark.parametrize(("task", "recipe"), [("infer", "torchscript"), ("train", "amp-bf16")])
-def test_inputs_that_a_model_writes_into_are_the_same_for_every_recipe(task: Any, recipe: str) -> None:
-    found = sound(spec_of("overwriting", recipe, batch=4, task=task))
-    assert found.numerics.passed, found.numerics
+@pytest.mark.parametrize(
+    ("name", "task", "recipe"),
+    [
+        ("overwriting", "infer", "torchscript"),
+        ("overwriting", "train", "amp-bf16"),
+        ("overwriting", "infer", None),
+        ("cached", "train", None),
+        ("popping", "infer", None),
+    ],
+)
+def test_inputs_that_a_model_writes_into_are_restored(name: str, task: Any, recipe: str | None) -> None:
+    """For every recipe that is compared, and where nothing is compared too."""
+    spec = spec_of(name, recipe or "baseline", checks=recipe is not None, batch=4, task=task)
+    found = sound(spec)
+    assert recipe is None or found.numerics.passed, found.numerics
     assert [note.code for note in found.workload.notes] == ["input"]
-    assert not sound(spec_of("scalar_first", batch=4)).workload.notes
-
-
-@pytest.mark.parametrize(("name", "task"), [("overwriting", "infer"), ("cached", "train"), ("popping", "infer")])
-def test_they_are_restored_where_nothing_is_compared_too(name: str, task: Any) -> None:
-    assert [note.code for note in sound(spec_of(name, checks=False, batch=4, task=task)).workload.notes] == ["input"]
-    assert answer_memory(spec_of(name, batch=4, task=task)).use.peak_bytes > 0
-    assert not sound(spec_of("scalar_first", checks=False, batch=4, task=task)).workload.notes
+    assert recipe or answer_memory(spec).use.peak_bytes > 0
+    plain = spec_of("scalar_first", checks=recipe is not None, batch=4, task=task)
+    assert not sound(plain).workload.notes
 
 
 @pytest.mark.parametrize("name", ["sampled", "in_half"])
@@ -399,48 +402,6 @@ def test_a_module_that_trains_itself_uses_its_own_step_and_optimizer() -> None:
     assert (info.batch, info.loss, info.optimizer) == (6, "output.loss", "AdamW of its own")
     assert prepared.numerics.passed
     refused(step_spec("lit", batch=6))  # its forward takes the pictures alone, and was given the labels too
-
-
-OPTIMIZER = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize(
-    "configured",
-    [
-        OPTIMIZER,
-        [OPTIMIZER],
-        ([OPTIMIZER], []),
-        {"optimizer": OPTIMIZER},
-        [{"optimizer": OPTIMIZER, "lr_scheduler": None}],
-    ],
-)
-def test_one_optimizer_is_found_in_all_that_lightning_allows(configured: Any) -> None:
-    assert one_optimizer(configured, "Net") is OPTIMIZER
-
-
-@pytest.mark.parametrize(
-    ("configured", "says"),
-    [
-        (None, "gave NoneType"),
-        ([], "has 0 optimizers"),
-        ([OPTIMIZER] * 2, "has 2 optimizers"),
-        (torch.optim.LBFGS(nn.Linear(1, 1).parameters()), "LBFGS"),
-    ],
-)
-def test_no_optimizer_and_several_are_refused(configured: Any, says: str) -> None:
-    with pytest.raises(BenchError, match=says):
-        one_optimizer(configured, "Net")
-
-
-def test_hooks_that_a_bare_step_does_not_call_are_refused_or_named() -> None:
-    def with_hook(name: str) -> nn.Module:
-        kind: Callable[[], nn.Module] = type("Own", (steps.Lit,), {name: lambda self: None})
-        return kind()
-
-    with pytest.raises(BenchError, match="has its own configure_gradient_clipping"):
-        TrainsItself(with_hook("configure_gradient_clipping"))
-    assert TrainsItself(with_hook("on_train_batch_start")).unused_hooks == ["on_train_batch_start"]
-    assert TrainsItself(steps.Lit()).unused_hooks == []
 
 
 def test_a_model_without_values_is_refused_in_one_line(tmp_path: Path) -> None:

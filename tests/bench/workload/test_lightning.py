@@ -102,6 +102,9 @@ def trained(module: Any, inputs: Any = BATCH) -> tuple[Workload, list[float]]:
     [
         (Plain, "AdamW"),
         (variant(configure_optimizers=scheduled), "SGD"),
+        (variant(configure_optimizers=lambda self: [sgd(self)]), "SGD"),
+        (variant(configure_optimizers=lambda self: ([sgd(self)], [])), "SGD"),
+        (variant(configure_optimizers=lambda self: [{"optimizer": sgd(self), "lr_scheduler": None}]), "SGD"),
         (variant(configure_model=make_a_head, training_step=use_the_head), "AdamW"),
     ],
 )
@@ -133,6 +136,9 @@ def test_its_own_step_and_optimizer_train_it(module: type, optimizer: str) -> No
         ),
         ({"configure_optimizers": plan_with_the_trainer}, "configure_optimizers of Own asks for its Trainer"),
         ({"configure_optimizers": lambda self: None}, "configure_optimizers of Own gave NoneType, not an optimizer"),
+        ({"configure_optimizers": lambda self: []}, "Own has 0 optimizers"),
+        ({"configure_optimizers": lambda self: torch.optim.LBFGS(self.parameters())}, "LBFGS"),
+        ({"configure_gradient_clipping": lambda self: None}, "has its own configure_gradient_clipping"),
     ],
 )
 def test_what_a_bare_step_cannot_do_is_refused_in_one_line(own: dict[str, Any], says: str) -> None:

@@ -47,6 +47,8 @@ class Arrived:
 
 
 Arrive = Callable[[Any], Arrived]
+Started = tuple[Arrived, Any]
+"""A batch that is being copied, and what tells that it is there."""
 
 
 class ImageArrival:
@@ -122,9 +124,11 @@ def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
     sized = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim]
     if not sized:
         raise BenchError("user", f"the loader gave targets without a tensor; {EXPECTED}")
-    # A list of dicts has one for each sample, as detectors are given them.
-    per_sample = isinstance(targets, list | tuple) and all(isinstance(each, Mapping) for each in targets)
-    return Parted(inputs, targets, len(targets) if per_sample else len(sized[0]))
+    if not isinstance(targets, list | tuple) or not all(isinstance(each, Mapping) for each in targets):
+        return Parted(inputs, targets, len(sized[0]))
+    # One dict for each sample, as detectors are given them: then there is one input for each sample too, in one list.
+    is_listed = isinstance(inputs, list | tuple) and len(inputs) == len(targets)
+    return Parted((list(inputs),) if is_listed else inputs, list(targets), len(targets))
 
 
 def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple[Any, Any]:
@@ -217,10 +221,10 @@ WATCH = WorkerWatch()
 
 
 class Feed:
-    """Batches of one epoch on the device. With `prefetch` the next is loaded and copied while this one computes.
+    """Batches of one epoch on the device. With `prefetch` they are copied beside the step before, which the device still computes.
 
-    `threaded`: load in a thread; not for loaders that draw from the global random state, which a thread would draw from
-    at moments that nobody knows.
+    `threaded`: load in a thread, up to `AHEAD` batches; not for loaders that draw from the global random state, which a thread
+    would draw from at moments that nobody knows. These load while the device computes, as the host does not wait for it.
     """
 
     def __init__(
@@ -233,11 +237,9 @@ class Feed:
         threaded: bool,
         timeout_s: float,
     ) -> None:
-        self._batches, self._arrive, self._device = batches, arrive, device
-        self._timeout_s = timeout_s
+        self._batches, self._arrive, self._timeout_s = batches, arrive, timeout_s
         self._lane = device.lane() if prefetch else None
-        self._next: tuple[Arrived, Any] | None = None
-        self._queue: queue.Queue[tuple[Arrived, Any] | BaseException | None] | None = None
+        self._queue: queue.Queue[Started | BaseException | None] | None = None
         self._stop = threading.Event()
         if prefetch and threaded:
             self._queue = queue.Queue(maxsize=AHEAD)
@@ -250,9 +252,6 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End the thread; one that hangs in the loader is left to the end of the process."""
         self._stop.set()
         if self._queue is not None:
@@ -263,52 +262,41 @@ class Feed:
     def next(self) -> Arrived | None:
         """Returns the next batch, or None after the last."""
         with loader_errors(), WATCH.waiting():
-            return self._take()
+            if self._lane is None:
+                batch = next_of(self._batches, self._timeout_s)
+                return None if batch is None else self._arrive(batch)
+            started = self._started() if self._queue is None else self._from_thread(self._queue)
+            if started is None:
+                return None
+            arrived, done = started
+            self._lane.join(arrived.tensors(), done)
+            return arrived
 
-    def _take(self) -> Arrived | None:
-        if self._lane is None:
-            batch = next_of(self._batches, self._timeout_s)
-            return None if batch is None else self._arrive(batch)
-        made = self._from_thread() if self._queue is not None else (self._next or self._started())
-        if made is None:
-            return None
-        self._next = None
-        arrived, done = made
-        self._lane.join(arrived.tensors(), done)
-        return arrived
-
-    def ahead(self) -> None:
-        """Called once this batch's work is issued: without a thread, now is the time to load the next."""
-        if self._lane is not None and self._queue is None:
-            self._next = self._started()
-
-    def _started(self) -> tuple[Arrived, Any] | None:
+    def _started(self) -> Started | None:
         assert self._lane is not None
         batch = next_of(self._batches, self._timeout_s)
         return None if batch is None else self._lane.run(lambda: self._arrive(batch))
 
-    def _from_thread(self) -> tuple[Arrived, Any] | None:
-        assert self._queue is not None
+    def _from_thread(self, made: queue.Queue[Started | BaseException | None]) -> Started | None:
         try:
-            made = self._queue.get(timeout=self._timeout_s)
+            started = made.get(timeout=self._timeout_s)
         except queue.Empty:
             raise BenchError("timeout", hung(self._timeout_s)) from None
-        if isinstance(made, BaseException):
-            raise made
-        return made
+        if isinstance(started, BaseException):
+            raise started
+        return started
 
     def _load(self) -> None:
-        assert self._queue is not None
         try:
             while not self._stop.is_set():
-                made = self._started()
-                self._put(made)
-                if made is None:
+                started = self._started()
+                self._put(started)
+                if started is None:
                     return
         except BaseException as error:  # told where the batch is asked for
             self._put(error)
 
-    def _put(self, made: tuple[Arrived, Any] | BaseException | None) -> None:
+    def _put(self, made: Started | BaseException | None) -> None:
         assert self._queue is not None
         while not self._stop.is_set():
             try:

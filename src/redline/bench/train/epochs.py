@@ -1,7 +1,7 @@
 """Epochs: batch after batch goes through the training step, with what each waited for, what it took and what was learned.
 
-The host stays a few steps ahead of the device and never waits for a loss, so that watching a training does not slow it
-down.
+The host stays a few steps ahead of the device and waits for a loss once a second at most, so that watching a training does
+not slow it down.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class _Passed:
     host_wait_s: float = 0.0
     rate: float = 0.0
     is_cut: bool = False
-    loss: float | None = None
+    loss: float = 0.0
     seconds: float = 0.0
     """It is wall-clock time from the first word to the loader to the last step."""
 
@@ -219,7 +219,6 @@ class Training:
         self._looks_back_s = DRIVER_LOOKS_BACK_S if stepper.device.is_accelerator else 0.0
         self.spent_s = 0.0
         """So much of the time that all epochs may take together is gone, also in those before a resume."""
-        self._sum = torch.zeros((), device=self._device.torch_device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -275,7 +274,7 @@ class Training:
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
         """All batches of an epoch; fewer where the time is over."""
         stepper, clock = self._stepper, time.perf_counter
-        passed, running = _Passed(Timeline(self._device)), RunningLoss(self._sum)
+        passed, total = _Passed(Timeline(self._device)), torch.zeros((), device=self._device.torch_device)
         timeline, told = passed.timeline, started
         phased_at = 0 if self._train.steps == 1 else 1  # the first step of an epoch follows a validation
         with stepper.feed(batches) as feed:
@@ -297,22 +296,22 @@ class Training:
                     self._explain(error, batch.count, step)
                     raise
                 issued = clock()
-                self._sum.add_(loss.float(), alpha=batch.count)
-                feed.ahead()
+                total.add_(loss.float(), alpha=batch.count)
                 stepper.stay_near(timeline.marks[-1], prefetch=self._spec.data.prefetch)
                 passed.samples += batch.count
                 passed.whole.append(stepper.is_whole(batch))
                 passed.issue_s.append(issued - now)
                 if now - told > TELL_EVERY_S:
-                    told = now
-                    self._report(number, passed, running.peek(passed.samples), now - started)
+                    told, mean = now, float(total) / passed.samples  # once a second it waits for the device
+                    self._require_finite(mean, number, step + 1)
+                    self._report(number, step + 1, loss=mean, samples_per_s=passed.samples / (now - started))
                 passed.is_cut = self._is_over(now - started) and len(passed.whole) != self._train.steps
             self._device.synchronize()
         passed.seconds = clock() - started
         self.spent_s += passed.seconds
         if not passed.samples:
             raise BenchError("user", "the training loader gave no batch")
-        passed.loss = float(self._sum) / passed.samples
+        passed.loss = float(total) / passed.samples
         return passed
 
     def _explain(self, error: Exception, count: int, steps: int) -> None:
@@ -330,18 +329,12 @@ class Training:
         done = (epoch - 1) * steps + min(step, steps - 1)
         return rate_at(self._spec.schedule, self._highest_rate, done, self._spec.epochs * steps)
 
-    def _report(self, number: int, passed: _Passed, mean: float | None, seconds: float) -> None:
-        steps = len(passed.whole)
-        self._require_finite(mean, number, steps)
-        rate = passed.samples / seconds if seconds > 0 else None
-        self._tell_where(number, steps, loss=mean, samples_per_s=rate)
-
-    def _tell_where(self, number: int, step: int, **more: Any) -> None:
+    def _report(self, number: int, step: int, **more: Any) -> None:
         steps = self._train.steps
         self._tell(TrainingProgress(epoch=number, epochs=self._spec.epochs, step=step, steps=steps, **more))
 
-    def _require_finite(self, mean: float | None, number: int, steps: int) -> None:
-        if mean is not None and not math.isfinite(mean):
+    def _require_finite(self, mean: float, number: int, steps: int) -> None:
+        if not math.isfinite(mean):
             raise BenchError(
                 "numerics",
                 f"the loss was no longer a number in epoch {number}, by step {steps} (highest learning rate "
@@ -369,10 +362,9 @@ class Training:
                         stepper.loss.targets = batch.targets
                         loss = stepper.loss.held_out(output)
                     held_out.add(loss, stepper.loss.answers(output), batch.count)
-                    feed.ahead()
                     if time.perf_counter() - told > TELL_EVERY_S:
                         told = time.perf_counter()
-                        self._tell_where(number, self._train.steps)
+                        self._report(number, self._train.steps)
         except BenchError as error:
             raise BenchError(error.kind, f"in validation: {error}") from error
         finally:
@@ -414,24 +406,6 @@ class HeldOut:
             "val_batches": self.batches,
             "val_batches_not_finite": int(self._not_finite),
         }
-
-
-class RunningLoss:
-    """The sum of losses as it was a moment ago: read without waiting for the device."""
-
-    def __init__(self, total: Tensor) -> None:
-        self._total = total.zero_()
-        self._copied = torch.zeros((), pin_memory=total.is_cuda)
-        self._samples = 0
-
-    def peek(self, samples: int) -> float | None:
-        """The mean at the last look; starts the copy that the next look will read."""
-        if not self._total.is_cuda:
-            return float(self._total) / samples
-        known = float(self._copied) / self._samples if self._samples else None
-        self._copied.copy_(self._total, non_blocking=True)
-        self._samples = samples
-        return known
 
 
 def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
@@ -554,7 +528,6 @@ def _together(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: i
             assert batch is not None
             timeline.note(DATA_PHASE)
             stepper.take(batch, timeline)
-            feed.ahead()
             stepper.stay_near(timeline.marks[-1], prefetch=fed.prefetch)
             samples += batch.count if number >= ready else 0
         device.synchronize()

@@ -316,12 +316,19 @@ class TrainingLoss:
         self._has_own = self.given is None and self._own(output) is not None
         self._judges_own = self._has_own and logits is not None and self._compares(logits, loss)
 
+    def _classes(self, logits: Tensor) -> Tensor | None:
+        """The classes that the targets name, one for each sample, position or pixel; None if they name none."""
+        if not isinstance(self.targets, Tensor) or logits.ndim < 2:
+            return None
+        targets = fit(self.targets, logits)
+        if targets.shape == logits.shape:
+            return targets.argmax(class_axis(logits)) if self._kind == "shares" else None
+        return None if targets.is_floating_point() else targets
+
     def _compares(self, logits: Tensor, own: Tensor) -> bool:
         """True if accuracy has a meaning: there is one class per sample, or the loss compares the positions that are compared here."""
-        if not isinstance(self.targets, Tensor) or logits.ndim < 2:
-            return False
-        fitted, axis = fit(self.targets, logits), class_axis(logits)
-        if fitted.is_floating_point() or fitted.shape != (*logits.shape[:axis], *logits.shape[axis + 1 :]):
+        classes, axis = self._classes(logits), class_axis(logits)
+        if classes is None or classes.shape != (*logits.shape[:axis], *logits.shape[axis + 1 :]):
             return False
         if logits.ndim == 2:
             return True
@@ -336,30 +343,22 @@ class TrainingLoss:
 
     def answers(self, output: Any) -> Answers | None:
         """How many of the batch's targets the output has right; None where there are no classes to be right about."""
-        logits = main_logits(output)
-        if not isinstance(self.targets, Tensor) or logits is None:
-            return None
         if self.given is None and not self._judges_own and self._own(output) is not None:
             return None  # a model with a loss of its own may compare other positions than these
-        targets, axis = fit(self.targets, logits), class_axis(logits)
-        if targets.shape == logits.shape:
-            if self._kind != "shares":
-                return None
-            targets = targets.argmax(axis)
-        elif targets.is_floating_point():
+        logits = main_logits(output)
+        classes = None if logits is None else self._classes(logits)
+        if logits is None or classes is None:
             return None
-        counted = targets != IGNORED
-        right, known = (logits.argmax(axis) == targets) & counted, logits.shape[axis]
-        return Answers(right.sum(), counted.sum(), torch.where(counted, targets, known).flatten(), known)
+        counted, axis = classes != IGNORED, class_axis(logits)
+        right, known = (logits.argmax(axis) == classes) & counted, logits.shape[axis]
+        return Answers(right.sum(), counted.sum(), torch.where(counted, classes, known).flatten(), known)
 
     def class_beyond(self, logits: Tensor) -> int | None:
-        """Returns a target of this batch that names no class of the output; None if all do, or the user's loss knows."""
-        if self.given is not None or not isinstance(self.targets, Tensor) or logits.ndim < 2:
+        """Returns a target of this batch that names no class of the output; None if all do, or a loss of another's judges them."""
+        classes = None if self.given is not None or self._has_own else self._classes(logits)
+        if classes is None:
             return None
-        targets = fit(self.targets, logits)
-        if targets.is_floating_point() or targets.shape == logits.shape:
-            return None
-        wrong = targets[(targets != IGNORED) & ((targets < 0) | (targets >= logits.shape[class_axis(logits)]))]
+        wrong = classes[(classes != IGNORED) & ((classes < 0) | (classes >= logits.shape[class_axis(logits)]))]
         return int(wrong[0]) if len(wrong) else None
 
     def _check(self, loss: Any, output: Any) -> None:
