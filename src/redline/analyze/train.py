@@ -282,25 +282,25 @@ def _doubts(epochs: Sequence[Epoch], *, learnable: bool) -> Iterator[Note]:
             f"epochs {unknown[0].number} to {unknown[-1].number}" if len(unknown) > 1 else f"epoch {unknown[0].number}"
         )
         share = f"{unknown[-1].val_batches_not_finite} of {unknown[-1].val_batches} batches"
-        told = f"in {which} the validation loss was not a number, last in {share}"
+        text = f"in {which} the validation loss was not a number, last in {share}"
         yield note(
-            "not-finite", f"{told}: look for held-out samples that are no numbers, and for overflow in eval mode"
+            "not-finite", f"{text}: look for held-out samples that are no numbers, and for overflow in eval mode"
         )
     stuck = next((epoch for epoch in epochs if epoch.unchanged), None)
     if stuck is not None and stuck.unchanged == stuck.trainable:
-        told = f"no parameter changed in epoch {stuck.number}: the optimizer did nothing"
+        text = f"no parameter changed in epoch {stuck.number}: the optimizer did nothing"
         scaled = ", or the gradient scaler skipped every step" if stuck.gradient_scale is not None else ""
-        yield note("unchanged", told + scaled)
+        yield note("unchanged", text + scaled)
     elif stuck is not None:
-        told = f"{stuck.unchanged} of {stuck.trainable} trainable tensors did not change in epoch {stuck.number}"
-        yield note("unchanged", f"{told}: no gradient reaches them")
+        text = f"{stuck.unchanged} of {stuck.trainable} trainable tensors did not change in epoch {stuck.number}"
+        yield note("unchanged", f"{text}: no gradient reaches them")
     last = epochs[-1] if epochs else None
     if last is not None and last.trainable and not last.val_batches:  # a record that counts both
         yield note("no-validation", "no held-out batch: neither validation loss nor accuracy is measured")
     elif last is not None and last.val_batches and last.val_loss is None and not last.val_batches_not_finite:
         yield note("no-validation", "the model returns no loss in eval mode: there is no validation loss")
-    if learnable and last is not None and (told := _no_better_than_guessing(last)):
-        yield note("not-learned", told)
+    if learnable and last is not None and (text := _no_better_than_guessing(last)):
+        yield note("not-learned", text)
 
 
 def _no_better_than_guessing(epoch: Epoch) -> str:
@@ -310,8 +310,8 @@ def _no_better_than_guessing(epoch: Epoch) -> str:
         return ""
     if reached > guess + 2 * math.sqrt(guess * (1 - guess) / epoch.val_judged):
         return ""
-    told = f"accuracy {format_share(reached)} is no better than always naming the most frequent class ({format_share(guess)})"
-    return f"{told}: check labels, augmentation and learning rate, or train longer"
+    text = f"accuracy {format_share(reached)} is no better than always naming the most frequent class ({format_share(guess)})"
+    return f"{text}: check labels, augmentation and learning rate, or train longer"
 
 
 def _state(record: RunRecord) -> str:

@@ -128,8 +128,8 @@ class _Training(OneRecord):
     def _note_checkpoint(self, reply: EpochReply) -> None:
         """Say once that a resume would not find the state after this epoch."""
         if reply.lost_checkpoint and all(each.code != "no-checkpoint" for each in self.record.notes):
-            told = f"the state after epoch {reply.epoch.number} could not be kept ({reply.lost_checkpoint})"
-            lost = note("no-checkpoint", f"{told}: --resume would begin before it")
+            text = f"the state after epoch {reply.epoch.number} could not be kept ({reply.lost_checkpoint})"
+            lost = note("no-checkpoint", f"{text}: --resume would begin before it")
             self.change(notes=(*self.record.notes, lost))
 
     def _stop_reason(self) -> StopReason | None:

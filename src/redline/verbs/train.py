@@ -184,9 +184,9 @@ def _nearest(spec: RunSpec, workspace: Workspace) -> str:
             continue
         asked, had = (dict(_flat(msgspec.to_builtins(each))) for each in (spec, other))
         changed = [name for name in asked | had if asked.get(name) != had.get(name)]
-        told = ", ".join(f"{name} {had.get(name)} and not {asked.get(name)}" for name in changed[:DIFFERENCES])
+        message = ", ".join(f"{name} {had.get(name)} and not {asked.get(name)}" for name in changed[:DIFFERENCES])
         more = f" and {len(changed) - DIFFERENCES} more" if len(changed) > DIFFERENCES else ""
-        return f" (the newest of this model has {told}{more})" if told else ""
+        return f" (the newest of this model has {message}{more})" if message else ""
     return ""
 
 
@@ -218,9 +218,9 @@ def result_of(records: Sequence[RunRecord], summaries: Sequence[RunSummary]) -> 
         tables=(side_by_side.as_detail(), by_epoch) if is_one else (side_by_side, by_epoch.as_detail()),
         notes=tuple(accuracy_remarks(trainings)),
         blocks=tuple(
-            Block(title="", text=f"where the time of {training.model} goes: {told}", is_detail=not is_one)
+            Block(title="", text=f"where the time of {training.model} goes: {message}", is_detail=not is_one)
             for training in trainings
-            if (told := where_time_goes(training))
+            if (message := where_time_goes(training))
         ),
         next=_next(trainings),
         records=records,

@@ -128,6 +128,7 @@ def test_targets_that_are_drawn_suit_the_loss_and_reach_every_output(given: Any,
         (None, torch.linspace(0, 5, 6), LOGITS, r"targets of \[6\] do not fit"),
         (lambda output, target: output.sum() + target.boxes, None, LOGITS, "failed on targets drawn at random .* give your own"),
         (None, None, {"ids": CLASSES}, "no loss to train on: the model returned dict without a floating tensor"),
+        (None, None, (OWN, OWN + 1, OWN * 2), r"nothing but single numbers \(0, 1, 2\), none of which is known to be the loss"),
         (None, None, LOGITS.to(torch.complex64), "no loss to train on: the model returned a tensor of complex64"),
     ],
 )  # fmt: skip

@@ -24,12 +24,13 @@ Write = Callable[..., Path]
 
 NET = """
 import functools
+import numpy as np
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 3)
     def forward(self, x, scale=None):
-        y = self.layer(x)
+        y = self.layer(torch.as_tensor(x))
         return y if scale is None else y * scale
 x = torch.randn(2, 4)
 labels = torch.tensor([2, 0, 1])
@@ -70,6 +71,7 @@ def run(workload: Workload) -> Any:
         ("def make(batch=6): return of(batch)", {}, (6, 3)),
         ("def make(batch): return of(batch)", {"task": "train"}, (8, 3)),
         ("def make(n=3): return of(5)", {}, (5, 3)),
+        ("def make(batch): return Net(), (np.ones((batch, 4), np.float32),)", {"batch": 5}, (5, 3)),
         ("def make(): return Net(), (x, torch.tensor([1.0, 2.0, 3.0]))", {"batch": 7}, (7, 3)),
         ("class make(nn.Sequential):\n    def __init__(self): super().__init__(nn.Conv2d(3, 2, 3), nn.Flatten())",
          {"image_size": 8, "batch": 3}, (3, 2 * 6 * 6)),
@@ -282,6 +284,9 @@ def test_a_file_that_is_changed_twice_within_a_second_is_read_anew(
 def test_exported_programs_lazy_layers_and_other_formats_are_settled(user_file: Write) -> None:
     file = user_file(
         "def exported():\n    x = torch.ones(4, 3)\n    return torch.export.export(nn.Linear(3, 2), (x,)), x\n"
+        "class Late(nn.Module):\n    def forward(self, x):\n"
+        "        if not self._modules: self.layer = nn.Linear(4, 3)\n        return self.layer(x)\n"
+        "def late(): return Late(), torch.randn(2, 4)\n"
         "def lazy(): return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), torch.randn(2, 4)\n"
         "def double(): return nn.Linear(4, 3).double(), torch.randn(2, 4).double()\n"
         "def inference():\n    with torch.inference_mode(): x = torch.ones(2, 4)\n    return nn.Linear(4, 3), x\n"
@@ -292,6 +297,7 @@ def test_exported_programs_lazy_layers_and_other_formats_are_settled(user_file: 
     lazy = from_file(file, "lazy", task="train")
     assert lazy.info().parameters == 4 * 3 + 3 + 6
     assert lazy.model.training
+    assert from_file(file, "late").info().parameters == 4 * 3 + 3
     assert "float64" in str(from_file(file, "double").notes[0])
     assert not from_file(file, "inference").args[0].is_inference()
 

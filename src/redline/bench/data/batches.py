@@ -1,4 +1,4 @@
-"""Batches of a set: their order, the loaders that make them, and what is drawn at random for them.
+"""This module makes the batches of a set: their order, the loaders that read them, and what is drawn at random for them.
 
 A batch is known by its rows and a seed. The loader's workers (or this process, or the device where the whole set lies
 on it) make it from these alone, so that a training sees the same batches however they come.
@@ -24,10 +24,10 @@ _MIX = 1_000_003
 
 
 class Batches(Protocol):
-    """A part of the data comes from the loader batch by batch."""
+    """A loader gives a part of the data batch by batch."""
 
     steps: int
-    """Per epoch."""
+    """An epoch has this many; 0 if the loader does not say."""
 
     def begin(self, epoch: int) -> Iterator[Any]:
         """The batches of an epoch. To be called from the main thread, where loader workers are started."""
@@ -76,7 +76,7 @@ class Reader(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
 
 class LoadedBatches:
-    """Through a `DataLoader`."""
+    """These batches come from a `DataLoader`."""
 
     def __init__(
         self, samples: Samples, order: Order, spec: DataSpec, *, augment: Augment, pin: bool, workers: int
@@ -115,7 +115,7 @@ class LoadedBatches:
 
 
 class DeviceBatches:
-    """A whole part of the set on the device: a batch is the part and its rows there."""
+    """A whole part of the set lies on the device: a batch is that part and the rows of it."""
 
     def __init__(self, part: tuple[Tensor, ...], order: Order, *, augment: bool) -> None:
         """`part` are its images and its classes."""
@@ -141,7 +141,7 @@ class DeviceBatches:
 
 
 class UserBatches:
-    """A loader of the user's own; its length may be unknown."""
+    """These batches come from a loader of the user's own, whose length may be unknown."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -169,11 +169,11 @@ class UserBatches:
         return iter(self._loader)
 
     def close(self) -> None:
-        """It is theirs."""
+        """The loader is theirs, so nothing is closed."""
 
 
 def drawn(count: int, size: int, seed: int) -> Tensor:
-    """For each image where it is cut out and whether it is mirrored: (count, 3)."""
+    """Returns for each image where it is cut out and whether it is mirrored: (count, 3)."""
     generator = _generator(seed)
     reach = 2 * (size // SHIFT) + 1
     shifts = torch.randint(0, reach, (count, 2), generator=generator)

@@ -29,12 +29,12 @@ TARGETS = ("labels", "label", "targets", "target", "y")
 EXPECTED = "each batch must be (inputs, targets), or a dict with " + " or ".join(TARGETS)
 LONGEST_ALARM_S = 1e6
 AHEAD = 2
-"""Batches the prefetcher keeps on the device."""
+"""The prefetching thread keeps this many batches on the device."""
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A batch on the device as the model takes it."""
+    """This is a batch on the device, in the form in which the model takes it."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -48,7 +48,7 @@ class Arrived:
 
 Arrive = Callable[[Any], Arrived]
 Started = tuple[Arrived, Any]
-"""A batch that is being copied, and what tells that it is there."""
+"""A batch that is being copied, with the event that says when it has arrived."""
 
 
 class ImageArrival:
@@ -145,8 +145,8 @@ def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple
         # Whatever the model calls it: the one thing there is, or the only one with more than a number per sample.
         sized = [value for value in rest.values() if len(rest) == 1 or getattr(value, "ndim", 0) > 1]
         if len(sized) != 1:
-            told = ", ".join(map(str, batch))
-            raise BenchError("user", f"the loader gave a dict of {told}; the model takes {', '.join(takes or ())}")
+            text = ", ".join(map(str, batch))
+            raise BenchError("user", f"the loader gave a dict of {text}; the model takes {', '.join(takes or ())}")
         return sized[0], batch[name]
     return taken, batch[name]
 
@@ -162,7 +162,7 @@ def _are_numbers(targets: Any) -> bool:
 
 
 class WorkerWatch:
-    """Hears of loader workers that die, and raises only where a batch is asked for.
+    """Notices loader workers that die, and raises only where a batch is asked for.
 
     torch's own handler of SIGCHLD raises wherever the main thread happens to be: in the middle of a step, or while the
     failure is being told.
@@ -221,7 +221,7 @@ WATCH = WorkerWatch()
 
 
 class Feed:
-    """Batches of one epoch on the device. With `prefetch` they are copied beside the step before, which the device still computes.
+    """Brings the batches of one epoch to the device. With `prefetch` a batch is copied while the device computes the step before.
 
     `threaded`: load in a thread, up to `AHEAD` batches; not for loaders that draw from the global random state, which a thread
     would draw from at moments that nobody knows. These load while the device computes, as the host does not wait for it.
@@ -314,7 +314,7 @@ def hung(timeout_s: float) -> str:
 
 @contextmanager
 def loader_errors() -> Iterator[None]:
-    """Tell plainly what broke in a loader; torch raises wherever the main thread happens to be."""
+    """Say plainly what broke in a loader; torch raises wherever the main thread happens to be."""
     try:
         yield
     except BenchError:
@@ -350,7 +350,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def next_of(batches: Iterator[Any], timeout_s: float) -> Any:
-    """None after the last."""
+    """Returns the next batch, or None after the last."""
     with loader_errors():
         try:
             with limited(timeout_s):

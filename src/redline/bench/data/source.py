@@ -24,7 +24,7 @@ from redline.model.registry import Registry
 from redline.model.spec import DataSpec, WorkloadSpec
 
 FINGERPRINTED = 64
-"""Samples whose bytes go into the fingerprint: reading all would take as long as an epoch."""
+"""The bytes of this many samples go into the fingerprint. Reading all would take as long as an epoch."""
 
 
 class Samples(ABC):
@@ -48,7 +48,7 @@ class Samples(ABC):
 
 
 class InMemory(Samples):
-    """Images held in memory."""
+    """This part holds its images in memory."""
 
     def __init__(self, images: Tensor, classes: Tensor) -> None:
         self.images, self.classes = images, classes
@@ -83,7 +83,7 @@ class Part(Samples):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageData:
-    """A set of pictures with their classes."""
+    """This is a set of pictures with their classes."""
 
     name: str
     train: Samples
@@ -107,7 +107,7 @@ class ImageData:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderData:
-    """Two loaders of the user's own; batches are what they give."""
+    """These are two loaders of the user's own. A batch is what they give."""
 
     name: str
     train: Iterable[Any]
@@ -115,14 +115,14 @@ class LoaderData:
     fingerprint: str
     classes: int | None = None
     workers: int = 0
-    """Processes of the training loader."""
+    """The training loader has this many processes."""
     has_workers: bool = False
-    """Batches are made in other processes: asking for one from a thread draws nothing from the global random state."""
+    """Other processes make the batches, so that a thread may ask for one without drawing from the global random state."""
     queued: int = 0
-    """Batches that the training loader's workers keep ready."""
+    """The workers of the training loader keep this many batches ready."""
     notes: tuple[Note, ...] = field(default=())
     in_copies: bool = False
-    """Several workers of the training loader each go through a copy of the data set, which has to give each another part."""
+    """Each of several workers goes through its own copy of the data set, which must give each of them another part."""
 
     @cached_property
     def _begun(self) -> list[Any]:
@@ -130,12 +130,12 @@ class LoaderData:
 
     @property
     def first(self) -> Any:
-        """A batch to look at before anything is trained; None where there is none."""
+        """Returns a batch to look at before anything is trained; None if there is none."""
         return self._begun[0] if self._begun else None
 
     @property
     def repeats(self) -> bool:
-        """True if the first batches of two workers are the same."""
+        """Returns True if the first batches of two workers are the same."""
         leaves = [pytree.tree_leaves(batch) for batch in self._begun]
         pairs = list(zip(*leaves, strict=False)) if len(leaves) > 1 else []
         tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
@@ -193,7 +193,7 @@ def open_data(spec: DataSpec, workload: WorkloadSpec) -> Data:
 
 
 def refuse(spec: DataSpec, *options: str, why: str) -> None:
-    """A `SpecError` for the first of these options that was given another value than its default."""
+    """Raise a `SpecError` for the first of these options that has another value than its default."""
     plain = DataSpec(name=spec.name)
     for option in options:
         if getattr(spec, option) != getattr(plain, option):

@@ -35,21 +35,21 @@ from redline.model.record import DATA_PHASE, Block, Epoch, Fed, FedPart
 from redline.model.spec import DataSpec, Schedule, TrainSpec
 
 WHOLE_STEP = "step"
-"""Stands for all phases together where they were not timed apart."""
+"""This name stands for all phases together where they were not timed one by one."""
 STEPS_AHEAD = 4
 """The host waits for the device once it is this many steps ahead: unread batches take memory."""
 TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000
-"""At most this many steps of an epoch are kept one by one, evenly spread; sums are over all."""
+"""A record keeps at most this many steps of an epoch, evenly spread. Sums are over all of them."""
 KEPT_LOOKS = 60
 DRIVER_LOOKS_BACK_S = 1.0
-"""A GPU's driver tells the utilisation of up to this long ago: earlier looks see what was before the epoch."""
+"""A GPU's driver reports the utilisation of up to this long ago, so earlier samples are about what was before the epoch."""
 ISSUED = 8
-"""Steps whose time to issue is kept: only the first of an epoch are issued without waiting for those before."""
+"""We keep the time to issue this many steps, because only the first of an epoch are issued without waiting for earlier ones."""
 WARM_SHARE: dict[Schedule, float] = {"one-cycle": 0.2, "cosine": 0.05, "constant": 0.0}
 """The learning rate rises over this share of all steps."""
 FEW_BATCHES, LONGEST_FACTOR = 20, 3
-"""A loader is watched for this many batches, or for so many times the seconds asked for."""
+"""A loader is measured for at least 20 batches, unless that takes three times the seconds that were asked for."""
 
 Tell = Callable[[TrainingProgress], None]
 
@@ -59,9 +59,9 @@ class Supply:
     """The batches of both parts, and how they become what the model takes."""
 
     train: Callable[[int], Batches]
-    """For a number of loader workers."""
+    """Returns the batches of a training with this many loader workers."""
     validation: Batches | None
-    """None: the user has none."""
+    """It is None if the user has no validation loader."""
     arrive: Arrive
     first: Arrived
     """The training begins with this batch, which is in fp32 and not augmented."""
@@ -69,11 +69,11 @@ class Supply:
     threaded: bool
     """True if a thread may ask for batches."""
     queued: int = 0
-    """Batches that workers of the user's own loader keep ready."""
+    """The workers of the user's own loader keep this many batches ready."""
 
 
 class Timeline:
-    """When each step had its batch and when it ended, by the device's clock; of some steps also when each phase ended.
+    """The device's clock says when each step had its batch and when it ended, and for some steps when each phase ended.
 
     Every step gets the same two marks. The others, which would make a step longer, are set in one step of
     `STEPS_PER_PHASED`: waiting for data comes and goes, but the phases of a step take equally long each time.
@@ -93,7 +93,7 @@ class Timeline:
         self.marks.append(self._device.mark())
 
     def steps(self) -> list[dict[str, float]]:
-        """Seconds of each part of each step: `data`, then either its phases or the whole `step`. The device must be done."""
+        """Returns the seconds of each part of each step: `data`, then its phases or the whole `step`. The device must be done."""
         steps: list[dict[str, float]] = []
         for name, seconds in zip(self._names, self._device.seconds_between(self.marks), strict=True):
             if name == DATA_PHASE:
@@ -103,7 +103,7 @@ class Timeline:
 
 
 def phase_seconds(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Seconds of all steps together, by phase. The time of all steps is divided as in those whose phases were timed."""
+    """Returns the seconds of all steps together, by phase. Their time is divided as in the steps whose phases were timed."""
     waited = sum(step[DATA_PHASE] for step in steps)
     worked = sum(sum(step.values()) for step in steps) - waited
     sums: dict[str, float] = {}
@@ -198,14 +198,14 @@ class _Passed:
     whole: list[bool] = field(default_factory=list)
     """It says of each step whether its batch was a whole one."""
     issue_s: list[float] = field(default_factory=list)
-    """Host seconds to issue each step."""
+    """The host needed so many seconds to issue each step."""
     samples: int = 0
     host_wait_s: float = 0.0
     rate: float = 0.0
     is_cut: bool = False
     loss: float = 0.0
     seconds: float = 0.0
-    """It is wall-clock time from the first word to the loader to the last step."""
+    """This is wall-clock time, from when the loader was asked for its first batch to the end of the last step."""
 
 
 class Training:
@@ -218,11 +218,11 @@ class Training:
         self._train = stepper.supply.train(spec.data.workers)
         self._looks_back_s = DRIVER_LOOKS_BACK_S if stepper.device.is_accelerator else 0.0
         self.spent_s = 0.0
-        """So much of the time that all epochs may take together is gone, also in those before a resume."""
+        """The epochs so far have trained for this long, those before a resume included. `max_seconds` limits it."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """0: the user's loader does not say."""
+        """Returns 0 if the user's loader does not say."""
         return self._train.steps
 
     def close(self) -> None:
@@ -272,10 +272,10 @@ class Training:
         return epoch, _block(passed, steps, device, number, seen)
 
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
-        """All batches of an epoch; fewer where the time is over."""
+        """Train on all batches of an epoch, or on fewer if the time is over."""
         stepper, clock = self._stepper, time.perf_counter
         passed, total = _Passed(Timeline(self._device)), torch.zeros((), device=self._device.torch_device)
-        timeline, told = passed.timeline, started
+        timeline, reported_at = passed.timeline, started
         phased_at = 0 if self._train.steps == 1 else 1  # the first step of an epoch follows a validation
         with stepper.feed(batches) as feed:
             while not passed.is_cut:
@@ -301,8 +301,8 @@ class Training:
                 passed.samples += batch.count
                 passed.whole.append(stepper.is_whole(batch))
                 passed.issue_s.append(issued - now)
-                if now - told > TELL_EVERY_S:
-                    told, mean = now, float(total) / passed.samples  # once a second it waits for the device
+                if now - reported_at > TELL_EVERY_S:
+                    reported_at, mean = now, float(total) / passed.samples  # once a second it waits for the device
                     self._require_finite(mean, number, step + 1)
                     self._report(number, step + 1, loss=mean, samples_per_s=passed.samples / (now - started))
                 passed.is_cut = self._is_over(now - started) and len(passed.whole) != self._train.steps
@@ -318,8 +318,8 @@ class Training:
         """Raise what to do about it, where the size of the batch may be the cause."""
         if count != 1 or self._stepper.supply.batch == 1 or isinstance(error, BenchError) or is_out_of_memory(error):
             return
-        told = f"step {steps + 1} of the epoch failed on a batch of one sample, as BatchNorm does: {one_line(error)}"
-        raise BenchError("user", f"{told}; let your loader drop it (drop_last=True)") from error
+        text = f"step {steps + 1} of the epoch failed on a batch of one sample, as BatchNorm does: {one_line(error)}"
+        raise BenchError("user", f"{text}; let your loader drop it (drop_last=True)") from error
 
     def _is_over(self, seconds: float) -> bool:
         return self._spec.max_seconds is not None and self.spent_s + seconds > self._spec.max_seconds
@@ -342,14 +342,14 @@ class Training:
             )
 
     def _sizes(self) -> Tensor:
-        """The norm of every tensor that is trained: one that was changed has another."""
+        """Returns the norm of every tensor that is trained. A tensor that was changed has another norm."""
         parameters = [each.detach() for each in self._stepper.setup.workload.model.parameters() if each.requires_grad]
         return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in parameters])
 
     def _validate(self, number: int) -> HeldOut:
         """Measures loss and accuracy on the held-out part, eagerly and in the recipe's number format."""
         stepper, batches = self._stepper, self._stepper.supply.validation
-        held_out, told = HeldOut(self._device), time.perf_counter()
+        held_out, reported_at = HeldOut(self._device), time.perf_counter()
         if batches is None:
             return held_out
         model = stepper.setup.workload.model
@@ -362,8 +362,8 @@ class Training:
                         stepper.loss.targets = batch.targets
                         loss = stepper.loss.held_out(output)
                     held_out.add(loss, stepper.loss.answers(output), batch.count)
-                    if time.perf_counter() - told > TELL_EVERY_S:
-                        told = time.perf_counter()
+                    if time.perf_counter() - reported_at > TELL_EVERY_S:
+                        reported_at = time.perf_counter()
                         self._report(number, self._train.steps)
         except BenchError as error:
             raise BenchError(error.kind, f"in validation: {error}") from error
@@ -409,7 +409,7 @@ class HeldOut:
 
 
 def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
-    """The learning rate of a step: up to the highest over the first ones, then down to nothing as the schedule says."""
+    """Returns the learning rate of a step: it rises to the highest over the first steps, then falls to zero as the schedule says."""
     if schedule == "constant":
         return highest
     warm = max(1, round(WARM_SHARE[schedule] * steps))
@@ -428,7 +428,7 @@ def seed_everything(seed: int, epoch: int) -> None:
 
 
 def be_deterministic() -> None:
-    """The same bits again. Operators that cannot say so in a warning, and run."""
+    """Use algorithms that give the same bits again. Operators that have none warn, and run."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic = True
@@ -538,7 +538,7 @@ def _together(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: i
 
 
 def _is_enough(batches: int, passed_s: float, seconds: float) -> bool:
-    """Long enough to have seen a batch that is slow now and then, unless that takes too long."""
+    """Returns True once a batch that is slow now and then should have been seen, or when that takes too long."""
     return batches > 0 and passed_s >= (seconds if batches >= FEW_BATCHES else LONGEST_FACTOR * seconds)
 
 

@@ -1,5 +1,5 @@
-"""One training between `Prepare` and `Close`: from a spec and its data to a step that can be taken, its epochs, and the
-checkpoint that it goes on from."""
+"""This module makes a training of a spec and its data, between `Prepare` and `Close`: it fits model and data to each other, runs
+the epochs, and keeps the checkpoint that a resume goes on from."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ InputChange = Callable[[Tensor], Tensor]
 
 DEFAULT_BATCH = 128
 CIFAR_STEM_UP_TO = 32
-"""Pixels: of so small an image the ImageNet stem leaves next to nothing."""
+"""A ResNet gets the CIFAR stem for images of up to this many pixels per side, of which the ImageNet stem leaves 8 or fewer."""
 RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3}
 SAME_ANSWER = 0.01
-"""Relative distance up to which two answers to a sample are the same: rounding is below it, dropout far above."""
+"""Two answers to a sample are the same if their relative distance is below this. Rounding is far below it, dropout far above."""
 HIGHEST_RATE = 0.8
 """The rate of SGD, which grows with the batch, goes no higher."""
 
 
 class TrainingSession:
-    """For a spec that fits the data, a workload that was built for it, and the recipe once it is applied."""
+    """This is a training of a spec that fits the data, with a workload that was built for it and, later, a recipe."""
 
     def __init__(
         self, spec: RunSpec, data: Data, size: int | None, workload: Workload, device: Device, tell: Tell
@@ -105,7 +105,7 @@ class TrainingSession:
         return info_of(self._spec, self._data, self._supply, self._stepper.setup, steps, self._rate)
 
     def resume(self, checkpoint: str) -> None:
-        """Keep the state there after each epoch, and take up the one that is there."""
+        """Go on from the checkpoint if there is one, and keep the state there after each epoch."""
         self._checkpoint = Checkpoint(Path(checkpoint), self._spec, self._workload)
         self.epochs = self._checkpoint.restore(self._workload.model, self._step)
         self._training.spent_s = sum(epoch.train_s for epoch in self.epochs)
@@ -161,7 +161,7 @@ class Checkpoint:
         return ""
 
     def restore(self, model: torch.nn.Module, step: TrainingStep) -> list[Epoch]:
-        """The epochs that are done; none where there is no checkpoint yet."""
+        """Returns the epochs that are done; none if there is no checkpoint yet."""
         if not self._path.is_file():
             return []
         try:
@@ -227,7 +227,7 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
 def supply_of(
     spec: RunSpec, data: Data, size: int | None, device: Device, workload: Workload
 ) -> tuple[Supply, list[InputChange]]:
-    """Batches for a fitted spec, and the list for what the recipe, once it is applied, does to every input."""
+    """Returns the batches of a fitted spec, and an empty list for what the recipe will do to every input."""
     assert spec.train is not None
     assert spec.workload.batch is not None
     changes: list[InputChange] = []
@@ -277,7 +277,7 @@ def _image_supply(spec: RunSpec, data: ImageData, arrive: ImageArrival, device: 
 
 
 def _form(workload: Workload, takes: list[str] | None, changes: list[InputChange]) -> Callable[[Any], Inputs]:
-    """Inputs as this model takes them: by position, or by the name it gave its own."""
+    """Returns what gives inputs the form in which this model takes them: by position, or by the name of its own inputs."""
     given = () if workload.args else workload.kwargs
     name = next((name for name in given if takes is None or name in takes), None)
 
@@ -337,8 +337,8 @@ def take_over(workload: Workload, first: Arrived, data: Data) -> None:
     workload.input_hash = short_hash(f"{data.fingerprint} {describe((first.args, first.kwargs))}")
     workload.notes += data.notes
     if isinstance(data, LoaderData) and data.repeats:
-        told = "the first batches of two loader workers are the same: each worker gives the whole set"
-        workload.notes.append(note("repeated-samples", f"{told}; let the data set split itself by get_worker_info()"))
+        text = "the first batches of two loader workers are the same: each worker gives the whole set"
+        workload.notes.append(note("repeated-samples", f"{text}; let the data set split itself by get_worker_info()"))
 
 
 def note_what_stays(workload: Workload) -> None:
@@ -347,13 +347,13 @@ def note_what_stays(workload: Workload) -> None:
     frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
     if frozen:
         whole = sum(each.numel() for each in model.parameters())
-        told = f"{format_count(frozen)} of {format_count(whole)} parameters are frozen"
-        workload.notes.append(note("frozen", f"{told}: they get no gradient"))
+        text = f"{format_count(frozen)} of {format_count(whole)} parameters are frozen"
+        workload.notes.append(note("frozen", f"{text}: they get no gradient"))
     model.train()
     still = [name or type(model).__name__ for name, each in model.named_modules() if not each.training]
     if still:
-        told = f"{still[0]} stays" if len(still) == 1 else f"{still[0]} and {len(still) - 1} more modules stay"
-        workload.notes.append(note("stays-in-eval", f"{told} in eval mode, though the model was put in training mode"))
+        text = f"{still[0]} stays" if len(still) == 1 else f"{still[0]} and {len(still) - 1} more modules stay"
+        workload.notes.append(note("stays-in-eval", f"{text} in eval mode, though the model was put in training mode"))
 
 
 def check_answers(setup: Setup, data: Data, count: int) -> None:
@@ -382,8 +382,8 @@ def check_answers(setup: Setup, data: Data, count: int) -> None:
 def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, output: Any) -> Iterator[Note]:
     """Yields what makes held-out accuracy depend on more than the weights and the sample. It asks the model again."""
     if _apart(output, model(*setup.args, **setup.kwargs), count) > SAME_ANSWER:
-        told = "in eval mode the model answers the same batch differently each time"
-        yield note("random-in-eval", f"{told}: dropout or noise is still on, and validation measures the model with it")
+        text = "in eval mode the model answers the same batch differently each time"
+        yield note("random-in-eval", f"{text}: dropout or noise is still on, and validation measures the model with it")
         return
 
     def of_first(leaf: Tensor) -> Tensor:
@@ -397,12 +397,12 @@ def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, outp
     if _apart(output, alone, count, rows=1) > SAME_ANSWER:
         still = next((name or type(each).__name__ for name, each in model.named_modules() if each.training), None)
         why = f"{still} stays in training mode" if still else "as BatchNorm without running statistics does"
-        told = "in eval mode the answer to a sample depends on the others in its batch"
-        yield note("mixes-samples", f"{told} ({why}): accuracy changes with the batch")
+        text = "in eval mode the answer to a sample depends on the others in its batch"
+        yield note("mixes-samples", f"{text} ({why}): accuracy changes with the batch")
 
 
 def _apart(one: Any, other: Any, count: int, rows: int | None = None) -> float:
-    """How far the answers to the first rows are from each other, relative to their size."""
+    """Returns how far the answers to the first rows are from each other, relative to their size."""
     pairs = [
         (a[:rows].double(), b[:rows].double())
         for a, b in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)

@@ -174,17 +174,17 @@ class OwnDecoder(Decoder):
         named = {"positions": positions} if self.takes_positions else {}
         found = self.model(tokens, self._cache, **named)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
-            told = type(found).__name__
-            raise BenchError("user", f"forward(tokens, cache) must return (logits, cache), got {told}")
+            message = type(found).__name__
+            raise BenchError("user", f"forward(tokens, cache) must return (logits, cache), got {message}")
         logits, cache = found
         if not self.is_static:
             self._cache = cache
         width = self._width = self._width or logits.shape[-1]
         if logits.ndim not in (2, 3) or (len(logits), logits.shape[-1]) != (len(tokens), width):
-            told = f"{'×'.join(map(str, logits.shape))} of {logits.dtype}"
+            message = f"{'×'.join(map(str, logits.shape))} of {logits.dtype}"
             raise BenchError(
                 "user",
-                f"the logits of forward(tokens, cache) must be batch × tokens × vocabulary, or those of the last token; got {told}",
+                f"the logits of forward(tokens, cache) must be batch × tokens × vocabulary, or those of the last token; got {message}",
             )
         return logits[:, -1] if logits.ndim == 3 else logits
 
@@ -219,11 +219,11 @@ class WholeGenerator(Decoder):
         after = is_text and made.shape[1] > length and torch.equal(made[:, :length], self.prompt)
         made = made[:, length:] if after else made
         if not is_text or made.shape[1] < new_tokens:
-            told = "×".join(map(str, made.shape)) if isinstance(made, Tensor) else type(made).__name__
+            message = "×".join(map(str, made.shape)) if isinstance(made, Tensor) else type(made).__name__
             why = f"{' after the prompt' if after else ''}{'; no text may end early' if is_text else ''}"
             called = f"generate(tokens, max_new_tokens={new_tokens})"
             raise BenchError(
-                "user", f"{called} must return {self.prompt.shape[0]}×{new_tokens} or longer, got {told}{why}"
+                "user", f"{called} must return {self.prompt.shape[0]}×{new_tokens} or longer, got {message}{why}"
             )
         return made[:, -new_tokens:]
 

@@ -217,9 +217,11 @@ def workload_of(
     if inputs is None:
         inputs, known = _images(spec, whose, notes)
     _settle_mode(model, spec.task)
-    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        with torch.no_grad():  # lazy layers take their shape from the first call
-            model.eval()(*inputs[0], **inputs[1])
+    weights = [*model.parameters(), *model.buffers()]
+    if not weights or any(map(nn.parameter.is_lazy, weights)):
+        args, kwargs = copied(inputs)
+        with torch.no_grad():  # lazy layers take their shape from the first call, and some models make theirs in it
+            model.eval()(*args, **kwargs)
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
         raise BenchError(
             "user", f"{whose} made its weights under torch.inference_mode(), which nobody may change: make them outside"

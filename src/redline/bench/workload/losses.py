@@ -27,13 +27,13 @@ from redline.model.errors import BenchError
 from redline.model.note import Note, note
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
-"""torchvision trains its segmentation models, Inception and GoogLeNet with these."""
+"""torchvision trains its segmentation models, Inception and GoogLeNet with these weights."""
 IGNORED = -100
 """The class that torch's cross-entropy leaves out."""
 HALF = (torch.float16, torch.bfloat16)
 
 TargetKind = Literal["shares", "labels", "values"]
-"""Targets with a value for each output are shares of the classes (one-hot ones too), labels that hold or do not, or values."""
+"""Targets with a value for each output are shares of the classes (such as one-hot ones), labels that are true or false, or values."""
 Compare = Callable[[Tensor, Tensor], Tensor]
 LossOf = Callable[[Any], Tensor]
 _OF_VALUES: dict[TargetKind, tuple[str, Compare]] = {
@@ -52,7 +52,7 @@ class Answers:
     classes: Tensor
     """The targets that were judged; where one was not, the number of classes, which no target has."""
     known: int
-    """How many classes there are."""
+    """There are this many classes."""
 
 
 class TrainingLoss:
@@ -76,11 +76,11 @@ class TrainingLoss:
         least, self._most = (0.0, math.inf) if given is None else _arguments(given)
         self._name_given = "" if given is None else _name_of(given)
         if least > 2:
-            told = f"the loss {self._name_given} must be given {least} things"
-            raise BenchError("user", f"{told}: it may take the output and the target")
+            text = f"the loss {self._name_given} must be given {least} things"
+            raise BenchError("user", f"{text}: it may take the output and the target")
         if targets is not None and self._most < 2:
-            told = f"targets were given, but the loss {self._name_given} takes the output alone"
-            raise BenchError("user", told)
+            text = f"targets were given, but the loss {self._name_given} takes the output alone"
+            raise BenchError("user", text)
         self._takes_targets = least == 2 or targets is not None
         is_drawn = self._takes_targets and targets is None
         self.name = self._name_given + ON_RANDOM * is_drawn if given else "default"
@@ -93,15 +93,15 @@ class TrainingLoss:
         """A graph reads its targets from where they were when it was recorded: they are then copied there."""
         self._is_checked = self._draws_values = False
         self._part: tuple[Sequence[int], int] | None = None
-        """For a rank: its rows, and the size of the global batch that targets are drawn for."""
+        """A rank has these rows of a global batch of this size, for which targets are drawn."""
         self._drawn: dict[tuple[Any, ...], Tensor] = {}
         self._held: dict[tuple[int, ...], Tensor] = {}
         self._kind: TargetKind | None = None if targets is None else kind_of_targets(targets)
         self._cast: tuple[Any, Any] = None, None
         self._number: tuple[str | None] | None = None
-        """Where the output holds its loss without a name for it; None until that was looked for."""
+        """The output holds its loss at this path without naming it. The field is None until we have looked for it."""
         self._has_own = self._judges_own = False
-        """The model trains on a loss of its own; and its answers can be compared with the targets all the same."""
+        """These say that the model trains on a loss of its own, and that its answers can be compared with the targets all the same."""
 
     def __call__(self, output: Any) -> Tensor:
         of, weight = self.choose(output), self.weight
@@ -146,7 +146,7 @@ class TrainingLoss:
         return terms[0] if len(terms) == 1 else lambda output: reduce(add, (term(output) for term in terms))
 
     def _term(self, weight: float, take: LossOf, name: str, logits: Tensor) -> LossOf:
-        """How a part of the output is compared with its targets, as a plain loop would write it."""
+        """Returns the loss of one part of the output, as a plain loop would write it."""
         if not is_plain(logits):
             kind = "ragged" if logits.is_nested else "sparse"
             raise BenchError("user", f"no loss to train on: the model returned a {kind} tensor; give a loss")
@@ -198,16 +198,16 @@ class TrainingLoss:
         return f"output {path}", part_at(output, path)
 
     def _path_of_number(self, output: Any) -> str | None:
-        """Looks in the first step with gradients: later ones are timed, and a compiler may hide the answer."""
+        """Look in the first step with gradients: later steps are timed, and a compiler may hide the answer."""
         if self._number is not None:
             return self._number[0]
         path, others = loss_among(output)
         if any(tensor.requires_grad for _, tensor in named_tensors(output)) and not _is_fake(output):
             self._number = (path,)
             if others:
-                told = f"the model also returns a single number ({', '.join(others)}) that is not trained on"
+                text = f"the model also returns a single number ({', '.join(others)}) that is not trained on"
                 advice = "give a loss of your own, as loss(output, target), to use it"
-                self._notes.append(note("unused-number", f"{told}: {advice}"))
+                self._notes.append(note("unused-number", f"{text}: {advice}"))
         return path
 
     # Targets
@@ -244,14 +244,14 @@ class TrainingLoss:
         self.select(rows, size)
 
     def _targets_in(self, dtype: torch.dtype) -> Any:
-        """The targets in the output's number format. They are cast once: a step that is compiled or captured only reads them."""
+        """Returns the targets in the output's number format. They are cast once, so that a compiled or captured step only reads them."""
         if self._cast[0] is not self.targets:
             cast = map_tensors(self.targets, lambda _, each: each.to(dtype) if each.is_floating_point() else each)
             self._cast = self.targets, cast
         return self._cast[1]
 
     def _drawn_for(self, given: Callable[..., Tensor], output: Any) -> Tensor:
-        """Random targets for the first floating tensor of the output: classes, or values where the loss takes no classes."""
+        """Returns random targets for the first floating tensor of the output: classes, or values if the loss takes no classes."""
         floating = float_tensors(output)
         if not floating:
             raise BenchError(
@@ -301,8 +301,8 @@ class TrainingLoss:
     def start_on_data(self, targets: Any) -> None:
         """Take the targets that come with every batch from now on, of which these are the first."""
         if self.given is not None and self._most < 2:
-            told = f"the loss {self._name_given} takes no targets"
-            raise BenchError("user", f"{told}: on data it must be loss(output, target)")
+            text = f"the loss {self._name_given} takes no targets"
+            raise BenchError("user", f"{text}: on data it must be loss(output, target)")
         self._takes_targets, self._kind = self.given is not None, None
         self.name = self._name_given or "of the data"
         self.put(targets)
@@ -317,7 +317,7 @@ class TrainingLoss:
         self._judges_own = self._has_own and logits is not None and self._compares(logits, loss)
 
     def _classes(self, logits: Tensor) -> Tensor | None:
-        """The classes that the targets name, one for each sample, position or pixel; None if they name none."""
+        """Returns the classes that the targets name, one for each sample, position or pixel; None if they name none."""
         if not isinstance(self.targets, Tensor) or logits.ndim < 2:
             return None
         targets = fit(self.targets, logits)
@@ -326,7 +326,7 @@ class TrainingLoss:
         return None if targets.is_floating_point() else targets
 
     def _compares(self, logits: Tensor, own: Tensor) -> bool:
-        """True if accuracy has a meaning: there is one class per sample, or the loss compares the positions that are compared here."""
+        """Returns True if accuracy has a meaning: there is one class per sample, or the loss compares the positions that we compare."""
         classes, axis = self._classes(logits), class_axis(logits)
         if classes is None or classes.shape != (*logits.shape[:axis], *logits.shape[axis + 1 :]):
             return False
@@ -338,11 +338,11 @@ class TrainingLoss:
         )
 
     def held_out(self, output: Any) -> Tensor | None:
-        """The loss of a held-out batch; None where the model trains on a loss of its own but returns none in eval mode."""
+        """Returns the loss of a held-out batch; None if the model trains on a loss of its own but returns none in eval mode."""
         return None if self._has_own and self._own(output) is None else self(output)
 
     def answers(self, output: Any) -> Answers | None:
-        """How many of the batch's targets the output has right; None where there are no classes to be right about."""
+        """Returns how many of the batch's targets the output has right; None if there are no classes to be right about."""
         if self.given is None and not self._judges_own and self._own(output) is not None:
             return None  # a model with a loss of its own may compare other positions than these
         logits = main_logits(output)
@@ -354,7 +354,7 @@ class TrainingLoss:
         return Answers(right.sum(), counted.sum(), torch.where(counted, classes, known).flatten(), known)
 
     def class_beyond(self, logits: Tensor) -> int | None:
-        """Returns a target of this batch that names no class of the output; None if all do, or a loss of another's judges them."""
+        """Returns a target of this batch that names no class of the output; None if all do, or if our own loss is not used."""
         classes = None if self.given is not None or self._has_own else self._classes(logits)
         if classes is None:
             return None
@@ -418,7 +418,7 @@ def loss_among(output: Any) -> tuple[str | None, list[str]]:
 
 
 def _graph_of(tensor: Tensor) -> set[Any]:
-    """All of autograd's nodes that a tensor is computed by, its own and those of the parameters too."""
+    """Returns all of autograd's nodes that a tensor is computed by, its own and those of the parameters included."""
     seen: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn]
     while waiting:
@@ -445,7 +445,7 @@ def weighted_logits(output: Any) -> list[tuple[float, str, Tensor]]:
 
 
 def main_logits(output: Any) -> Tensor | None:
-    """The part of the output that answers; None if there is none."""
+    """Returns the part of the output that answers; None if there is none."""
     return max(weighted_logits(output), key=itemgetter(0), default=(0.0, "", None))[2]
 
 
@@ -454,7 +454,7 @@ def class_axis(logits: Tensor) -> int:
 
 
 def _has_classes(logits: Tensor) -> bool:
-    """False if there is one output per item or a single class, which leaves cross-entropy nothing to choose from."""
+    """Returns False for one output per item or a single class, which leaves cross-entropy nothing to choose from."""
     return logits.ndim >= 2 and logits.shape[class_axis(logits)] > 1
 
 
@@ -463,7 +463,7 @@ def _of_positions(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _half_format(output: Any) -> torch.dtype | None:
-    """The half precision of an output whose recipe changed it, and where autocast does not see to the loss."""
+    """Returns the half precision of an output, unless autocast sees to the number format of the loss."""
     floating = float_tensors(output)
     if not floating or torch.is_autocast_enabled(floating[0][1].device.type):
         return None
@@ -478,6 +478,8 @@ def _is_fake(output: Any) -> bool:
 def _kind_of(output: Any) -> str:
     if isinstance(output, Tensor):
         return f"a tensor of {str(output.dtype).removeprefix('torch.')}"
+    if numbers := [name for name, _ in float_tensors(output)]:
+        return f"nothing but single numbers ({', '.join(numbers)}), none of which is known to be the loss"
     return "nothing" if output is None else f"{type(output).__name__} without a floating tensor"
 
 
@@ -485,7 +487,7 @@ def _kind_of(output: Any) -> str:
 
 
 def _arguments(loss: Callable[..., Any]) -> tuple[float, float]:
-    """How many positional arguments a loss must be given, and how many it may; at least one where that cannot be read."""
+    """Returns how many positional arguments a loss must be given, and how many it may; at least one if that cannot be read."""
     # The signature of a module is that of its call, which takes anything.
     function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
@@ -527,7 +529,7 @@ def kind_of_targets(targets: Any) -> TargetKind:
 
 
 def fit(targets: Tensor, logits: Tensor) -> Tensor:
-    """Targets in the shape of the output where they have a value for each of its numbers, else classes as torch wants them."""
+    """Returns targets in the shape of the output if they have a value for each of its numbers, else classes as torch wants them."""
     if targets.numel() == logits.numel():
         return targets.reshape(logits.shape)
     axis = class_axis(logits)

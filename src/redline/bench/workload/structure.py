@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
@@ -149,9 +150,11 @@ def map_tensors(value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Returns structure, shapes and dtypes as text; the values of tensors do not show."""
+    """Returns structure, shapes and dtypes as text; the values of tensors and arrays do not show."""
     if isinstance(value, Tensor):
         return f"{value.dtype}{shape_text(value)}"
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype}{list(value.shape)}"
     parts = children(value)
     if parts is not None:
         return f"{type(value).__name__}({', '.join(f'{key}: {describe(child)}' for key, child in parts)})"
