@@ -53,8 +53,15 @@ class Loop:
     def quiet(self, seconds: float, samples: float = 8.0) -> Loop:
         return self.forward(seconds, samples=samples, grads=False)
 
-    def backward(self, seconds: float, *, changed: bool = True, values: bool = False) -> Loop:
-        return self.part("backward", seconds, 1.0 - values, float(changed))
+    def backward(self, seconds: float, *, waits: float = 0.0) -> Loop:
+        """A rank that waits for the gradients of others does so at the end."""
+        self.hear("backward")
+        self.at += seconds - waits
+        if waits:
+            self.hear("waiting")
+            self.at += waits
+        self.hear("backward ended")
+        return self
 
     def optimizer(self, seconds: float, number: float = 0.0, *, full: bool = True) -> Loop:
         return self.part("optimizer", seconds, number, 0.0, float(full))
@@ -156,6 +163,21 @@ def two(body: Callable[[Loop], Any]) -> dict[str, float]:
             id="forward and backward in a closure are not the optimizer's",
         ),
         pytest.param(
+            lambda loop: [loop.batch(1), loop.hear("optimizer"), loop.gap(4).forward(2).backward(3), loop.hear("optimizer ended", 0, 1)],
+            {"data": 1, "other": 4, "forward": 2, "backward": 3},
+            id="neither is what the closure does before its forward pass",
+        ),
+        pytest.param(
+            lambda loop: loop.train().part("saving", 7).gap(1).part("saving", 2).gap(0.5),
+            {"saving": 10, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04, "other": 0.5},
+            id="a checkpoint of several files is saved as a whole",
+        ),
+        pytest.param(
+            lambda loop: loop.part("upkeep", 3).gap(1).forward(2).backward(3).optimizer(1),
+            {"other": 3, "data": 1, "forward": 2, "backward": 3, "optimizer": 1},
+            id="an average of the weights is no batch",
+        ),
+        pytest.param(
             lambda loop: loop.batch(1).quiet(2).forward(3).backward(1).optimizer(1),
             {"data": 1, "forward": 5, "backward": 1, "optimizer": 1},
             id="a teacher without gradients is part of the step",
@@ -213,6 +235,18 @@ def test_passes_without_a_loader_are_validation_where_they_are_rare() -> None:
     assert loop(10).rates.run_s["validation"] == pytest.approx(4 * 2.5)
     assert loop(10).rates.steps_per_s == pytest.approx(10.0)
     assert loop(1).rates.run_s["validation"] == 0.0
+
+
+def test_passes_of_one_of_several_optimizers_are_part_of_every_step() -> None:
+    """As the generator's for the critic, which takes two steps on each batch."""
+    loop = Loop()
+    for _ in range(20):
+        loop.batch(0.1)
+        for _ in range(2):
+            loop.quiet(1.0).forward(1.0, model=2).backward(1.0).optimizer(1.0, 1)
+        loop.forward(1.0).backward(1.0).optimizer(1.0, 0)
+    assert (loop.rates.steps, loop.rates.run_s["validation"]) == (20, 0.0)
+    assert loop.rates.steps_per_s == pytest.approx(1 / 11.1)
 
 
 def test_an_agent_acts_before_it_learns_for_the_first_time() -> None:
@@ -304,12 +338,10 @@ def test_optimizers_within_each_other_take_one_step() -> None:
         (lambda loop: loop.batch(1).forward(2).backward(3), 5, 8),
         (lambda loop: loop.forward(2).backward(3), 5, 8),
         (lambda loop: loop.gap(1).backward(3), 5, 0),  # bare weights
-        (lambda loop: loop.batch(1).forward(2).backward(3).batch(1).forward(2).backward(3, changed=False), 5, 16),
-        (lambda loop: [loop.batch(1)] + [loop.forward(2).backward(3, values=True) for _ in range(2)], 5, 8),  # inner steps
-        (lambda loop: loop.forward(2).backward(3, values=True), 5, 8),  # torch.func without a loader
+        (lambda loop: loop.batch(1).forward(2).backward(3).forward(2).backward(3), 5, 8),  # inner steps
     ],
 )  # fmt: skip
-def test_without_an_optimizer_a_step_is_a_backward_pass_after_which_weights_changed(
+def test_without_an_optimizer_a_step_is_a_batch_or_a_backward_pass(
     body: Callable[[Loop], Any], steps: int, samples: int
 ) -> None:
     loop = Loop()
@@ -321,10 +353,14 @@ def test_without_an_optimizer_a_step_is_a_backward_pass_after_which_weights_chan
     assert loop.rates.run_s["other"] == 0.0  # what comes after the last step is not training any more
 
 
-def test_the_last_step_counts_only_if_its_weights_have_changed() -> None:
-    loop = Loop().forward(1).backward(1).forward(1).backward(1)
-    loop.hear("closed", 0, 0)
-    assert loop.rates.steps == 1
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_passes_before_the_first_step_of_an_optimizer_are_accumulated_for_it(has_loader: bool) -> None:
+    loop = Loop()
+    for _ in range(5):
+        for _ in range(3):
+            (loop.batch(1) if has_loader else loop).forward(2).backward(3)
+        loop.optimizer(1)
+    assert (loop.rates.steps, loop.rates.samples) == (5, 120)
 
 
 def test_only_batches_are_steps_where_nothing_else_is_heard() -> None:

@@ -26,7 +26,7 @@ was written down."""
 AT = {name: number for number, name in enumerate(SLOTS)}
 OF_KIND = {
     "data": "data", "copy": "copy", "forward": "forward", "backward": "backward", "optimizer": "optimizer", "zero_grad": "optimizer",
-    "saving": "saving", "replay": "forward", "pause": "pause", "capture": "pause",
+    "saving": "saving", "upkeep": "other", "replay": "forward", "pause": "pause", "capture": "pause",
 }  # fmt: skip
 """The phase that a row begins."""
 STRETCHES = ("validation", "aside", "played")
@@ -77,6 +77,9 @@ class Graph(NamedTuple):
     """Samples, by the models that are fed."""
 
 
+NO_GRAPH = Graph(None, 0, {})
+
+
 class Reader:
     """The reader cuts what one process heard into steps, as the rows come."""
 
@@ -104,11 +107,10 @@ class Reader:
         self._graphs: dict[float, Graph] = {}
         self._opened: dict[float, tuple[float, bool]] = {}
         """Iterators that have not delivered yet: since when, and whether their workers end with them."""
-        self._cut: int | None = None
-        """The step ends here if the next backward pass shows that weights have changed."""
         self._knows_optimizer = False
-        self._has_gradients = ""
-        """This step had a "backward" pass, or only "values" of gradients were returned; empty before either."""
+        """An optimizer ends the steps, or the program itself does."""
+        self._has_backward = False
+        """A backward pass has been seen in this step."""
         self._depth = 0
         """Optimizers that are at work, one within the other."""
         self._capture: int | None = None
@@ -126,12 +128,13 @@ class Reader:
                 self._since = row.at
             if row.kind == "restart":
                 kept = [one for one in self.rest if not row.value and not one.kind.startswith("data")]
-                self.rest, self._cut, self._depth = kept, None, 0
+                self.rest, self._depth = kept, 0
                 self._since = self._since if kept else row.at
                 continue
+            if self._capture is None and self._begins_step(row):
+                is_next = row.kind in ("data", "forward")
+                self._finish(len(self.rest) if is_next else self._last_training(), BY_BACKWARD)
             if row.kind == "closed":
-                if not self._knows_optimizer:
-                    self._cut_before(row)
                 continue
             self.rest.append(row)
             if self._capture is None or row.kind == "capture ended":
@@ -149,17 +152,10 @@ class Reader:
             case "counted":
                 self._knows_optimizer = True
                 self._finish(len(self.rest), BY_HAND)
-            case "backward" if not self._knows_optimizer:
-                self._cut_before(row)
-                self._has_gradients = "backward" if row.key or self._has_gradients == "backward" else "values"
-            case "forward" if self._has_gradients and self._cut is None and row.value % 2:
-                if self._has_gradients == "backward" or not self._has_batch:
-                    self._cut = len(self.rest) - 1
-            case "data":
-                if self._has_gradients and self._cut is None:
-                    self._cut = len(self.rest) - 1
-                if row.value > 1:
-                    self._opened[0.0] = (row.at, True)
+            case "backward":
+                self._has_backward = True
+            case "data" if row.value > 1:
+                self._opened[0.0] = (row.at, True)
             case "data ended":
                 self._see_batch(row)
             case "capture":
@@ -172,11 +168,8 @@ class Reader:
                 if graph.caller is not None and not self._depth:
                     self._knows_optimizer = True
                     self._finish(len(self.rest), graph.caller)
-                elif graph.backwards and not self._knows_optimizer:
-                    if self._has_gradients:
-                        self._cut = len(self.rest) - 2 if self._cut is None else self._cut
-                        self._finish(self._cut, BY_BACKWARD)
-                    self._has_gradients = "backward"
+                else:
+                    self._has_backward = self._has_backward or graph.backwards > 0
 
     def _see_batch(self, row: Heard) -> None:
         if row.value == 0 and 0.0 in self._opened:
@@ -187,16 +180,18 @@ class Reader:
         elif row.value < 0 and self._opened.pop(row.key, None) is not None and len(self.rest) > 1:
             self.ends.append(row.at - self.rest[-2].at)  # the workers have ended
 
-    def _cut_before(self, row: Heard) -> None:
-        """A backward pass without an optimizer shows whether the step before it has ended."""
-        is_inner = self._has_gradients == "values" and self._cut is None and self._has_batch  # on the same batch
-        if row.value and self._has_gradients and not (is_inner and row.kind == "backward"):
-            self._finish(self._last_training() if self._cut is None else self._cut, BY_BACKWARD)
-        self._cut = None
+    def _begins_step(self, row: Heard) -> bool:
+        """True if the step before this row has ended although no optimizer was seen: it had a backward pass.
 
-    @property
-    def _has_batch(self) -> bool:
-        return any(row.kind == "data ended" and row.value > 0 for row in self.rest)
+        The next one begins where its batch is asked for, or without a loader where the model is called or gradients are asked for again.
+        """
+        if self._knows_optimizer or self._depth or not self._has_backward:
+            return False
+        if row.kind in ("data", "closed") or any(one.kind == "data ended" and one.value > 0 for one in self.rest):
+            return row.kind in ("data", "closed")
+        if row.kind == "replay":
+            return self._graphs.get(row.key, NO_GRAPH).backwards > 0
+        return row.kind == "backward" or (row.kind == "forward" and row.value % 2 == 1)
 
     def _last_training(self) -> int:
         """Returns where the last backward pass ended."""
@@ -207,7 +202,7 @@ class Reader:
     def _finish(self, end: int, caller: float) -> None:
         heard, self.rest = self.rest[:end], self.rest[end:]
         began = self._since or 0.0
-        self._cut, self._has_gradients = None, ""
+        self._has_backward = False
         if not heard:
             return
         self._since = heard[-1].at
@@ -391,6 +386,10 @@ def slots(heard: Sequence[Heard], trained: Collection[int], is_full: bool) -> It
             is_loss = loss_is_open and row.kind in ("backward", "zero_grad", "forward")
             if is_loss or (row.kind == "backward" and not is_used):
                 slot = "forward"
+            elif slot == "optimizer" and row.kind == "forward" and not is_used:
+                slot = "early"  # the closure makes its batch ready
+            elif row.kind == "saving" and heard[at - 1].kind == "saving ended" and at:
+                slot, is_known = "saving", True  # a checkpoint of several files
             elif slot == "other" and not has_batch and row.kind == "data":
                 slot, is_known = "head", True
             elif slot == "other" and not is_end and (not is_used or row.kind == "forward"):
@@ -517,11 +516,19 @@ class Steps:
         first, width = COLUMNS.index(SLOTS[0]), len(SLOTS)
         spent, validation, aside, played = (rows[:, first + at * width : first + (at + 1) * width] for at in range(4))
         spent = spent.copy()
+        groups = groups_of(callers, column["loaded"], models)
+        self.count = int(groups[-1]) + 1 if len(groups) else 0
+
+        def of_group(values: Vector, add: Any = np.add) -> Vector:
+            total = np.zeros((self.count, *values.shape[1:]))
+            add.at(total, groups, values)
+            return total
+
         if played[:1].any():  # an agent acts before it first learns
             spent[:, AT["acting"]] += played.sum(axis=1)
         else:
             aside = aside + played
-        if aside.any(axis=1).sum() < RARELY * len(rows):
+        if of_group(aside).any(axis=1).sum() < RARELY * self.count:
             validation = validation + aside
         else:
             spent += aside
@@ -531,21 +538,16 @@ class Steps:
         )
         spent[np.arange(len(rows)), self._early] += spent[:, AT["early"]]
         spent[:, AT["other"]] += spent[:, AT["head"]]
-        groups = groups_of(callers, column["loaded"], models)
-        self.count = int(groups[-1]) + 1 if len(groups) else 0
-
-        def of_group(values: Vector, add: Any = np.add) -> Vector:
-            total = np.zeros((self.count, *values.shape[1:]))
-            add.at(total, groups, values)
-            return total
-
         self.saving_s = of_group(spent[:, AT["saving"]])
         spent[:, AT["saving"]] = 0.0
         self.phases_s = of_group(spent[:, : len(PHASES)])
         self.wall_s: Vector = self.phases_s.sum(axis=1)
         self.validation_s, self.paused_s = of_group(validation.sum(axis=1)), of_group(column["paused"])
         loaded = of_group(column["loaded"])
-        self.samples: Vector = np.where(is_loaded(loaded), loaded, of_group(fed, np.maximum))
+        # Optimizers share the samples of a step, while passes before the first optimizer's step accumulated theirs.
+        is_pass = callers == BY_BACKWARD
+        fed = of_group(fed * is_pass) + of_group(fed * ~is_pass, np.maximum)
+        self.samples: Vector = np.where(is_loaded(loaded), loaded, fed)
         """Per step: what the loader delivered; where none does, what the model was fed."""
         self.is_profiled = of_group(column["is_profiled"]) > 0
         self.ended_s = of_group(column["ended"], np.maximum)

@@ -47,8 +47,7 @@ class Facts:
         self._waits: dict[str, dict[str, Any]] = {}
         self._optimizer_wait_s = 0.0
         self._copies: dict[str, int] = {"asked": 0, "pageable": 0, "blocking": 0}
-        self.zero_grads = self._kept_gradients = 0
-        self._kept_gradients_s = 0.0
+        self._zero_grads: dict[str, float] = {"count": 0, "kept": 0, "seconds": 0.0}
         self.replays = 0
         """Of recorded graphs that hold a model's passes."""
         self._autocast: str | None = None
@@ -120,10 +119,11 @@ class Facts:
             asks_not_to_wait = kwargs.get("non_blocking") or any(one is True for one in args)
             self._copies["blocking"] += not asks_not_to_wait
 
-    def saw_kept_gradients(self, seconds: float) -> None:
-        """A call of `zero_grad` that wrote zeros over them took so long."""
-        self._kept_gradients += 1
-        self._kept_gradients_s += seconds
+    def saw_zero_grad(self, filling_s: float | None) -> None:
+        """`filling_s` says how long a call took that wrote zeros over the gradients; None for one that freed them."""
+        self._zero_grads["count"] += 1
+        self._zero_grads["kept"] += filling_s is not None
+        self._zero_grads["seconds"] += filling_s or 0.0
 
     def saw_scaler(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         self._scaler = {"enabled": bool(scaler.is_enabled())}
@@ -234,7 +234,7 @@ class Facts:
             waits=list(self._waits.values()),
             optimizer_wait_s=self._optimizer_wait_s,
             copies=self._copies,
-            zero_grads={"count": self.zero_grads, "kept": self._kept_gradients, "seconds": self._kept_gradients_s},
+            zero_grads=self._zero_grads,
             replays=self.replays,
             autocast=self._autocast,
             scaler=self._scaler,

@@ -23,10 +23,11 @@ import torch.utils.data
 from torch._guards import TracingContext
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import optimizer as optimizers
+from torch.optim import swa_utils
 from torch.utils.data import dataloader as loaders
 
 from .facts import Facts, is_out_of_memory
-from .models import MOST_LEVELS, Models, Updates, live_objects
+from .models import MOST_LEVELS, Models, live_objects
 from .recorder import Recorder
 from .samples import Question, Singles, batch_samples, samples_given, samples_mapped, tensors_in
 from .spool import (
@@ -36,14 +37,14 @@ from .spool import (
     COPY,
     COUNTED,
     DATA,
-    DATA_ENDED,
     FETCHED,
     FORWARD,
-    FORWARD_ENDED,
     OPTIMIZER,
     OPTIMIZER_ENDED,
     REPLAY,
     SAVING,
+    UPKEEP,
+    WAITING,
     ZERO_GRAD,
     Spool,
 )  # fmt: skip
@@ -80,14 +81,13 @@ class Watch:
         """Recorded graphs, and whether an optimizer's step is in them."""
         self._models = Models(self._watch_class)
         self._singles = Singles()
-        self._updates = Updates()
         self._batches = NextBatch()
         self._called = (0, 0.0)
         """The optimizer that was called last, by its id, and when: torch calls its hooks some time after that."""
         self._is_scaled = False
         """GradScaler steps the optimizer, or leaves it out: its call is the optimizer's."""
-        self._found_at = self._forwards = self._backwards = 0
-        self._has_loader = self._is_functional = self._has_searched = False
+        self._found_at = self._forwards = 0
+        self._has_loader = self._is_functional = self._has_gradients = False
         self.log: Recorder | None = None
         self._start()
 
@@ -109,6 +109,9 @@ class Watch:
         self._wrap(torch.autograd, "grad", self._backward)
         self._wrap(torch.nn.utils.stateless, "_functional_call", self._functional_call)
         self._wrap(torch, "save", functools.partial(self._timed, SAVING))
+        self._wrap(
+            swa_utils.AveragedModel, "update_parameters", functools.partial(self._timed, UPKEEP, is_always=False)
+        )
         self._wrap(torch.amp.grad_scaler.GradScaler, "step", self._scaled_step)
         self._wrap(torch.amp.grad_scaler.GradScaler, "scale", self._scaling)
         self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
@@ -141,17 +144,17 @@ class Watch:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self.log is not None and self.log.steps:
-                self._try(self.facts.pulse, self.log.steps)
+                self.attempt(self.facts.pulse, self.log.steps)
             return original(*args, **kwargs)
 
         return wrapper
 
     def _close(self) -> None:
         """Write what is still to be told. A program that ends while torch's profiler runs ends with a segmentation fault."""
-        self._try(self.windows.close)
+        self.attempt(self.windows.close)
         if self.log is not None and self.log.spool.rows:
-            self._try(self.log.close, self._updates.have_changed())
-            self._try(self.facts.pulse, self.log.steps)
+            self.attempt(self.log.close)
+            self.attempt(self.facts.pulse, self.log.steps)
 
     def remove(self) -> None:
         self._close()
@@ -173,7 +176,7 @@ class Watch:
             except OSError:
                 return  # a full disk, which the script will notice by itself
 
-    def _try(self, call: Callable[..., Any], *args: Any) -> Any:
+    def attempt(self, call: Callable[..., Any], *args: Any) -> Any:
         try:
             return call(*args)
         except Exception as error:
@@ -191,20 +194,15 @@ class Watch:
         log.has_missed = True
         return None
 
-    def _timed(self, kind: float, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that is written down whenever it comes, from its begin to its end."""
+    def _timed(self, kind: float, original: Callable[..., Any], *, is_always: bool = True) -> Callable[..., Any]:
+        """A call that is written down from its begin to its end."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            log = self._heard(is_always=True)
+            log = self._heard(is_always=is_always)
             if log is None:
                 return original(*args, **kwargs)
-            was, log.inside = log.inside, get_ident()
-            self._try(log.put, kind)
-            try:
+            with Span(self, log, kind):
                 return original(*args, **kwargs)
-            finally:
-                log.inside = was
-                self._try(log.put, kind + 1)
 
         return wrapper
 
@@ -216,14 +214,10 @@ class Watch:
             if log is None:
                 return original(loader)
             ends_workers = 0 if getattr(loader, "persistent_workers", False) else loader.num_workers
-            self._try(log.put, DATA, 0.0, 1.0 + ends_workers)
-            iterator = None
-            try:
+            with Span(self, log, DATA, 0.0, 1.0 + ends_workers) as span:
                 iterator = original(loader)
-            finally:
-                if log.hears():
-                    self._try(log.put, DATA_ENDED, float(id(iterator)))
-            self._try(self.facts.saw_loader, loader)
+                span.key, span.value = float(id(iterator)), 0.0
+            self.attempt(self.facts.saw_loader, loader)
             return iterator
 
         return wrapper
@@ -233,23 +227,17 @@ class Watch:
             log = self._heard(is_always=True)
             if log is None:
                 return original(iterator)
-            if log.thread is None and self._has_loader:  # a batch is all that a step shows so far
-                self._try(log.step_ended)
-            was, log.inside = log.inside, get_ident()  # transforms may be modules, and are no models
-            self._try(log.put, DATA, float(id(iterator)))
-            samples, batch = 0.0, None
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                samples = -1.0
-                raise
-            finally:
-                at = perf_counter()
-                if log.hears():  # else another thread has begun to train meanwhile: this one loads ahead for it
-                    log.inside = was
-                    if batch is not None:
-                        samples, self._has_loader = self._try(batch_samples, batch, iterator) or 0.0, True
-                    self._try(log.put, DATA_ENDED, float(id(iterator)), samples, at)
+            if self._has_loader and not log.knows_optimizer:  # without an optimizer the next batch begins the next step
+                self.attempt(log.step_ended)
+            with Span(self, log, DATA, float(id(iterator))) as span:  # transforms may be modules, and are no models
+                try:
+                    batch = original(iterator)
+                except StopIteration:
+                    span.value = -1.0
+                    raise
+                span.at = perf_counter()
+                if batch is not None:
+                    span.value, self._has_loader = self.attempt(batch_samples, batch, iterator) or 0.0, True
             return batch
 
         return wrapper
@@ -276,13 +264,10 @@ class Watch:
         log = self._heard() if torch.cuda.is_initialized() or (self.log and self.log.device) else None
         if log is None:
             return original(*args, **kwargs)
-        self._try(log.put, COPY)
-        try:
+        with Span(self, log, COPY):
             moved = original(*args, **kwargs)
-        finally:
-            self._try(log.put, COPY + 1)
         if log.steps > 0 and (log.steps < COPIES_ASKED or log.steps % COPIES_ASKED == 0):  # at first the model moves
-            self._try(self.facts.saw_copy, source, moved, args, kwargs)
+            self.attempt(self.facts.saw_copy, source, moved, args, kwargs)
         return moved
 
     # The model's passes
@@ -297,13 +282,13 @@ class Watch:
 
     def _registered(self, holder: Any, name: str, part: Any) -> None:
         if self.log is not None and not is_compiling():
-            self._try(self._models.registered, holder, name, part)
+            self.attempt(self._models.registered, holder, name, part)
 
     def _functional_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_compiling() and type(module) not in self._watched and not _is_traced():
                 self._is_functional = True
-                self._try(self._models.hear, module)
+                self.attempt(self._models.hear, module)
             return original(module, *args, **kwargs)
 
         return wrapper
@@ -330,30 +315,27 @@ class Watch:
             log, with_gradients = self.log, is_grad_enabled()
             is_usual = with_gradients and module.training
             if self._batches.is_awaited and log is not None:
-                self._try(self._saw_inputs, log, args, kwargs)
+                self.attempt(self._saw_inputs, log, args, kwargs)
             log = self._heard(is_always=not is_usual)
             if log is None:
                 return original(module, *args, **kwargs)
-            log.is_full, was, log.inside = True, log.inside, get_ident()
+            log.is_full = True
             self._forwards += 1
-            question, samples = self._try(self._ask, log, module, with_gradients, args, kwargs) or (None, 0)
+            question, samples = self.attempt(self._ask, log, module, with_gradients, args, kwargs) or (None, 0)
             is_frozen = id(module) in self._models.frozen
-            self._try(log.put, FORWARD, 0.0 if is_frozen else float(id(module)), with_gradients + 2.0 * module.training)
-            try:
-                output = original(module, *args, **kwargs)
-                if question is not None:
-                    samples = self._try(self._singles.learn, module, question, output, args, kwargs)
-                return output
-            except Exception as error:
-                self._broke("forward", error, log)
-                raise
-            finally:
-                if question is not None:
-                    question.close()
-                log.inside = was
-                self._try(log.put, FORWARD_ENDED, 0.0, float(samples or 0))
-                if is_usual and log.is_full and not (self._has_loader or is_frozen or self._is_functional):
-                    self._batches.listen(sys._getframe(1))
+            key = 0.0 if is_frozen else float(id(module))
+            with Span(self, log, FORWARD, key, with_gradients + 2.0 * module.training, "forward") as span:
+                try:
+                    output = original(module, *args, **kwargs)
+                    if question is not None:
+                        samples = self.attempt(self._singles.learn, module, question, output, args, kwargs)
+                finally:
+                    span.value = float(samples or 0)
+                    if question is not None:
+                        question.close()
+            if is_usual and log.is_full and not (self._has_loader or is_frozen or self._is_functional):
+                self._batches.listen(sys._getframe(1))
+            return output
 
         return wrapper
 
@@ -388,7 +370,7 @@ class Watch:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             log = self._heard() if is_grad_enabled() else None
             if log is not None:
-                self._try(log.put, CALLED, float(id(compiled)), float(samples_given(args, kwargs)))
+                self.attempt(log.put, CALLED, float(id(compiled)), float(samples_given(args, kwargs)))
             return compiled(*args, **kwargs)
 
         return wrapper
@@ -399,37 +381,42 @@ class Watch:
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             self._batches.stop(is_backward=True)
             if self.log is not None and has_loss and not is_traced():
-                self._try(self.facts.saw_loss, tensors)
+                self.attempt(self.facts.saw_loss, tensors)
             log = self._heard()
             if log is None or (not has_loss and _is_traced()):
                 return original(tensors, *args, **kwargs)
             log.trains()
-            has_changed = log.knows_optimizer or self._try(self._updates.follow, tensors)
-            if has_changed and not log.knows_optimizer and self._backwards:
-                self._try(log.step_ended)
-            self._backwards += 1
-            was, log.inside = log.inside, get_ident()
-            self._try(log.put, BACKWARD, float(has_loss), float(bool(has_changed)))
-            try:
-                return original(tensors, *args, **kwargs)
-            except Exception as error:
-                self._broke("backward", error, log)
-                raise
-            finally:
-                log.inside = was
-                self._try(log.put, BACKWARD + 1)
-                if not log.knows_optimizer:
-                    self._try(self._updates.keep_gradients)
-                    if not self._models.found and not self._has_searched:
-                        self._has_searched = True  # no optimizer was made: whoever got gradients is trained
-                        self._try(self._find_models, None)
+            if self._has_gradients and not (log.knows_optimizer or log.optimizers or self._has_loader):
+                self.attempt(log.step_ended)  # nothing else tells where a step ends
+            handle = self.attempt(self._mark_own_end, log, tensors) if torch.distributed.is_initialized() else None
+            with Span(self, log, BACKWARD, phase="backward"):
+                result = original(tensors, *args, **kwargs)
+            if handle is not None:
+                handle.remove()
+            if (
+                not self._has_gradients and not self._models.found
+            ):  # no optimizer was made: whoever got gradients is trained
+                self.attempt(self._find_models, None)
+            self._has_gradients = True
+            return result
 
         return wrapper
 
-    def _broke(self, phase: str, error: BaseException, log: Recorder) -> None:
+    def _mark_own_end(self, log: Recorder, losses: Any) -> Any:
+        """Writes down where this rank has computed its gradients: DDP then waits for those of the others.
+
+        DDP asks the engine to call it after the backward pass as well, but later than this: it asks when the last gradient is there.
+        """
+        loss = losses[0] if isinstance(losses, (tuple, list)) and losses else losses
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            return None
+        engine: Any = torch.autograd.Variable._execution_engine
+        return loss.register_hook(lambda _: engine.queue_callback(lambda: self.attempt(log.put, WAITING)))
+
+    def broke(self, phase: str, error: BaseException) -> None:
         """The script's own error, which goes on its way; who held the memory is only known now."""
-        if is_out_of_memory(error):
-            self._try(self.facts.saw_out_of_memory, phase, error, log.steps, self._models.roots())
+        if is_out_of_memory(error) and self.log is not None:
+            self.attempt(self.facts.saw_out_of_memory, phase, error, self.log.steps, self._models.roots())
 
     # The end of a step
 
@@ -437,7 +424,7 @@ class Watch:
         def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             if self.log is not None and not is_compiling():
-                self._try(self._hear_optimizer, optimizer)
+                self.attempt(self._hear_optimizer, optimizer)
 
         return wrapper
 
@@ -446,7 +433,7 @@ class Watch:
         for module in live_objects(torch.nn.Module):
             self._models.add(module)
         for optimizer in live_objects(optimizers.Optimizer):
-            self._try(self._hear_optimizer, optimizer)
+            self.attempt(self._hear_optimizer, optimizer)
 
     def _hear_optimizer(self, optimizer: Any) -> None:
         owner = next((one for one in type(optimizer).__mro__ if "step" in vars(one)), None)
@@ -479,9 +466,9 @@ class Watch:
         log.trains()
         log.optimizers += 1
         if log.is_full:
-            self._try(log.put, OPTIMIZER, self.facts.number_of(optimizer), 0.0, at)
+            self.attempt(log.put, OPTIMIZER, self.facts.number_of(optimizer), 0.0, at)
         if log.steps == 0 and not self._models.found:  # the model came after its optimizer
-            self._try(self._find_models, optimizer)
+            self.attempt(self._find_models, optimizer)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         at, log = perf_counter(), None if self._is_scaled else self._heard(is_always=True)
@@ -490,11 +477,11 @@ class Watch:
         log.optimizers -= 1
         is_step = log.optimizers == 0 and not self._is_capturing
         value = float(log.is_full and not log.has_missed)
-        self._try(log.put, OPTIMIZER_ENDED, self.facts.number_of(optimizer), value, at)
+        self.attempt(log.put, OPTIMIZER_ENDED, self.facts.number_of(optimizer), value, at)
         self._has_optimizer_in_graph = True
         if is_step:
             log.knows_optimizer = True
-            self._try(log.step_ended, self.facts.number_of(optimizer))
+            self.attempt(log.step_ended, self.facts.number_of(optimizer))
 
     def _scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A step that GradScaler leaves out, because gradients overflowed, is a step of the loop all the same."""
@@ -514,7 +501,7 @@ class Watch:
         def wrapper(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
             if self.log is not None and not is_compiling():
-                self._try(self.facts.saw_scaler, scaler, outputs, scaled)
+                self.attempt(self.facts.saw_scaler, scaler, outputs, scaled)
             return scaled
 
         return wrapper
@@ -522,21 +509,13 @@ class Watch:
     def _zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             keeps = (args or kwargs) and (args[0] if args else kwargs.get("set_to_none")) is False
-            log = self._heard()
-            self.facts.zero_grads += 1
-            if log is None and not keeps:
-                return original(optimizer, *args, **kwargs)
-            began = perf_counter()
-            if log is not None:
-                self._try(log.put, ZERO_GRAD, 0.0, 0.0, began)
-            try:
-                return original(optimizer, *args, **kwargs)
-            finally:
-                ended = perf_counter()
-                if log is not None:
-                    self._try(log.put, ZERO_GRAD + 1, 0.0, 0.0, ended)
-                if keeps:
-                    self.facts.saw_kept_gradients(ended - began)
+            log, began = self._heard(), perf_counter()
+            if log is None:
+                original(optimizer, *args, **kwargs)
+            else:
+                with Span(self, log, ZERO_GRAD):
+                    original(optimizer, *args, **kwargs)
+            self.facts.saw_zero_grad(perf_counter() - began if keeps else None)
 
         return wrapper
 
@@ -547,8 +526,8 @@ class Watch:
             log.trains()
             log.knows_optimizer = True
             value = samples if samples is not None and not self._has_loader else 0.0
-            self._try(log.put, COUNTED, float(not log.has_missed), value)
-            self._try(log.step_ended)
+            self.attempt(log.put, COUNTED, float(not log.has_missed), value)
+            self.attempt(log.step_ended)
 
     # Recorded graphs: while one is recorded nothing is computed, and when it is replayed no hook is called
 
@@ -560,9 +539,9 @@ class Watch:
             log = self._heard(is_always=True)  # within a pass it is the compiler that records
             if log is not None:
                 if not self._graphs:
-                    self._try(self._wrap, torch.Tensor, "copy_", self._copy_into)
+                    self.attempt(self._wrap, torch.Tensor, "copy_", self._copy_into)
                 self._is_capturing, self._has_optimizer_in_graph, log.is_full = True, False, True
-                self._try(log.put, CAPTURE)
+                self.attempt(log.put, CAPTURE)
             return result
 
         return wrapper
@@ -575,7 +554,7 @@ class Watch:
                 if self._is_capturing and self.log is not None:
                     self._is_capturing = False
                     self._graphs[graph] = self._has_optimizer_in_graph
-                    self._try(self.log.put, CAPTURE + 1, float(id(graph)))
+                    self.attempt(self.log.put, CAPTURE + 1, float(id(graph)))
 
         return wrapper
 
@@ -584,17 +563,14 @@ class Watch:
             log = self._heard(is_always=True) if graph in self._graphs else None
             if log is None:
                 return original(graph)
-            was, log.inside = log.inside, get_ident()
-            self._try(log.put, REPLAY, float(id(graph)))
-            try:
-                return original(graph)
-            finally:
-                log.inside = was
-                self._try(log.put, REPLAY + 1, float(id(graph)), float(not log.has_missed))
-                self.facts.replays += 1
-                if self._graphs[graph] and not log.optimizers:
-                    log.knows_optimizer = True
-                    self._try(log.step_ended)
+            with Span(self, log, REPLAY, float(id(graph))) as span:
+                result = original(graph)
+                span.value = float(not log.has_missed)
+            self.facts.replays += 1
+            if self._graphs[graph] and not log.optimizers:
+                log.knows_optimizer = True
+                self.attempt(log.step_ended)
+            return result
 
         return wrapper
 
@@ -650,10 +626,39 @@ class Watch:
             result = original(*args, **kwargs)
             if self.log is not None and self.log.hears():
                 is_scaler = self.log.optimizers > 0  # GradScaler asks whether gradients overflowed
-                self._try(self.facts.saw_wait, original.__name__, perf_counter() - began, is_scaler)
+                self.attempt(self.facts.saw_wait, original.__name__, perf_counter() - began, is_scaler)
             return result
 
         return wrapper
+
+
+class Span:
+    """A call of the script's, written down from its beginning to its end. What it calls belongs to it and is not heard.
+
+    The key and the value may be set before its end, and so may the time of it. An error of the script's goes on its way.
+    """
+
+    __slots__ = ("_kind", "_log", "_phase", "_watch", "_within", "at", "key", "value")
+
+    def __init__(
+        self, watch: Watch, log: Recorder, kind: float, key: float = 0.0, value: float = 0.0, phase: str = ""
+    ) -> None:
+        self._watch, self._log, self._kind, self._phase = watch, log, kind, phase
+        self._within, log.inside = log.inside, get_ident()
+        self.key, self.value = key, 0.0
+        self.at: float | None = None
+        watch.attempt(log.put, kind, key, value)
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        log = self._log
+        if isinstance(error, Exception) and self._phase:
+            self._watch.broke(self._phase, error)
+        if log.hears():  # else another thread has begun to train meanwhile: this one loads ahead for it
+            log.inside = self._within
+            self._watch.attempt(log.put, self._kind + 1, self.key, self.value, self.at)
 
 
 class NextBatch:

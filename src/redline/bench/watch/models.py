@@ -1,24 +1,17 @@
-"""Which modules of a watched program are its models: the outermost ones that own what is trained. When weights change."""
+"""Which modules of a watched program are its models: the outermost ones that own what is trained."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch._C import _functorch as functorch
 
 MOST_LEVELS = 4
 """A model whose parts are called one by one, as Lightning does, is looked into so deep."""
 FEWEST_TO_PRUNE = 4096
-FOLLOWED = 8
-"""Weights that stand for all: some may be frozen, or inputs that are given gradients."""
-MOST_NODES = 2000
-"""Of a loss's graph, until these are found."""
-MOST_VALUES = 4096
 
 
 class Models:
@@ -100,90 +93,6 @@ class Models:
             self.found = [weakref.ref(part) for part in parts] or self.found
             for part in parts:
                 self._on_class(type(part))
-
-
-class Updates:
-    """Whether a program that calls no optimizer of torch has changed its weights: that ends its step.
-
-    An update shows in a weight's version or storage, as resetting gradients does in theirs. Updates through `.data` show
-    in the values alone, which are compared where nothing else has shown one yet.
-    """
-
-    def __init__(self) -> None:
-        self._weights: list[weakref.ref[torch.Tensor]] = []
-        self._states: list[Any] = []
-        self._gradients: list[Any] = []
-        self._values: list[torch.Tensor | None] = []
-        self._has_shown = False
-        """Versions tell of updates in this program."""
-
-    def follow(self, losses: Any) -> bool:
-        """Before a backward pass: whether weights have changed since the last one. True where nobody knows."""
-        first = next(_weights_below(losses), None)
-        if first is not None and self._weights and self._weights[0]() is first:
-            has_changed = self.have_changed()
-            if has_changed:
-                self._keep()
-            return has_changed
-        self._weights = [weakref.ref(one) for one in itertools.islice(_weights_below(losses), FOLLOWED)]
-        self._keep()
-        return True  # other weights than before, as where each update makes new ones
-
-    def keep_gradients(self) -> None:
-        """To be called after a backward pass, which adds to them."""
-        self._gradients = [_version(one.grad) for one in self._alive()]
-
-    def have_changed(self) -> bool:
-        weights = self._alive()
-        if len(weights) != len(self._states):
-            return True
-        shows = [_state(one) for one in weights] != self._states
-        shows = shows or [_version(one.grad) for one in weights] != self._gradients
-        self._has_shown = self._has_shown or shows
-        return shows or not weights or (not self._has_shown and any(map(_differs, weights, self._values)))
-
-    def _alive(self) -> list[torch.Tensor]:
-        return [one for weight in self._weights if (one := weight()) is not None]
-
-    def _keep(self) -> None:
-        weights = self._alive()
-        self._states = [_state(one) for one in weights]
-        self._values = [] if self._has_shown else [_some_of(one) for one in weights]
-        self.keep_gradients()
-
-
-def _state(weight: torch.Tensor) -> tuple[int, int]:
-    """What is another one after it was written to, or got other values."""
-    return weight.data_ptr(), weight._version
-
-
-def _version(gradient: torch.Tensor | None) -> tuple[int, int] | None:
-    return None if gradient is None else (id(gradient), gradient._version)
-
-
-def _some_of(weight: torch.Tensor) -> torch.Tensor | None:
-    return weight.detach().flatten()[:MOST_VALUES].clone() if weight.is_contiguous() else None
-
-
-def _differs(weight: torch.Tensor, values: torch.Tensor | None) -> bool:
-    """Also where its values were not kept."""
-    return values is None or not torch.equal(weight.detach().flatten()[:MOST_VALUES], values)
-
-
-def _weights_below(losses: Any) -> Iterator[torch.Tensor]:
-    """What a backward pass from these losses will reach. Tensors of other classes may have no values to look at."""
-    tensors = losses if isinstance(losses, (list, tuple)) else [losses]
-    waiting = [one.grad_fn for one in tensors if isinstance(one, torch.Tensor) and one.grad_fn is not None]
-    seen = set[Any]()
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        weight: Any = getattr(node, "variable", None)
-        if type(weight) in (torch.Tensor, torch.nn.Parameter) and not functorch.is_functorch_wrapped_tensor(weight):
-            yield weight
-        waiting += [below for below, _ in node.next_functions if below is not None]
 
 
 def live_objects(base: type) -> list[Any]:

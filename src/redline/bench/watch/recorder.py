@@ -176,7 +176,7 @@ class Recorder:
                 self.spool.put(DEVICE, float(number), self._anchor.elapsed_time(mark) / 1e3, self.now())
             device.release([mark for _, mark in marks])
 
-    def close(self, has_changed: bool) -> None:
+    def close(self) -> None:
         if self.device is not None:
             self._read_marks(self.device, waits=True)
-        self.spool.put(CLOSED, 0.0, float(has_changed), self.now())
+        self.spool.put(CLOSED, 0.0, 0.0, self.now())

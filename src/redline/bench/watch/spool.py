@@ -15,12 +15,12 @@ from typing import Any
 
 KINDS = (
     "data", "data ended", "copy", "copy ended", "forward", "forward ended", "backward", "backward ended", "optimizer", "optimizer ended",
-    "zero_grad", "zero_grad ended", "saving", "saving ended", "pause", "pause ended", "capture", "capture ended", "replay", "replay ended",
+    "zero_grad", "zero_grad ended", "saving", "saving ended", "upkeep", "upkeep ended", "waiting", "pause", "pause ended", "capture", "capture ended", "replay", "replay ended",
     "called", "fetched", "counted", "restart", "device", "closed",
 )  # fmt: skip
 (
     DATA, DATA_ENDED, COPY, COPY_ENDED, FORWARD, FORWARD_ENDED, BACKWARD, BACKWARD_ENDED, OPTIMIZER, OPTIMIZER_ENDED,
-    ZERO_GRAD, ZERO_GRAD_ENDED, SAVING, SAVING_ENDED, PAUSE, PAUSE_ENDED, CAPTURE, CAPTURE_ENDED, REPLAY, REPLAY_ENDED,
+    ZERO_GRAD, ZERO_GRAD_ENDED, SAVING, SAVING_ENDED, UPKEEP, UPKEEP_ENDED, WAITING, PAUSE, PAUSE_ENDED, CAPTURE, CAPTURE_ENDED, REPLAY, REPLAY_ENDED,
     CALLED, FETCHED, COUNTED, RESTART, DEVICE, CLOSED,
 ) = map(float, range(len(KINDS)))  # fmt: skip
 """What a row says. Each row has a key and a value:
@@ -31,8 +31,9 @@ KINDS = (
 | data ended | the iterator | the samples of the batch; -1 where the loader is through |
 | forward | the model; 0 for one that is not trained | 1 with gradients, plus 2 in training mode |
 | forward ended | | its samples |
-| backward | 1 for a backward pass, 0 for gradients as values | 1 if weights have changed since the last one |
 | optimizer, optimizer ended | the optimizer's number | at its end: 1 if the step was heard in full |
+| upkeep | | an average of the weights is updated |
+| waiting | | a rank's own part of the backward pass is done: it waits for the gradients of others |
 | pause | | 1 if the steps after it are profiled |
 | replay, capture ended | the graph | |
 | called | a compiled function | the samples it was called with |
@@ -40,7 +41,7 @@ KINDS = (
 | counted | | the samples of a step that the program counts itself |
 | restart | | another thread trains: 1 if nothing before this belongs to its step, 0 if batches do not |
 | device | the number of the row | seconds of the device's clock when it reached that row |
-| closed | | 1 if weights have changed since the last backward pass |
+| closed | | |
 """
 ROW = struct.Struct("<4d")
 """Kind, key, value and when. The time is written last: a row whose time is 0 is not written yet."""
