@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redline.analyze.watch import Rates, Reader, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.analyze.ranks import late_rank
+from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.bench.watch.spool import KINDS
+from redline.model.record import Block, Rates, RunRecord
+from redline.model.spec import RunSpec, WorkloadSpec
 
 
 class Loop:
@@ -516,6 +519,26 @@ def test_ranks_share_their_steps_and_add_their_samples() -> None:
     assert rates_of([lead, fewer]).samples_per_s == pytest.approx(80.0 + 40.0)
     again = Loop(rank=1, world_size=2).train(3)
     assert main_logs([again, other, lead]) == [lead, other]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", None])
+def test_a_slow_rank_is_named_although_the_others_wait_for_it(phase: str | None) -> None:
+    """All ranks take as long as the slowest, and what they wait is part of their backward pass."""
+    parts = []
+    for rank in range(3):
+        is_late, loop = rank == 1, Loop(rank=rank, world_size=3)
+        for _ in range(10):
+            loop.batch(0.01).forward(0.5 if is_late and phase == "forward" else 0.1)
+            own_s = 0.6 if is_late and phase == "backward" else 0.2
+            all_s = 0.6 if phase == "backward" else 0.2 + 0.4 * (phase == "forward" and not is_late)
+            loop.backward(all_s + 0.1, waits=all_s - own_s + 0.1).optimizer(0.01)
+        parts.append(Steps(loop.reader).own_part(rank))
+    block = Block(kind="throughput", clock="host", samples=parts[0].samples, ranks=tuple(parts))
+    spec = RunSpec(workload=WorkloadSpec(model="watch:x"))
+    late = late_rank(RunRecord(id="a", spec=spec, blocks=(block,)))
+    assert (None if late is None else (late.rank, late.phase)) == (phase and (1, phase))
+    if late is not None:
+        assert late.seconds == pytest.approx(0.4)
 
 
 def test_a_slow_end_of_the_last_step_is_an_outlier_like_any_other() -> None:

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from redline.analyze.finding import Finding
-from redline.analyze.watch import Drift, Rates
+from redline.analyze.ranks import LateRank
+from redline.analyze.watch import Drift
 from redline.analyze.watch_findings import RunFacts, findings
+from redline.model.note import note
+from redline.model.record import Rates
 
 FP32 = {"models": [{"dtypes": {"float32": 3}, "convolutions": 0, "channels_last": 0, "compiled": True}],
         "flags": {"matmul_precision": "high", "cudnn_tf32": True}}  # fmt: skip
@@ -21,6 +24,7 @@ IMAGES = {"inputs": ["32×3×224×224 float32"], "autocast": "torch.bfloat16"}
 COPIES = {"asked": 64, "pageable": 64, "blocking": 64}
 ADAM = {"name": "Adam", "can_fuse": True, "fused": False, "tensors": 12}
 FUSED = {**ADAM, "fused": True}
+LATE = LateRank(rank=1, phase="backward", seconds=0.04, why=note("cause-unknown", "nothing is known of it"))
 WAIT = {"what": "item train.py:12", "count": 10, "seconds": 0.3}
 
 
@@ -28,7 +32,7 @@ def found(*, device: str = "cpu", usage: Any = None, models: Any = None, process
     """By code, of a run of 100 steps in 10 s; what is given otherwise are shares of the steps."""
     shares = {name: given.pop(name) for name in list(given) if isinstance(given[name], float) and name != "operators"}
     rates = Rates(
-        steps=100, steps_per_s=10.0, seconds=10.0, median_step_s=0.1, shares=shares, host_shares=shares, **given.pop("rates", {}),
+        steps=100, steps_per_s=10.0, counted_s=10.0, shares=shares, host_shares=shares, **given.pop("rates", {}),
         run_s={**{name: 10 * share for name, share in shares.items()}, **(run_s or {})},
     )  # fmt: skip
     told = {"device": {"kind": device, "capability": "9.0"}, **(process or {})}
@@ -62,6 +66,7 @@ def found(*, device: str = "cpu", usage: Any = None, models: Any = None, process
         ("unfused-optimizer",
          {"optimizer": 0.3, "usage": {"optimizers": [ADAM]}},
          {"optimizer": 0.3, "usage": {"optimizers": [{**ADAM, "fused": True}]}}, 1 / 0.7),
+        ("slow-rank", {"backward": 0.9, "late_rank": LATE}, {"backward": 0.9}, 1 / 0.6),
         ("oversubscribed-threads",
          {"forward": 0.4, "backward": 0.4, "process": {"threads": 16, "cores": 2}},
          {"forward": 0.4, "backward": 0.4, "process": {"threads": 2, "cores": 2}}, 5.0),

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import redline
-from redline.analyze.watch import Rates
 from redline.model.errors import RedlineError, UsageError
+from redline.model.record import Rates
 from redline.verbs.watch import Alarm, deliver_alert, parse_share, script_name
 from redline.verbs.workspace import Workspace
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.model.record import PHASES
+from redline.model.record import PHASES, RankBlock, Rates
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -33,7 +33,7 @@ STRETCHES = ("validation", "aside", "played")
 """The time of passes without training goes to one of these: validation; what is validation only where it is rare; and what is
 acting in an environment if the program did it before its first step."""
 COLUMNS = (
-    "caller", "ended", "is_full", "is_profiled", "paused", "loaded", "fed", "models", *SLOTS, *(f"{name} {slot}" for name in STRETCHES for slot in SLOTS),
+    "caller", "ended", "is_full", "is_profiled", "paused", "loaded", "fed", "waited", "models", *SLOTS, *(f"{name} {slot}" for name in STRETCHES for slot in SLOTS),
 )  # fmt: skip
 BY_HAND, BY_BACKWARD, BY_BATCH = -1.0, -2.0, -3.0
 """Callers of steps that no optimizer ended: the program counted them, a backward pass ended them, or only a batch was seen."""
@@ -222,7 +222,7 @@ class Reader:
         for model in found.models:
             bits |= self._bits.setdefault(model, 1 << (len(self._bits) % MOST_MODELS))
         return (
-            caller, ended, is_full, found.is_profiled, found.paused_s, found.loaded, found.fed, bits, *found.spent,
+            caller, ended, is_full, found.is_profiled, found.paused_s, found.loaded, found.fed, found.waited_s, bits, *found.spent,
             *itertools.chain.from_iterable(found.stretches),
         )  # fmt: skip
 
@@ -303,6 +303,8 @@ class Split(NamedTuple):
     is_profiled: bool = False
     loaded: float = 0.0
     fed: float = 0.0
+    waited_s: float = 0.0
+    """A rank had computed its gradients and waited for those of the others."""
     models: tuple[float, ...] = ()
 
 
@@ -346,7 +348,9 @@ def split(heard: Sequence[Heard], began: float, *, is_full: bool, graphs: Mappin
     is_profiled = any(row.kind == "pause" and row.value for row in heard)
     fed = fed_to(heard, trained, graphs)
     stretches = tuple(totals[name] for name in STRETCHES)
-    return Split(totals["spent"], stretches, paused_s, is_profiled, loaded, min(fed.values(), default=0.0), tuple(fed))
+    waited_s = sum(later.at - row.at for row, later in itertools.pairwise(heard) if row.kind == "waiting")
+    least = min(fed.values(), default=0.0)
+    return Split(totals["spent"], stretches, paused_s, is_profiled, loaded, least, waited_s, tuple(fed))
 
 
 def is_training(heard: Sequence[Heard], at: int) -> bool:
@@ -551,6 +555,7 @@ class Steps:
         """Per step: what the loader delivered; where none does, what the model was fed."""
         self.is_profiled = of_group(column["is_profiled"]) > 0
         self.ended_s = of_group(column["ended"], np.maximum)
+        self._waited_s, self._is_full = of_group(column["waited"]), of_group(~full) == 0
 
     @property
     def counted(self) -> Any:
@@ -593,6 +598,14 @@ class Steps:
             spent[AT["other"]] += self.tail_s
         whole = float(spent.sum())
         return {name: float(seconds) / whole for name, seconds in zip(PHASES, spent, strict=True)} if whole > 0 else {}
+
+    def own_part(self, rank: int) -> RankBlock:
+        """What this process did by itself in the steps that were heard in full, as one of several ranks."""
+        known = self.counted & self._is_full
+        phases = {name: tuple(self.phases_s[known, at].tolist()) for at, name in enumerate(PHASES)}
+        computed = self.phases_s[known, AT["backward"]] - self._waited_s[known]
+        alone = {"backward": tuple(computed.tolist())}
+        return RankBlock(rank=rank, samples=tuple(self.wall_s[known].tolist()), phases=phases, alone=alone)
 
     def run_s(self) -> dict[str, float]:
         """Says where the time of the whole run went, in seconds, from the first step's beginning to what was last heard."""
@@ -696,33 +709,6 @@ def _shares_batches_unevenly(callers: Vector, loaded: Vector) -> bool:
     return bool(2 * uneven > len(calls))
 
 
-class Rates(Frozen):
-    """Rates say how fast a training goes, and where its time goes."""
-
-    steps: int = 0
-    steps_per_s: float | None = None
-    """Only the steps that count are in it: see `Steps.counted`."""
-    whole_steps_per_s: float | None = None
-    """All steps are in it, over the time of the whole run."""
-    samples_per_s: float | None = None
-    samples: float = 0.0
-    seconds: float = 0.0
-    """The steps that count took so long."""
-    first_step_s: float | None = None
-    first_steps: int = 0
-    """How many leading steps are left out of the rate."""
-    median_step_s: float | None = None
-    outliers: int = 0
-    outlier_share: float | None = None
-    shares: dict[str, float] = {}
-    host_shares: dict[str, float] = {}
-    """These are shares of the host's time, while the device may be busy with something else."""
-    run_s: dict[str, float] = {}
-    """Seconds of the whole run go here by phase."""
-    device_clock: bool = False
-    loss: float | None = None
-
-
 def rates_of(logs: Sequence[Log]) -> Rates:
     """All logs are of one loop: the ranks of a distributed training take the same steps, each with samples of its own."""
     logs = main_logs(logs)
@@ -750,10 +736,9 @@ def rates_of(logs: Sequence[Log]) -> Rates:
         whole_steps_per_s=lead.count / run if run > 0 else None,
         samples_per_s=sum(known) if known else None,
         samples=float(sum(rank.samples.sum() for rank in ranks)),
-        seconds=whole,
+        counted_s=whole,
         first_step_s=float(lead.wall_s[0]),
         first_steps=int((~kept & ~lead.is_profiled).sum()),
-        median_step_s=middle,
         outliers=len(slow),
         outlier_share=float(slow.sum()) / whole if whole > 0 else None,
         shares=lead.shares(),

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redline.analyze.finding import Finding, Lanes, Removal, Rule, findings_of, words_of
-from redline.analyze.watch import Drift, Rates
+from redline.analyze.ranks import LateRank
+from redline.analyze.watch import Drift
+from redline.model.record import Rates
 from redline.model.units import counted, format_bytes, format_seconds, format_share
 from redline.trace.selections import WORTH_A_LINE
 
@@ -42,13 +44,14 @@ class RunFacts:
     """What ending them took."""
     operators: float | None = None
     """Differentiable operators that a step calls."""
+    late_rank: LateRank | None = None
     out_of_memory: Mapping[str, Any] = field(default_factory=dict)
     of_run: bool = False
     """Gains are held against the whole run, not against the steps that count."""
 
     @property
     def whole_s(self) -> float:
-        return sum(self.rates.run_s.values()) if self.of_run else self.rates.seconds
+        return sum(self.rates.run_s.values()) if self.of_run else self.rates.counted_s
 
     def words(self, gone: Removal) -> Mapping[str, str]:
         return words_of(gone) | {"share": format_share(gone.seconds / self.whole_s), "steps": str(self.rates.steps)}
@@ -205,6 +208,13 @@ def _calls(facts: RunFacts) -> Removal | None:
     return facts.without(passes_s, round(facts.operators), format_seconds(each_s)) if each_s < TINY * call_s else None
 
 
+def _late_rank(facts: RunFacts) -> Removal | None:
+    late = facts.late_rank
+    if late is None:
+        return None
+    return facts.without(late.seconds * facts.rates.steps, late.rank, late.phase)
+
+
 def _scaler(facts: RunFacts) -> Removal | None:
     scaler = facts.usage.get("scaler")
     if not scaler or not scaler["enabled"] or facts.autocast == "torch.float16":
@@ -327,6 +337,13 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         removes=_unfused,
         says="{what} takes {share} of the time and updates its {count} tensors in several passes",
         change=lambda facts, removal: f"torch.optim.{removal.what.partition(' ')[0]}(..., fused=True)",
+        least_share=0.05,
+    ),
+    Rule(
+        code="slow-rank",
+        removes=_late_rank,
+        says="rank {count} takes longer than the others in its {what} phase, and they wait for it: {share} of the time",
+        change="look at what only that rank does, reads or shares its processor or device with; give each rank as much work",
         least_share=0.05,
     ),
     Rule(

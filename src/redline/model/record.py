@@ -589,32 +589,27 @@ class Window(Frozen):
     """The codes of its findings, the most costly first."""
 
 
-class Watched(Frozen):
-    """A training script that ran under `redline watch`, or a loop inside `redline.watch()`."""
+class Rates(Frozen):
+    """How fast a training goes, and where its time goes. Some steps do not count: those that compile or are profiled."""
 
-    command: tuple[str, ...] = ()
-    exit_code: int | None = None
-    """Minus the signal's number where a signal ended it; None within a program that goes on."""
-    started_at: Moment = 0.0
-    seconds: Seconds = 0.0
-    """From the first step's beginning to the last one's end."""
     steps: Count = 0
     samples: Figure = 0.0
     """Over all ranks."""
-    ranks: Count = 1
     steps_per_s: Figure | None = None
     """Of the steps that count."""
     whole_steps_per_s: Figure | None = None
     """Of all steps, over the whole run."""
     samples_per_s: Figure | None = None
+    counted_s: Seconds = 0.0
+    """The steps that count took so long."""
     shares: dict[str, Figure] = {}
     """Of the time of the steps that count."""
+    host_shares: dict[str, Figure] = {}
+    """The same by the host's clock, while the device may be busy with something else."""
     run_s: dict[str, Figure] = {}
     """Seconds of the whole run: by phase for the steps that count, with validation, first steps and profiling."""
     device_clock: bool = False
     """The shares are of the device's time, not of the host's."""
-    paused_s: Seconds = 0.0
-    """Evaluation between steps, and what profiling took."""
     first_step_s: Seconds | None = None
     first_steps: Count = 0
     """Leading steps that are left out of the rate."""
@@ -624,6 +619,20 @@ class Watched(Frozen):
     """Share of the time that they took beyond the median."""
     loss: Figure | None = None
     """The last one seen."""
+
+
+class Watched(Rates):
+    """A training script that ran under `redline watch`, or a loop inside `redline.watch()`."""
+
+    command: tuple[str, ...] = ()
+    exit_code: int | None = None
+    """Minus the signal's number where a signal ended it; None within a program that goes on."""
+    started_at: Moment = 0.0
+    seconds: Seconds = 0.0
+    """From the first step's beginning to the last one's end."""
+    ranks: Count = 1
+    paused_s: Seconds = 0.0
+    """Evaluation between steps, and what profiling took."""
     gpu_utilisation: Figure | None = None
     energy_j: Figure | None = None
     power_w: Figure | None = None

@@ -31,8 +31,10 @@ import numpy as np
 import psutil
 
 from redline import __version__
+from redline.analyze.finding import Finding
 from redline.analyze.profile import profile_of
-from redline.analyze.watch import Rates, Reader, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.analyze.ranks import late_rank
+from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.analyze.watch_findings import RunFacts, findings
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
@@ -60,6 +62,7 @@ from redline.model.record import (
     Memory,
     Numerics,
     Prepared,
+    Rates,
     RunRecord,
     TelemetrySample,
     TraceRef,
@@ -487,20 +490,27 @@ class Seen:
         return next((log.facts["oom"] for log in self.logs if "oom" in log.facts), {})
 
 
+@dataclass(frozen=True)
+class Profile:
+    """The steps that were profiled: their trace, which lies beside the history, and what it says."""
+
+    findings: tuple[WatchFinding, ...] = ()
+    windows: tuple[Window, ...] = ()
+    trace: TraceRef | None = None
+
+
 def keep(seen: Seen, workspace: Workspace) -> RunRecord:
     """Make the record of what was seen, and write it into the history.
 
     Where it cannot be written the record says so: the script has run, and its figures and exit code stay.
     """
-    record_id = new_id()
-    captured: tuple[tuple[WatchFinding, ...], tuple[Window, ...], TraceRef | None] = ((), (), None)
-    trouble = ""
+    record_id, profile, trouble = new_id(), Profile(), ""
     try:
         _keep_snapshots(seen, workspace, record_id)
-        captured = _captured(seen, workspace, record_id)
+        profile = _profile_of(seen, workspace, record_id)
     except OSError as error:
         trouble = f"the history's folder cannot be written: {error.strerror}"
-    record = record_of(seen, record_id, *captured)
+    record = record_of(seen, record_id, profile)
     if not trouble:
         try:
             workspace.journal.begin(msgspec.structs.replace(record, blocks=()))
@@ -511,48 +521,42 @@ def keep(seen: Seen, workspace: Workspace) -> RunRecord:
     return msgspec.structs.replace(record, notes=notes)
 
 
-def record_of(
-    seen: Seen,
-    record_id: str,
-    captured: Sequence[WatchFinding] = (),
-    windows: Sequence[Window] = (),
-    trace: TraceRef | None = None,
-) -> RunRecord:
+def record_of(seen: Seen, record_id: str, profile: Profile | None = None) -> RunRecord:
+    profile = profile or Profile()
     logs = main_logs(seen.logs)
-    rates = rates_of(seen.logs)
-    if seen.broken:  # a few steps of many: where their time went says nothing of the rest
-        rates = msgspec.structs.replace(rates, shares={}, host_shares={}, run_s={})
     if not logs:
         return _empty_record(seen, record_id)
-    steps, log = Steps(logs[0].reader), logs[0]
-    watched = _watched(seen, logs, steps, rates, captured, windows)
-    prepared = _prepared(seen, log, steps, rates)
-    device = log.process.get("device", {"kind": "cpu"})
-    where = device["kind"] if device.get("index") is None else f"{device['kind']}:{device['index']}"
+    ranks = [Steps(log.reader) for log in logs]
+    rates = rates_of(logs)
+    if seen.broken:  # a few steps of many: where their time went says nothing of the rest
+        rates = msgspec.structs.replace(rates, shares={}, host_shares={}, run_s={})
+    prepared = _prepared(seen, logs[0], ranks[0], rates)
+    device = prepared.environment.device
+    where = device.kind if device.index is None else f"{device.kind}:{device.index}"
     workload = WorkloadSpec(model=f"watch:{seen.name}", task="train", batch=prepared.workload.batch)
     spec = RunSpec(workload=workload, device=where)
-    return RunRecord(
+    record = RunRecord(
         id=record_id,
         spec=spec,
         key=record_key(spec, prepared),
         created_at=seen.started_at,
         prepared=prepared,
-        blocks=_blocks(seen, steps),
-        watched=watched,
-        trace=trace,
+        blocks=_blocks(seen, ranks[0]),
+        trace=profile.trace,
         stopped="interrupted" if seen.exit_code else "target",
-        notes=tuple(_notes(seen, steps, windows)),
+        notes=tuple(_notes(seen, ranks[0], profile)),
     )
+    return msgspec.structs.replace(record, watched=_watched(seen, logs, ranks, rates, profile, record))
 
 
-def _notes(seen: Seen, steps: Steps, windows: Sequence[Window]) -> Iterable[Note]:
+def _notes(seen: Seen, steps: Steps, profile: Profile) -> Iterable[Note]:
     code = seen.exit_code
     if code and code not in INTERRUPTS:
-        told = f"exit code {code}" if code > 0 else f"signal {-code}"
-        yield note("failed", f"the script ended with {told}; its steps until then are reported")
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        yield note("failed", f"the script ended with {how}; its steps until then are reported")
     if steps.is_by_batch:
         yield note("by-batch", "neither optimizer nor backward pass was seen: each batch counts as a step")
-    if seen.is_to_profile and not windows:
+    if seen.is_to_profile and not profile.windows:
         yield note("nothing-captured", "no steps were profiled: the loop ended before the capture did")
     if seen.broken:
         yield note("interrupted", f"watching ended before the script did: {seen.broken}")
@@ -565,11 +569,11 @@ def _empty_record(seen: Seen, record_id: str) -> RunRecord:
         "interpreter ignores PYTHONPATH; a loop of another kind counts its steps by watch.step() in 'with redline.watch() as watch:'"
     )
     failure = Failure(stage="watch", kind="user", message=f"{why}{f' ({seen.broken})' if seen.broken else ''}")
-    found = tuple(map(_kept_finding, findings(RunFacts(rates=Rates(), out_of_memory=seen.out_of_memory))))
-    if found:
-        failure = Failure(stage="watch", kind="oom", message=found[0].text)
+    remarks = _kept_findings(findings(RunFacts(rates=Rates(), out_of_memory=seen.out_of_memory)))
+    if remarks:
+        failure = Failure(stage="watch", kind="oom", message=remarks[0].text)
     watched = Watched(
-        command=seen.command, exit_code=seen.exit_code, started_at=seen.started_at, findings=found,
+        command=seen.command, exit_code=seen.exit_code, started_at=seen.started_at, findings=remarks,
         gpu_utilisation=seen.meters.utilisation(set()), energy_j=seen.meters.energy_j(set()),
     )  # fmt: skip
     spec = RunSpec(workload=WorkloadSpec(model=f"watch:{seen.name}", task="train"))
@@ -578,22 +582,22 @@ def _empty_record(seen: Seen, record_id: str) -> RunRecord:
     )
 
 
-def _kept_finding(finding: Any) -> WatchFinding:
-    return WatchFinding(code=finding.code, text=finding.evidence, change=finding.next, gain_bound=finding.gain_bound)
+def _kept_findings(found: Iterable[Finding]) -> tuple[WatchFinding, ...]:
+    return tuple(
+        WatchFinding(code=finding.code, text=finding.evidence, change=finding.next, gain_bound=finding.gain_bound)
+        for finding in found
+    )
 
 
 def _watched(
-    seen: Seen,
-    logs: Sequence[ProcessLog],
-    steps: Steps,
-    rates: Rates,
-    captured: Sequence[WatchFinding],
-    windows: Sequence[Window],
+    seen: Seen, logs: Sequence[ProcessLog], ranks: Sequence[Steps], rates: Rates, profile: Profile, record: RunRecord
 ) -> Watched:
-    log, uuids = logs[0], card_uuids(seen.logs)
+    log, steps, uuids = logs[0], ranks[0], card_uuids(seen.logs)
     energy_j, seconds = seen.meters.energy_j(uuids), float(steps.ended_s[-1] - steps.ended_s[0] + steps.wall_s[0])
     pulses = [pulse for pulse in log.pulses if pulse.get("operators") is not None]
     ran = pulses[-1]["step"] - pulses[0]["step"] if pulses else 0
+    parts = tuple(steps.own_part(rank) for rank, steps in enumerate(ranks))
+    block = Block(kind="throughput", clock="host", samples=parts[0].samples, ranks=parts)
     facts = RunFacts(
         rates=rates,
         process=log.process,
@@ -604,43 +608,34 @@ def _watched(
         starts_s=tuple(log.reader.starts),
         ends_s=tuple(log.reader.ends),
         operators=(pulses[-1]["operators"] - pulses[0]["operators"]) / ran if ran > 0 else None,
+        late_rank=late_rank(msgspec.structs.replace(record, blocks=(block,)))
+        if all(part.samples for part in parts)
+        else None,
         out_of_memory=seen.out_of_memory,
     )
-    own = tuple(map(_kept_finding, findings(facts))) if rates.shares or seen.out_of_memory else ()
-    known = {finding.code for finding in captured}
+    own = _kept_findings(findings(facts)) if rates.shares or seen.out_of_memory else ()
+    known = {finding.code for finding in profile.findings}
     return Watched(
+        **msgspec.structs.asdict(rates),
         command=seen.command,
         exit_code=seen.exit_code,
         started_at=seen.started_at,
         seconds=seconds,
-        steps=rates.steps,
-        samples=rates.samples,
         ranks=len(logs),
-        steps_per_s=rates.steps_per_s,
-        whole_steps_per_s=rates.whole_steps_per_s,
-        samples_per_s=rates.samples_per_s,
-        shares=rates.shares,
-        run_s=rates.run_s,
-        device_clock=rates.device_clock,
         paused_s=rates.run_s.get("validation", 0.0) + rates.run_s.get("profiling", 0.0),
-        first_step_s=rates.first_step_s,
-        first_steps=rates.first_steps,
-        outliers=rates.outliers,
-        outlier_share=rates.outlier_share,
-        loss=rates.loss,
         gpu_utilisation=seen.meters.utilisation(uuids),
         energy_j=energy_j,
         power_w=energy_j / seconds if energy_j is not None and seconds > 0 else None,
         peak_bytes=_peak_bytes(seen, logs),
-        findings=(*captured, *(finding for finding in own if finding.code not in known)),
-        windows=tuple(windows),
+        findings=(*profile.findings, *(finding for finding in own if finding.code not in known)),
+        windows=profile.windows,
     )
 
 
-def card_uuids(logs: Sequence[Any]) -> set[str]:
+def card_uuids(logs: Sequence[ProcessLog]) -> set[str]:
     """Of the GPUs that the watched processes compute on."""
-    found = {str(log.process.get("device", {}).get("uuid") or "") for log in logs}
-    return {uuid.removeprefix("GPU-") for uuid in found if uuid}
+    uuids = {str(log.process.get("device", {}).get("uuid") or "") for log in logs}
+    return {uuid.removeprefix("GPU-") for uuid in uuids if uuid}
 
 
 def _peak_bytes(seen: Seen, logs: Sequence[ProcessLog]) -> int | None:
@@ -649,13 +644,31 @@ def _peak_bytes(seen: Seen, logs: Sequence[ProcessLog]) -> int | None:
 
 
 def _prepared(seen: Seen, log: ProcessLog, steps: Steps, rates: Rates) -> Prepared:
-    models, usage = log.facts.get("models", {}).get("models", []), log.facts.get("usage", {})
+    models, usage, process = log.facts.get("models", {}).get("models", []), log.facts.get("usage", {}), log.process
     samples = steps.samples[steps.counted]
     samples = samples[samples > 0]  # several steps may share a batch
     batch = max(round(median(samples.tolist())), 1) if len(samples) else None
     inputs = tuple(usage.get("inputs", []))
+    device = {
+        "name": cpu_name(),
+        "kind": "cpu",
+        **process.get("device", {}),
+        **seen.meters.facts(card_uuids(seen.logs)),
+    }
     return Prepared(
-        environment=_environment(seen, log.process),
+        environment=Environment(
+            device=DeviceInfo(**device),
+            hostname=socket.gethostname(),
+            platform=platform.platform(),
+            python=str(process.get("python", "")),
+            redline=__version__,
+            cpu=cpu_name(),
+            physical_cores=psutil.cpu_count(logical=False),
+            logical_cores=psutil.cpu_count(),
+            memory_bytes=psutil.virtual_memory().total,
+            threads=process.get("threads"),
+            versions={name: version for name, version in process.get("versions", {}).items() if version},
+        ),
         workload=WorkloadInfo(
             source="a watched script",
             class_name=" and ".join(model["class_name"] for model in models[:3]) or "unknown",
@@ -679,34 +692,12 @@ def _digest(words: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
-def _environment(seen: Seen, process: dict[str, Any]) -> Environment:
-    told = process.get("device", {"kind": "cpu"})
-    device = {"name": cpu_name(), **told} if told.get("kind") == "cpu" else told
-    return Environment(
-        device=DeviceInfo(**{**device, **seen.meters.facts(card_uuids(seen.logs))}),
-        hostname=socket.gethostname(),
-        platform=platform.platform(),
-        python=str(process.get("python", "")),
-        redline=__version__,
-        cpu=cpu_name(),
-        physical_cores=psutil.cpu_count(logical=False),
-        logical_cores=psutil.cpu_count(),
-        memory_bytes=psutil.virtual_memory().total,
-        threads=process.get("threads"),
-        versions={name: version for name, version in process.get("versions", {}).items() if version},
-    )
-
-
 def _blocks(seen: Seen, steps: Steps) -> tuple[Block, ...]:
     """The counted steps in pieces; of a long run some pieces. The last piece carries what was metered."""
     kept = np.flatnonzero(steps.counted)
     pieces = np.array_split(kept, max(1, -(-len(kept) // BLOCK_STEPS)))
     chosen = [pieces[number] for number in sorted({round(x) for x in np.linspace(0, len(pieces) - 1, MOST_BLOCKS)})]
-    last: dict[str, Any] = {
-        "memory": Memory(peak_rss_bytes=_peak_bytes(seen, [])),
-        "telemetry": seen.meters.telemetry(card_uuids(seen.logs)),
-    }
-    return tuple(
+    blocks = [
         Block(
             kind="throughput",
             clock="host",
@@ -715,38 +706,35 @@ def _blocks(seen: Seen, steps: Steps) -> tuple[Block, ...]:
             wall_s=float(steps.wall_s[piece].sum()),
             started_at=seen.started_at,
             round=number,
-            **(last if number == len(chosen) - 1 else {}),
         )
         for number, piece in enumerate(chosen)
-    )
+    ]
+    memory, telemetry = Memory(peak_rss_bytes=_peak_bytes(seen, [])), seen.meters.telemetry(card_uuids(seen.logs))
+    return (*blocks[:-1], msgspec.structs.replace(blocks[-1], memory=memory, telemetry=telemetry))
 
 
 def _keep_snapshots(seen: Seen, workspace: Workspace, record_id: str) -> None:
     """The allocator's snapshots, beside the history: the folder they lie in goes away."""
     for number, log in enumerate(seen.logs):
-        told = log.facts.get("oom", {})
-        if told.get("snapshot") and Path(told["snapshot"]).is_file():
+        out_of_memory = log.facts.get("oom", {})
+        if out_of_memory.get("snapshot") and Path(out_of_memory["snapshot"]).is_file():
             workspace.traces.mkdir(parents=True, exist_ok=True)
-            told["snapshot"] = str(
-                shutil.move(told["snapshot"], workspace.traces / f"watch-{record_id}-oom-{number}.pickle")
-            )
+            kept = workspace.traces / f"watch-{record_id}-oom-{number}.pickle"
+            out_of_memory["snapshot"] = str(shutil.move(out_of_memory["snapshot"], kept))
 
 
-def _captured(
-    seen: Seen, workspace: Workspace, record_id: str
-) -> tuple[tuple[WatchFinding, ...], tuple[Window, ...], TraceRef | None]:
-    """The steps that were profiled: their trace, kept beside the history, and what it says."""
+def _profile_of(seen: Seen, workspace: Workspace, record_id: str) -> Profile:
     logs = main_logs(seen.logs)
     if not logs or not logs[0].windows:
-        return (), (), None
+        return Profile()
     steps, fact = Steps(logs[0].reader), logs[0].windows[-1]
     workspace.traces.mkdir(parents=True, exist_ok=True)
     path = workspace.traces / f"watch-{record_id}-0.pt.trace.json"
     shutil.move(fact["path"], path)
     try:
-        found = tuple(map(_kept_finding, profile_of([read_trace(path)]).findings))
+        causes = _kept_findings(profile_of([read_trace(path)]).findings)
     except RedlineError as error:
-        found = (
+        causes = (
             WatchFinding(code="no-profile", text=f"the capture cannot be read: {error}", change="", gain_bound=1.0),
         )
     around = np.flatnonzero(steps.counted & (np.abs(np.arange(steps.count) - fact["ended_with"]) < 100))
@@ -757,10 +745,10 @@ def _captured(
         steps=int(fact["steps"]),
         step_s=float(np.median(steps.wall_s[around])) if len(around) else None,
         trace=path.name,
-        top=tuple(finding.code for finding in found[:3]),
+        top=tuple(finding.code for finding in causes[:3]),
     )
     trace = TraceRef(path=str(path), steps=window.steps, capture_s=0.0, bytes=path.stat().st_size)
-    return found, (window,), trace
+    return Profile(causes, (window,), trace)
 
 
 # What it shows
