@@ -104,13 +104,16 @@ class ScalePoint:
 def points_of(runs: Sequence[ScaleRun], mode: Mode) -> list[ScalePoint]:
     """Compares each run with the fewest ranks with the same batch per rank (weak) or the same global batch (strong)."""
     series = "batch_per_rank" if mode == "weak" else "global_batch"
-    told = list(zip(runs, summarize([run.record for run in runs]), strict=True))
+    rows = [
+        (run, row, _facts(run.record, row))
+        for run, row in zip(runs, summarize([run.record for run in runs]), strict=True)
+    ]
     firsts: dict[tuple[Fact, Fact], tuple[int, Metric]] = {}
-    for run, row in sorted(told, key=lambda pair: pair[0].record.spec.ranks):
-        facts, speed = _facts(run.record, row), metric_of(row, "throughput")
+    for run, row, facts in sorted(rows, key=lambda each: each[0].record.spec.ranks):
+        speed = metric_of(row, "throughput")
         if speed is not None and speed.value and not facts["is_oversubscribed"]:
             firsts.setdefault((row.model, facts[series]), (run.record.spec.ranks, speed))
-    return [_point(run, row, firsts, series) for run, row in told]
+    return [_point(run, row, facts, firsts.get((row.model, facts[series]))) for run, row, facts in rows]
 
 
 def _facts(record: RunRecord, row: RunSummary) -> dict[str, Fact]:
@@ -131,24 +134,14 @@ def _facts(record: RunRecord, row: RunSummary) -> dict[str, Fact]:
     }
 
 
-def _point(
-    run: ScaleRun, row: RunSummary, firsts: dict[tuple[Fact, Fact], tuple[int, Metric]], series: str
-) -> ScalePoint:
-    record, facts, speed = run.record, _facts(run.record, row), metric_of(row, "throughput")
-    late, told, prepared = late_rank(record), run.communication, run.record.prepared
+def _point(run: ScaleRun, row: RunSummary, facts: dict[str, Fact], first: tuple[int, Metric] | None) -> ScalePoint:
+    record, speed, late, prepared = run.record, metric_of(row, "throughput"), late_rank(run.record), run.record.prepared
     metrics = [speed] if speed is not None else []
-    first = firsts.get((row.model, facts[series]))
     if first is not None and speed is not None and speed.value:
         metrics += _against(first, speed, record.spec.ranks, is_scaling=not facts["is_oversubscribed"], item=row.item)
-    if told.total_s is not None and told.span_s:
-        exposed_s = told.exposed_s or 0.0
-        metrics += [COMMUNICATION(told.total_s), EXPOSED(exposed_s / told.span_s)]
-        metrics += [HIDDEN(1 - exposed_s / told.total_s)] if told.total_s > 0 else []
-        metrics += [WAITING(told.waited_s / told.span_s)] if told.waited_s is not None else []
+    metrics += _communication(run.communication, record.spec.ranks)
     if prepared is not None and prepared.gradient_bytes:
         metrics.append(GRADIENTS(prepared.gradient_bytes))
-    if told.probe_s and told.probe_bytes and record.spec.ranks > 1:
-        metrics.append(BUS(told.probe_bytes / told.probe_s * 2 * (record.spec.ranks - 1) / record.spec.ranks))
     peaks = [peak for peak in rank_peaks(record.blocks) if peak is not None]
     metrics += [MEMORY(max(peaks))] if peaks else []
     notes = [each for each in prepared.workload.notes if each.code == "uneven-batch"] if prepared else []
@@ -168,40 +161,51 @@ def _point(
     )
 
 
+def _communication(known: Communication, ranks: int) -> Iterator[Metric]:
+    if known.total_s is not None and known.span_s:
+        exposed_s = known.exposed_s or 0.0
+        yield COMMUNICATION(known.total_s)
+        yield EXPOSED(exposed_s / known.span_s)
+        if known.total_s > 0:
+            yield HIDDEN(1 - exposed_s / known.total_s)
+        if known.waited_s is not None:
+            yield WAITING(known.waited_s / known.span_s)
+    if known.probe_s and known.probe_bytes and ranks > 1:
+        yield BUS(known.probe_bytes / known.probe_s * 2 * (ranks - 1) / ranks)
+
+
 def _against(
     first: tuple[int, Metric], speed: Metric, ranks: int, *, is_scaling: bool, item: str | None
-) -> list[Metric]:
+) -> Iterator[Metric]:
     """The ideal, and how much of it is reached."""
     base_ranks, base = first
     assert base.value
     assert speed.value
     times = ranks / base_ranks
-    metrics = [IDEAL(base.value * times, item=item)]
-    if not is_scaling:
-        return metrics
-    ends: list[float | None] = [None, None]
-    if ranks != base_ranks and speed.low and speed.high and base.low and base.high:
-        ends = [speed.low / (base.high * times), speed.high / (base.low * times)]
-    return [*metrics, EFFICIENCY(speed.value / (base.value * times), *ends)]
+    yield IDEAL(base.value * times, item=item)
+    if is_scaling:
+        is_apart = ranks != base_ranks and speed.low and speed.high and base.low and base.high
+        low = speed.low / (base.high * times) if is_apart and speed.low and base.high else None
+        high = speed.high / (base.low * times) if is_apart and speed.high and base.low else None
+        yield EFFICIENCY(speed.value / (base.value * times), low, high)
 
 
 def rank_rows(record: RunRecord) -> Iterator[Row]:
     """Each rank of a run: its share of the batch, its own speed, and what it does by itself in each phase."""
-    blocks = [block for block in record.blocks if block.ranks]
-    peaks = rank_peaks(record.blocks)
-    for info in record.prepared.ranks if record.prepared is not None else ():
-        own = [block.ranks[info.rank] for block in blocks]
-        samples = [seconds for block in own for seconds in block.samples]
-        phases: dict[str, list[float]] = {}
-        for block in own:
-            for name, seconds in own_seconds(block).items():
-                phases.setdefault(name, []).append(seconds)
-        named = [Figure(name=f"own_{name}", unit="s", better="lower")(median(each)) for name, each in phases.items()]
-        item = record.prepared.workload.item if record.prepared is not None else None
+    prepared, peaks = record.prepared, rank_peaks(record.blocks)
+    for info in prepared.ranks if prepared is not None else ():
+        blocks = [block.ranks[info.rank] for block in record.blocks if block.ranks]
+        samples = [seconds for block in blocks for seconds in block.samples]
+        phases = [own_seconds(block) for block in blocks]
+        own = [
+            Figure(name=f"own_{name}", unit="s", better="lower")(median(each[name] for each in phases if name in each))
+            for name in dict.fromkeys(name for each in phases for name in each)
+        ]
         speed = info.items_per_step / median(samples) if samples else None
+        item = prepared.workload.item if prepared is not None else None
         yield Row(
             facts={"ranks": record.spec.ranks, "rank": info.rank, "host": info.host, "items": info.items_per_step},
-            metrics=(THROUGHPUT(speed, item=item), *named, *([MEMORY(peaks[info.rank])] if peaks else [])),
+            metrics=(THROUGHPUT(speed, item=item), *own, *([MEMORY(peaks[info.rank])] if peaks else [])),
         )
 
 
@@ -223,17 +227,17 @@ def _exposed(point: ScalePoint, *, is_link: bool) -> Removal | None:
     return Removal(saves_s=seconds, seconds=seconds) if _is_slow_link(point) == is_link else None
 
 
-def _says_exposed(point: ScalePoint, removal: Removal) -> str:
+def _says_exposed(point: ScalePoint, gone: Removal) -> str:
     row = point.row
     sent = f"{row['gradients']} of gradients" if "gradients" in row else "what the ranks exchange"
-    told = f"{row['exposed']} of a step is communication that nothing hides ({sent}, {row['communication']} per step)"
+    hides = f"{row['exposed']} of a step is communication that nothing hides ({sent}, {row['communication']} per step)"
     if _is_slow_link(point):
-        return f"{told}; an all-reduce moves only {format_bytes(row.value('bus'))}/s between ranks"
+        return f"{hides}; an all-reduce moves only {format_bytes(row.value('bus'))}/s between ranks"
     speed = f"; the link moves {row['bus']}" if "bus" in row else ""
-    return f"{told}{speed}, and a batch of {row['batch_per_rank']} per rank leaves too little to compute meanwhile"
+    return f"{hides}{speed}, and a batch of {row['batch_per_rank']} per rank leaves too little to compute meanwhile"
 
 
-def _larger_batch(point: ScalePoint, removal: Removal) -> str:
+def _larger_batch(point: ScalePoint, gone: Removal) -> str:
     """A batch with which communication is worth no further word: what is computed grows with it, communication does not."""
     share, most, batch = point.row.value("exposed"), WORTH_SAYING, int(point.row.facts["batch_per_rank"] or 1)
     enough = round(batch * share / (1 - share) * (1 - most) / most) if share < 1 else 2 * batch
@@ -247,7 +251,7 @@ def _late(point: ScalePoint) -> Removal | None:
     return Removal(saves_s=seconds, seconds=seconds)
 
 
-def _says_late(point: ScalePoint, removal: Removal) -> str:
+def _says_late(point: ScalePoint, gone: Removal) -> str:
     late = point.late
     if late is None:
         return f"ranks wait for each other {format_share(point.row.value('waiting'))} of a step, and not always for the same one"
@@ -255,13 +259,13 @@ def _says_late(point: ScalePoint, removal: Removal) -> str:
     return f"rank {late.rank} {longer}: {late.why}"
 
 
-def _about_late(point: ScalePoint, removal: Removal) -> str:
+def _about_late(point: ScalePoint, gone: Removal) -> str:
     if point.late is None:
         return "redline profile with --ranks says who is late where; on shared machines, measure again with --effort strict"
     return "look at that rank's device and machine: clocks, temperature, other processes, its part of the data"
 
 
-def _change_link(point: ScalePoint, removal: Removal) -> str:
+def _change_link(point: ScalePoint, gone: Removal) -> str:
     on_cpu = device_kind(point.run.record) == "cpu"
     link = "(ranks on CPUs talk over TCP)" if on_cpu else "(NVLink, InfiniBand, NCCL_DEBUG=INFO)"
     return f"check the link {link}, or send less: larger buckets, accumulation, a larger batch per rank"
@@ -289,7 +293,7 @@ RULES: tuple[Rule[ScalePoint], ...] = (
     Rule(
         code="host-bound",
         removes=lambda point: _lost(point) if point.bound.label == "host" else None,
-        says=lambda point, removal: str(point.bound.evidence),
+        says=lambda point, gone: str(point.bound.evidence),
         change="-r compile or -r compile:reduce-overhead: the GPUs wait for Python, and more ranks only wait more",
         least_share=WORTH_SAYING,
     ),
