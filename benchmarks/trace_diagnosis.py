@@ -27,12 +27,12 @@ from troubles import CODES, Program, run
 LEAST_SHARE = 0.03
 """A trouble that costs less of the time is none."""
 CLEARLY = 1.5
-"""One of two costs so many times as much as the other."""
+"""One of two troubles is clearly larger if it costs so many times as much as the other."""
 SIZES = (0.15, 0.35, 0.8)
 TARGET = 0.99
 TIGHT = 0.95
 AS_EXACT = 0.005
-"""The replay knows the gaps between kernels to about this share of the steps."""
+"""The gaps between kernels are known to the replay to about this share of the steps."""
 THREES = 100
 
 
@@ -44,7 +44,7 @@ class Verdict:
     """How many times faster the steps are without it."""
     first: str
     bound: float | None
-    """Of the finding that names the larger trouble; None where there is none."""
+    """This is the bound of the finding that names the larger trouble; None where there is none."""
     listed: tuple[str, ...]
 
     @property
@@ -57,7 +57,7 @@ class Verdict:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it promises no more than twice the seconds that mending brings."""
+        """True if the bound is no more than twice the seconds that mending brings."""
         return self.bound is None or 1 - 1 / self.bound <= 2 * (1 - 1 / self.gain)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ def _ranks(*troubles: str) -> int:
 
 
 def judged(program: Program, dress: Dress = as_it_is) -> Verdict | None:
-    """None where no trouble costs clearly more than the others."""
+    """Returns None if no trouble is clearly larger than the others."""
     whole = run(program)
     costs = {trouble: whole.wall_ns - run(program.without(trouble)).wall_ns for trouble in program.troubles}
     ranked = sorted(costs, key=lambda trouble: -costs[trouble])

@@ -1,4 +1,4 @@
-"""A training script with one fault planted, or none: what `redline watch` says of it, and what mending it brings.
+"""This is a training script with one fault planted, or none, to see what `redline watch` says of it and what mending it brings.
 
     redline watch --summary faulty.json -- python benchmarks/watch_faults.py --fault pageable
     redline watch --summary mended.json -- python benchmarks/watch_faults.py

@@ -1,4 +1,4 @@
-"""The same program as other people's traces show it: what stands around the steps must not change what is found in them."""
+"""This is the same program as other people's traces show it: what stands around the steps must not change what is found in them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def on_amd(rank: Rank) -> None:
 
 
 def second_process(rank: Rank) -> None:
-    """A process that decodes images all the time, in the same file."""
+    """There is another process in the file, which decodes images all the time."""
     for index in range(200):
         begin, lasts = index * rank.wall_ns // 200, rank.wall_ns // 220
         rank.maker.event(
@@ -60,7 +60,7 @@ def second_process(rank: Rank) -> None:
 
 
 def watchdog(rank: Rank) -> None:
-    """Threads that ask for events and wait for the device, and launch nothing."""
+    """There are threads that ask for events and wait for the device, and launch nothing."""
     for index in range(100):
         rank.maker.call("cudaEventQuery", index * rank.wall_ns // 100, 3000, thread=888)
     rank.maker.call("cudaEventSynchronize", 1000, rank.wall_ns - 5000, thread=889)
@@ -80,7 +80,7 @@ def out_of_order(rank: Rank) -> None:
 
 
 def since_1970(rank: Rank) -> None:
-    """Times that floats blur."""
+    """Times are blurred by floats."""
     for event in rank.maker.events:
         event["ts"] = Time(event["ts"].nanoseconds + EPOCH_NS - rank.maker.base_ns)
 

@@ -15,7 +15,7 @@ GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
 
 
 class Program:
-    """A host that launches onto the streams of one device."""
+    """This is a host that launches onto the streams of one device."""
 
     def __init__(self, *, rocm: bool = False) -> None:
         self.maker = TraceMaker(rocm=rocm)
@@ -98,7 +98,7 @@ class OnHost:
         return self
 
     def load(self, lasts: int) -> None:
-        """With a batch put together by operators at its end, as without workers."""
+        """At its end a batch is put together by operators, as without workers."""
         self.maker.annotation(LOADER, self.now, lasts)
         self.maker.operator("aten::stack", self.now + lasts - 200 * US, 200 * US)
         self.now += lasts

@@ -53,12 +53,12 @@ CODES: dict[str, tuple[str, ...]] = {
     "partly hidden communication": ("communication-bound",),
     "compared algorithms": ("cold-start", "warm-up"),
 }
-"""Each trouble, and the findings that name it."""
+"""Each trouble has the findings here that name it."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a training script does; each trouble has a size between 0 (none) and about 1 (as long as a step)."""
+    """This is what a training script does; each trouble has a size between 0 (none) and about 1 (as long as a step)."""
 
     seed: int = 0
     troubles: dict[str, float] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Rank:
         self.step = 0
 
     def about(self, nanoseconds: float, *key: Any) -> int:
-        """The same every time for the same part of the program: within 5 % of what is asked for."""
+        """Returns a time that is the same for the same part of the program, within 5 % of what is asked for."""
         digest = hashlib.blake2b(repr((self.program.seed, *key)).encode(), digest_size=4).digest()
         return round(nanoseconds * (0.95 + 0.1 * int.from_bytes(digest, "big") / 2**32))
 
@@ -136,7 +136,7 @@ class Rank:
 
     @property
     def wall_ns(self) -> int:
-        """From the first step on the host to the end of the last, on the host or on the device."""
+        """This is from the first step on the host to the end of the last, on the host or on the device."""
         return max(self.now, *self.free.values())
 
     def _work(
@@ -192,7 +192,7 @@ class Rank:
         self.now += self.about(30 * US, self.step, "after the copy")
 
     def _input_copy(self) -> None:
-        """From pinned memory on a stream of its own; the forward waits for it, and nothing is left to run beside it."""
+        """The copy is from pinned memory on a stream of its own; the forward waits for it, and nothing is left to run beside it."""
         begin, lasts = self.now, self.about(self.program.size("input copy") * 3000 * US, self.step, "input")
         self.now += 12 * US
         number = self.maker.operator("aten::copy_", begin, 12 * US)
@@ -204,7 +204,7 @@ class Rank:
         )  # fmt: skip
 
     def _result_copy(self) -> None:
-        """`.cpu()` of what the step returned, into pageable memory: the host waits for all that it launched."""
+        """This is `.cpu()` of what the step returned, into pageable memory: the host waits for all that it launched."""
         begin, lasts = self.now, self.about(self.program.size("result copy") * 2000 * US, self.step, "result")
         start = max(begin + LATENCY_NS, self.free["compute"] + GAP_NS)
         self.free["compute"] = start + lasts
@@ -223,7 +223,7 @@ class Rank:
         self.now += self.about(self.program.size("logging sync") * 3000 * US, self.step, "logging")
 
     def _optimizer_loop(self) -> None:
-        """One small kernel for each of many parameters, each by an operator of its own."""
+        """There is a small kernel for each of many parameters, each by an operator of its own."""
         count, kernel = round(self.program.size("optimizer loop") * 400), ADD.replace("float", "c10::Half")
         if "optimizer loop" in self.program.mended:
             self._work("aten::_foreach_add_", kernel, 2 * US * count, "parameters")
@@ -268,7 +268,7 @@ class Rank:
             self.maker.events.insert(marker, self.maker.events.pop())
 
     def _partly_hidden(self) -> Iterator[int]:
-        """A collective that begins beside the backward and goes on after it; the optimizer waits for it."""
+        """There is a collective that begins beside the backward and goes on after it; the optimizer waits for it."""
         begin = self.now
         self.now += 8 * US
         launched, self.now = self.now, self.now + CALL_NS
@@ -368,7 +368,7 @@ class Rank:
             self.free["compute"] = max(self.free["compute"], end)  # the optimizer waits for the last bucket
 
     def _small_kernels(self) -> None:
-        """Hundreds of tiny kernels replayed from a graph: launched in time, each with a gap before it."""
+        """Hundreds of tiny kernels are replayed from a graph: launched in time, each with a gap before it."""
         count = round(self.program.size("small kernels") * 700)
         begin, number = self.now, self.maker.next_number() + 500_000
         self.now += 60 * US
@@ -385,7 +385,7 @@ class Rank:
 @dataclass(frozen=True)
 class Ran:
     wall_ns: int
-    """Of all ranks together."""
+    """This is the time of all ranks together."""
     ranks: list[Rank]
 
     def read(self) -> list[Trace]:

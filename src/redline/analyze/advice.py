@@ -1,4 +1,4 @@
-"""What to do next: recipes worth trying, and the command that measures again what a spec measured.
+"""This module says what to do next: recipes worth trying, and the command that measures again what a spec measured.
 
 Worth trying are recipes the bench found applicable to this model here, and that the device can gain from. A number format helps where the device multiplies faster in it, as its own ceilings say. What nobody has measured is
 believed of a GPU, whose formats differ by factors, and not of a CPU, which emulates most of them.
@@ -20,7 +20,7 @@ from redline.model.work import Ceilings
 
 SUGGESTED = 2
 FASTER_FORMAT = 1.3
-"""Products in the format over products in fp32, at least: casting costs time too."""
+"""A format has to be this much faster than fp32 in products: casting costs time too."""
 FORMATS = {
     "tf32": "tf32",
     "fp16": "fp16",
@@ -28,13 +28,13 @@ FORMATS = {
     "amp": "fp16",
     "amp-bf16": "bf16",
 }
-"""What switches that change the number format compute in."""
+"""Switches that change the number format compute in this one."""
 
 
 def worth_trying(
     record: RunRecord, ceilings: Ceilings | None, *, host_bound: bool = False, known: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """At most two recipes, the more promising last; empty where nothing is known to help. `known`: measured already."""
+    """Returns at most two recipes, of which the last is the more promising; none where nothing is known to help. `known`: measured already."""
     if record.prepared is None or record.failure is not None:
         return ()
     done = {Recipe.parse(text).canonical() for text in (*known, str(record.spec.recipe))}
@@ -50,7 +50,7 @@ def worth_trying(
 
 
 def _has_all_of(recipe: Recipe, text: str) -> bool:
-    """Whether a recipe does already what another would: the same switches, with an argument where that has none."""
+    """Returns true if a recipe does already what another would: the same switches, with an argument where that has none."""
     own = {switch.name: switch.argument for switch in recipe.switches}
     return all(
         switch.name in own
@@ -145,7 +145,7 @@ def options_of(command: str, spec: RunSpec) -> str:
 
 
 def bare_step(record: RunRecord) -> RunSpec | None:
-    """One step of a training on data, as other commands measure it; None where the images of the data cannot stand for its
+    """Returns one step of a training on data, as other commands do measure it; None where the images of the data cannot stand for its
     inputs: the loaders are the user's own, or the training was never prepared."""
     train, info = record.spec.train, record.prepared.data if record.prepared else None
     if train is None or ":" in train.data.name or info is None or len(info.shape) != 3:
@@ -157,7 +157,7 @@ def bare_step(record: RunRecord) -> RunSpec | None:
 
 
 def tuning_command(record: RunRecord) -> str | None:
-    """What looks for a faster recipe for the step of a training; None where no command line can name it."""
+    """Returns the command that is looking for a faster recipe for the step of a training; None where no command line can name it."""
     step, prepared = bare_step(record), record.prepared
     return command_line("tune", step, batch=prepared.workload.batch, recipes=()) if step and prepared else None
 

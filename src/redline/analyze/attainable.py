@@ -23,9 +23,9 @@ class ClassLimit(Frozen):
     attainable_s: float
     """The sum of what each operator needs by itself."""
     limited_by: LimitedBy | None
-    """What most of that time is spent on; None where a number format has no ceiling, so that its products are not in the time."""
+    """Most of that time is spent on this; None where a number format has no ceiling, so that its products are not in the time."""
     measured_s: float | None = None
-    """For one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
+    """This is for one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
 
     @property
     def efficiency(self) -> float | None:
@@ -34,12 +34,12 @@ class ClassLimit(Frozen):
 
 class Attainable(Frozen):
     compute_s: float
-    """All products of the step, each number format at its own ceiling."""
+    """This is for all products of the step, each number format at its own ceiling."""
     memory_s: float
     """The compulsory bytes at the copy bandwidth."""
     unfused_s: float
     unfused_compute_s: float
-    """Of that, in operators limited by their products."""
+    """This part of it is in operators limited by their products."""
     unfused_memory_s: float
     classes: tuple[ClassLimit, ...]
     without_ceiling: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def attainable(work: WorkCount, ceilings: Ceilings) -> Attainable:
 
 
 def operator_time(one: OperatorWork | OperatorTime, ceilings: Ceilings) -> tuple[float, LimitedBy | None]:
-    """Least time of one call, and what limits it. Only products are limited by the matrix units; everything else by its bytes."""
+    """Returns what is the least time of one call, and what limits it. Only products are limited by the matrix units; everything else by its bytes."""
     memory_s = one.bytes / ceilings.copy_bytes_per_s
     has_products = one.kind in PRODUCTS and one.flops > 0
     peak = ceilings.flops_per_s.get(one.number_format) if has_products else None

@@ -1,4 +1,4 @@
-"""What limits a run (`bound`), and the least time that its work can take (`attainable`).
+"""This module says what limits a run (`bound`) and tells its least time (`attainable`).
 
 The least time has two meanings, which are never mixed. The *roofline* of the whole step: all products at the speed of the matrix units, and
 the compulsory bytes at the speed of memory, whichever takes longer; no fusion gets below it. The *unfused* time: every
@@ -23,7 +23,7 @@ from redline.model.work import Ceilings
 
 
 def step_s(record: RunRecord) -> float | None:
-    """The median time of a step, without waiting in between."""
+    """Returns the median time of a step when there is no waiting in between."""
     return median_step_s(timed_blocks(record, "throughput"))
 
 
@@ -38,7 +38,7 @@ MEMORY_BOUND_BANDWIDTH = 0.8
 """Share of the peak that counters report; more is hardly ever reached."""
 
 _ISSUED_FREELY = 3
-"""Steps at a block's start whose issue cannot yet be held up by a full launch queue."""
+"""The issue of so many steps at a block's start is not yet held up by a full launch queue."""
 
 EXPLAINED_SHARE = 0.3
 """Operators at their limits must make up this share of the step before one of the limits is named."""
@@ -78,7 +78,7 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
 
 
 def runs_python(record: RunRecord) -> Bound | None:
-    """For a CPU that spends most of a step outside of operators."""
+    """Returns the host as the bound if a CPU is outside of operators most of a step."""
     share = record.prepared.operators_share if record.prepared is not None else None
     if share is None or share >= OPERATORS_SHARE:
         return None
@@ -110,7 +110,7 @@ def bound_of_counters(bandwidth_share: float | None) -> Bound:
 
 
 def host_share(record: RunRecord) -> float | None:
-    """Host time to issue a step over the time of a step; None where nothing is issued ahead or nothing was kept."""
+    """Returns the host time that is needed to issue a step over the time of a step; None where nothing is issued ahead or kept."""
     blocks = timed_blocks(record, "throughput")
     issue_s = list(chain.from_iterable(_free_issues(block) for block in blocks))
     step_s = list(chain.from_iterable(block.samples for block in blocks))
@@ -199,7 +199,7 @@ def _no_ceilings(record: RunRecord | None) -> str:
 
 
 def is_fused(record: RunRecord | None) -> bool:
-    """Whether the recipe builds a program in which operators no longer run one by one."""
+    """Returns true if the recipe makes a program in which operators no longer run one by one."""
     return record is not None and record.prepared is not None and record.prepared.capabilities.compiles
 
 

@@ -1,4 +1,4 @@
-"""What a generation waits for: the host, kernels that read slowly, memory itself, or the prompt."""
+"""These are the rules about what a generation waits for: the host, kernels that read slowly, memory itself, or the prompt."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HALF_BYTES = 2.5
 
 
 def _generation(profile: Profile) -> Generation | None:
-    """What was measured of it without the profiler."""
+    """Returns what was measured of the generation without the profiler."""
     is_timed = profile.capture is not None and profile.capture.step_s and profile.steps
     return profile.generation if is_timed else None
 
 
 def _is_slow(found: Generation) -> bool:
-    """Whether its tokens take longer than reading what they need."""
+    """Returns true if its tokens are slower than reading what they need."""
     return found.tpot_s is not None and found.read_s is not None and not found.reads_all_the_time
 
 
@@ -36,7 +36,7 @@ def _is_late(found: Generation) -> bool:
 
 
 def waits_for_host(profile: Profile) -> bool:
-    """Whether the host limits decoding, which then has a finding of its own."""
+    """Returns true if the host is what limits decoding, which then has a finding of its own."""
     found = _generation(profile)
     return found is not None and _is_late(found)
 
@@ -104,7 +104,7 @@ def _without_python(facts: TraceFacts, removal: Removal) -> Advice:
 
 
 FEW_SEQUENCES = 4
-"""What the switch decode-kernels is for."""
+"""The switch decode-kernels is for batches up to this."""
 _OTHER_PRODUCTS = ("int4", "int8", "fp8", "amp", "amp-bf16")
 
 

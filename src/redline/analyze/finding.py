@@ -23,13 +23,13 @@ class Finding(Frozen):
     code: str
     evidence: str
     next: str
-    """What to try: a recipe of Redline where Redline captured the profile, else what to change in the program."""
+    """This is worth a try: a recipe of Redline where Redline captured the profile, else a change of the program."""
     gain_bound: float
     """How many times faster the steps can become at most, if all of this were gone."""
     saves_s: float = 0.0
     """How much earlier the steps would end without it. Findings are ordered by this, and bounded by it."""
     recipe: str | None = None
-    """The recipe that `next` names, if it names one."""
+    """This is the recipe that `next` names, if it names one."""
 
 
 class Advice(NamedTuple):
@@ -38,27 +38,27 @@ class Advice(NamedTuple):
 
 
 class Removal(Frozen):
-    """What a cause stands for in the steps, and what they would save without it."""
+    """This is what a cause stands for in the steps, and what they would save without it."""
 
     saves_s: float
     """How much earlier the steps would end, played again without it."""
     seconds: float
-    """How long the device waited for it or worked at it."""
+    """The device was waiting for it or working at it for so long."""
     count: int = 0
     """Pieces of work, or calls."""
     what: str = ""
-    """What took most of it."""
+    """This took most of it."""
 
 
 class Facts(Protocol):
-    """What rules look at: the steps of a trace, or the phases of a run."""
+    """Rules look at these: they are the steps of a trace, or the phases of a run."""
 
     @property
     def whole_s(self) -> float:
         """The time of the steps, against which gains are held."""
 
     def words(self, gone: Removal, /) -> Mapping[str, str]:
-        """What fills the gaps in a rule's text."""
+        """Returns what is filled into the gaps of a rule's text."""
 
 
 F = TypeVar("F", bound=Facts)
@@ -68,13 +68,13 @@ F = TypeVar("F", bound=Facts)
 class Rule(Generic[F]):
     code: str
     removes: Callable[[F], Removal | None]
-    """What goes away with the cause; None where the facts do not show it."""
+    """Returns what is gone with the cause; None where the facts do not show it."""
     says: str | Callable[[F, Removal], str]
     """The evidence. The facts at hand fill the gaps of a text."""
     change: str | Callable[[F, Removal], Advice | str]
     least_share: float = WORTH_A_LINE
     limit: BoundLabel | None = None
-    """What limits the steps where this comes first; None for work of the device, whose own limit then counts."""
+    """This limits the steps if the rule comes first; None for work of the device, whose own limit then counts."""
 
     def finding(self, facts: F) -> Finding | None:
         gone = self.removes(facts)
@@ -105,7 +105,7 @@ def gain_of(saves_s: float, whole_s: float) -> float:
 
 
 def words_of(gone: Removal) -> dict[str, str]:
-    """What every rule's text may say of what it removes."""
+    """Returns what every rule's text may say of what it removes."""
     mean = format_seconds(gone.seconds / max(gone.count, 1))
     return {
         "seconds": format_seconds(gone.seconds),
@@ -125,7 +125,7 @@ class Lanes:
 
     step_s: float
     host_s: float
-    """The host's own time, waits for the device included."""
+    """This is the host's own time, waits for the device included."""
     device_s: float
 
     def without(self, *, host_s: float = 0.0, device_s: float = 0.0, count: int = 0, what: str = "") -> Removal:

@@ -40,7 +40,7 @@ def rank_peaks(blocks: Sequence[Block]) -> tuple[int | None, ...]:
 
 
 def own_seconds(block: RankBlock) -> dict[str, float]:
-    """Returns the median time of each phase in which a rank works by itself and waits for no other.
+    """Returns the median time of each phase in which a rank is working by itself and waits for no other.
 
     In the backward pass ranks wait for each other's gradients, so that phase counts only where it was timed without averaging.
     Where no phase was timed, the whole step counts.
@@ -105,7 +105,7 @@ def _why(rank: int, blocks: Sequence[Block], infos: Mapping[int, RankInfo], long
 
 
 def _longer(rank: int, blocks: Sequence[Block], figure: Callable[[RankBlock], float | None]) -> float | None:
-    """Returns by how much a figure of this rank exceeds that of the others. Both are medians over blocks."""
+    """Returns by how much a figure of this rank is above that of the others. Both are medians over blocks."""
     known = [
         (each.rank == rank, value) for block in blocks for each in block.ranks if (value := figure(each)) is not None
     ]

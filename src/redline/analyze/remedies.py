@@ -1,4 +1,4 @@
-"""What to change: a recipe of Redline where Redline captured the profile, else something in the program."""
+"""This module says what to change: a recipe of Redline where Redline captured the profile, else something in the program."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def recipe_of(profile: Profile) -> tuple[Switch, ...]:
 
 
 def does(profile: Profile) -> Capabilities:
-    """What the profiled recipe does to the program, and what the trace shows of it."""
+    """Returns what is done to the program by the profiled recipe, and what the trace shows of it."""
     told = profile.capture.capabilities if profile.capture is not None else Capabilities(compiles=_is_compiled(profile))
     return Capabilities.together((told, Capabilities(records_graph=profile.launches.graphs > 0)))
 
 
 def _is_compiled(profile: Profile) -> bool:
-    """Whether a trace from elsewhere shows a compiler's work: its regions, or kernels that it fused."""
+    """Returns true if a compiler's work is in a trace from elsewhere: its regions, or kernels that it fused."""
     regions = any(_COMPILED_REGION.match(row.name) for row in profile.operators)
     return regions or any(row.name.startswith(_FUSED_KERNEL) for row in profile.kernels)
 
 
 def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) -> str:
-    """The profiled recipe with this switch in the place of one of the same name."""
+    """Returns the profiled recipe; this switch is in the place of one of the same name."""
     name = switch.partition(":")[0]
     kept = [str(other) for other in recipe_of(profile) if other.name != name and str(other) not in without]
     is_generation = profile.capture is not None and profile.capture.task == "generate"
@@ -50,7 +50,7 @@ FLAGS = ("tf32", "cudnn-benchmark")
 
 
 def is_about_code(profile: Profile) -> bool:
-    """Whether the program must be changed by its author: a trace from elsewhere, or a function that is run as it is."""
+    """Returns true if the program must be changed by its author: a trace from elsewhere, or a function that is run as it is."""
     return profile.capture is None or profile.capture.task == "step"
 
 

@@ -1,4 +1,4 @@
-"""What each rule of the diagnosis removes from recorded steps, and what the steps save without it.
+"""This module says what each rule of the diagnosis removes from recorded steps, and what the steps save without it.
 
 Where a device worked, the steps are played again without it. Where the host is the device nothing runs beside anything else, so
 that what is removed is saved. A table of kernels has their names alone.
@@ -55,7 +55,7 @@ class TraceFacts:
 
     @property
     def span_s(self) -> float:
-        """How long the steps lasted under the profiler; `whole_s` is shorter where Redline also timed them without it."""
+        """The steps were this long under the profiler; `whole_s` is shorter where Redline also timed them without it."""
         return self.profile.timeline.span_s
 
     @cached_property
@@ -73,7 +73,7 @@ class TraceFacts:
         }
 
     def saves(self, saved_s: float, seconds: float, kind: Kind) -> float:
-        """What the replay of the recorded steps saves, corrected for the profiler, which slows the host down."""
+        """Returns what is saved by the replay of the recorded steps, corrected for the profiler, which slows the host down."""
         profile, capture = self.profile, self.profile.capture
         if (
             capture is None
@@ -94,21 +94,21 @@ class TraceFacts:
 
 @dataclass(frozen=True)
 class Taken:
-    """The time that one device, or one host, loses to a cause."""
+    """This is the time that one device, or one host, loses to a cause."""
 
     ns: int
-    """How long the device waited for this, or worked at it."""
+    """The device was waiting for this, or working at it, for so long."""
     count: int
     what: str = ""
     without: Without = NOTHING
-    """What a device is played without."""
+    """The device is played without this."""
     also_ns: int = 0
     """On a host, time that is not of this cause and would go with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a rule removes: on devices, on hosts that are the device, and in tables that have only names."""
+    """This says what a rule removes: on devices, on hosts that are the device, and in tables that have only names."""
 
     kind: Kind
     on_device: Callable[[OnDevice], Taken] | None = None
@@ -151,7 +151,7 @@ HOST_LATE_SHARE = 0.05
 
 
 def unless_cleared(removes: Removes) -> Removes:
-    """What the host is late with, unless steps without the profiler show that it keeps up: only recording made it late."""
+    """Removes what the host is late with, unless steps without the profiler show that it keeps up: only recording made it late."""
 
     def late(facts: TraceFacts) -> Removal | None:
         removal = None if _is_cleared(facts) else removes(facts)
@@ -177,7 +177,7 @@ def _is_cleared(facts: TraceFacts) -> bool:
 def idle_for(
     cause: Cause, host: Callable[[OnDevice], Intervals], calls: Callable[[HostView], Sized]
 ) -> Callable[[OnDevice], Taken]:
-    """Take the time of the host that one kind of call or mark stands for."""
+    """Removes the time in which the host is in one kind of call or mark."""
     return lambda seen: Taken(seen.run.idle.ns(cause), len(calls(seen.run.host)), without=Without(host=host(seen)))
 
 
@@ -225,7 +225,7 @@ def waits(*, copies: bool) -> Callable[[OnDevice], Taken]:
 
 
 def reading(seen: OnHost) -> Taken:
-    """Take the operators that turn tensors into numbers one by one, with the Python around them."""
+    """Removes the operators whose work is to turn tensors into numbers one by one, with the Python that is around them."""
     rows, parent = seen.numbers_read, seen.links.nesting.parent
     outermost = rows & ~(rows[np.maximum(parent, 0)] & (parent >= 0))
     return Taken(seen.reading.total, int(outermost.sum()), seen.longest(rows))
@@ -252,7 +252,7 @@ def rows_of(seen: OnDevice, rows: Mask, *, launches: bool = True) -> Taken:
 
 
 def copies_alone(seen: OnDevice) -> Taken:
-    """Take the copies between the host and the device beside which no kernel runs."""
+    """Removes the copies that are between the host and the device, beside which no kernel runs."""
     found = rows_of(seen, seen.moving & ~seen.blocking_copies)
     return replace(found, ns=min(found.ns, seen.run.time.exposed_copy))
 
@@ -266,7 +266,7 @@ def unfused(seen: OnDevice) -> Taken:
 
 
 def cold(seen: OnDevice) -> Taken:
-    """What the kernels of the first steps take longer, with the host that launches and times the algorithms that it compares."""
+    """Removes the time by which kernels are slower in the first steps, with the host that launches and times the algorithms it compares."""
     cold = cold_kernels(seen.run.recorded)
     table, by = seen.trace.operators, distinct(seen.links.operator[cold.tried])
     comparing = union(table.start[by], table.end[by]).holds(seen.trace.calls.start)
@@ -277,8 +277,8 @@ def cold(seen: OnDevice) -> Taken:
 
 
 def operators(named: Callable[[OnHost], Mask]) -> Callable[[OnHost], Taken]:
-    """Operators with those that prepare their work and the Python beside them; those that a checkpoint runs again have a rule of
-    their own."""
+    """Removes operators with what is there to prepare their work and with the Python beside them. Those that a checkpoint runs again have
+    a rule of their own."""
 
     def on_host(seen: OnHost) -> Taken:
         meant = named(seen)
@@ -290,7 +290,7 @@ def operators(named: Callable[[OnHost], Mask]) -> Callable[[OnHost], Taken]:
 
 
 def again(seen: OnHost) -> Taken:
-    """Take the operators that a checkpoint runs again, with the Python that calls them."""
+    """Removes the operators that are run again by a checkpoint, with the Python that calls them."""
     rows = seen.again
     return Taken(int(seen.own_ns[rows].sum()), int(rows.sum()), seen.longest(rows), also_ns=seen.around(rows))
 
@@ -317,12 +317,12 @@ def of_names(named: Callable[[Described], bool]) -> Selection:
 
 
 def trains_norms(profile: Profile) -> bool:
-    """Whether a batch-norm updates its statistics: then none of them are fixed, whatever the other names say."""
+    """Returns true if a batch-norm is updating its statistics: then none of them are fixed, whatever the other names say."""
     names = [*(row.name for row in profile.kernels), *(row.name for row in profile.operators)]
     return any(describe(name).is_training_norm for name in names)
 
 
-# Communication, ranks that wait for each other, and single operators
+# Here are communication, ranks that wait for each other, and single operators
 
 
 def exchanges(facts: TraceFacts) -> Removal | None:
@@ -358,7 +358,7 @@ def _exposed_waits(calls: Calls, waits: NDArray[np.float64]) -> int:
 
 
 def straggler(facts: TraceFacts) -> Removal | None:
-    """The steps if nobody waited for the rank that comes last: it would be as fast as the others are on average."""
+    """Removes the waits for the rank that is last: it would be as fast as the others are on average."""
     waiting, runs = facts.waiting, [seen.run for seen in facts.devices]
     if waiting is None or not waiting.stragglers:
         return None

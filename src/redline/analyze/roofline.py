@@ -19,7 +19,7 @@ from redline.model.record import RunRecord
 from redline.model.work import Ceilings, WorkCount
 
 _MEMORY_SIZE = r"(?:[- ]\d+ ?GB)?"
-"""Some names go on with the size of the memory, which changes no peak listed here."""
+"""Some names have the size of the memory at their end, which changes no peak listed here."""
 
 
 class Datasheet(Frozen):
@@ -62,7 +62,7 @@ def _sheets() -> list[tuple[tuple[str, ...], Datasheet]]:
 
 class Roofline(Frozen):
     flops: int
-    """Products of the whole step, forward and backward."""
+    """These are the products of the whole step, forward and backward."""
     compulsory_bytes: int
     operator_bytes: int
     """Unfused; never part of the limit."""
@@ -75,9 +75,9 @@ class Roofline(Frozen):
     attainable_s: float
     """The roofline time: the longer of the two."""
     limited_by: LimitedBy | None
-    """What the limit itself comes from; `bound` says what limits the step now. None where a number format has no ceiling."""
+    """The limit itself is from this; `bound` says what limits the step now. None where a number format has no ceiling."""
     unfused_s: float
-    """What the operators need one by one, each at its own limit."""
+    """This is what the operators need one by one, each at its own limit."""
     measured_s: float
     headroom: float | None
     """Measured over roofline time; None where the limit is 0 or leaves out products that have no ceiling."""
@@ -143,7 +143,7 @@ def roofline(
 
 
 def at_step(found: Roofline, measured_s: float) -> Roofline:
-    """The same work and limits against another time of the step: that of all processes together."""
+    """Returns the same work and limits when the step has another time, such as that of all processes together."""
     scale = found.measured_s / measured_s
     return msgspec.structs.replace(
         found,
@@ -157,7 +157,7 @@ def at_step(found: Roofline, measured_s: float) -> Roofline:
 
 
 def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float) -> tuple[Note | None, list[Note]]:
-    """What is wrong with the numbers, and what to know about them."""
+    """Returns what is wrong with the numbers, and what to know about them."""
     notes = list(work.notes)
     if work.for_these_inputs is not None:
         notes.append(note("counted-for-inputs", f"counted for these inputs: {work.for_these_inputs}"))
@@ -190,7 +190,7 @@ def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: f
 
 
 def _ridge(work: WorkCount, ceilings: Ceilings, found: Attainable) -> float | None:
-    """Of the step's own mix of number formats."""
+    """Returns the ridge for the step's own mix of number formats."""
     counted = sum(flops for form, flops in work.flops_by_format().items() if form in ceilings.flops_per_s)
     return counted / found.compute_s / ceilings.copy_bytes_per_s if found.compute_s else None
 

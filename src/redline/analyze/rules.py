@@ -275,7 +275,7 @@ def _look_at_rank(facts: TraceFacts, gone: Removal) -> str:
     )
 
 
-# Work that could be done in another way
+# This work could be done in another way
 
 
 def _fuse_attention(facts: TraceFacts, gone: Removal) -> str:

@@ -102,7 +102,7 @@ class ScalePoint:
 
 
 def points_of(runs: Sequence[ScaleRun], mode: Mode) -> list[ScalePoint]:
-    """Compares each run with the fewest ranks with the same batch per rank (weak) or the same global batch (strong)."""
+    """Returns each run, which is compared with the fewest ranks with the same batch per rank (weak) or the same global batch (strong)."""
     series = "batch_per_rank" if mode == "weak" else "global_batch"
     rows = [
         (run, row, _facts(run.record, row))
@@ -213,7 +213,7 @@ def rank_rows(record: RunRecord) -> Iterator[Row]:
 
 
 def _lost(point: ScalePoint) -> Removal:
-    """Returns all that a point lacks of its ideal."""
+    """Returns all that is missing to the ideal."""
     return Removal(saves_s=point.lost_s, seconds=point.lost_s)
 
 

@@ -21,11 +21,11 @@ from redline.trace.selections import WORTH_A_LINE
 LISTENED_STEPS = 10
 """The watch listens in so many steps to what makes the host wait."""
 OPERATORS_OF_A_WEIGHT = 10
-"""A layer calls a few operators for each of its weights. Where a step calls more than this, a loop in Python repeats them."""
+"""There are a few operators for each weight of a layer. Where a step calls more than this, a loop in Python repeats them."""
 TINY = 10.0
 """An operator that takes less than so many times what calling one takes at the least, on one number and with warm caches."""
 TENSOR_CORES, AMPERE = 7.0, 8.0
-"""NVIDIA GPUs multiply faster in fp16 from the first of these capabilities on, and in TF32 and bf16 from the second."""
+"""NVIDIA GPUs are faster in fp16 from the first of these capabilities on, and in TF32 and bf16 from the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class RunFacts:
     drift: Drift | None = None
     growth: tuple[float, float] | None = None
     starts_s: tuple[float, ...] = ()
-    """What starting a loader's workers took each time, until the first batch."""
+    """Starting a loader's workers was so long each time, until the first batch."""
     ends_s: tuple[float, ...] = ()
-    """What ending them took."""
+    """Ending them took so long."""
     operators: float | None = None
     """Differentiable operators that a step calls."""
     late_rank: LateRank | None = None
@@ -57,7 +57,7 @@ class RunFacts:
         return words_of(gone) | {"share": format_share(gone.seconds / self.whole_s), "steps": str(self.rates.steps)}
 
     def seconds(self, *phases: str) -> float:
-        """Of the steps, or of the whole run; by the device's clock where there is one."""
+        """Returns seconds of the steps, or of the whole run; by the device's clock where there is one."""
         spent = self.rates.run_s if self.of_run else {name: s * self.whole_s for name, s in self.rates.shares.items()}
         return sum(spent.get(phase, 0.0) for phase in phases)
 
@@ -65,11 +65,11 @@ class RunFacts:
         return sum(self.rates.host_shares.get(phase, 0.0) for phase in phases) * self.whole_s
 
     def waited_s(self, seconds: float) -> float:
-        """What the host waits in all steps, from what it waited in the few in which that was listened to."""
+        """Returns what the host is waiting in all steps, from what it waited in the few in which that was listened to."""
         return min(seconds / LISTENED_STEPS * self.rates.steps, 0.999 * self.whole_s)
 
     def without(self, seconds: float, count: int = 0, what: str = "") -> Removal | None:
-        """The run without time in which nothing else went on."""
+        """Returns the run without time in which nothing else was going on."""
         return Removal(saves_s=min(seconds, self.whole_s), seconds=seconds, count=count, what=what)
 
     def without_wait(self, seconds: float, count: int = 0, what: str = "") -> Removal:
@@ -83,7 +83,7 @@ class RunFacts:
 
     @property
     def capability(self) -> float:
-        """Of an NVIDIA GPU; 0 where there is none."""
+        """The capability is that of an NVIDIA GPU; 0 where there is none."""
         device = self.process.get("device", {})
         return float(device.get("capability") or 0) if device.get("kind") == "cuda" else 0.0
 
@@ -120,7 +120,7 @@ def findings(facts: RunFacts) -> tuple[Finding, ...]:
     return (*remarks, *causes, *findings_of(SYMPTOMS, facts), *findings_of(MODEL_RULES, facts))
 
 
-# What each rule removes. A fact that is missing keeps it silent.
+# Each rule has a function here that says what it removes. A fact that is missing keeps it silent.
 
 Remove = Callable[[RunFacts], Removal | None]
 
@@ -134,7 +134,7 @@ def phases(*names: str) -> Remove:
 
 
 def _restarts(facts: RunFacts) -> Removal | None:
-    """All waiting for data with the ends of the workers: workers that come and go take processors from those that load."""
+    """Removes all waiting for data and the ends of the workers: workers that come and go do take processors from those that load."""
     starts_s, ends_s = facts.starts_s[1:], sum(facts.ends_s)
     if not starts_s:
         return None
@@ -199,7 +199,7 @@ def _threads(facts: RunFacts) -> Removal | None:
 
 
 def _calls(facts: RunFacts) -> Removal | None:
-    """A loop in Python that calls small operators again and again with the same weights."""
+    """Removes the passes if they are a loop in Python that calls small operators again and again with the same weights."""
     call_s, passes_s = facts.process.get("call_s"), facts.seconds("forward", "backward")
     weights = sum(one["tensors"] for one in facts.usage.get("optimizers", []))
     if facts.on_gpu or not call_s or not facts.operators or facts.operators < OPERATORS_OF_A_WEIGHT * weights:
@@ -464,7 +464,7 @@ RUN_RULES: tuple[Rule[RunFacts], ...] = (
 """Rules about the whole run: their gain is that of the run."""
 
 
-# What is about the result, and not about time
+# These remarks are about the result, and not about time
 
 
 def _out_of_memory(facts: RunFacts) -> Finding | None:

@@ -62,7 +62,7 @@ def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: 
         return told
     if not times:
         return told
-    # The last rank to arrive at a collective waits for nobody: its time there is communication, and no more.
+    # There is nobody to wait for when the last rank arrives at a collective: its time there is communication, and no more.
     last = min(times, key=lambda time: time.exposed_communication)
     most = max(time.exposed_communication for time in times)
     step_ns = 1e9 * PROFILED_STEPS
@@ -76,7 +76,7 @@ def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: 
 
 
 def _times(path: Path) -> list[DeviceTime]:
-    """The time of each device in one rank's trace; of the host where it is the device."""
+    """Returns the time of each device in one rank's trace; of the host where it is the device."""
     one = recorded(read_trace(path))
     runs = device_runs(one, HostView(one.links))
     return [run.time for run in runs] or [host_time(one.trace, one.steps)]

@@ -19,7 +19,7 @@ class Roof(Frozen):
 
 
 class OperatorPoint(Frozen):
-    """One kind of operators at its own limit, unfused."""
+    """This is one kind of operators at its own limit, unfused."""
 
     label: str
     intensity: float
@@ -29,7 +29,7 @@ class OperatorPoint(Frozen):
 
 class RooflinePoint(Frozen):
     row: int
-    """The index of its line in the report."""
+    """This is the index of its line in the report."""
     label: str
     intensity: float
     """FLOP per compulsory byte."""
@@ -47,7 +47,7 @@ class RooflineChart(Frozen):
 
 
 def roofline_charts(lines: Sequence[Line], ceilings_of: CeilingsOf) -> list[RooflineChart]:
-    """Of the lines whose work was counted and whose device's ceilings are known."""
+    """Returns charts of the lines whose work was counted and whose device's ceilings are known."""
     points: dict[str, list[RooflinePoint]] = {}
     ceilings_by_title: dict[str, Ceilings] = {}
     formats: dict[str, dict[str, None]] = {}

@@ -1,4 +1,4 @@
-"""What the host did: when it worked, when it waited, and how it launched work."""
+"""This module says what the host did: when it worked, when it waited, and how it launched work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader\w*\.__next__|^redline/
 
 @dataclass(frozen=True)
 class HostView:
-    """One trace's host, worked out once and shared by the tables that ask who waited for whom."""
+    """A view of one trace's host is worked out once and shared by the tables that ask who waited for whom."""
 
     links: Links
 
@@ -73,7 +73,7 @@ class HostView:
 
     @cached_property
     def copying(self) -> Mask:
-        """Of all calls, those that copy."""
+        """True for calls that copy."""
         return matching(self.trace, self.trace.calls, _COPY)
 
     @cached_property
@@ -104,7 +104,7 @@ class HostView:
 
     @cached_property
     def warming_up(self) -> HostRanges:
-        """What happens once: loading a kernel's code, compiling, recording a graph, memory that the first step takes."""
+        """This is what happens once: loading a kernel's code, compiling, recording a graph, memory that the first step takes."""
         trace = self.trace
         rows = matching(trace, trace.calls, _LOADING_CODE)
         rows[self._first_launches()] = True
@@ -112,7 +112,7 @@ class HostView:
         return joined_ranges(joined_ranges(picked(trace.calls, rows), self._capturing()), compiling(trace))
 
     def _capturing(self) -> HostRanges:
-        """From the beginning of the recording of a graph to its end: what the host launches there does not run."""
+        """Returns when graphs are recorded, from the beginning to the end: what the host launches there does not run."""
         calls = self.trace.calls
         rows = np.flatnonzero(matching(self.trace, calls, _CAPTURE))
         rows = rows[np.lexsort((calls.start[rows], calls.thread[rows]))]
@@ -126,7 +126,7 @@ class HostView:
         return joined_ranges(inside, picked(calls, np.setdiff1d(rows, np.concatenate((first, last)))))
 
     def _first_launches(self) -> Ints:
-        """Launches that took far longer than the others, each the first of its kernel; graphs take long by nature."""
+        """Returns launches that were far longer than the others, each the first of its kernel; graphs take long by nature."""
         links, calls = self.links, self.trace.calls
         known = np.flatnonzero(links.is_launched & ~links.by_graph & (self.trace.work.kind == Work.KERNEL))
         if not len(known):
@@ -135,13 +135,13 @@ class HostView:
         _, first = np.unique(self.trace.work.name[order], return_index=True)
         duration = calls.duration[links.call[order[first]]]
         usual = float(np.median(calls.duration[links.call[known]]))
-        # Where nearly every launch is a first one there is no usual launch to compare with.
+        # If nearly every launch is a first one there is no usual launch to compare with.
         long = duration >= max(LONG_LAUNCH_NS, min(LONG_LAUNCH_RATIO * usual, 10 * LONG_LAUNCH_NS))
         return links.call[order[first[long]]]
 
     @cached_property
     def loader(self) -> HostRanges:
-        """Ranges in which the host sat in a data loader."""
+        """These are ranges in which the host sat in a data loader."""
         annotations = self.trace.annotations
         return picked(annotations, matching(self.trace, annotations, _LOADER))
 
@@ -162,14 +162,14 @@ class HostView:
 
     @cached_property
     def waits(self) -> Ints:
-        """Of the blocking calls, those on threads that the steps wait for, in order of time."""
+        """These are the blocking calls on threads that the steps wait for, in order of time."""
         calls = self.trace.calls
         rows = self.blocking[np.isin(calls.thread[self.blocking], self.launching_threads)]
         return rows[np.argsort(calls.start[rows], kind="stable")]
 
     @cached_property
     def main_thread(self) -> int:
-        """The thread that marks steps, else the one that launches most."""
+        """This is the thread that marks steps, else the one that launches most."""
         trace = self.trace
         marks = trace.annotations.thread[matching(trace, trace.annotations, _STEP)]
         for threads in (marks, trace.calls.thread[self.launching], trace.operators.thread):
@@ -185,7 +185,7 @@ class HostView:
 
     @cached_property
     def blocked(self) -> Intervals:
-        """When some thread sat in a call that waits for the device."""
+        """This is when some thread sat in a call that waits for the device."""
         calls = self.trace.calls
         return union(calls.start[self.blocking], calls.end[self.blocking])
 
@@ -230,7 +230,7 @@ def meanwhile(view: HostView, when: Intervals) -> str:
 
 
 def other_threads(view: HostView, when: Intervals) -> str:
-    """What threads that launch nothing computed for most of this time; empty where they did not.
+    """Returns what is computed for most of this time by threads that launch nothing; empty where they did not.
 
     Threads of one process share one interpreter: such work makes the one that launches late.
     """
@@ -265,10 +265,10 @@ def on_thread(ranges: HostRanges, thread: int) -> Intervals:
 
 
 class Host(Frozen):
-    """What the host did; sums over several traces."""
+    """The figures are sums over several traces of what the host did."""
 
     busy_s: float
-    """In operators and runtime calls on any thread, less the time blocked."""
+    """This is the time in operators and runtime calls on any thread, less the time blocked."""
     blocked_s: float
     """In calls that wait for the device."""
     ratio: float | None
@@ -284,19 +284,19 @@ class Launches(Frozen):
     calls: int
     """Calls that launched anything; a graph is one."""
     work: int
-    """What they launched."""
+    """This many pieces of work were launched."""
     host_s: float
     """Host time inside those calls."""
     mean_call_s: float | None
     median_latency_s: float | None
-    """From the beginning of the call to the beginning of the work: long when the queue is full of work ahead of it."""
+    """The latency is from the beginning of the call to the beginning of the work: long when the queue is full of work ahead of it."""
     median_kernel_s: float | None
     short_kernels: int
     """Kernels of 10 µs or less."""
     short_share: float
     """Share of all kernels."""
     graphs: int = 0
-    """Of the calls, launches of recorded graphs."""
+    """So many of the calls are launches of recorded graphs."""
     graph_work: int = 0
     p90_latency_s: float | None = None
     p99_latency_s: float | None = None

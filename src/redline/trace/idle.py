@@ -43,15 +43,15 @@ class Idle(Frozen):
     host_wait_s: float
     """The host was late: Python, operators, launching."""
     sync_s: float
-    """The host sat in a call that waits for the device."""
+    """The host was in a call that waits for the device."""
     data_wait_s: float
     """The host sat in a data loader."""
     allocator_s: float
     """The host sat in a call that takes memory from the driver or gives it back."""
     warm_up_s: float
-    """The host loaded code, compiled or captured a graph: this happens once."""
+    """The host was loading code, compiling or capturing a graph, which happens once."""
     latency_s: float
-    """From the end of a launch that came late to the start of its work."""
+    """This is from the end of a launch that came late to the start of its work."""
     launch_gap_s: float
     """The next work was launched in time and the gap is short: the price of one kernel after another."""
     dependency_s: float
@@ -61,7 +61,7 @@ class Idle(Frozen):
 
 
 class Wait(Frozen):
-    """Calls that made the host wait, from one place in the program."""
+    """These are calls from one place in the program that made the host wait."""
 
     call: str
     operator: str | None
@@ -70,11 +70,11 @@ class Wait(Frozen):
     """The Python function that called it, where stacks were recorded."""
     calls: int
     blocked_s: float
-    """Spent in the calls, whether the device worked or not."""
+    """This is the time in the calls, whether the device worked or not."""
     idle_s: float
     """The device's idle time that they caused."""
     copies: bool = False
-    """Whether it copies."""
+    """True if the calls copy."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class IdleTime:
 
     when: dict[Cause, Intervals]
     by_call: Ints
-    """For each call of the trace, the idle time it caused by making the host wait."""
+    """Each call of the trace has the idle time here that it caused by making the host wait."""
 
     def ns(self, cause: Cause) -> int:
         return self.when[cause].total
@@ -127,7 +127,7 @@ def usual(lengths: Ints) -> int:
 
 
 def usual_at_least(lengths: Ints) -> int:
-    """The same from the shorter half alone, for lengths that only ever come out too long: by symmetry."""
+    """Returns the same from the shorter half alone, by symmetry, for lengths whose only error is to be too long."""
     if not len(lengths):
         return 0
     low, middle = np.percentile(lengths, (25, 50))
@@ -154,7 +154,7 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
     def add(cause: Cause, more: Intervals) -> None:
         when[cause] = joined(when[cause], more) if len(more) else when[cause]
 
-    # By what the launching thread did, else the main one.
+    # The cause is what the launching thread did, else the main one.
     main = view.main_thread
     thread = np.where(call >= 0, calls.thread[call] if len(calls) else main, main)
     for one in distinct(thread[late]).tolist():
@@ -171,8 +171,8 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
                 add("host", both(rest, own))
                 rest = without(rest, own)
         add("host", rest)
-    # From the launch to the start of the work. What the host does meanwhile cannot delay work that is launched.
-    # Of work whose launch is not in the file nobody knows whether it was launched in time.
+    # The rest is from the launch to the start of the work: the host cannot delay work that is launched.
+    # Nobody knows whether work was launched in time if its launch is not in the file.
     launched = np.where(call >= 0, np.minimum(until + latency.ns, end), until)
     waits = (end > launched) & _waits_for_event(view, call)
     add("latency", union(until[late], launched[late]))
@@ -183,7 +183,7 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
 
 
 def _named(view: HostView) -> list[tuple[Cause, HostRanges]]:
-    """What a thread's calls and marks explain, the most telling first."""
+    """Returns what is explained by a thread's calls and marks, the most telling first."""
     calls = view.trace.calls
     return [
         ("warm-up", view.warming_up),
@@ -194,7 +194,7 @@ def _named(view: HostView) -> list[tuple[Cause, HostRanges]]:
 
 
 def _waits_for_event(view: HostView, call: Ints) -> Mask:
-    """Whether the thread made a stream wait for an event since its last launch."""
+    """Returns true where the thread made a stream wait for an event since its last launch."""
     calls, events = view.trace.calls, matching(view.trace, view.trace.calls, _WAIT_EVENT)
     order = np.concatenate((view.launching, np.flatnonzero(events)))
     order = order[np.lexsort((calls.start[order], calls.thread[order]))]
@@ -212,7 +212,7 @@ def idle_of(times: Sequence[IdleTime]) -> Idle:
 
 
 def waits_of(views: Sequence[tuple[HostView, Sequence[IdleTime]]]) -> list[Wait]:
-    """Where the host waited for devices, the largest idle time first, then the longest wait."""
+    """Returns where the host was waiting for devices, the largest idle time first, then the longest wait."""
     sums: defaultdict[tuple[str, str | None, str | None, bool], list[int]] = defaultdict(lambda: [0, 0, 0])
     for view, times in views:
         rows, trace, names = view.blocking, view.trace, view.trace.names

@@ -1,4 +1,4 @@
-"""The recorded steps as lanes of boxes, for people to look at: operators on host threads, work on device streams."""
+"""This module has the recorded steps as lanes of boxes for people to look at: operators on host threads, work on device streams."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Lanes(Frozen):
     """Name, start and length in microseconds."""
     flame: tuple[Flame, ...]
     steps: tuple[tuple[float, float], ...] = ()
-    """Start and length of each step on the host, where the trace marks them."""
+    """These are start and length of each step on the host, where the trace marks them."""
     left_out: int = 0
     """Boxes too short to be shown."""
 
@@ -120,7 +120,7 @@ def _us(ns: int) -> float:
 
 
 def _boxed(when: Intervals, begin: int, most: int | None = None) -> list[tuple[float, float]]:
-    """Start and length of the first of them."""
+    """Returns start and length of as many as asked."""
     pairs = zip(when.start.tolist()[:most], when.end.tolist()[:most], strict=True)
     return [(_us(start - begin), _us(end - start)) for start, end in pairs]
 
@@ -161,7 +161,7 @@ def _device_lanes(runs: Sequence[DeviceRun], begin: int, least: int, names: _Nam
 
 
 def _flame(tree: TreeNode | None, names: _Names) -> Iterator[Flame]:
-    """The host's time by place in the program, widest first in each row."""
+    """Yields the places in the program by the host's time; the widest is first in each row."""
     rows = [(node, 0.0) for node in (tree,) if node is not None]
     whole, shown = (tree.host_s if tree is not None else 0.0) or 1.0, 0
     for depth in range(MOST_DEPTH):

@@ -1,4 +1,4 @@
-"""What belongs together in a trace: ranges inside ranges, device work and its launch, launches and operators.
+"""This module says what belongs together in a trace: ranges inside ranges, device work and its launch, launches and operators.
 
 Nothing here loops over events.
 """
@@ -19,7 +19,7 @@ from redline.trace.names import CLASSES, Described, KernelClass, describe
 _NUMBER = {name: number for number, name in enumerate(CLASSES)}
 
 DEEPEST = 1000
-"""Ranges nested deeper than this count as neighbours at that depth: no program calls operators so deep."""
+"""Ranges that are nested deeper than this count as neighbours at that depth: no program calls operators so deep."""
 
 
 class Nesting:
@@ -29,7 +29,7 @@ class Nesting:
         self._end = end
         self._times, rank = np.unique(np.concatenate((start, end)), return_inverse=True)
         start_rank, end_rank = rank[: len(start)], rank[len(start) :]
-        # Moments on one long axis, a stretch of it for each thread. At one time, ends come before starts, and the end
+        # Moments are on one long axis, a stretch of it for each thread. At one time, ends come before starts, and the end
         # of a range without length after its own start.
         self._stretch = 4 * (len(self._times) + 1)
         base = thread.astype(np.int64) * self._stretch
@@ -44,7 +44,7 @@ class Nesting:
         self.parent = self._parents()
 
     def levels(self) -> Iterator[Ints]:
-        """The ranges of each depth, outermost first, each level in order of time."""
+        """Yields the ranges of each depth, the outermost first; each level is in order of time."""
         by_depth = self.order[np.argsort(self.depth[self.order], kind="stable")]
         bounds = np.searchsorted(self.depth[by_depth], np.arange(int(self.depth.max(initial=-1)) + 2))
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -62,19 +62,19 @@ class Nesting:
         return parent
 
     def children_sum(self, values: Ints) -> Ints:
-        """For each range, the values of those directly inside it."""
+        """Returns for each range the sum of the values that are directly inside it."""
         inside = self.parent >= 0
         return summed(self.parent[inside], values[inside], len(self.parent))
 
     def with_all_inside(self, values: Ints) -> Ints:
-        """For each range, its own value and those of everything inside it."""
+        """Returns for each range the sum of its own value and of all that is inside it."""
         total = values.astype(np.int64, copy=True)
         for level in reversed(list(self.levels())[1:]):
             np.add.at(total, self.parent[level], total[level])
         return total
 
     def repeats(self, name: Ids) -> Ints:
-        """Rows that stand inside a range of the same name; counting both would count the time twice."""
+        """Returns the rows that are inside a range of the same name; counting both would count the time twice."""
         found = np.zeros(len(name), np.bool_)
         rows, ancestor = np.arange(len(name)), self.parent
         for _ in range(DEEPEST):
@@ -89,7 +89,7 @@ class Nesting:
         return np.flatnonzero(found)
 
     def around(self, thread: Ids, at: Ints) -> Ints:
-        """The innermost range around each moment on a thread; UNKNOWN where there is none."""
+        """Returns the innermost range that is around each moment on a thread; UNKNOWN where there is none."""
         if not len(self.order):
             return np.full(len(at), UNKNOWN, np.int64)
         rank = np.searchsorted(self._times, at, side="right") - 1
@@ -110,7 +110,7 @@ class Nesting:
 
 @dataclass(frozen=True)
 class Links:
-    """Worked out once per trace and shared by all tables. Rows that nothing is known of hold UNKNOWN."""
+    """The links of a trace are worked out once and shared by all tables. Rows that nothing is known of hold UNKNOWN."""
 
     trace: Trace
 
@@ -121,7 +121,7 @@ class Links:
 
     @cached_property
     def call(self) -> Ints:
-        """For each row of device work, the call that launched it. A graph's kernels share one call."""
+        """Each row of device work has the call here that launched it. A graph's kernels share one call."""
         calls = self.trace.calls
         # The runtime's call and the driver's call below it may share a number: the earlier one is the host's.
         order = np.lexsort((calls.start, calls.correlation))
@@ -129,13 +129,13 @@ class Links:
 
     @cached_property
     def is_launched(self) -> Mask:
-        """Whether the file holds the call that launched each row of device work."""
+        """True for rows of device work whose launch is in the file."""
         found: Mask = self.call >= 0
         return found
 
     @cached_property
     def launched_at(self) -> Ints:
-        """When the host asked for each row of device work; only where `is_launched`."""
+        """This is when the host asked for each row of device work; only where `is_launched`."""
         return self._of_call(self.trace.calls.start)
 
     @cached_property
@@ -156,14 +156,14 @@ class Links:
 
     @cached_property
     def kernel_class(self) -> Ids:
-        """For each row of device work, the index of its class in `CLASSES`; copies and fills are copies."""
+        """Each row of device work has the index of its class in `CLASSES` here; copies and fills are copies."""
         told, which = self._described
         number = np.array([_NUMBER[one.kernel_class] for one in told], np.int32)
         return np.where(self.trace.work.kind == Work.KERNEL, number[which], _NUMBER["copy"])
 
     @cached_property
     def _described(self) -> tuple[list[Described], Ids]:
-        """What the names of kernels tell, and for each row which of it; the first stands for copies and fills too."""
+        """This is what the names of kernels tell, and for each row which of it; the first stands for copies and fills too."""
         work, names = self.trace.work, self.trace.names
         told, index = [describe("")], {}
         of_name = np.zeros(len(names), np.int32)
@@ -190,7 +190,7 @@ class Links:
 
     @cached_property
     def by_graph(self) -> Mask:
-        """Rows of device work that a graph launch replayed."""
+        """True for rows of device work that a graph launch replayed."""
         calls = self.trace.calls
         graphs = where_name(self.trace, calls, lambda name: "GraphLaunch" in name)
         found = np.zeros(len(self.call), np.bool_)
@@ -199,7 +199,7 @@ class Links:
 
     @cached_property
     def operator(self) -> Ints:
-        """For each row of device work, the innermost operator that launched it."""
+        """Each row of device work has the innermost operator here that launched it."""
         known = self.is_launched
         calls = distinct(self.call[known])
         operator_of_call = np.full(len(self.trace.calls), UNKNOWN, np.int64)
@@ -207,13 +207,13 @@ class Links:
         return self._of_call(operator_of_call)
 
     def operators_of(self, calls: Ints) -> Ints:
-        """The innermost operator around each of these calls."""
+        """Returns the innermost operator that is around each of these calls."""
         table, operators = self.trace.calls, self.trace.operators
         if not len(operators):
             return np.full(len(calls), UNKNOWN, np.int64)
         order = np.lexsort((operators.start, operators.external))
         found = _look_up(operators.external, order, table.external[calls])
-        # A call names the operator it came from. Older traces write another number there: then, and where nothing is
+        # A call has the number of the operator it came from. Older traces write another number there: then, and where nothing is
         # written, the operator around it in time is meant.
         at = table.start[calls]
         fits = (found >= 0) & (operators.start[found] <= at) & (at <= operators.end[found])
@@ -237,7 +237,7 @@ def matching(trace: Trace, table: HostRanges | DeviceWork, rule: re.Pattern[str]
 
 
 def _look_up(keys: Ints, order: Ints, wanted: Ints) -> Ints:
-    """The first row in `order` with each wanted key; UNKNOWN where there is none. Keys of 0 and below name nothing."""
+    """Returns the first row in `order` that has each wanted key; UNKNOWN where there is none. Keys of 0 and below name nothing."""
     if not len(keys):
         return np.full(len(wanted), UNKNOWN, np.int64)
     ordered = keys[order]

@@ -1,4 +1,4 @@
-"""Work that could be done in another way, found in what a trace recorded: rows of device work, never names alone
+"""This module finds work in a trace that could be done in another way. It looks at rows of device work, and never at names alone
 where the operators around them are known."""
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _FORWARD_ONLY = re.compile(
 """No backward formula calls these."""
 
 _NEAR = 10
-"""The most kernels (scaling, masking, dropout, copies) between the products of attention and its softmax."""
+"""There are no more kernels (scaling, masking, dropout, copies) than this between the products of attention and its softmax."""
 
 SEVERAL = 3
-"""Times as many kernels as usual in the same operators: they are tried, not used."""
+"""Operators with so many times as many kernels as usual are trying them, not using them."""
 COLD_EXCESS = 0.05
 """A first step whose kernels take so much longer than the same kernels later was not warm."""
 
 
 def unfused_attention(links: Links) -> Mask:
-    """Softmax between batched products, with all that runs between them: attention written out, forward or backward."""
+    """Returns true for attention that is written out, forward or backward: softmax between batched products, and all between them."""
     work = links.trace.work
     found = np.zeros(len(work), np.bool_)
     order = np.lexsort((work.start, work.stream, work.device))
@@ -75,7 +75,7 @@ def attention_on_host(links: Links) -> Mask:
 
 
 def _have_inside(nesting: Nesting, rows: Mask) -> Mask:
-    """Which ranges hold one of these, other than themselves."""
+    """Returns true for ranges that hold one of these, other than themselves."""
     found: Mask = nesting.with_all_inside(rows.astype(np.int64)) > rows
     return found
 
@@ -104,7 +104,7 @@ def _around_softmax(softmax: Mask, product: Mask, queue: Ints, backward: Mask) -
 
 
 def _softmax_and_products(links: Links) -> tuple[Mask, Mask]:
-    """By operator where there is one; kernels without are told by their names."""
+    """Returns them by operator where there is one; kernels without are told by their names."""
     trace, work = links.trace, links.trace.work
     operators = trace.operators
     by_operator = links.operator >= 0
@@ -123,7 +123,7 @@ def _differs(column: Ints | Ids) -> Mask:
 
 
 def strict_products(links: Links) -> Mask:
-    """Matrix products and convolutions without tensor cores, with all that their operator runs to prepare them.
+    """Returns true for matrix products and convolutions without tensor cores, and for all that their operator does to prepare them.
 
     A graph replays kernels without operators: there the conversions of layout beside such products count as theirs.
     """
@@ -168,26 +168,26 @@ def recomputed_operators(links: Links) -> Mask:
     for level in list(links.nesting.levels())[1:]:
         inside[level] = inside[parent[level]] | backward[parent[level]]
         again[level] = again[parent[level]] | (inside[level] & numbered[level])
-    # With create_graph the backward pass records a graph as well: only what no backward formula calls is proof.
+    # The backward pass may record a graph as well (create_graph): only what no backward formula calls is proof.
     proven = (again & matching(trace, operators, _FORWARD_ONLY)).any()
     return again if proven else np.zeros(len(operators), np.bool_)
 
 
 @dataclass(frozen=True)
 class Cold:
-    """Kernels of the first steps that took longer than those of the same operators later, or that only the first steps tried."""
+    """These are kernels of the first steps that took longer than those of the same operators later, or that only the first steps tried."""
 
     steps: int
     excess: Ints
-    """For each row of device work, how much longer it took than usual; 0 for all others."""
+    """Each row of device work has the time here by which it was longer than usual; 0 for all others."""
     most: Ints
-    """How much longer than in the fastest of the later steps."""
+    """This is how much longer they took than in the fastest of the later steps."""
     tried: Mask
-    """Kernels of operators that launch several times as many as the same operators later: algorithms are compared."""
+    """True for kernels of operators that launch several times as many as the same operators later: algorithms are compared."""
 
 
 def cold_kernels(recorded: Recorded) -> Cold:
-    """What the first steps spend on the kernels of an operator beyond what the same operator takes later.
+    """Returns what is spent by the first steps on the kernels of an operator beyond what the same operator takes later.
 
     Only operators that are called equally often are compared; kernels that no operator launched stand for themselves.
     """
@@ -206,7 +206,7 @@ def cold_kernels(recorded: Recorded) -> Cold:
     names, place = np.unique(name, return_inverse=True)
 
     def by_step(values: Ints | int) -> Ints:
-        """For each place in the program, the sum of its rows in each step."""
+        """Returns for each place in the program what is the sum of its rows in each step."""
         return summed(place * count + step, values, len(names) * count).reshape(-1, count)
 
     total, launched, called = by_step(work.duration[rows]), by_step(1), by_step(once.astype(np.int64))
@@ -221,7 +221,7 @@ def cold_kernels(recorded: Recorded) -> Cold:
     fastest = np.where((excess > 0) & ~several, total - total[:, later].min(axis=1)[:, None], excess)
 
     def spread(values: NDArray[np.float64]) -> Ints:
-        """Over the rows of each place in each step."""
+        """Returns the values, which are spread over the rows of each place in each step."""
         found, share = none.copy(), np.maximum(values, 0) / np.maximum(total, 1)
         found[rows] = (share[place, step] * work.duration[rows]).astype(np.int64)
         return found

@@ -1,4 +1,4 @@
-"""The recorded steps played again without some of their time: how much earlier would they have ended?
+"""This module plays the recorded steps again without some of their time, to tell how much earlier they would have ended.
 
 Work on a stream starts when the work before it on that stream has ended, when its launch has reached the device, and
 when the work of other streams or ranks that it waits for has ended, whichever comes last. The host launches in its own
@@ -31,20 +31,20 @@ _UPDATE = re.compile(r"^Optimizer\.step#")
 
 @dataclass(frozen=True)
 class Without:
-    """What is taken out of one device's steps."""
+    """This says what is taken out of one device's steps."""
 
     work: Ints | None = None
     """For each row of the trace's device work, by how much it is shorter; a row that loses all its time is gone."""
     host: Intervals = NEVER
     """Time of the host."""
     waits: Mask | None = None
-    """Which of the host's waits are skipped."""
+    """The mask is true for calls of the host whose wait is skipped."""
     gaps: Mask | None = None
-    """For each row of the trace's device work, whether the short gap before it goes."""
+    """The mask is true for rows of the trace's device work that lose the short gap before them."""
     delays: bool = False
-    """Whether work that left the device idle for no known reason starts in time."""
+    """If true, work that left the device idle for no known reason starts in time."""
     is_awaited: bool = True
-    """Whether other ranks wait in collectives until this one arrives."""
+    """If false, other ranks do not wait in collectives until this one arrives."""
 
 
 NOTHING = Without()
@@ -52,7 +52,7 @@ NOTHING = Without()
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """One device over the recorded steps, and the host that drives it."""
+    """A run is one device over the recorded steps, with the host that drives it."""
 
     recorded: Recorded
     host: HostView
@@ -77,12 +77,12 @@ class DeviceRun:
         return calls_of(self.view)
 
     def cut(self, rows: Mask) -> Ints:
-        """All the time of these rows of device work, for `Without.work`."""
+        """Returns what `Without.work` is where these rows of device work lose all their time."""
         return np.where(rows, self.recorded.trace.work.duration, 0)
 
 
 def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
-    """One run for each device that worked in the recorded steps."""
+    """Returns a run for each device that has work in the recorded steps."""
     found = []
     for view in device_views(recorded.links):
         bounds = recorded.bounds(view.device, view.busy)
@@ -112,7 +112,7 @@ def _reductions(run: DeviceRun) -> int | None:
         return None
     launches = host.launching
     forward = np.sort(trace.calls.start[launches[trace.calls.thread[launches] == host.main_thread]])
-    # How many launches of the main thread came before each: those of one backward pass share that number.
+    # The number is how many launches of the main thread came before: those of one backward pass share it.
     _, passes = np.unique(np.searchsorted(forward, links.launched_at[rows]), return_counts=True)
     usual = np.bincount(passes).argmax()  # a pass that the window cuts has fewer
     return max(round(int((passes == usual).sum()) / updates), 1)
@@ -120,14 +120,14 @@ def _reductions(run: DeviceRun) -> int | None:
 
 @dataclass
 class _Columns:
-    """One entry for each piece of device work of one device, in order of stream and start."""
+    """Each piece of work of one device is an entry, in order of stream and start."""
 
     row: Ints
     """Among the work of the trace."""
     start: Ints
     length: Ints
     queue: Ints
-    """Gap after the work before it on its stream; `_NEVER` where it is the first."""
+    """The gap after the work before it on its stream is this long; `_NEVER` where it is the first."""
     asked: Ints
     """When its launch reached the device; `_NEVER` where the file does not tell."""
     launched: Ints
@@ -137,9 +137,9 @@ class _Columns:
     idle_delay: Ints
     """The part of the delay in which the device had nothing else to do."""
     is_short: Mask
-    """Whether the gap before it is no longer than usual and it was launched in time."""
+    """True if the gap before it is no longer than usual and it was launched in time."""
     waits_for: Ints
-    """Another entry that ended right before it started; UNKNOWN where there is none."""
+    """This is another entry that ended right before it started; UNKNOWN where there is none."""
     after: Ints
     """How long after that one it started."""
 
@@ -169,7 +169,7 @@ def _columns(run: DeviceRun) -> _Columns:
     free = ready == _NEVER
     delay = np.where(free, 0, np.maximum(late - usual, 0))
     begun = start - delay
-    # Where something else held the work up, the gap before it may be none, and its launch may be as quick as any.
+    # If something else held the work up, the gap before it may be none, and its launch may be as quick as any.
     is_queued, is_late = same & (ready == before), known & (ready == np.maximum(launched, run.bounds[0]))
     soonest = int(np.min((begun - launched)[is_late], initial=usual))
     queue = np.where(is_queued, begun - before, np.minimum(begun - before, 0))
@@ -193,7 +193,7 @@ def _columns(run: DeviceRun) -> _Columns:
 def _other_streams(
     start: Ints, end: Ints, stream: Ints, computes: Mask, ready: Ints, is_delayed: Mask, is_late: Mask
 ) -> Ints:
-    """For each piece of work the one of another stream that it waits for; UNKNOWN where there is none.
+    """Returns which work of another stream each piece of work is waiting for; UNKNOWN where there is none.
 
     That is the last to end before it started: where it is later than its own stream and its launch explain, where only its
     launch kept it from starting and nothing else was running, and where the two streams never computed side by side.
@@ -212,7 +212,7 @@ def _other_streams(
     since = np.where(alone, _NEVER, np.where(is_delayed, ready, np.iinfo(np.int64).max))
     for entry in np.flatnonzero((last >= 0) & (alone | is_delayed | own) & (ready > _NEVER)).tolist():
         at, own_end = int(last[entry]), _NEVER
-        # The work before on its own stream ended after everything that comes earlier.
+        # The work before it on its own stream is over only after everything that comes earlier.
         while at >= 0 and sorted_end[at] >= own_end:
             if sorted_stream[at] == stream[entry]:
                 own_end = int(sorted_end[at])
@@ -235,7 +235,7 @@ class _Wait:
     done: int
     """When what it waited for was done; no later than the wait's end."""
     goes_on: int = 0
-    """How long the work went on after the wait."""
+    """The work is still busy for so long after the wait."""
 
 
 def _waits(run: DeviceRun, columns: _Columns) -> Iterator[_Wait]:
@@ -282,7 +282,7 @@ class _Node:
     waits: int
     """How many of the host's waits had ended when its work was launched."""
     other: int
-    """The node of another stream whose end it waits for; UNKNOWN where there is none."""
+    """This is the node of another stream whose end it waits for; UNKNOWN where there is none."""
     after: int
     """How long after that one it starts."""
     meets: list[int] = field(default_factory=list)
@@ -292,7 +292,7 @@ class _Node:
 
 
 class _Kind(IntEnum):
-    """What is played; at one moment in this order."""
+    """The kinds of things that are played, at one moment in this order."""
 
     MET = 0
     WAIT = 1
@@ -300,7 +300,7 @@ class _Kind(IntEnum):
 
 
 class Replay:
-    """The devices of one or several ranks, with the collectives in which ranks wait for each other."""
+    """A replay has the devices of one or several ranks, with the collectives in which ranks wait for each other."""
 
     def __init__(self, runs: Sequence[DeviceRun]) -> None:
         self._runs = runs
@@ -330,7 +330,7 @@ class Replay:
     def _cut_into_nodes(self, device: int) -> None:
         columns, waits, offset = self._columns[device], self._waits[device], self._offsets[device]
         count, meets, has_other = len(columns.row), self._meets[device], columns.waits_for >= 0
-        # What is launched after a wait is as early as the host is then.
+        # Work that is launched after a wait is as early as the host is then.
         waited = np.searchsorted(np.array([wait.end for wait in waits], np.int64), columns.launched, side="right")
         heads = (columns.queue == _NEVER) | has_other
         heads[1:] |= waited[1:] != waited[:-1]
@@ -361,12 +361,12 @@ class Replay:
             self._order.append((max(end, *starts), _Kind.MET, node.device, number))
 
     def saved(self, without: Sequence[Without]) -> int:
-        """Nanoseconds by which the steps end earlier, summed over the devices. One `Without` for each run."""
+        """Returns how much earlier the steps are over, in nanoseconds summed over the devices. Each run has one `Without`."""
         return sum(max(was - now, 0) for was, now in zip(self.ends, self.played(without), strict=True))
 
     @cached_property
     def ends(self) -> list[int]:
-        """When the steps of each device end with nothing taken out."""
+        """This is when the steps of each device end with nothing taken out."""
         return self.played([NOTHING] * len(self._runs))
 
     def played(self, without: Sequence[Without]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What could be taken out of the recorded steps: for each cause of lost time, the host's time, waits and device work it stands for."""
+"""This module says what could be taken out of the recorded steps: the host's time, waits and device work that a cause of lost time stands for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORTH_A_LINE = 0.02
 """Share of the time that is worth a line of its own."""
 
 FIRST_CACHE_BYTES = 32 << 10
-"""The size of the first data cache of most processors."""
+"""The first data cache of most processors is this large."""
 
 _READS_A_NUMBER = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|equal)$")
 
@@ -50,7 +50,7 @@ def step_ns(recorded: Recorded, bounds: tuple[int, int]) -> float:
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Selections from one device and the host that drives it."""
+    """This selects time, which is of one device and of the host that drives it."""
 
     run: DeviceRun
 
@@ -92,7 +92,7 @@ class OnDevice:
 
     @cached_property
     def stalls(self) -> Intervals:
-        """Of the plain time, pauses far longer than usual."""
+        """These are pauses in the plain time, far longer than usual."""
         worth_ns = WORTH_A_LINE * step_ns(self.run.recorded, self.run.bounds)
         found = both(self.plain, unusual(self.pauses, worth_ns)) if len(self.run.host.launching) > 1 else NEVER
         # Together too short to be worth a line, they are part of the host's usual lateness.
@@ -109,7 +109,7 @@ class OnDevice:
 
     @cached_property
     def waits(self) -> Mask:
-        """Of all calls, those that make the steps wait for the device."""
+        """The mask is true for calls that make the steps wait for the device."""
         found = np.zeros(len(self.trace.calls), np.bool_)
         found[self.run.host.waits] = True
         return found
@@ -122,13 +122,13 @@ class OnDevice:
         return union(operators.start[rows], operators.end[rows])
 
     def next_launch(self, at: Ints) -> Ints:
-        """When the host launches next after each moment."""
+        """Returns when the host is launching again after each moment."""
         begins = np.sort(self.trace.calls.start[self.run.host.launching])
         found: Ints = np.maximum(np.append(begins, self.run.bounds[1])[np.searchsorted(begins, at)], at)
         return found
 
     def after(self, calls: Mask) -> Intervals:
-        """From the end of each call to the next launch: what the host does there may be for the sake of the result.
+        """Returns the time from the end of each call to the next launch: what the host does there may be for the sake of the result.
 
         Operators that launch nothing are work of their own, and no part of it.
         """
@@ -160,7 +160,7 @@ class OnDevice:
 
     @cached_property
     def waits_into_stalls(self) -> Mask:
-        """The waits behind which a stall of its own begins: what makes the program stall there also makes it wait."""
+        """The mask is true for waits behind which a stall of its own begins: what makes the program stall there also makes it wait."""
         found, end = self.waits.copy(), self.trace.calls.end[self.waits]
         until = self.next_launch(end)
         found[found] = self.own_stalls.within(end, until) > MOSTLY * (until - end)
@@ -229,7 +229,7 @@ class OnHost:
 
     @cached_property
     def loading(self) -> Intervals:
-        """The main thread sat in a data loader."""
+        """The main thread was in a data loader."""
         return both(all_time(self.bounds), on_thread(self.view.loader, self.view.main_thread))
 
     @cached_property
@@ -253,18 +253,18 @@ class OnHost:
 
     @cached_property
     def stalls(self) -> Intervals:
-        """Of the host's own idle time, stretches far longer than usual."""
+        """These are stretches of the host's own idle time, far longer than usual."""
         own, least_ns = self.idle.when["host"], WORTH_A_LINE * step_ns(self.recorded, self.bounds)
         return unusual(own, max(least_ns, self.dispatch_ns + 1), few=QUARTILES * max(len(self.recorded.steps), 1))
 
     @cached_property
     def python(self) -> Intervals:
-        """Short stretches between one operator and the next."""
+        """These are the short stretches between one operator and the next."""
         return without(self.idle.when["host"], self.stalls)
 
     @cached_property
     def own_ns(self) -> Ints:
-        """For each operator, its time without those it called."""
+        """Each operator has its time here, without those it called."""
         return self_times(self.links)[0]
 
     def named(self, is_meant: Callable[[Described], bool]) -> Mask:
@@ -272,7 +272,7 @@ class OnHost:
         return where_name(self.trace, self.trace.operators, lambda name: is_meant(describe(name)))
 
     def with_helpers(self, rows: Mask) -> Mask:
-        """With the operators that these call to prepare their work: views, allocations, conversions of a number."""
+        """Returns these operators and those that they call to prepare their work, which are views, allocations and conversions of a number."""
         nesting, found = self.links.nesting, rows.copy()
         helps = self.named(lambda name: name.kernel_class in ("other", "copy"))
         for level in list(nesting.levels())[1:]:
@@ -288,33 +288,33 @@ class OnHost:
         return recomputed_operators(self.links)
 
     def around(self, rows: Mask) -> int:
-        """The own time of the ranges around operators: the Python that calls these is in there."""
+        """Returns the own time of the ranges around operators, in which the Python is that calls them."""
         parent = self.links.nesting.parent[rows]
         around = distinct(parent[(parent >= 0) & ~rows[np.maximum(parent, 0)]])
         return int(self.own_ns[around].sum())
 
     def python_beside(self, rows: Mask) -> int:
-        """Of the Python between operators, what touches one of these."""
+        """Returns how much of the Python between operators is right before or behind one of these."""
         operators, python = self.trace.operators, self.python
         touching = np.isin(python.start, operators.end[rows]) | np.isin(python.end, operators.start[rows])
         return int((python.end - python.start)[touching].sum())
 
     @cached_property
     def dispatch_ns(self) -> int:
-        """What an operator takes at most to be found and entered, as those show that compute nothing."""
+        """This is what an operator takes at most to be found and entered, as those show that compute nothing."""
         computes_nothing = self.named(lambda name: name.kernel_class == "other")
         calls = self.own_ns[computes_nothing & (self.own_ns > 0)]
         return usual(calls if len(calls) >= QUARTILES else self.idle.when["host"].end - self.idle.when["host"].start)
 
     @cached_property
     def call_ns(self) -> int:
-        """What calling an operator takes: the Python before it, and entering it."""
+        """This is what calling an operator takes: the Python before it, and entering it."""
         pauses = self.python.end - self.python.start
         return self.dispatch_ns + int(np.median(pauses) if len(pauses) else 0)
 
     @cached_property
     def _alike(self) -> Ints:
-        """A number for each operator, the same for those of one name and shape."""
+        """The number of an operator is the same for all of one name and shape."""
         operators = self.trace.operators
         key = operators.name.astype(np.int64) * (len(self.trace.shapes) + 1) + operators.shape + 1
         found: Ints = np.unique(key, return_inverse=True)[1]
@@ -331,7 +331,7 @@ class OnHost:
 
     @cached_property
     def is_little(self) -> Mask:
-        """Operators whose inputs and outputs fit in a processor's first cache and which multiply no matrices: computing them takes
+        """True for operators whose data is in a processor's first cache and which multiply no matrices: computing them takes
         less time than calling them. Only known where shapes were recorded."""
         operators, trace = self.trace.operators, self.trace
         _, first = np.unique(self._alike, return_index=True)
@@ -352,7 +352,7 @@ class OnHost:
 
     @cached_property
     def numbers_read(self) -> Mask:
-        """Operators that turn a tensor into a number of Python."""
+        """The mask is true for operators that turn a tensor into a number of Python."""
         return matching(self.trace, self.trace.operators, _READS_A_NUMBER)
 
     @cached_property

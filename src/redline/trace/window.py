@@ -1,4 +1,4 @@
-"""Which of a trace's work belongs to its steps, and to the phases of a step: forward, backward, optimizer, data.
+"""This module says which of a trace's work belongs to its steps, and to the phases of a step: forward, backward, optimizer, data.
 
 The device runs behind the host: when recording starts, it is still busy with work that was launched before. Such work
 is in the file, without its launch, and belongs to no recorded step; counted in, it makes every figure per step too
@@ -29,10 +29,10 @@ class Outside(Frozen):
     """Device work in the file that is not counted. Of several traces, sums."""
 
     before_work: int = 0
-    """Launched before the first recorded step, or before recording began."""
+    """This much was launched before the first recorded step, or before recording began."""
     before_s: float = 0.0
     between_work: int = 0
-    """Launched while recording, but after the last step."""
+    """This much was launched while recording, but after the last step."""
     between_s: float = 0.0
 
     def __bool__(self) -> bool:
@@ -47,7 +47,7 @@ class Recorded:
     steps: Intervals
     """On the host; none where the trace has no marks of steps, or no work was launched in them."""
     device_free: dict[int, int]
-    """Until when each device was busy with work from before."""
+    """Each device was busy with work from before until then."""
     outside: Outside
 
     @property
@@ -71,7 +71,7 @@ _A_STREAM = re.compile(r"^(cuda|hip|cu)(Device|Ctx|Stream)Synchronize")
 
 
 def clocks_aligned(trace: Trace) -> Trace:
-    """The same with the device's times moved where its clock and the host's disagree.
+    """Returns the trace with the device's times moved if its clock and the host's do not agree.
 
     Nothing starts before it is launched, and nothing ends after a call that waited for all of it. Times are moved by
     as little as both allow; one broken event moves nothing.
@@ -92,7 +92,7 @@ def clocks_aligned(trace: Trace) -> Trace:
 
 
 def _clock_shift(links: Links, rows: Ints) -> int:
-    """By how much the device's times are to be moved; 0 where all is possible as it is."""
+    """Returns by how much the device's times are to be moved; 0 where all is possible as it is."""
     if not len(rows):
         return 0
     trace, work = links.trace, links.trace.work
@@ -123,7 +123,7 @@ def recorded(trace: Trace) -> Recorded:
     before = _before_recording(links)
     inside = ~before
     if len(steps):
-        # What is launched between two steps keeps the device busy there: without it the device would seem idle.
+        # Work that is launched between two steps keeps the device busy there: without it the device would seem idle.
         within = (links.launched_at >= steps.start[0]) & (links.launched_at < steps.end[-1])
         launched = links.is_launched & within
         early = links.is_launched & (links.launched_at < steps.start[0])
@@ -148,7 +148,7 @@ def recorded(trace: Trace) -> Recorded:
 
 
 def _before_recording(links: Links) -> Mask:
-    """Work without a launch in the file that began before anything launched in it, on its own stream or on any."""
+    """Returns true for work that has no launch in the file and began before anything launched in it, on its own stream or on any."""
     work, known = links.trace.work, links.is_launched
     if not known.any() or known.all():
         return np.zeros(len(work), np.bool_)
@@ -228,7 +228,7 @@ def step_lengths(one: Recorded) -> Ints:
 
 
 def step_borders(one: Recorded) -> Ints | None:
-    """When each step begins for the device, and when the last one ends; None where one of them has no device work."""
+    """Returns when each step is beginning for the device, and when the last one ends; None where one of them has no device work."""
     steps, links, work = one.steps, one.links, one.trace.work
     if not len(steps) or not links.is_launched.any():
         return None
@@ -253,9 +253,9 @@ _BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
 class Phase(Frozen):
     name: str
     host_s: float
-    """On the host, less the time blocked waiting for the device."""
+    """This is time on the host, less the time blocked waiting for the device."""
     device_s: float
-    """Union of the device work launched from it."""
+    """This is the union of the device work launched from it."""
 
     @property
     def needs_s(self) -> float:
@@ -264,7 +264,7 @@ class Phase(Frozen):
 
 
 def phases_of(views: Sequence[HostView]) -> list[Phase]:
-    """Those that occur, in the order of a step; of several traces, sums."""
+    """Returns the phases that occur, in the order of a step; the figures are sums over the traces."""
     sums = dict.fromkeys(PHASES, np.zeros(2, np.int64))
     for view in views:
         for name, times in _times(view, phases_marked(view)).items():
@@ -290,7 +290,7 @@ def phases_marked(view: HostView) -> dict[str, Intervals]:
 
 
 def _times(view: HostView, marks: dict[str, Intervals]) -> dict[str, tuple[int, int]]:
-    """Host and device nanoseconds of each phase in one trace; without marks of our own, the rest is forward."""
+    """Returns what each phase takes on host and device, in nanoseconds; without marks of our own, the rest is forward."""
     links, blocked = view.links, view.blocked
     left, times = links.is_launched.copy(), {}
     for name, ranges in marks.items():

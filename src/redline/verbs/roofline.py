@@ -49,7 +49,7 @@ REACHED = Figure(name="reached", unit="share", better="higher", doc="Measured ov
 SPREAD = Figure(name="spread", unit="share", header="±", doc="Half of the range of the bursts, over their median.")
 
 ABOVE = 1.05
-"""Efficiency beyond which a row cannot be explained by the spread of the two measurements."""
+"""An efficiency beyond this is not explained by the spread of the two measurements."""
 OF_GENERATION = "a generation has its roofline in 'redline run --task generate': the share of the copy bandwidth that decoding reaches"
 
 
@@ -176,7 +176,7 @@ def _of_device(known: Ceilings) -> Result:
 
 
 def ceilings_table(known: Ceilings) -> Table:
-    """What the device reached, beside what its datasheet promises."""
+    """Returns what is reached by the device, beside what its datasheet promises."""
     sheet = Datasheet.of(known.name)
     peaks = sheet.flops_per_s if sheet else {}
     cache = f" larger than the cache of {format_bytes(known.cache_bytes)}" if known.cache_bytes else ""
@@ -319,7 +319,7 @@ def under_roofs(
 
 def _roofline(record: RunRecord, known: Ceilings, profile: Profile | None) -> Roofline:
     prepared = record.prepared
-    # Where a recipe dissolves operators, one kernel does the work of several kinds.
+    # If a recipe dissolves operators, one kernel does the work of several kinds.
     is_whole = prepared is not None and not prepared.capabilities.dissolves_modules
     found = roofline_of(record, known, class_times=kind_seconds(profile) if profile and is_whole else None)
     if found is None:
@@ -331,7 +331,7 @@ def _roofline(record: RunRecord, known: Ceilings, profile: Profile | None) -> Ro
 
 
 def kind_seconds(profile: Profile) -> dict[str, float]:
-    """Seconds of a step by the operator that launched the work: a convolution may run as a kernel called gemm."""
+    """Returns seconds of a step by the operator that launched the work: a convolution may run as a kernel called gemm."""
     seconds: dict[str, float] = {}
     for row in profile.operators:
         own_s = row.device_self_s if profile.has_device else row.cpu_self_s
@@ -490,7 +490,7 @@ def operators_result(rows: Sequence[Row], known: Ceilings, notes: Sequence[Note]
 
 
 OUTSIDE_CACHE = 1.0
-"""Times the last cache: below it an operator may read what the one before left there, and beat the copy bandwidth."""
+"""An operator with less data than this many last caches may read what the one before left there, and beat the copy bandwidth."""
 
 
 def operator_row(timed: OperatorTime, known: Ceilings) -> Row:
@@ -546,11 +546,11 @@ DEFAULT_SHAPES: dict[str, dict[OperatorName, tuple[str, ...]]] = {
         "elementwise": ("65536", "33554432"),
     },
 }
-"""Small enough to be quick, and on either side of the cache."""
+"""The sizes are small enough to be quick, and on either side of the cache."""
 
 
 def operator_cases(operators: Sequence[str], formats: Sequence[str], device: str) -> list[OperatorCase]:
-    """What is timed for words such as matmul and matmul:4096x4096x4096; for none of them every operator."""
+    """Returns what is timed for words such as matmul and matmul:4096x4096x4096; without words it is every operator."""
     kind = "cpu" if device == "cpu" else "gpu"
     for name in formats:
         if name not in FORMATS:
@@ -585,7 +585,7 @@ def _shape(operator: OperatorName, text: str) -> tuple[int, ...]:
 
 
 def _picture(known: Ceilings, recipes: Sequence[Row], parts: Sequence[Row]) -> Any:
-    """Rows under the roofs of their device, both axes logarithmic: whole steps as stars, their parts as points."""
+    """Draws rows under the roofs of their device: whole steps are stars, their parts points, and both axes logarithmic."""
     figure, axes = new_figure(9, 6)
     bandwidth = known.copy_bytes_per_s
     points = [row for row in (*parts, *recipes) if row.value("intensity") and row.value("achieved_flops")]

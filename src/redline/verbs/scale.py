@@ -117,7 +117,7 @@ def _with_threads(specs: Sequence[RunSpec], most: int) -> list[RunSpec]:
 
 
 def _measured(specs: Sequence[RunSpec], workspace: Workspace) -> list[ScaleRun]:
-    """All points of one model, then those of the next; the device is locked for as many ranks as are measured."""
+    """Measures all points of one model, then those of the next; the device is locked for as many ranks as are measured."""
     models = list(dict.fromkeys(spec.workload.model for spec in specs))
     specs = sorted(specs, key=lambda spec: models.index(spec.workload.model))
     runs: list[ScaleRun] = []
@@ -185,7 +185,7 @@ def _told(row: Row, finding: Finding) -> Note:
 
 
 def _headline(rows: Sequence[Row]) -> Headline:
-    """The most ranks that scale, with what they reach."""
+    """Names the most ranks that do scale, with what they reach."""
     scaling = [row for row in rows if "efficiency" in row]
     if not scaling:
         shared = any(row["is_oversubscribed"] for row in rows)
