@@ -20,8 +20,7 @@ import pytest
 
 from redline.launch import connection, open_door, supervisor
 from redline.launch.connection import Line, WorkerDoor, WorkerSession, log_tail, worker_log
-from redline.launch.inline import InlineDoor
-from redline.launch.workers import Callback, ForkDoor, SpawnDoor
+from redline.launch.workers import Callback
 from redline.model.errors import UsageError
 from redline.model.protocol import (
     Ask,
@@ -185,11 +184,6 @@ class TestAsking:
         assert wait_until(lambda: not psutil.pid_exists(int(child.grandchild)))
         assert failure_of(desk.session.ask(ASK)) == failure, "and stays what it was"
 
-    def test_half_a_message_is_not_waited_for_beyond_the_limit(self, child: Child) -> None:
-        desk = Desk(child, LaunchSpec(prepare_timeout_s=0.3))
-        desk.answer(b"\0\0\0\0\0\0\0\x09abc")
-        assert failure_of(desk.session.ask(Profile(path="x"))).kind == "timeout"
-
     def test_nonsense_ends_it(self, desk: Desk, child: Child) -> None:
         os.write(desk.log.fileno(), b"something went wrong\n")
         desk.answer(b"\0\0\0\0\0\0\0\x01\xc1")
@@ -234,16 +228,6 @@ class TestDying:
         desk.answer(hang_up=True)
         assert failure_of(desk.session.ask(ASK)).kind == kind
 
-    @pytest.mark.parametrize(("text", "count"), [("oom_kill 12\n", 12), ("nr_oom_kill 5\n", 0), ("", 0), (None, 0)])
-    def test_the_kernels_count(
-        self, text: str | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        counters = tmp_path / "vmstat"
-        monkeypatch.setattr(connection, "_VMSTAT", counters)
-        if text is not None:
-            counters.write_text(text)
-        assert connection.kernel_oom_kills() == count
-
     def test_one_that_hangs_up_and_lives_on_is_ended(
         self, desk: Desk, child: Child, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -272,17 +256,6 @@ class TestPausing:
         desk.answer(NAMES)
         assert desk.session.ask(ASK) == NAMES
         assert wait_until(lambda: child.state() != psutil.STATUS_STOPPED)
-
-    def test_each_signal_is_sent_once(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-        sent: list[int] = []
-        monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(number))
-        desk.session.resume()
-        desk.session.pause()
-        desk.session.pause()
-        desk.session.resume()
-        desk.session.resume()
-        assert sent == [signal.SIGSTOP, signal.SIGCONT]
-        monkeypatch.undo()
 
     def test_the_time_it_stood_still_does_not_count(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
@@ -332,12 +305,6 @@ class TestEnding:
         desk.session.close()
         assert child.wait(0.0) == signal.SIGKILL
 
-    def test_one_that_failed_is_ended_without_a_question(self, child: Child) -> None:
-        desk = Desk(child, LaunchSpec(close_timeout_s=600.0, measure_timeout_s=0.1))
-        assert failure_of(desk.session.ask(Squeeze())).kind == "timeout"
-        assert desk.session.close().memory == Memory()
-        assert child.wait(0.0) == signal.SIGKILL
-
     def test_killing_takes_all_that_was_started_and_happens_once(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -365,10 +332,6 @@ class TestLog:
         assert len(tail) == connection.LOG_TAIL_CHARACTERS
         assert tail.endswith("\ufffd end")
 
-    def test_it_has_no_name(self) -> None:
-        with worker_log() as log:
-            assert os.fstat(log.fileno()).st_nlink == 0
-
 
 class TestCallback:
     def test_a_call_is_taken_and_the_address_is_gone(self) -> None:
@@ -390,17 +353,8 @@ class TestCallback:
         assert callback.wait(lambda: False, 600.0) is None
         assert not Path(callback.address.removeprefix("unix:")).parent.exists()
 
-    def test_nor_is_one_that_takes_too_long(self) -> None:
-        asked = []
-        assert Callback().wait(lambda: asked.append(1) or True, 0.3) is None  # type: ignore[func-returns-value]
-        assert asked
-
 
 class TestDoors:
-    @pytest.mark.parametrize(("name", "kind"), [("fork", ForkDoor), ("spawn", SpawnDoor), ("inline", InlineDoor)])
-    def test_each_name_has_its_door(self, name: Any, kind: type) -> None:
-        assert isinstance(open_door(LaunchSpec(door=name)), kind)
-
     def test_the_fake_one_is_made_by_hand(self) -> None:
         with pytest.raises(UsageError, match="make a FakeDoor"):
             open_door(LaunchSpec(door="fake"))
@@ -423,11 +377,6 @@ def test_a_block_that_comes_late_is_still_read_whole(desk: Desk) -> None:
 
 
 class TestWaiting:
-    def test_a_look_of_some_seconds_sees_what_comes_meanwhile(self, desk: Desk) -> None:
-        desk.session.begin(ASK)
-        threading.Timer(0.2, lambda: send(desk.worker, NAMES)).start()
-        assert desk.session.wait(timeout_s=60.0) == NAMES
-
     def test_an_epoch_that_goes_on_has_time_again(self, desk: Desk) -> None:
         where = TrainingProgress(epoch=1, epochs=2, step=3, steps=4)
         for progress, has_more in ((Progress(stage="epoch", training=where), True), (Progress(stage="epoch"), False)):

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from redline.launch import Session, open_door
-from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_log
+from redline.launch.connection import WorkerSession, log_tail
 from redline.model.errors import UsageError
 from redline.model.protocol import (
     Ask,
@@ -171,26 +171,6 @@ def test_a_collection_in_a_worker_leaves_the_pages_of_its_server_alone() -> None
     assert int(told.partition(" objects")[0].split()[-1]) > 100_000
 
 
-def test_what_a_model_prints_is_kept() -> None:
-    spec = spec_of("prints", door="fork")
-    opened = open_door(spec.launch)
-    try:
-        session = opened.open(spec)
-        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
-        printed = session.close().printed.splitlines()
-    finally:
-        opened.close()
-    assert printed[-1] == "a line of the model's own"
-    assert 1 < len(printed) <= 20
-
-
-def test_a_worker_that_hangs_up_and_does_not_end_is_not_called_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.launch.connection.END_TIMEOUT_S", 0.5)
-    failure = failure_of(prepare("hangs_up"))
-    assert failure.kind == "crash"
-    assert failure.message == (f"the worker hung up at '{failure.stage}' and did not end within 0.5 s; it was stopped")
-
-
 def test_a_model_that_prints_without_end_fills_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log is cut between two questions, and within a long one."""
     monkeypatch.setattr("redline.launch.connection.LOG_LIMIT_BYTES", 1 << 20)
@@ -211,19 +191,6 @@ def test_a_model_that_prints_without_end_fills_no_disk(monkeypatch: pytest.Monke
         door.close()
 
 
-def test_only_a_log_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.launch.connection.LOG_LIMIT_BYTES", 100)
-    monkeypatch.setattr("redline.launch.connection.LOG_KEPT_BYTES", 10)
-    with worker_log() as log:
-        os.write(log.fileno(), b"a" * 90 + b"0123456789")
-        trim_log(log)
-        assert os.fstat(log.fileno()).st_size == 100
-        os.write(log.fileno(), b"!")
-        trim_log(log)
-        os.write(log.fileno(), b"?")
-        assert log_tail(log) == "123456789!?"
-
-
 def test_a_daemon_that_a_model_left_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     marker = f"redline-daemon-{os.getpid()}-fork"
     monkeypatch.setenv("REDLINE_TEST_MARKER", marker)
@@ -235,23 +202,6 @@ def test_a_daemon_that_a_model_left_ends_with_its_worker(monkeypatch: pytest.Mon
         assert "sleep" in marked_processes(marker)
         session.close()
         assert "sleep" not in marked_processes(marker)
-    finally:
-        opened.close()
-
-
-def test_daemons_of_one_worker_outlive_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    marker = f"redline-daemon-{os.getpid()}-other"
-    spec, sound = spec_of("leaves_a_daemon"), spec_of("sound")
-    opened = open_door(spec.launch)
-    try:
-        other = opened.open(sound)
-        monkeypatch.setenv("REDLINE_TEST_MARKER", marker)
-        session = opened.open(spec)
-        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
-        other.close()
-        assert "sleep" in marked_processes(marker)
-        session.kill()
-        assert marked_processes(marker) == []
     finally:
         opened.close()
 
@@ -369,47 +319,6 @@ def test_a_server_with_odd_imports_starts_and_its_workers_end_with_it(tmp_path: 
 def test_memory_taken_bit_by_bit_ends_inside_its_limit() -> None:
     failure = failure_of(prepare("eats_memory_bit_by_bit", memory_limit_bytes=2 * 2**30))
     assert failure.kind == "oom"
-
-
-def test_a_hanging_worker_is_stopped_in_time() -> None:
-    failure = failure_of(prepare("hangs", prepare_timeout_s=3.0))
-    assert failure.kind == "timeout"
-    assert "3 s" in failure.message
-
-
-def test_a_worker_that_dies_while_timed_fails_in_that_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDLINE_TEST_FOLDER", str(tmp_path))
-    spec = spec_of("killed_when_told")
-    door = open_door(spec.launch)
-    try:
-        session = door.open(spec)
-        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
-        assert isinstance(session.ask(Measure(kind="throughput", seconds=0.05)), BlockReply)
-        (tmp_path / "kill").touch()
-        reply = session.ask(Measure(kind="throughput", seconds=0.2))
-        assert failure_of(reply).stage == "measure"
-        assert failure_of(session.ask(Measure(kind="throughput", seconds=0.1))).kind == "crash"
-    finally:
-        door.close()
-
-
-def test_a_paused_worker_uses_no_processor_and_goes_on_when_asked() -> None:
-    spec = spec_of("sound")
-    door = open_door(spec.launch)
-    try:
-        session = door.open(spec)
-        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
-        session.pause()
-        assert isinstance(session, WorkerSession)
-        deadline = time.monotonic() + 10
-        while (
-            status := psutil.Process(session.pids[0]).status()
-        ) != psutil.STATUS_STOPPED and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert status == psutil.STATUS_STOPPED
-        assert isinstance(session.ask(Measure(kind="throughput", seconds=0.05)), BlockReply)
-    finally:
-        door.close()
 
 
 def test_workers_prepare_at_the_same_time_and_stand_still_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ OF_KIND = {
 }  # fmt: skip
 """The phase that a row begins."""
 STRETCHES = ("validation", "aside", "played")
-"""The time of passes without training goes to one of these: validation; what is validation only where it is rare; and what is
-acting in an environment if the program did it before its first step."""
+"""Time in which nothing is trained goes to one of these. `aside` is validation only if it is rare. `played` is acting in an environment
+if the program did it before its first step."""
 COLUMNS = (
     "caller", "ended", "is_full", "is_profiled", "paused", "loaded", "fed", "waited", "models", *SLOTS, *(f"{name} {slot}" for name in STRETCHES for slot in SLOTS),
 )  # fmt: skip
@@ -50,7 +50,7 @@ FIRST_STEPS = 3
 STEPS_OF_A_BATCH = 32
 """A batch of a DataLoader may serve several steps, as with truncated backpropagation, but not more than so many."""
 RARELY = 0.5
-"""What happens before fewer than half of the steps is no part of a step."""
+"""A part of the loop that is met in fewer than half of the steps is no part of a step."""
 FEWEST_STEPS, FEWEST_PIECES = 20, 8
 """A run is compared with itself in pieces of so many steps; with fewer pieces, noise alone may order them."""
 SLOWDOWN = 1.10
@@ -58,7 +58,7 @@ SLOWDOWN = 1.10
 
 
 class Heard(NamedTuple):
-    """A row that the process wrote."""
+    """A row that the process wrote; `bench/watch/spool.py` says what its key and value are."""
 
     kind: str
     key: float
@@ -81,7 +81,7 @@ NO_GRAPH = Graph(None, 0, {})
 
 
 class Reader:
-    """The reader cuts what one process heard into steps, as the rows come."""
+    """Cuts the rows that one process wrote into steps, as they come."""
 
     def __init__(self) -> None:
         self.rows = array("d")
@@ -89,32 +89,32 @@ class Reader:
         self.rest: list[Heard] = []
         """These rows came since the last step."""
         self.starts: list[float] = []
-        """Each new iterator whose workers end with it took so many seconds until its first batch."""
+        """Seconds until the first batch, for every iterator whose workers end with it."""
         self.ends: list[float] = []
-        """Ending the workers took so many seconds."""
+        """Seconds that ending a loader's workers took, each time."""
         self.device: dict[float, float] = {}
-        """The device reached a row, given by its number, after so many seconds of its own clock."""
+        """Seconds of the device's clock when it reached a row, by the number of the row."""
         self.anchor: float | None = None
-        """The device's clock began at this time of the host."""
+        """The time of the host when the device's clock began."""
         self.marked: list[tuple[list[Heard], float]] = []
-        """Steps of the device's clock that are not read yet, and their beginnings."""
+        """Steps that the device has not finished yet, and when they began."""
         self.on_device = np.zeros(len(SLOTS))
         self.lag_s = 0.0
-        """The device was so far behind the host when it was last looked at."""
+        """How far the device was behind the host when it was last looked at."""
         self._since: float | None = None
         """When the last step ended."""
         self._bits: dict[float, int] = {}
         self._graphs: dict[float, Graph] = {}
         self._opened: dict[float, tuple[float, bool]] = {}
-        """Iterators that have not delivered yet: since when, and whether their workers end with them."""
+        """For iterators that have not delivered yet: when they were asked first, and whether their workers end with them."""
         self._knows_optimizer = False
         """An optimizer ends the steps, or the program itself does."""
         self._has_backward = False
         """A backward pass has been seen in this step."""
         self._depth = 0
-        """Optimizers that are at work, one within the other."""
+        """The number of optimizers that are at work, one within the other."""
         self._capture: int | None = None
-        """The recording of a graph began here and goes on."""
+        """Where in `rest` the recording of a graph began that goes on; None without one."""
         self.is_by_batch = True
         """Neither optimizer nor backward pass was ever heard."""
 
@@ -274,9 +274,9 @@ class Reader:
 
 
 def without_early_batches(heard: list[Heard], began: float) -> tuple[list[Heard], float]:
-    """What was read before the pass over the loader with which the training begins is no part of the first step.
+    """Leaves out what was read before the training began with a pass over its loader.
 
-    Batches of that pass that are fetched ahead are, as accelerate and the Trainer fetch them. So is a first validation.
+    Batches of that pass may be fetched ahead, as accelerate and the Trainer do: they stay. A validation before the first step stays too.
     """
     first = next((at for at, one in enumerate(heard) if one.kind in ("backward", "optimizer")), len(heard))
     passes = [at for at, one in enumerate(heard[:first]) if one.kind == "data" and one.value >= 1]
@@ -369,7 +369,7 @@ def is_quiet(heard: Sequence[Heard], at: int) -> bool:
 
 
 def end_of(heard: Sequence[Heard], at: int) -> int:
-    """Returns the row in which ends what begins in this one."""
+    """Returns the row that ends what this one begins."""
     ended = f"{heard[at].kind} ended"
     return next((later for later in range(at + 1, len(heard)) if heard[later].kind == ended), at)
 
@@ -435,7 +435,7 @@ def set_apart(heard: Sequence[Heard], trained: Sequence[int]) -> list[str]:
             before = [one for one in asked if one < quiet[0]]
             first = before[-1] if before else begin
             is_new = first >= 2 and heard[first - 1].value == 0 and heard[first - 2].value >= 1
-            # It ends with its loader, or where the training asks for its next batch.
+            # A validation ends with its loader, or where the training asks for its next batch.
             ends = [one for one in through if one > quiet[-1]] + [asked[-1]]
             last = ends[0] if at < len(heard) or len(ends) > 1 else len(heard) - 1
             _set(where, first + 1 - 2 * is_new, last, "validation")
@@ -548,7 +548,7 @@ class Steps:
         self.wall_s: Vector = self.phases_s.sum(axis=1)
         self.validation_s, self.paused_s = of_group(validation.sum(axis=1)), of_group(column["paused"])
         loaded = of_group(column["loaded"])
-        # Optimizers share the samples of a step, while passes before the first optimizer's step accumulated theirs.
+        # Optimizers share the samples of a step. Passes before the first optimizer's step have accumulated theirs.
         is_pass = callers == BY_BACKWARD
         fed = of_group(fed * is_pass) + of_group(fed * ~is_pass, np.maximum)
         self.samples: Vector = np.where(is_loaded(loaded), loaded, fed)
@@ -564,7 +564,7 @@ class Steps:
         if not kept.any():
             return np.ones(self.count, dtype=bool)
         slow = max(START_UP * float(np.median(self.wall_s[kept])), START_UP_S)
-        # Waiting for the first batch, as until a loader's workers run, comes back in each epoch: that is no start-up.
+        # The wait until a loader's workers run comes back in each epoch, so it is no start-up.
         steady = np.flatnonzero(self.wall_s - self.phases_s[:, AT["data"]] <= slow)
         if len(steady):
             kept[: steady[0]] = False
@@ -572,7 +572,7 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """All counted steps took so long, with what came after the last one, by host or device, whichever took longer."""
+        """The time of all counted steps, with the end of the loader after the last one, or with the device's work if that lasted longer."""
         return float(self.wall_s[self.counted].sum()) + max(self._reader.lag_s, self._reader.loop_tail_s)
 
     @property
@@ -600,7 +600,7 @@ class Steps:
         return {name: float(seconds) / whole for name, seconds in zip(PHASES, spent, strict=True)} if whole > 0 else {}
 
     def own_part(self, rank: int) -> RankBlock:
-        """What this process did by itself in the steps that were heard in full, as one of several ranks."""
+        """Returns what this process did by itself in the steps that were heard in full, as one of several ranks."""
         known = self.counted & self._is_full
         phases = {name: tuple(self.phases_s[known, at].tolist()) for at, name in enumerate(PHASES)}
         computed = self.phases_s[known, AT["backward"]] - self._waited_s[known]
@@ -721,7 +721,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     middle = float(np.median(wall))
     later = wall[FIRST_STEPS:] - lead.phases_s[kept][FIRST_STEPS:, AT["acting"]]
     slow = later[later > OUTLIER * middle] - middle
-    # What the last step left behind it belongs to no row, but makes that step as slow as it would any other.
+    # The end of the loader after the last step belongs to no row, but makes that step as slow as it would any other.
     if lead.tail_s > (OUTLIER - 1) * middle:
         slow = np.append(slow, lead.tail_s)
     known = [each for rank in ranks if (each := _samples_per_s(rank, lead)) is not None]
@@ -760,7 +760,7 @@ def main_logs(logs: Sequence[L]) -> list[L]:
     """Those of the training: its ranks, rank 0 first; of processes that are no ranks, the one with the most steps."""
     counts = {id(log): len(log.reader.table()) for log in logs}
     stepped = sorted((log for log in logs if counts[id(log)]), key=lambda log: counts[id(log)])
-    # Of a rank that was started again, the longest life.
+    # If a rank was started again, its longest life counts.
     ranked = {int(log.process.get("rank", 0)): log for log in stepped if log.process.get("world_size", 1) > 1}
     return [ranked[rank] for rank in sorted(ranked)] if ranked else stepped[-1:]
 
@@ -775,7 +775,7 @@ class Drift(Frozen):
     ratio: float
     """Step time after it over before it."""
     share_before: float
-    """The steps before it took this share of the time of all steps that count."""
+    """Share of the counted time that the steps before it took."""
 
 
 def drift_of(steps: Steps) -> Drift | None:
@@ -805,7 +805,7 @@ def drift_of(steps: Steps) -> Drift | None:
 
 
 def growth_of(pulses: Sequence[dict[str, Any]], resident: Sequence[tuple[float, int]]) -> tuple[float, float] | None:
-    """Bytes held at the end over those at the first third, and bytes per second; None without steady growth.
+    """Returns the bytes held at the end over those after the first third, and bytes per second; None without steady growth.
 
     A GPU's allocated memory by the process's own pulses, else what the operating system says of its memory.
     """

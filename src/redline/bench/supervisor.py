@@ -1,4 +1,4 @@
-"""The process between a desk and its workers: it starts them, says how they ended, and leaves nothing of them behind.
+"""This process stands between a desk and its workers: it starts them, says how they ended, and leaves nothing of them behind.
 
 With torch loaded it forks a fresh isolated worker in milliseconds; without, it starts commands, such as another interpreter,
 a vendor's profiler or torchrun. `redline.launch.supervisor` is the desk's end of it.
@@ -32,7 +32,7 @@ from redline.system.processes import adopt_orphans, die_with_parent, end_strays,
 DESCRIPTORS = 4
 """A request comes with the log, the working folder, a file with a `StartRequest`, and the worker's line if it has one."""
 LINE = 3
-"""A command finds its line at this descriptor."""
+"""The descriptor at which a command finds its line."""
 
 SAFE_IMPORT = {
     # OpenBLAS starts its threads while numpy is imported.

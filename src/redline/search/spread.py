@@ -29,7 +29,7 @@ REACHABLE_S = 10.0
 
 
 def measure_trial(encoded: bytes) -> bytes:
-    """A whole trial in this process's own machine; what breaks is in the record."""
+    """Measures a whole trial on this process's own machine; what breaks is in the record."""
     spec = msgspec.msgpack.decode(encoded, type=RunSpec)
     door = open_door(spec.launch)
     try:
@@ -67,7 +67,7 @@ def cluster(address: str | None) -> Iterator[Any]:
 
 
 def _require_reachable(address: str | None) -> None:
-    """Ray itself tries a wrong address for many minutes."""
+    """Refuses a wrong address at once, which Ray itself would try for many minutes."""
     if address is None or ":" not in address:
         return
     host, port = split_address("address", address.removeprefix("ray://"))
@@ -83,22 +83,22 @@ def require_cluster(ray: bool, address: str | None) -> None:
 
 
 class Answer(Frozen):
-    """What a machine of the cluster sends back."""
+    """The answer of a machine of the cluster."""
 
     body: bytes = b""
     mistake: str = ""
-    """Of the user's, found out only there."""
+    """A mistake of the user's that was only found there."""
     failure: str = ""
 
 
 Work = Callable[[bytes], bytes]
-"""A function of a module, so that every machine finds it by name."""
+"""Work is a function of a module, so that every machine finds it by name."""
 
 
 def on_cluster(
     work: Work, payloads: Sequence[bytes], devices: Sequence[str], address: str | None
 ) -> Iterator[tuple[int, bytes | DoorError]]:
-    """What `work` makes of each payload, with its number, in the order in which they are done.
+    """Yields what `work` makes of each payload, with its number, in the order in which they are done.
 
     Each has a GPU, or on CPUs a machine, to itself. One whose machine was lost is run again elsewhere; where that is of no
     use, an error stands in its place. A user's mistake is raised.

@@ -199,13 +199,13 @@ class Machine:
 
 
 def _rate(before: Look, now: Look, name: str) -> float | None:
-    """Of a counter, per second; None until it was read twice."""
+    """What a counter counts per second; None until it was read twice."""
     old, new = before.get(name), now.get(name)
     return (new - old) / (now["at_s"] - before["at_s"]) if old is not None and new is not None else None
 
 
 def _may_use(members: set[int], processes: Mapping[int, int | None] | None) -> bool:
-    """Whether one of these computes on a card. In a container the driver may speak of the host's numbers: who knows."""
+    """True if one of these may compute on a card. In a container the driver may speak of the host's numbers, and nobody knows."""
     return processes is None or bool(members & processes.keys()) or any(not psutil.pid_exists(pid) for pid in processes)
 
 
@@ -260,7 +260,7 @@ def _text(value: Any) -> Any:
 
 
 def serve_metrics(address: str) -> Callable[[Sequence[Look]], None]:
-    """A page for Prometheus with the latest look at each device. What is unknown has no value there."""
+    """Serves a page for Prometheus with the latest look at each device. What is unknown has no value there."""
     try:
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
     except ImportError:

@@ -86,14 +86,14 @@ from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 
 STATUS_S = 5.0
-"""Between two looks at how the script goes."""
+"""How often the standing of the script is read and told."""
 BLOCK_STEPS, MOST_BLOCKS = 1000, 100
-"""Of a long run so many blocks of steps are kept, evenly spread."""
+"""A record keeps at most so many blocks of so many steps, spread evenly over the run."""
 INTERRUPTS = (-2, -15, 130, 143)
 FEWEST_STEPS = 20
-"""In a piece of the run whose pace is compared with that of others."""
+"""The alarm compares pieces of the run of at least so many steps."""
 DELIVERY_S = 30.0
-"""What an alert may take."""
+"""An alert must be delivered within this time."""
 
 STEPS = Figure(name="steps", doc="Steps that were seen.")
 STEP_RATE = Figure(name="steps_per_s", header="steps/s", better="higher", doc="Of the steps that count.")
@@ -198,7 +198,7 @@ def run_script(
     name: str | None = None,
     on_rates: Callable[[Rates, TelemetrySample | None], None] = lambda rates, card: None,
 ) -> RunRecord:
-    """Run a training command unchanged and watch its steps; `on_rates` hears every few seconds of them and of the GPU."""
+    """Run a training command unchanged and watch its steps; `on_rates` is told of them and of the GPU every few seconds."""
     command = script_command(words)
     name = name or script_name(command)
     with tempfile.TemporaryDirectory(prefix="redline-watch-") as folder:
@@ -237,7 +237,7 @@ def _announcer(workspace: Workspace, name: str) -> Announcer | None:
 
 
 def script_name(command: Sequence[str]) -> str:
-    """What a person calls it: the script's file, the module, or the program."""
+    """Returns what a person calls it: the script's file, the module, or the program."""
     for before, word in itertools.pairwise(command):
         if word.endswith(".py"):
             return Path(word).name
@@ -297,7 +297,7 @@ def parse_share(text: str) -> float:
 
 
 class Alarm:
-    """Compares the pace of the newest steps with the best pace so far; alerts once per drop, and again after a recovery."""
+    """Compares the pace of the newest steps with the best pace so far. It alerts once per drop, and again after a recovery."""
 
     def __init__(self, target: str, drop: float, deliver: Callable[[str, bytes], None] | None = None) -> None:
         self._target, self._drop = target, drop
@@ -486,7 +486,7 @@ class Seen:
 
     @property
     def out_of_memory(self) -> dict[str, Any]:
-        """What the first process that ran out of memory wrote about it; empty where none did."""
+        """The first process that ran out of memory wrote this about it; empty if none did."""
         return next((log.facts["oom"] for log in self.logs if "oom" in log.facts), {})
 
 
@@ -633,7 +633,7 @@ def _watched(
 
 
 def card_uuids(logs: Sequence[ProcessLog]) -> set[str]:
-    """Of the GPUs that the watched processes compute on."""
+    """Returns the uuids of the GPUs that the watched processes compute on."""
     uuids = {str(log.process.get("device", {}).get("uuid") or "") for log in logs}
     return {uuid.removeprefix("GPU-") for uuid in uuids if uuid}
 
@@ -755,7 +755,7 @@ def _profile_of(seen: Seen, workspace: Workspace, record_id: str) -> Profile:
 
 
 def result_of(record: RunRecord) -> Result:
-    """The rates, where the time of the run went, and what to change."""
+    """Shows the rates, where the time of the run went, and what to change."""
     watched = record.watched
     assert watched is not None
     name = record.spec.workload.model.removeprefix("watch:")

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from redline.analyze.watch import Heard, Reader, Steps, rates_of
 from redline.bench.watch.hooks import Watch
 from redline.bench.watch.recorder import EARLY_STEPS, Recorder
-from redline.bench.watch.samples import batch_samples, planned_batches, samples_fed
+from redline.bench.watch.samples import batch_samples, planned_batches
 from redline.bench.watch.spool import BACKWARD, OPTIMIZER_ENDED, Spool
 from redline.launch.watch import SpoolReader
 from redline.model.record import Rates
@@ -186,20 +186,20 @@ FOLDED = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Conv1d(16, 1, 1))
 def test_a_sample_without_a_batch_is_one(
     watch: Watch, model: torch.nn.Module, shape: tuple[int, ...], samples: int
 ) -> None:
-    assert samples_fed(model, (torch.randn(shape),), {}, watch._singles.of(model)) == samples
-    assert samples_fed(model, (), {"x": torch.randn(shape)}, watch._singles.of(model)) == samples
+    assert watch._samples.fed(model, (torch.randn(shape),), {}) == samples
+    assert watch._samples.fed(model, (), {"x": torch.randn(shape)}) == samples
 
 
 def test_indices_are_a_batch_however_many_they_are(watch: Watch) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2))
-    assert samples_fed(model, (torch.zeros(4, dtype=torch.long),), {}, watch._singles.of(model)) == 4
+    assert watch._samples.fed(model, (torch.zeros(4, dtype=torch.long),), {}) == 4
 
 
 def test_a_lazy_layer_is_asked_again_once_it_knows_its_width(watch: Watch) -> None:
     model = torch.nn.LazyLinear(2)
-    assert watch._singles.of(model) == frozenset()
+    assert watch._samples.fed(model, (torch.randn(4),), {}) == 4
     model(torch.randn(7, 4))
-    assert samples_fed(model, (torch.randn(4),), {}, watch._singles.of(model)) == 1
+    assert watch._samples.fed(model, (torch.randn(4),), {}) == 1
 
 
 def test_steps_of_torch_func_are_heard_through_the_model_they_call(watch: Watch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Watching a training script from inside its own process.
+"""These modules watch a training script from inside its own process.
 
 Loaded into the user's process, whose interpreter may have neither Redline nor its dependencies: the files of this folder
 import the standard library, torch and each other (relatively), nothing else. What they see goes into a spool folder,

@@ -1,6 +1,6 @@
-"""What a watched process is made of: device, model, loaders, optimizer, flags; and how it uses them.
+"""Facts about a watched process: its device, model, loaders, optimizer and flags, and how it uses them.
 
-Everything is looked at seldom: once after the first step, then a line per second.
+They are looked at seldom: after the first step and the tenth, then once per second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .spool import Spool
 
 OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
-"""Places in the script that made the host wait."""
+"""So many places in the script that make the host wait are told apart."""
 LOSS_PERIOD_S = 0.25
 """Between two looks at the loss."""
 CALLS = 50
@@ -32,7 +32,7 @@ CALLS = 50
 
 
 class Facts:
-    """What was seen so far; `describe` and `pulse` write it down."""
+    """Remembers what was seen so far; `describe` and `pulse` write it down."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -41,7 +41,7 @@ class Facts:
         self._made: list[weakref.ref[Any]] = []
         """The optimizers, by their numbers."""
         self._numbers: dict[int, int] = {}
-        """Of the optimizers, by their ids: one that is made at the place of another that is gone gets a new number."""
+        """The numbers of optimizers by their ids. One that is made at the place of another that is gone gets a new number."""
         self._optimizers: dict[int, dict[str, Any]] = {}
         """Those that have taken a step, by their numbers."""
         self._waits: dict[str, dict[str, Any]] = {}
@@ -49,7 +49,7 @@ class Facts:
         self._copies: dict[str, int] = {"asked": 0, "pageable": 0, "blocking": 0}
         self._zero_grads: dict[str, float] = {"count": 0, "kept": 0, "seconds": 0.0}
         self.replays = 0
-        """Of recorded graphs that hold a model's passes."""
+        """How often graphs were replayed that hold a model's passes."""
         self._autocast: str | None = None
         self._scaler: dict[str, Any] | None = None
         self._inputs: list[str] = []
@@ -104,7 +104,7 @@ class Facts:
         return {id(weight) for one in self._stepped() for group in one.param_groups for weight in group["params"]}
 
     def saw_forward(self, args: Any, kwargs: Any, step: int) -> None:
-        """Of some of the steps."""
+        """Notes autocast and inputs, in some of the steps."""
         kind = self._device.type if step else "cuda" if torch.cuda.is_initialized() else "cpu"
         self._autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
         self._inputs = [
@@ -141,7 +141,7 @@ class Facts:
             known["seconds"] += seconds
 
     def saw_out_of_memory(self, phase: str, error: BaseException, step: int, roots: list[torch.nn.Module]) -> None:
-        """Where memory ran out and who held it; on a GPU also the allocator's snapshot."""
+        """Writes down where memory ran out and who held it, and on a GPU keeps the allocator's snapshot."""
         parameters = [parameter for root in roots for parameter in root.parameters()]
         states = [state for one in self._stepped() for state in one.state.values() if isinstance(state, dict)]
         held = {
@@ -161,7 +161,7 @@ class Facts:
         self._spool.fact("oom", phase=phase, step=step, held=held, where=where, error=said, snapshot=snapshot)
 
     def saw_loss(self, losses: Any) -> None:
-        """Read a loss once in a while, without waiting: one on a GPU is copied, and read when it has come."""
+        """Reads a loss once in a while, without waiting: one on a GPU is copied, and read when the copy has arrived."""
         unscaled, self._unscaled = self._unscaled, None
         now = time.perf_counter()
         if now < self._next_loss:
@@ -249,7 +249,7 @@ def _operators_so_far() -> int | None:
 
 
 def _call_s() -> float:
-    """Seconds that calling an operator on one number takes here, with its part of the backward pass."""
+    """Returns the seconds that calling an operator on one number takes here, with its part of the backward pass."""
     weight = torch.ones(1, requires_grad=True)
     taken = []
     with torch.enable_grad():
@@ -265,7 +265,7 @@ def _call_s() -> float:
 
 
 class CudaClock:
-    """Marks on the current stream, used again and again."""
+    """Sets marks on the current stream. A mark is used again when it has been read."""
 
     def __init__(self) -> None:
         self._spare: list[Any] = []
@@ -342,7 +342,7 @@ def _flags() -> dict[str, Any]:
 
 
 def user_line() -> str:
-    """The innermost line that is neither torch's nor ours nor an installed package's."""
+    """Returns the innermost line that is neither torch's nor ours nor an installed package's."""
     frame = sys._getframe(2)
     while frame is not None:
         if _is_scripts(frame.f_code.co_filename):
@@ -354,7 +354,7 @@ def user_line() -> str:
 
 
 def line_of_error(error: BaseException) -> str:
-    """The innermost line of the script on the way to the error."""
+    """Returns the innermost line of the script on the way to the error."""
     found, trace = "an installed package", error.__traceback__
     while trace is not None:
         if _is_scripts(trace.tb_frame.f_code.co_filename):
@@ -364,7 +364,7 @@ def line_of_error(error: BaseException) -> str:
 
 
 def _is_scripts(file: str) -> bool:
-    """Neither torch's nor ours nor an installed package's."""
+    """True if a file is neither torch's nor ours nor an installed package's."""
     return not file.startswith((OURS, "<frozen")) and "site-packages" not in file and "/torch/" not in file
 
 
@@ -374,6 +374,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of all of them, each once."""
+    """Returns the size of all these tensors, counting each once."""
     known = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
     return sum(known.values())

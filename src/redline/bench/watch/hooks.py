@@ -1,4 +1,4 @@
-"""Where the watched process is listened to: DataLoader, model, autograd, optimizer, copies, checkpoints, recorded graphs.
+"""Hooks that listen to a watched process: to its DataLoaders, models, autograd, optimizers, copies, checkpoints and recorded graphs.
 
 Nothing of the user's is changed in a way that a checkpoint, `torch.jit` or `torch.compile` would see: methods of classes are
 wrapped, no hook is registered on a module, and under the compiler every wrapper is the function it wraps. If one of our own lines
@@ -29,7 +29,7 @@ from torch.utils.data import dataloader as loaders
 from .facts import Facts, is_out_of_memory
 from .models import MOST_LEVELS, Models, live_objects
 from .recorder import Recorder
-from .samples import Question, Singles, batch_samples, samples_given, samples_mapped, tensors_in
+from .samples import Question, Samples, batch_samples, samples_given, samples_mapped, tensors_in
 from .spool import (
     BACKWARD,
     CALLED,
@@ -80,12 +80,12 @@ class Watch:
         self._graphs: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """Recorded graphs, and whether an optimizer's step is in them."""
         self._models = Models(self._watch_class)
-        self._singles = Singles()
+        self._samples = Samples()
         self._batches = NextBatch()
         self._called = (0, 0.0)
         """The optimizer that was called last, by its id, and when: torch calls its hooks some time after that."""
         self._is_scaled = False
-        """GradScaler steps the optimizer, or leaves it out: its call is the optimizer's."""
+        """True while GradScaler steps the optimizer, or leaves it out: its call counts as the optimizer's."""
         self._found_at = self._forwards = 0
         self._has_loader = self._is_functional = self._has_gradients = False
         self.log: Recorder | None = None
@@ -299,7 +299,7 @@ class Watch:
         self._heed_models()
 
     def _heed_models(self) -> None:
-        self._singles.forget()
+        self._samples.forget()
         if self.log is not None:  # a model that nobody calls is looked into in the next steps
             self._found_at = self.log.steps
             self.log.looks_until = max(self.log.looks_until, self.log.steps + 2 * MOST_LEVELS)
@@ -321,35 +321,34 @@ class Watch:
                 return original(module, *args, **kwargs)
             log.is_full = True
             self._forwards += 1
-            question, samples = self.attempt(self._ask, log, module, with_gradients, args, kwargs) or (None, 0)
+            question = self.attempt(self._ask, log, module, with_gradients, args, kwargs)
             is_frozen = id(module) in self._models.frozen
             key = 0.0 if is_frozen else float(id(module))
             with Span(self, log, FORWARD, key, with_gradients + 2.0 * module.training, "forward") as span:
                 try:
                     output = original(module, *args, **kwargs)
                     if question is not None:
-                        samples = self.attempt(self._singles.learn, module, question, output, args, kwargs)
+                        self.attempt(self._samples.learn, module, question, output)
                 finally:
-                    span.value = float(samples or 0)
                     if question is not None:
                         question.close()
+                    span.value = self.attempt(self._fed, module, args, kwargs) or 0.0
             if is_usual and log.is_full and not (self._has_loader or is_frozen or self._is_functional):
                 self._batches.listen(sys._getframe(1))
             return output
 
         return wrapper
 
-    def _ask(
-        self, log: Recorder, module: Any, with_gradients: bool, args: Any, kwargs: Any
-    ) -> tuple[Question | None, int]:
-        """How many samples the call is fed, and in some steps a question that the call itself will answer."""
-        samples = self._singles.samples(module, args, kwargs)
-        if self._is_functional:
-            return None, samples * samples_mapped(args, kwargs)
-        if not with_gradients or not log.steps < DESCRIBED_AFTER[-1]:
-            return None, samples
+    def _ask(self, log: Recorder, module: Any, with_gradients: bool, args: Any, kwargs: Any) -> Question | None:
+        """In some of the first steps the call itself tells which dimension is the batch."""
+        if not with_gradients or self._is_functional or not log.steps < DESCRIBED_AFTER[-1]:
+            return None
         self.facts.saw_forward(args, kwargs, log.steps)
-        return self._singles.question(module, args, kwargs), samples
+        return self._samples.question(module, args, kwargs)
+
+    def _fed(self, module: Any, args: Any, kwargs: Any) -> float:
+        samples = self._samples.fed(module, args, kwargs)
+        return float(samples * samples_mapped(args, kwargs) if self._is_functional else samples)
 
     def _saw_inputs(self, log: Recorder, args: Any, kwargs: Any) -> None:
         seconds = self._batches.made(args, kwargs)
@@ -414,7 +413,7 @@ class Watch:
         return loss.register_hook(lambda _: engine.queue_callback(lambda: self.attempt(log.put, WAITING)))
 
     def broke(self, phase: str, error: BaseException) -> None:
-        """The script's own error, which goes on its way; who held the memory is only known now."""
+        """Looks at an error of the script's: if memory ran out, only now is it known who held it."""
         if is_out_of_memory(error) and self.log is not None:
             self.attempt(self.facts.saw_out_of_memory, phase, error, self.log.steps, self._models.roots())
 
@@ -603,7 +602,9 @@ class Watch:
         """Models of Hugging Face are saved by its own library, which exists only where a script has imported it."""
         library = sys.modules.get("safetensors.torch")
         if library is not None and not hasattr(library.serialize_file, "__wrapped__"):
-            self._wrap(library, "serialize_file", functools.partial(self._timed, SAVING))
+            for name in ("_flatten", "serialize_file"):  # both are called by whatever name a script has for `save_file`
+                if hasattr(library, name):
+                    self._wrap(library, name, functools.partial(self._timed, SAVING))
 
     def _listen_for_waits(self) -> None:
         """For a few steps: what makes the host wait for the device, and from which line."""
@@ -633,7 +634,7 @@ class Watch:
 
 
 class Span:
-    """A call of the script's, written down from its beginning to its end. What it calls belongs to it and is not heard.
+    """Writes down a call of the script's from its beginning to its end. Calls within it belong to it and are not heard.
 
     The key and the value may be set before its end, and so may the time of it. An error of the script's goes on its way.
     """
@@ -662,7 +663,7 @@ class Span:
 
 
 class NextBatch:
-    """What a script without a loader does between a forward pass and its backward pass: the loss, or the next batch.
+    """Finds out whether a script without a loader makes its next batch between a forward pass and the backward pass.
 
     Of the functions that are called there by whoever called the model, the one that returned what the model is fed next has made
     the next batch. A batch that is made without a function of its own is not told from the loss.
@@ -670,11 +671,11 @@ class NextBatch:
 
     def __init__(self) -> None:
         self._callers: set[int] = set()
-        """The frames that called the model, by their ids."""
+        """The ids of the frames that called the model."""
         self._has_followed = False
         """A backward pass has come since the last forward pass."""
         self._made: list[tuple[float, set[int]]] = []
-        """Of the calls: how long they took, and the tensors that they returned."""
+        """How long each call took, and the ids of the tensors that it returned."""
 
     @property
     def is_awaited(self) -> bool:
@@ -719,7 +720,7 @@ class NextBatch:
 
 
 def _is_traced() -> bool:
-    """Whether the compiler or `make_fx` asks for gradients: it writes down what is computed later without a call."""
+    """True if the compiler or `make_fx` asks for gradients: it only writes down what is computed later."""
     if TracingContext.try_get() is not None:
         return True
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
@@ -730,7 +731,7 @@ _installed: Watch | None = None
 
 
 def installed() -> Watch | None:
-    """What watches this process, if anything does."""
+    """Returns what watches this process, if anything does."""
     return _installed
 
 

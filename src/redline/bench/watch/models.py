@@ -1,4 +1,4 @@
-"""Which modules of a watched program are its models: the outermost ones that own what is trained."""
+"""The models of a watched program are the outermost modules that own what is trained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Models:
         self._made.append(weakref.ref(module))
 
     def find(self, optimizer: Any | None) -> None:
-        """The outermost modules that own what the optimizer trains; without one, what has gradients."""
+        """Finds the outermost modules that own what the optimizer trains, or without an optimizer what has gradients."""
         if optimizer is None:
             owners = [one for one in self._live() if any(each.grad is not None for each in _parameters(one))]
         else:
@@ -49,7 +49,7 @@ class Models:
                 self._on_class(type(root))
 
     def find_frozen(self) -> None:
-        """The outermost modules that have weights and share none with the models that are trained."""
+        """Finds the outermost modules that have weights and share none with the models that are trained."""
         alive = self._live()
         inner = {id(child) for one in alive for child in vars(one)["_modules"].values()}
         trained = {id(each) for root in self.roots() for each in _parameters(root)}
@@ -66,12 +66,12 @@ class Models:
             self._on_class(type(module))
 
     def _live(self) -> list[Any]:
-        """Each once, where its constructor has run."""
+        """Returns every module that is alive and whose constructor has run, once."""
         made = {id(one): one for seen in self._made if (one := seen()) is not None}
         return [one for one in made.values() if "_modules" in vars(one)]
 
     def roots(self, trained: Collection[int] = ()) -> list[torch.nn.Module]:
-        """Those that own one of these parameters, given by their ids: a program may hold other models. All where none does."""
+        """Returns the models that own one of these parameters, given by their ids, as a program may hold others; all if none does."""
         alive = [root for found in self.found if (root := found()) is not None]
         return [root for root in alive if any(id(each) in trained for each in _parameters(root))] or alive
 
@@ -86,7 +86,7 @@ class Models:
             self._on_class(type(holder))
 
     def look_deeper(self) -> None:
-        """Nobody calls the models themselves: listen to their parts."""
+        """Listens to the parts of models that nobody calls themselves."""
         if self._levels < MOST_LEVELS:
             self._levels += 1
             parts = [child for root in self.roots() for child in root.children()]
@@ -96,7 +96,7 @@ class Models:
 
 
 def live_objects(base: type) -> list[Any]:
-    """Every instance of the class and of those derived from it, by asking the collector."""
+    """Asks the garbage collector for every instance of the class and of those derived from it."""
     kinds, waiting = set[type](), [base]
     while waiting:
         kind = waiting.pop()
@@ -119,7 +119,7 @@ def with_children(module: torch.nn.Module) -> list[Any]:
 
 
 def _walk(module: torch.nn.Module, what: str) -> list[Any]:
-    """Of the module and all below it, without calling anything that a class may have overridden."""
+    """Collects `what` of the module and of all below it, without calling anything that a class may have overridden."""
     found: list[Any] = []
     seen: set[int] = set()
     waiting = [module]

@@ -1,4 +1,4 @@
-"""What is written down of what the hooks hear: one step of k in full, of the others their batches and their ends.
+"""Writes down what the hooks hear: one step of k in full, of the others only batches and ends.
 
 The recorder decides nothing about steps and phases: `analyze/watch.py` makes both of the rows, when all of them are known.
 """
@@ -18,14 +18,14 @@ perf_counter = time.perf_counter
 EARLY_STEPS = 20
 """The first steps are all heard in full: a script of a few steps is described too."""
 HEARD_S, MARKED_S = 25e-6, 150e-6
-"""What hearing a step in full takes the training thread, as `benchmarks/watch_cost.py` measures it, and with marks on a GPU."""
+"""Seconds of the training thread for hearing a step in full, as `benchmarks/watch_cost.py` measures them, and with marks on a GPU."""
 MOST_SHARE = 0.005
-"""The share of the training's time that this may take."""
+"""Hearing steps in full may take this share of the training's time."""
 EVERY = (1, 3, 5, 7, 13, 31, 101, 307)
 """One step of so many is heard in full. Odd numbers and primes, so that optimizers that take turns, and what a script does
 every tenth step, are met as often as they happen."""
 LOOK_S = 1.0
-"""Between two looks at what costs more than a few microseconds."""
+"""Facts that cost more than a few microseconds are looked at this often."""
 OWN_LOOK_S = 0.05
 """A look that takes longer, as the first one at a large model, is no time of the script's."""
 
@@ -67,7 +67,7 @@ class Recorder:
         self._heard = 0
         """A hash of what was heard in this step, times apart."""
         self._usual: dict[float, int] = {}
-        """The same of the last full step, by what ended it: only steps that repeat need not be heard in full."""
+        """That hash of the last full step, by what ended the step: only steps that repeat need not be heard in full."""
         self.is_profiled = False
         self.on_row: Callable[[float], None] | None = None
         """Hears every kind of row, while a profile is captured."""
@@ -78,12 +78,12 @@ class Recorder:
         self._ended = now()
         self.device: DeviceClock | None = None
         self._marks: list[tuple[int, Any]] = []
-        """Of this step: the numbers of its rows, and the marks that were set with them."""
+        """The numbers of this step's rows, and the marks that were set with them."""
         self._pending: list[list[tuple[int, Any]]] = []
         self._anchor: Any = None
 
     def hears(self) -> bool:
-        """Whether this thread is the one that trains. Where that one has ended, another may go on."""
+        """True if this thread is the one that trains. When that one has ended, another may go on."""
         thread = get_ident()
         if thread == self.thread:
             return True
@@ -117,7 +117,7 @@ class Recorder:
             self.on_row(kind)
 
     def step_ended(self, caller: float = -1.0) -> None:
-        """To be said after the row that ended it; `caller` is the optimizer that did."""
+        """To be called after the row that ended the step; `caller` is the optimizer that did."""
         now = self.now()
         self.steps += 1
         took_s, self._ended = now - self._ended, now

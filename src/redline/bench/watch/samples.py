@@ -15,16 +15,17 @@ Tensor = torch.Tensor
 
 
 class Question:
-    """One call of a model: is the first dimension of its input the batch?
+    """One call of a model is asked whether the first dimension of its input is the batch.
 
-    Its layers say so where they take sequences whose second dimension is the batch, which only a call shows: models may
-    turn what they are given. Layers of its own show by what comes out that a vector was one sample.
+    Layers that take sequences say that their batch is the second dimension, but only a call shows what they are given: a model may
+    turn its input before. What comes out shows whether a vector was one sample.
     """
 
     def __init__(self, first: torch.Tensor, layers: list[Any]) -> None:
         self._first = first
         self._layers = layers
         self._taken: tuple[int, ...] = ()
+        """The shape that the first of these layers was given."""
         for layer in layers:
             vars(layer)["forward"] = self._listening(layer.forward)
 
@@ -38,52 +39,61 @@ class Question:
         return listening
 
     def close(self) -> None:
-        """The layers are as they were before."""
+        """Leaves the layers as they were before."""
         for layer in self._layers:
             vars(layer).pop("forward", None)
 
     def is_second(self, output: Any) -> bool:
-        """Whether the second dimension is the batch. A model that returns a row for each of the first does not see it so."""
+        """True if the second dimension is the batch. A model that returns a row for each of the first does not see it so."""
         shape, result = tuple(self._first.shape), next(tensors_in(output), None)
         if len(shape) < 2 or len(self._taken) != 3 or shape[0] == shape[1] or self._taken[1] != shape[1]:
             return False
         return result is None or result.dim() > 2 or not result.dim() or result.shape[0] != shape[0]
 
-    def is_one(self, output: Any) -> bool:
-        """Whether a vector was one sample: what comes out has no row for each of its numbers."""
+    def single(self, output: Any) -> tuple[int, int] | None:
+        """Dimensions and size of the input if it was one sample: a vector for whose numbers no rows come out."""
         first, result = self._first, next(tensors_in(output), None)
         is_vector = first.dim() == 1 and first.is_floating_point()
-        return is_vector and result is not None and result.dim() > 0 and result.shape[0] != first.shape[0]
+        if is_vector and result is not None and result.dim() > 0 and result.shape[0] != first.shape[0]:
+            return 1, first.shape[0]
+        return None
 
 
-class Singles:
-    """Which inputs of a module are one sample without a batch, by what its layers take.
+class Samples:
+    """Counts how many samples a call of a model is fed.
 
-    A layer of torch takes `(features,)` as well as `(batch, features)`, and `(channels, height, width)` likewise.
+    A layer of torch takes `(features,)` as well as `(batch, features)`, and `(channels, height, width)` likewise, so the layers
+    say what may be one sample without a batch.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, frozenset[tuple[int, int]]] = {}
-        self._learned: dict[int, frozenset[tuple[int, int]]] = {}
-        """What calls have shown."""
-        self._asked: set[int] = set()
-        self.second: set[int] = set()
-        """Modules whose batch is the second dimension of their input."""
+        self._singles: dict[int, frozenset[tuple[int, int]]] = {}
+        """Dimensions and leading size of inputs that may be one sample, by the ids of models."""
+        self._asked = set[int]()
+        self._second = set[int]()
+        """Models whose batch is the second dimension of their input."""
 
     def forget(self) -> None:
-        """Modules were made, and may have the ids of others that are gone."""
-        self._known.clear()
-        self._learned.clear()
+        """To be called when modules were made: they may have the ids of others that are gone."""
+        self._singles.clear()
         self._asked.clear()
-        self.second.clear()
+        self._second.clear()
 
-    def of(self, module: Any) -> frozenset[tuple[int, int]]:
-        """Dimensions and leading size of what may be such inputs."""
-        known = self._known.get(id(module))
-        return self._ask(module) if known is None else known
+    def fed(self, module: Any, args: Any, kwargs: Any) -> int:
+        """The batch dimension of the first tensor that has one."""
+        first = _first_of(args, kwargs)
+        if first is None:
+            return 0
+        shape = first.shape
+        if id(module) in self._second and len(shape) > 1:
+            return shape[1]
+        singles = self._singles.get(id(module))
+        if singles is None:
+            singles = self._ask(module)
+        return 1 if (len(shape), shape[0]) in singles and _is_single(module, first) else shape[0]
 
     def question(self, module: Any, args: Any, kwargs: Any) -> Question | None:
-        """To be answered by the call that follows; None where it cannot tell more than is known."""
+        """A question that the next call answers; None if it cannot tell more than is known."""
         first = _first_of(args, kwargs)
         if first is None or id(module) in self._asked:
             return None
@@ -94,38 +104,26 @@ class Singles:
         layers = [one for one in tree if vars(one).get("batch_first") is False and "forward" not in vars(one)]
         return Question(first, layers)
 
-    def learn(self, module: Any, question: Question, output: Any, args: Any, kwargs: Any) -> int:
-        """The samples of that call, by what it has shown."""
+    def learn(self, module: Any, question: Question, output: Any) -> None:
         if question.is_second(output):
-            self.second.add(id(module))
-        elif question.is_one(output):
-            first = _first_of(args, kwargs)
-            self._learned[id(module)] = frozenset() if first is None else frozenset({(1, first.shape[0])})
-            self._known.pop(id(module), None)
-        return self.samples(module, args, kwargs)
-
-    def samples(self, module: Any, args: Any, kwargs: Any) -> int:
-        """How many the module is fed by this call."""
-        if id(module) in self.second and (first := _first_of(args, kwargs)) is not None and first.dim() > 1:
-            return first.shape[1]
-        return samples_fed(module, args, kwargs, self.of(module))
+            self._second.add(id(module))
+        elif (single := question.single(output)) is not None:
+            self._singles[id(module)] = self._ask(module) | {single}
 
     def _ask(self, module: Any) -> frozenset[tuple[int, int]]:
-        taken = {shape for one in with_children(module) if (shape := _input_of(one)) is not None}
-        # What has one feature may be a batch of numbers, whatever the layers after it are as wide as.
-        found = frozenset(each for each in taken if each[1] > 1 and (each[0], 1) not in taken)
-        found |= self._learned.get(id(module), frozenset())
-        if all(width > 0 for _, width in taken):  # else a lazy layer, which does not know yet
-            self._known[id(module)] = found
-        return found
+        inputs = {shape for one in with_children(module) if (shape := _input_of(one)) is not None}
+        # If a layer takes one feature, a vector is a batch of numbers, however wide the layers after it are.
+        singles = frozenset(shape for shape in inputs if shape[1] > 1 and (shape[0], 1) not in inputs)
+        if all(width > 0 for _, width in inputs):  # a lazy layer does not know its width yet
+            self._singles[id(module)] = singles
+        return singles
 
 
-def is_single(module: Any, tensor: torch.Tensor) -> bool:
-    """Whether an input that has the shape of a single sample is one, and not a batch for another layer."""
+def _is_single(module: Any, tensor: torch.Tensor) -> bool:
+    """True if an input that has the shape of a single sample is one, and not a batch for another layer."""
     if not tensor.is_floating_point():  # indices, as of words
         return False
-    dims, last = tensor.dim(), tensor.shape[-1]
-    return dims == 1 or (1, last) not in {_input_of(one) for one in with_children(module)}
+    return tensor.dim() == 1 or (1, tensor.shape[-1]) not in {_input_of(one) for one in with_children(module)}
 
 
 def _input_of(layer: Any) -> tuple[int, int] | None:
@@ -151,18 +149,6 @@ def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
                 yield from tensors_in(one, depth + 1)
 
 
-def samples_fed(module: Any, args: Any, kwargs: Any, singles: frozenset[tuple[int, int]]) -> int:
-    """The leading size of the first tensor that has one; 1 where it is one sample without a batch.
-
-    `singles`: dimensions and leading size of what may be one.
-    """
-    first = _first_of(args, kwargs)
-    if first is None:
-        return 0
-    shape = first.shape
-    return 1 if (len(shape), shape[0]) in singles and is_single(module, first) else shape[0]
-
-
 def _first_of(args: Any, kwargs: Any) -> torch.Tensor | None:
     """The first tensor that has a dimension."""
     first = args[0] if args else None
@@ -172,13 +158,13 @@ def _first_of(args: Any, kwargs: Any) -> torch.Tensor | None:
 
 
 def samples_given(args: Any, kwargs: Any) -> int:
-    """To a function that computes a loss: by the first tensor that is no weight."""
+    """The samples given to a function that computes a loss: by the first tensor that is no weight."""
     given = (one for one in tensors_in((args, kwargs)) if one.dim() and not one.requires_grad)
     return next((one.shape[0] for one in given), 0)
 
 
 def samples_mapped(args: Any, kwargs: Any) -> int:
-    """Over how many samples `torch.func.vmap` maps a call that sees one of them, or one batch of them."""
+    """The number of samples over which `torch.func.vmap` maps a call that sees one of them, or one batch of them."""
     inner, times = next(tensors_in((args, kwargs)), None), 1
     while inner is not None and functorch.is_functorch_wrapped_tensor(inner):
         outer, inner = inner, functorch.get_unwrapped(inner)
@@ -209,13 +195,13 @@ def batch_samples(batch: Any, iterator: Any) -> float:
 
 
 def _last_batch(iterator: Any, planned: int) -> int:
-    """The size of an epoch's last batch, by its sampler; 0 where it does not know."""
+    """The sampler says how large an epoch's last batch is; 0 if it does not know."""
     sampler = getattr(iterator._index_sampler, "sampler", None)
     return len(sampler) % planned if isinstance(sampler, Sized) else 0
 
 
 def planned_batches(loader: Any) -> int | None:
-    """Of one pass over the loader, by its sampler; None where it does not know.
+    """The sampler says how many batches a pass over the loader has; None if it does not know.
 
     The loader itself is not asked: one of a stream warns later when its length was asked for and is wrong.
     """

@@ -61,7 +61,7 @@ class Spool:
         self._facts: int | None = None
         self._chunk: Any = None
         self._at = CHUNK
-        """Where the next row goes, in the chunk."""
+        """The place of the next row in the chunk."""
 
     def put(self, kind: float, key: float, value: float, at: float) -> None:
         if self._at == CHUNK:

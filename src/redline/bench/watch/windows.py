@@ -1,4 +1,4 @@
-"""A short capture with torch's profiler in the middle of a watched run."""
+"""Captures a few steps with torch's profiler in the middle of a watched run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .recorder import Recorder
 from .spool import BACKWARD, BACKWARD_ENDED, FORWARD, FORWARD_ENDED, KINDS
 
 PREFIX = "redline/"
-"""Of the names of phases in a captured window."""
+"""Names of phases in a captured window begin with this."""
 
 
 class Windows:

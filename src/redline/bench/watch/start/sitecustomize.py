@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _load_watch() -> Any:
-    """The folder above as a package of its own: Redline itself need not be installed here."""
+    """Loads the folder above as a package of its own: Redline itself need not be installed here."""
     name = "_redline_watch"
     folder = os.path.dirname(HERE)
     spec = importlib.util.spec_from_file_location(
