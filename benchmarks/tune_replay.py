@@ -27,8 +27,8 @@ from worlds.recorded import Recorded, RecordedTruth, recorded_searches
 from worlds.tuning import tune_simulated
 
 from redline.model.units import parse_seconds
-from redline.search.tune.result import summary_of
 from redline.search.tune.state import FAILED_SHARE
+from redline.search.tune.summary import summary_of
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs" / "results" / "h200" / "records.redline.gz"
 JOBS = 8

@@ -9,9 +9,9 @@ from redline.model.work import Facts
 from redline.search.observer import NoJournal, Observer
 from redline.search.tune.loop import run_search
 from redline.search.tune.record import TuneRecord, TuneSpec
-from redline.search.tune.result import summary_of
 from redline.search.tune.space import Space, space_for
 from redline.search.tune.state import Search
+from redline.search.tune.summary import summary_of
 from redline.testing.fake import FakeDoor
 from worlds.recipes import RecipeTruth
 

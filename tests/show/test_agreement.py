@@ -21,7 +21,6 @@ from redline.model.protocol import SwitchChoice
 from redline.model.record import Failure, RunRecord
 from redline.model.spec import RunSpec
 from redline.model.units import THIN_SPACE
-from redline.search.tune.gains import waterfall
 from redline.show.contents import Contents, contents_of
 from redline.show.dashboard import answers_of
 from redline.show.payload import payload_of
@@ -228,5 +227,5 @@ def test_a_search_and_a_later_race_of_its_winner_have_one_ratio(tmp_path: Path) 
 
     for measured in (records, [*records, *later]):
         contents = contents_of(measured, tunes=[found.summary], ceilings_of=ceilings_of)
-        bar = next(bar for bar in waterfall(contents.gain_paths[0]) if bar.kind == "winner")
+        bar = next(bar for bar in contents.gain_paths[0].bars if bar.kind == "winner")
         assert bar.seconds == pytest.approx(winner(contents))

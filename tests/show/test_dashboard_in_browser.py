@@ -17,12 +17,12 @@ from redline.analyze.profile import profile_of
 from redline.model.note import note
 from redline.model.record import RunRecord
 from redline.model.work import MemoryPoint, MemoryRow, MemoryUse
-from redline.search.tune.gains import Gain, GainPath
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard
 from redline.show.report import all_rows
 from redline.show.report import result_of as report_of
 from redline.show.result import columns_of, comma_separated
+from redline.show.searches import Bar, GainPath
 from redline.trace.decode import read_trace
 from redline.verbs.profile import result_of
 
@@ -43,15 +43,19 @@ ALL_CHARTS = {
     "roofline",
     "telemetry",
 }
-PATH_TO_THE_FASTEST = GainPath(
-    title="resnet50",
-    baseline="baseline",
-    baseline_s=0.012,
-    winner="fp16+compile",
-    winner_s=0.003,
-    switches=(Gain(name="fp16", gain=2.5, low=2.4, high=2.6), Gain(name="compile", gain=1.6)),
-    roofline_s=0.001,
-)
+
+
+def path_to_the_fastest(title: str = "resnet50", record_id: str = "", baseline_s: float = 0.012) -> GainPath:
+    bars = (
+        Bar(label="baseline", seconds=baseline_s, kind="baseline", told="baseline"),
+        Bar(label="without fp16", seconds=0.0075, kind="without", told="2.50× (2.40–2.60) the winner's time"),
+        Bar(label="without compile", seconds=0.0048, kind="without", told="1.60× the winner's time"),
+        Bar(label="fp16+compile", seconds=0.003, kind="winner", told="4.00× as fast as baseline"),
+        Bar(label="roofline", seconds=0.001, kind="roofline", told="3.0× left at most"),
+    )
+    return GainPath(title=title, bars=bars, record_id=record_id)
+
+
 HELD = MemoryRow(
     model="resnet50",
     task="train",
@@ -90,7 +94,7 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page_of(
         tmp_path_factory.mktemp("full"),
         everything(),
-        gain_paths=[PATH_TO_THE_FASTEST],
+        gain_paths=[path_to_the_fastest()],
         ceilings_of=ceilings_of,
         memories=[HELD],
     )
@@ -205,7 +209,7 @@ def the_captured_step_can_be_looked_at(browser: Any, width: int) -> None:
 def test_several_searches_are_chosen_between_and_filtered(browser: Any, tmp_path: Path) -> None:
     records = race_records() + race_records(model="vit_b_16")
     ways = [
-        msgspec.structs.replace(PATH_TO_THE_FASTEST, title=model, record_id=records[place].id, baseline_s=seconds)
+        path_to_the_fastest(model, records[place].id, seconds)
         for model, place, seconds in (("resnet50", 2, 0.012), ("vit_b_16", 5, 0.024))
     ]
     browser.open(page_of(tmp_path, records, gain_paths=ways))

@@ -46,9 +46,9 @@ def tune(ask: Ask, name: str, workload: Workload) -> Outcome:
     baseline = next((row for row in found.ranking if row.recipe == "baseline"), None)
     winner, leader = found.winner, found.leader
     kept = winner or baseline
-    speed, best = (kept.throughput_per_s or 0.0) if kept else 0.0, max(rates.values(), default=0.0)
-    alone = snippet_speed(ask, name, found.snippet)
-    failed = found.spent.failed / parse_seconds(ask.budget)
+    speed, best = (kept.row.throughput_per_s or 0.0) if kept else 0.0, max(rates.values(), default=0.0)
+    alone = snippet_speed(ask, name, found.tune.snippet)
+    failed = found.tune.spent.failed / parse_seconds(ask.budget)
     figures: Figures = {
         "budget": ask.budget,
         "found_per_s": speed,
@@ -61,8 +61,8 @@ def tune(ask: Ask, name: str, workload: Workload) -> Outcome:
         "snippet": alone / speed if alone is not None and speed else None,
         "recipe": kept and kept.recipe,
         "by_hand": rates,
-        "spent": msgspec.to_builtins(found.spent),
-        "untried": msgspec.to_builtins(found.untried),
+        "spent": msgspec.to_builtins(found.tune.spent),
+        "untried": msgspec.to_builtins(found.tune.untried),
     }
     runs_alone = figures["snippet"] is None or within(figures["snippet"] - 1, SNIPPET_WITHIN)
     return bool(best) and speed >= AT_LEAST * best and runs_alone and failed <= MOST_FAILED, figures

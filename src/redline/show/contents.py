@@ -25,9 +25,9 @@ from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.units import counted
 from redline.model.work import MemoryRow
-from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios
-from redline.search.tune.result import TuneSummary
+from redline.search.tune.summary import TuneSummary
 from redline.show.roofline import RooflineChart, roofline_charts
+from redline.show.searches import GainPath, gain_path_of, with_search_ratios
 from redline.trace.decode import read_trace
 from redline.trace.lanes import Lanes, lanes_of
 
@@ -132,7 +132,7 @@ def contents_of(
         lanes=_lanes(profiles),
         notes=[*notes, *gone],
         searches=tunes,
-        gain_paths=sorted(paths, key=lambda path: -len(path.switches)),
+        gain_paths=sorted(paths, key=lambda path: -len(path.bars)),
         rooflines=roofline_charts(lines, ceilings_of) if ceilings_of else [],
         memories=memories,
     )

@@ -15,7 +15,6 @@ from redline.analyze.profile import Profile
 from redline.model.metrics import Table
 from redline.model.record import RunRecord, TelemetrySample
 from redline.model.work import MemoryCategory
-from redline.search.tune.gains import waterfall
 from redline.show.contents import Contents, line_row
 from redline.show.result import columns_of
 
@@ -236,7 +235,7 @@ def _processes(contents: Contents) -> dict[str, list[list[Any]]]:
 def _gain_paths(contents: Contents) -> Iterator[dict[str, Any]]:
     numbers = numbers_of(contents)
     for found in contents.gain_paths:
-        bars = msgspec.to_builtins(waterfall(found))
+        bars = msgspec.to_builtins(found.bars)
         yield {"row": numbers.get(found.record_id), "title": found.title, "bars": bars}
 
 

@@ -21,13 +21,12 @@ from redline.model.metrics import Fact, Figure, Headline, Row, Table
 from redline.model.note import Note
 from redline.model.record import Environment
 from redline.model.units import format_bytes
-from redline.search.tune.answer import answer
-from redline.search.tune.gains import GainPath, waterfall
 from redline.show.contents import METHOD, Contents, line_row
 from redline.show.dashboard import dashboard
 from redline.show.folder import check_folder
 from redline.show.plots import draw_pictures
 from redline.show.result import Result, comma_separated, markdown
+from redline.show.searches import GainPath, answer
 from redline.show.terminal import markdown_line
 
 RESULT_COLUMNS = (
@@ -213,11 +212,11 @@ def _search_rows(contents: Contents) -> Iterator[Row]:
     """Every recipe that a search ranked, below the answer of its search."""
     for found in contents.searches:
         for ranked in found.ranking:
-            numerics = ranked.numerics
+            numerics = ranked.row.numerics
             yield Row(
                 facts={
                     "recipe": ranked.recipe,
-                    "search": found.name,
+                    "search": found.tune.name,
                     "answer": answer(found),
                     "verdict": ranked.verdict,
                     "remark": str(ranked.note) if ranked.note is not None else None,
@@ -231,7 +230,7 @@ def _search_rows(contents: Contents) -> Iterator[Row]:
 
 
 def _gain_rows(path: GainPath) -> Iterator[Row]:
-    for bar in waterfall(path):
+    for bar in path.bars:
         facts: dict[str, Fact] = {"step": bar.label, "gain": bar.told, "kind": bar.kind, "path": path.title}
         yield Row(facts=facts, metrics=(STEP(bar.seconds),), record_id=path.record_id)
 

@@ -16,7 +16,7 @@ from redline.model.record import RunRecord
 from redline.model.settings import OUTPUT, WHICH, setting
 from redline.model.work import Ceilings
 from redline.search.tune.record import KeptSearches
-from redline.search.tune.result import TuneSummary, summary_of
+from redline.search.tune.summary import TuneSummary, summary_of
 from redline.show.contents import contents_of
 from redline.show.folder import open_in_browser
 from redline.show.report import ReportFiles, write_folder
@@ -258,7 +258,7 @@ def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> Non
     """The searches all of whose records are chosen."""
     records = {record.id: record for record in chosen.records}
     known = workspace.ceilings_of(chosen.records)
-    there = {summary.name for summary in chosen.tunes}
+    there = {summary.tune.name for summary in chosen.tunes}
     for search in reversed(list(KeptSearches(history.tunes()).newest_first(chosen.left_out_search))):
         has_records = search.record_ids and all(record_id in records for record_id in search.record_ids)
         if has_records and search.name not in there:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +12,13 @@ from typing import Annotated, Any
 
 import msgspec
 
+from redline.analyze.advice import command_line
+from redline.analyze.rows import metric_of as figure_of
+from redline.analyze.summary import cost_per_million
 from redline.analyze.trust import error_text
-from redline.model import metrics as figures
 from redline.model.errors import BenchError, DoorError, Exit, RecordError, SpecError, UsageError
 from redline.model.fields import MOST_REPLICATES, MOST_THREADS, Frozen, require_range, seconds_of
-from redline.model.metrics import Block, Fact, Figure, Headline, Row, Table
+from redline.model.metrics import COMPILE, Block, Fact, Figure, Headline, Row, Table
 from redline.model.migrations import decode, encode
 from redline.model.note import Note, note
 from redline.model.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoices
@@ -27,13 +29,12 @@ from redline.model.units import counted, format_seconds, format_share, parse_pri
 from redline.model.work import Facts
 from redline.search.batch import require_batches
 from redline.search.spread import on_cluster, require_cluster
-from redline.search.tune.answer import answer
 from redline.search.tune.costs import compile_s
-from redline.search.tune.loop import begun_with, run_search, with_machine
+from redline.search.tune.lessons import metric_of
+from redline.search.tune.loop import run_search, with_hints
 from redline.search.tune.record import (
     KeptSearches,
     Objective,
-    Spent,
     Tolerance,
     TuneRecord,
     TuneSpec,
@@ -42,20 +43,16 @@ from redline.search.tune.record import (
     encode_tune,
     resumed,
 )
-from redline.search.tune.result import Ranked, TuneSummary, Winner, summary_of, with_price
 from redline.search.tune.space import space_for
 from redline.search.tune.state import Clock, Search, usual_jobs
+from redline.search.tune.summary import Ranked, TuneSummary, summary_of
 from redline.show.folder import check_file, write_text
 from redline.show.result import Result
+from redline.show.searches import FIGURE_OF, GAIN, answer, vs_baseline
 from redline.verbs.recipe import PlainRecipe, arguments_of, recipe
 from redline.verbs.verb import ISOLATED, WORKLOAD, Address, ModelName, Ray, target, verb
 from redline.verbs.workspace import Workspace, named_function, one_spec, use
 
-VS_BASELINE = Figure(
-    name="vs_baseline", unit="x", header="vs baseline", better="higher", doc="Baseline's time over its own."
-)
-GAIN = Figure(name="gain", unit="x", better="higher", doc="Time without the switch over time with it.")
-ENERGY = Figure(name="energy_per_item", unit="J", header="energy", better="lower", doc="Energy per item.")
 COST = Figure(
     name="cost_per_million", header="per million", better="lower", doc="Cost of a million items at the price given."
 )
@@ -89,7 +86,7 @@ class TuneResult(Result):
     """The example inputs the search was given."""
 
     @property
-    def winner(self) -> Winner | None:
+    def winner(self) -> Ranked | None:
         return self.summary.winner
 
     @property
@@ -102,7 +99,7 @@ class TuneResult(Result):
     @property
     def snippet(self) -> str | None:
         """The winner as plain PyTorch."""
-        return self.summary.snippet
+        return self.tune.snippet
 
     @property
     def plain(self) -> PlainRecipe:
@@ -234,10 +231,11 @@ def tune(
         budget_s = seconds_of("budget", budget) if budget is not None else None
         wanted = Wanted(asked=asked, budget_s=budget_s, jobs=jobs, name=name or default_name(asked), resume=resume)
         result = _search_on_cluster(wanted, working, address) if ray else _search_here(wanted, working, clock)
-    summary = with_price(result.summary, per_hour) if per_hour is not None else result.summary
     if snippet is not None and result.snippet is not None:
         write_text(Path(snippet), result.snippet)
-    return result_of(result.tune, result.recorded, summary, inputs=inputs, snippet_file=snippet)
+    return result_of(
+        result.tune, result.recorded, result.summary, inputs=inputs, snippet_file=snippet, per_hour=per_hour
+    )
 
 
 def usual_budget_s(facts: Facts | None, spec_device: str, task: Any) -> float:
@@ -271,7 +269,6 @@ def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monot
     searches = KeptSearches(ledger)
     with ledger.held(wanted.name):
         kept = searches.to_resume(wanted.name) if wanted.resume else None
-        before = searches.readable(wanted.name) if not wanted.resume else None
         (spec,) = workspace.checked([asked.spec])
         started_s = clock()  # the budget begins when torch is loaded
         if spec.workload.task == "step":
@@ -291,9 +288,8 @@ def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monot
             quantizing=quantizing,
             facts=offered.facts,
         )
-        record = with_machine(record, searches.newest_first())
-        if before is not None:
-            record = begun_with(record, before, history.load_many(before.record_ids), asked, space)
+        if kept is None:
+            record = with_hints(record, searches.newest_first(), lambda one: history.load_many(one.record_ids), space)
         before_s = clock() - started_s  # waiting for the device is not charged
         with workspace.lock(spec.device):
             search = Search(
@@ -397,7 +393,7 @@ def _with_snippet(search: Search, workspace: Workspace) -> TuneResult:
     if result.winner is None:
         return result
     spec = search.asked.spec
-    workload = msgspec.structs.replace(spec.workload, batch=result.winner.batch or spec.workload.batch)
+    workload = msgspec.structs.replace(spec.workload, batch=result.winner.row.batch or spec.workload.batch)
     winner = msgspec.structs.replace(spec, recipe=Recipe.parse(result.winner.recipe), workload=workload)
     try:
         search.keep(snippet=workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code)
@@ -425,133 +421,107 @@ def result_of(
     *,
     inputs: Any | None = None,
     snippet_file: str | Path | None = None,
+    per_hour: float | None = None,
 ) -> TuneResult:
     """The winner and its code, five rows of the ranking; with -v all that the search knows."""
-    found = summary
-    where = f"{found.device_name} ({found.device})" if found.device_name else found.device
+    first = next((ranked.row for ranked in summary.ranking), None)
+    device = first.device if first is not None else tune.tune.spec.device
+    roofline = summary.leader.row.roofline if summary.leader is not None else None
     about: dict[str, Fact] = {
-        "model": found.model,
-        "task": found.task,
-        "batch": found.batch,
-        "device": where,
-        "objective": found.objective,
-        "state": found.state,
-        "name": found.name,
-        "seconds": found.seconds,
-        "trials": found.trials,
-        "headroom": found.headroom,
+        "model": tune.tune.spec.workload.model,
+        "task": tune.tune.spec.workload.task,
+        "batch": first.batch if first is not None else None,
+        "device": f"{first.device_name} ({device})" if first is not None and first.device_name else device,
+        "objective": tune.tune.objective,
     }
-    shown = (found.model, found.task, f"batch {found.batch}" if found.batch else "", where, found.objective)
-    ranking = tuple(_ranked_row(found, row, number) for number, row in enumerate(found.ranking))
-    gains = tuple(
-        Row(facts={"switch": each.switch}, metrics=(GAIN(each.gain, each.low, each.high),)) for each in found.switches
-    )
-    rejected = tuple(
-        Row(
-            facts={"recipe": each.recipe, "part": each.switch, "scope": each.scope, "code": each.code, "why": each.text}
-        )
-        for each in found.rejected
-    )
-    refused = tuple(Row(facts={"switch": each.switch, "why": str(each.reason)}) for each in found.refused)
-    spent = Row(
-        facts={"what": "seconds"},
-        metrics=tuple(Figure(name=name, unit="s")(getattr(found.spent, name)) for name in SPENT),
-    )
-    untried = tuple(
-        Row(
-            facts={"recipe": each.recipe},
-            metrics=(GAIN(1 + each.gain), Figure(name="needs", unit="s")(each.budget_s)),
-        )
-        for each in found.untried
-    )
-    checks = tuple(
-        Row(facts={"recipe": each.recipe, "value": each.value, "baseline": each.baseline}, failure=each.failure or "")
-        for each in found.metrics
-    )
-    details = {"gains": gains, "rejected": rejected, "not tried": refused, "untried": untried, "spent": (spent,)}
+    title = " · ".join(f"{name} {value}" if name == "batch" else str(value) for name, value in about.items() if value)
+    about |= {
+        "state": tune.state,
+        "name": tune.name,
+        "seconds": tune.seconds,
+        "trials": len({trial.recipe for trial in tune.trials}),
+        "headroom": roofline.headroom if roofline is not None else None,
+    }
+    speed = FIGURE_OF.get(tune.tune.objective, "throughput")
     return TuneResult(
         verb="tune",
-        headline=Headline(template="{answer}", figures={"answer": answer(found)}),
+        headline=Headline(template="{answer}", figures={"answer": answer(summary)}),
         tables=(
             Table(
                 name="ranking",
-                title=" · ".join(part for part in shown if part),
-                rows=ranking,
-                columns=("recipe", "vs_baseline", "verdict", "throughput", "error", "compile"),
+                title=title,
+                rows=tuple(_ranked_row(summary, each, at, per_hour) for at, each in enumerate(summary.ranking)),
+                columns=("recipe", "vs_baseline", "verdict", speed, "error", "compile", "cost_per_million"),
             ),
-            Table(name="checks", title="your check", rows=checks),
-            *(Table(name=name.replace(" ", "_"), title=name, rows=rows).as_detail() for name, rows in details.items()),
+            *_other_tables(tune, summary),
         ),
         about=about,
-        notes=(*_failures(found), *found.notes),
-        blocks=tuple(_blocks(found, snippet_file)),
-        next=_next(found),
-        record_ids=found.record_ids,
-        exit_code=_exit_code(found),
+        notes=tuple(_notes(tune, summary, records)),
+        blocks=tuple(_blocks(summary, snippet_file)),
+        next=_next(tune, summary),
+        record_ids=tuple(tune.record_ids),
+        exit_code=_exit_code(tune, summary),
         tune=tune,
         records=list(records.values()),
         recorded=dict(records),
-        summary=found,
+        summary=summary,
         inputs=inputs,
     )
 
 
-SPENT = tuple(name for name in Spent.__struct_fields__ if name != "reserved")
-
-
-def _ranked_row(found: TuneSummary, row: Ranked, number: int) -> Row:
-    """A verdict is told only where an interval decides it: what was seen in one process was not raced."""
-    item = found.leader.item if found.leader is not None else None
-    is_raced = row.low is not None
-    is_winner = found.winner is not None and row.recipe == found.winner.recipe
+def _ranked_row(found: TuneSummary, ranked: Ranked, number: int, per_hour: float | None) -> Row:
+    """A verdict stands only where an interval decides it: what was seen in one process was not raced."""
+    row = ranked.row
+    is_winner = found.winner is not None and ranked.recipe == found.winner.recipe
+    verdict = ranked.verdict if ranked.low is not None else "not raced"
     facts: dict[str, Fact] = {
-        "recipe": row.recipe,
-        "verdict": "winner" if is_winner else row.verdict if is_raced else "not raced",
+        "recipe": ranked.recipe,
+        "verdict": "winner" if is_winner else verdict if ranked.recipe != BASELINE else "",
         "error": error_text(row.numerics, with_steps=True),
-        "remark": str(row.note or ("host-bound" if row.bound == "host" else "")),
+        "remark": str(ranked.note or ("host-bound" if row.bound.label == "host" else "")),
     }
-    low, high = row.low, row.high
-    if low is None and row.may_be_off is not None:
-        low, high = row.ratio / row.may_be_off, row.ratio * row.may_be_off
-    metrics = (
-        VS_BASELINE(row.ratio, low, high),
-        figures.THROUGHPUT(row.throughput_per_s, item=item),
-        *([figures.COMPILE(row.compile_s)] if row.compile_s is not None else []),
-        *([ENERGY(row.energy_per_item_j)] if row.energy_per_item_j is not None else []),
-        *([COST(row.cost_per_million)] if row.cost_per_million is not None else []),
-    )
-    return Row(facts=facts, metrics=metrics, is_detail=number >= SHOWN)
+    known = [figure_of(row, name) for name in ("throughput", *FIGURE_OF.values())]
+    metrics = [vs_baseline(ranked), *(metric for metric in known if metric is not None)]
+    metrics += [COMPILE(ranked.compile_s)] if ranked.compile_s is not None else []
+    metrics += [COST(cost_per_million(row.throughput_per_s, per_hour))] if per_hour is not None else []
+    return Row(facts=facts, metrics=tuple(metrics), is_detail=number >= SHOWN)
 
 
-def _failures(found: TuneSummary) -> Iterator[Note]:
-    """What broke, once for each reason; the baseline first."""
-    told = dict.fromkeys(each.text for each in sorted(found.rejected, key=lambda each: each.recipe != BASELINE))
-    for text in told:
-        recipes = [each.recipe for each in found.rejected if each.text == text]
-        more = f" and {counted(len(recipes) - 1, 'other recipe')}" if len(recipes) > 1 else ""
-        yield note("rejected-in-final", f"rejected: {recipes[0]}{more}: {text}", about=recipes[0])
+def _other_tables(tune: TuneRecord, found: TuneSummary) -> Iterator[Table]:
+    checks = (Row(facts={"recipe": each.recipe, "value": each.value, "baseline": each.baseline}, failure=each.failure or "") for each in tune.metrics)  # fmt: skip
+    yield Table(name="checks", title="your check", rows=tuple(checks))
+    details: dict[str, Iterable[Row]] = {
+        "gains": (Row(facts={"switch": each.switch}, metrics=(GAIN(each.gain, each.low, each.high),)) for each in found.switches),
+        "rejected": (Row(facts={"recipe": each.recipe, "part": each.switch, "scope": each.scope, "code": each.code, "why": each.text}) for each in found.rejected),
+        "not tried": (Row(facts={"switch": each.switch, "why": str(each.reason)}) for each in tune.refused),
+        "untried": (Row(facts={"recipe": each.recipe}, metrics=(GAIN(1 + each.gain), Figure(name="needs", unit="s")(each.budget_s))) for each in tune.untried),
+        "spent": [Row(facts={"what": "seconds"}, metrics=tuple(Figure(name=name, unit="s")(value) for name, value in msgspec.structs.asdict(tune.spent).items()))],
+    }  # fmt: skip
+    for name, rows in details.items():
+        yield Table(name=name.replace(" ", "_"), title=name, rows=tuple(rows)).as_detail()
 
 
 def _blocks(found: TuneSummary, snippet_file: str | Path | None) -> Iterator[Block]:
-    winner = found.winner
+    winner, tune = found.winner, found.tune
+    workload = tune.tune.spec.workload
     if winner is not None:
-        use = f"redline.recipe({winner.recipe!r}).apply(model, *example_inputs)"
-        if found.task == "train":
-            use = f"redline.recipe({winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
-        code = use if found.task != "generate" else f"redline run {found.model} --task generate -r {winner.recipe}"
-        file = f"\ncode without Redline: {snippet_file}" if snippet_file is not None and found.snippet else ""
+        code = f"redline.recipe({winner.recipe!r}).apply(model, *example_inputs)"
+        if workload.task == "train":
+            code = f"redline.recipe({winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
+        elif workload.task == "generate":
+            code = f"redline run {workload.model} --task generate -r {winner.recipe}"
+        file = f"\ncode without Redline: {snippet_file}" if snippet_file is not None and tune.snippet else ""
         yield Block(title="", text=f"  {code}{file}")
-    if found.objective == "latency":
-        yield Block(
-            title="", text="  judged by the latency of one step, with the copy of its inputs into a graph's buffers"
-        )
+    if tune.tune.objective == "latency":
+        text = "  judged by the latency of one step, with the copy of its inputs into a graph's buffers"
+        yield Block(title="", text=text)
     if found.switches:
         gains = ", ".join(f"{each.switch} {each.gain:.2f}×" for each in found.switches)
         yield Block(title="", text=f"  what each switch brings: {gains}")
-    if found.facts is not None:
-        yield Block(title="a step of the model", text="; ".join(facts_told(found.facts)), is_detail=True)
-    if found.snippet is not None:
-        yield Block(title="snippet", text=found.snippet, is_detail=True)
+    if tune.facts is not None:
+        yield Block(title="a step of the model", text="; ".join(facts_told(tune.facts)), is_detail=True)
+    if tune.snippet is not None:
+        yield Block(title="snippet", text=tune.snippet, is_detail=True)
 
 
 def facts_told(facts: Facts) -> list[str]:
@@ -572,28 +542,90 @@ def facts_told(facts: Facts) -> list[str]:
     return told or ["nothing that stands out"]
 
 
-def _next(found: TuneSummary) -> str:
-    if found.state in ("running", "interrupted"):
+# What to know beside it
+
+DISTURBANCES = ("shared-cpu", "shared-gpu", "throttled", "others-at-work")
+"""Doubts about times that are not the recipe's doing."""
+MUCH_DOUBLE = 0.2
+"""Of the operators' time: a model that computes with 64 bits in so much of it does so on purpose."""
+DIGITS = {"bf16": 2, "fp16": 3, "tf32": 3}
+"""Decimal digits that a number format keeps, about."""
+LEFT_OUT_OF_COMPARISON = ("masked-positions", "one-input-set")
+"""What a workload says about how its outputs are compared."""
+
+
+def _notes(tune: TuneRecord, found: TuneSummary, records: Mapping[str, RunRecord]) -> Iterator[Note]:
+    """What failed, once for each reason and the baseline first; how the search ended; what the leader's figures rest on."""
+    reasons: dict[str, list[str]] = {}
+    for each in sorted(found.rejected, key=lambda each: each.recipe != BASELINE):
+        reasons.setdefault(each.text, []).append(each.recipe)
+    if reasons:
+        texts = [
+            f"{counted(len(recipes), 'recipe')}, such as {recipes[0]}: {text}"
+            if recipes[1:]
+            else f"{recipes[0]}: {text}"
+            for text, recipes in reasons.items()
+        ]
+        yield note("rejected-in-final", f"rejected: {'; '.join(texts)}")
+    yield from tune.notes
+    if found.leader is not None:
+        yield from _leader_notes(found.leader, found)
+        own = (each.prepared for each in records.values() if str(each.spec.recipe) == found.leader.recipe)
+        known = dict.fromkeys(each for one in own if one is not None for each in one.workload.notes)
+        yield from (each for each in known if found.winner is not None and each.code in LEFT_OUT_OF_COMPARISON)
+    tried = {trial.recipe for trial in tune.trials}
+    for name in dict.fromkeys(each.recipe for each in tune.given_up if each.recipe not in tried):
+        seconds = max(each.seconds for each in tune.given_up if each.recipe == name)
+        yield note("given-up", f"{name} was given up: {seconds:.0f} s were not enough to prepare it", about=name)
+
+
+def _leader_notes(leader: Ranked, found: TuneSummary) -> Iterator[Note]:
+    verdict, tune, facts = leader.row.verdict, found.tune, found.tune.facts
+    for each in dict.fromkeys((*verdict.reasons, *verdict.notes)):
+        if each.code in DISTURBANCES:
+            doubt = "" if leader.recipe == BASELINE else "; undisturbed it may be faster, and its gain another"
+            remedy = ": run it again when they have ended" if each.code == "shared-cpu" else ""
+            yield note(each.code, f"{leader.recipe}: {each}{doubt}{remedy}", about=leader.recipe)
+    if found.winner is None:
+        return
+    if tune.tune.check is not None and metric_of(leader.recipe, tune) is None:
+        yield note("check-not-run", f"your check has not been run on {leader.recipe}: it is not proven")
+    if facts is not None and (facts.branches or facts.varies_shapes):
+        what = "runs other operators" if facts.branches else "gives its operators other shapes"
+        where = "on other values of its inputs, and was timed with its own: elsewhere the gain may differ"
+        yield note("one-branch", f"the model {what} {where}")
+    number_format = leader.row.numerics.number_format if leader.row.numerics is not None else None
+    digits = DIGITS.get(number_format or "")
+    if facts is not None and facts.double_share >= MUCH_DOUBLE and digits is not None:
+        kept = f"{number_format} keeps about {digits} of its 16 digits"
+        text = f"the model computes in float64, and {kept}: where they matter, search with --tolerance 1e-6"
+        yield note("fewer-digits", text)
+
+
+def _next(tune: TuneRecord, found: TuneSummary) -> str:
+    codes = {each.code for each in tune.notes}
+    if tune.state in ("running", "interrupted"):
         return "the same command with --resume continues"
-    if any(each.code == "baseline-too-slow" for each in found.notes):
+    if "baseline-too-slow" in codes:
         return "the same command with a larger --budget, or on a quieter machine"
-    if any(each.code == "not-finite" for each in found.notes) and found.leader is None:
+    if "not-finite" in codes and found.leader is None:
         return "give inputs, weights or a loss with which the baseline's own numbers are finite"
-    if any(each.code == "not-repeatable" for each in found.notes):
+    if "not-repeatable" in codes:
         return "make the model give the same twice: no state between calls, and random numbers from torch alone"
     if found.leader is None:
         return "make the baseline run; 'redline run' shows where it breaks"
     if not found.has_answer:
         return "the same command with --resume and a larger --budget continues"
-    if found.winner is None:
-        if any(row.verdict == "inconclusive" and row.low is not None for row in found.ranking):
-            return "stay with the baseline, or try again on a quiet machine or with more --replicates"
-        return "stay with the baseline; try another batch, or --allow-quantized with a --check"
-    return found.explained_by or ""
+    if found.winner is not None:
+        recipes = [found.winner.recipe]
+        return command_line("profile", tune.tune.spec, batch=found.winner.row.batch, recipes=recipes) or ""
+    if any(row.verdict == "inconclusive" and row.low is not None for row in found.ranking):
+        return "stay with the baseline, or try again on a quiet machine or with more --replicates"
+    return "stay with the baseline; try another batch, or --allow-quantized with a --check"
 
 
-def _exit_code(found: TuneSummary) -> int:
-    if found.state == "interrupted":
+def _exit_code(tune: TuneRecord, found: TuneSummary) -> int:
+    if tune.state == "interrupted":
         return Exit.INTERRUPTED
-    is_sound = found.leader is not None and not any(metric.failure for metric in found.metrics)
+    is_sound = found.leader is not None and not any(metric.failure for metric in tune.metrics)
     return Exit.DONE if is_sound else Exit.FAILED_ROW

@@ -25,11 +25,11 @@ from redline.model.names import refuse_impossible_name
 from redline.model.record import RunRecord
 from redline.model.settings import OUTPUT, setting
 from redline.model.spec import BASELINE, Recipe, WorkloadSpec
-from redline.search.tune.gains import with_search_ratios
 from redline.search.tune.record import KeptSearches
-from redline.search.tune.result import TuneSummary, summary_of
+from redline.search.tune.summary import TuneSummary, summary_of
 from redline.show.folder import check_folder
 from redline.show.result import Result
+from redline.show.searches import with_search_ratios
 from redline.verbs.exercises import (
     EXERCISES,
     MARKS,

@@ -1,4 +1,4 @@
-"""The way a search found, as a waterfall that ends where the winner does."""
+"""What a search says in a sentence, and the way to its winner in bars."""
 
 from __future__ import annotations
 
@@ -10,91 +10,55 @@ import pytest
 from reported import ceilings_of, race_records
 
 from redline.analyze.pairs import pair_of
-from redline.analyze.summary import summarize
-from redline.model.record import RunRecord
-from redline.search.tune.answer import answer
-from redline.search.tune.gains import gain_path_of, waterfall
-from redline.search.tune.record import TuneRecord, TuneSpec
-from redline.search.tune.result import Ranked, SwitchGain, TuneSummary, Winner, against_baseline
-from redline.search.tune.state import Estimate
+from redline.analyze.summary import RunSummary, summarize
+from redline.search.tune.record import Trial, TuneRecord, TuneSpec
+from redline.search.tune.standings import Standings
+from redline.search.tune.summary import Ranked, SwitchGain, TuneSummary
+from redline.show.searches import answer, gain_path_of
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)
+BASELINE_ROW, LEADER_ROW = ROWS[0], ROWS[2]
 
 
-def summary(
-    record: RunRecord = RECORDS[2], *, ratio: float = 4.0, gains: tuple[float, ...] = (2.5, 1.6)
-) -> TuneSummary:
-    recipe = str(record.spec.recipe)
-    winner = Winner(recipe=recipe, batch=32, ratio=ratio, low=3.9, high=4.1, record_id=record.id)
+def ranked(row: RunSummary, ratio: float, low: float, high: float, verdict: Any) -> Ranked:
+    return Ranked(recipe=row.recipe, ratio=ratio, low=low, high=high, verdict=verdict, row=row)
+
+
+BASELINE = ranked(BASELINE_ROW, 1.0, 1.0, 1.0, "same")
+
+
+def summary(row: RunSummary = LEADER_ROW, gains: tuple[float, ...] = (2.5, 1.6)) -> TuneSummary:
+    """Of a search that ended: this recipe was raced at four times the baseline."""
+    named = zip(("fp16", "compile"), gains, strict=False)
     return TuneSummary(
-        name="mine",
-        state="done",
-        model="resnet50",
-        task="infer",
-        device="cuda:0",
-        device_name="fake cuda device",
-        objective="throughput",
-        winner=winner if winner.is_certain else None,
-        leader=winner,
+        tune=TuneRecord(name="mine", tune=TuneSpec(spec=RECORDS[0].spec), state="done"),
+        leader=ranked(row, 4.0, 3.9, 4.1, "faster"),
         ranking=(),
-        switches=tuple(
-            SwitchGain(switch=step, gain=gain, low=None, high=None)
-            for step, gain in zip(("fp16", "compile"), gains, strict=False)
-        ),
+        switches=tuple(SwitchGain(switch=name, gain=gain, low=None, high=None) for name, gain in named),
         rejected=(),
-        metrics=(),
-        refused=(),
-        headroom=None,
-        snippet=None,
-        seconds=1.0,
-        compile_seconds=0.0,
-        trials=3,
-        record_ids=tuple(each.id for each in RECORDS),
     )
 
 
-def with_leader(found: TuneSummary, **changes: Any) -> TuneSummary:
-    assert found.leader is not None
-    leader = msgspec.structs.replace(found.leader, **changes)
-    return msgspec.structs.replace(found, leader=leader, winner=leader if leader.is_certain else None)
-
-
-def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
-    found = gain_path_of(summary(), ROWS)
-    row = ROWS[2]
-    assert row.batch is not None
-    assert row.throughput_per_s is not None
-    assert found.winner_s == pytest.approx(row.batch / row.throughput_per_s)
-    assert found.baseline_s == pytest.approx(4.0 * found.winner_s)
-    assert [bar.label for bar in waterfall(found)] == [
-        "baseline",
-        "without fp16",
-        "without compile",
-        "fp16+compile",
-        "roofline",
-    ]
-    assert found.roofline_s == row.roofline.attainable_s
-    assert waterfall(found)[3].told == "4.00× (3.90–4.10) as fast as baseline, valid"
-
-
-@pytest.mark.parametrize("gains", [(2.0, 1.6), (3.0, 2.0), (2.5,), ()])
-def test_only_measured_times_are_bars(gains: tuple[float, ...]) -> None:
-    """Gains of leaving one out do not multiply to the whole, and nothing is made up so that they do."""
-    found = gain_path_of(summary(gains=gains), ROWS)
-    assert found is not None
-    without = [bar.seconds for bar in waterfall(found) if bar.kind == "without"]
-    assert without == [pytest.approx(found.winner_s * gain) for gain in sorted(gains, reverse=True)]
+def test_the_way_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
+    bars = gain_path_of(summary(), ROWS).bars
+    own_s = LEADER_ROW.batch / LEADER_ROW.throughput_per_s
+    labels = ["baseline", "without fp16", "without compile", "fp16+compile", "roofline"]
+    assert [bar.label for bar in bars] == labels
+    assert [bar.seconds for bar in bars[:4]] == [pytest.approx(own_s * times) for times in (4.0, 2.5, 1.6, 1.0)]
+    assert bars[4].seconds == LEADER_ROW.roofline.attainable_s
+    assert bars[3].told == "4.00× (3.90–4.10) as fast as baseline, valid"
+    assert bars[4].told.endswith("× left at most")
 
 
 def test_without_ceilings_there_is_no_roofline() -> None:
-    found = gain_path_of(summary(), summarize(RECORDS))
-    assert found.roofline_s is None
+    path = gain_path_of(summary(gains=()), summarize(RECORDS))
+    assert [bar.kind for bar in path.bars] == ["baseline", "winner"]
 
 
 def test_there_is_no_way_without_a_winner_or_to_the_baseline_itself() -> None:
-    assert gain_path_of(msgspec.structs.replace(summary(), winner=None, leader=None), ROWS) is None
-    assert gain_path_of(summary(RECORDS[0], ratio=1.0), ROWS) is None
+    assert gain_path_of(msgspec.structs.replace(summary(), leader=None), ROWS) is None
+    assert gain_path_of(summary(BASELINE_ROW), ROWS) is None
     assert gain_path_of(summary(), ROWS[:1]) is None
 
 
@@ -107,45 +71,28 @@ def test_there_is_no_way_without_a_winner_or_to_the_baseline_itself() -> None:
             "inconclusive",
             "surely is faster than the baseline; fp16+compile was measured at 0.94× (0.55–1.99)",
         ),
-        (
-            0.44,
-            1.99,
-            "inconclusive",
-            "surely is faster than the baseline; fp16+compile was measured at 0.94× (too wide to tell)",
-        ),
-        (1e-4, 1e4, "inconclusive", "was measured at 0.94× (too wide to tell)"),
+        (1e-4, 1e4, "inconclusive", "the times of fp16+compile scatter too much to tell"),
         (0.90, 0.98, "slower", "no winner: nothing that was tried is faster than the baseline"),
     ],
 )
 def test_what_was_not_decided_is_not_told_as_slower(low: float, high: float, verdict: Any, told: str) -> None:
-    rows = (
-        Ranked(recipe="baseline", ratio=1.0, verdict="same", numerics=None, low=1.0, high=1.0),
-        Ranked(recipe="fp16+compile", ratio=0.94, verdict=verdict, numerics=None, low=low, high=high),
+    rows = (BASELINE, ranked(LEADER_ROW, 0.94, low, high, verdict))
+    assert told in answer(msgspec.structs.replace(summary(), leader=BASELINE, ranking=rows))
+
+
+def test_who_did_not_race_is_set_against_those_who_did() -> None:
+    """On trial channels-last took a quarter longer than fp16+compile, whose gain the race has measured."""
+    by_recipe = {str(record.spec.recipe): record for record in RECORDS}
+    raced = [by_recipe["baseline"], by_recipe["fp16+compile"]]
+    trials = tuple(Trial(recipe=name, record_id=record.id) for name, record in by_recipe.items())
+    tune = TuneRecord(
+        name="mine", tune=TuneSpec(spec=RECORDS[0].spec), trials=trials, finals=(tuple(one.id for one in raced),)
     )
-    found = with_leader(summary(), recipe="baseline", ratio=1.0, low=1.0, high=1.0)
-    assert told in answer(msgspec.structs.replace(found, ranking=rows))
-
-
-@pytest.mark.parametrize(
-    ("on_trial", "error", "verdict"), [(4.0, 0.002, "slower"), (8.0, 0.002, "inconclusive"), (4.0, 0.2, "inconclusive")]
-)
-def test_who_was_seen_once_is_doubted_as_far_as_the_race_moved_others(
-    on_trial: float, error: float, verdict: str
-) -> None:
-    """The race saw fp16+compile at four times the baseline, the trial at `on_trial` times."""
-    replicate = [RECORDS[0], RECORDS[2]]
-    raced = pair_of([replicate], "baseline", "fp16+compile")
-    assert raced is not None
-    known = {
-        recipe: Estimate(
-            recipe=recipe,
-            record_id="",
-            log_s=-math.log(speed),
-            error=error,
-            host_log_s=None,
-            is_host_bound=False,
-        )
-        for recipe, speed in {"baseline": 1.0, "fp16+compile": on_trial / 4.0 * raced.ratio, "bf16": 0.8}.items()
-    }
-    tune = TuneRecord(name="mine", tune=TuneSpec(spec=RECORDS[0].spec))
-    assert against_baseline("bf16", [replicate], tune, known).verdict == verdict
+    standings = Standings(tune, {record.id: record for record in RECORDS})
+    pair = pair_of([raced], "baseline", "fp16+compile")
+    assert standings.of("fp16+compile").ratio == pytest.approx(pair.ratio)
+    for name, estimate in standings.trials.items():
+        if name not in ("baseline", "fp16+compile"):
+            apart = math.exp(standings.trials["fp16+compile"].log_s - estimate.log_s)
+            assert standings.of(name).ratio == pytest.approx(pair.ratio * apart)
+            assert standings.of(name).may_be_off > 1

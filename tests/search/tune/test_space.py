@@ -16,9 +16,8 @@ from redline.search.observer import NoJournal
 from redline.search.run import measure_together
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.record import TuneSpec
-from redline.search.tune.result import complexity
 from redline.search.tune.space import BASELINE, Space, Switches, space_for
-from redline.search.tune.state import Estimate
+from redline.search.tune.standings import Estimate, complexity
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
@@ -93,17 +92,17 @@ class TestSpace:
         with pytest.raises(UsageError, match="unknown switch 'fp61'; did you mean fp16"):
             space_for(asked(switches=("fp61",)), CHOICES)
 
-    def test_quantizing_steps_come_when_allowed(self) -> None:
-        space, _ = space_for(asked(allow_quantized=True), CHOICES)
-        assert "int8" in space.by_switch
-
-    def test_what_only_spares_memory_comes_where_the_batch_may_grow(self) -> None:
+    def test_some_switches_come_only_where_they_are_wanted(self) -> None:
+        """What quantizes when it is allowed, what only spares memory where the batch may grow."""
         sparing = SwitchChoice(switch="checkpointing", family="checkpointing", relieves="memory")
-        space, refused = space_for(asked(), (*CHOICES, sparing))
-        assert {each.switch: each.reason.code for each in refused}["checkpointing"] == "caution"
-        assert "checkpointing" not in space.by_switch
-        space, _ = space_for(asked(tunes_batch=True), (*CHOICES, sparing))
-        assert "checkpointing" in space.by_switch
+        for wish, more in (
+            ({}, set()),
+            ({"allow_quantized": True}, {"int8"}),
+            ({"tunes_batch": True}, {"checkpointing"}),
+        ):
+            space, refused = space_for(asked(**wish), (*CHOICES, sparing))
+            assert {"int8", "checkpointing"} & space.by_switch.keys() == more
+            assert {each.switch for each in refused} == {"onnx", "int8", "checkpointing"} - more
 
     def test_a_persons_own_variant_of_a_step_is_one_more_choice(self) -> None:
         space, _ = space_for(asked(seeds=("fp16+compile:max-autotune,fullgraph=true",)), CHOICES)
@@ -117,10 +116,6 @@ class TestSpace:
         assert space.switches_of("graphs+amp") == switches("amp+graphs")
         with pytest.raises(UsageError, match="exclude"):
             space.switches_of("fp16+tf32")
-
-    def test_less_one_step(self) -> None:
-        space, _ = space_for(asked(), CHOICES)
-        assert space.less_one(switches("amp+graphs")) == [("amp", switches("graphs")), ("graphs", switches("amp"))]
 
 
 def seen(*, host_s: float | None = None, **times_s: float) -> dict[Switches, Estimate]:
@@ -151,14 +146,19 @@ class TestBeliefs:
     def beliefs(self) -> Beliefs:
         return Beliefs(space_for(asked(), CHOICES)[0], on_cpu=False)
 
-    def test_host_bound_means_graphs_first(self, beliefs: Beliefs) -> None:
-        found = promises(beliefs, seen(host_s=0.01, baseline=0.01, fp16=0.01))
-        assert found[switches("fp16+graphs")] > 5 * found[switches("amp")]
-        assert found[switches("graphs")] > 5 * found[switches("tf32")]
-
-    def test_not_host_bound_means_graphs_last(self, beliefs: Beliefs) -> None:
-        found = promises(beliefs, seen(host_s=0.0001, baseline=0.01, fp16=0.005))
-        assert found[switches("fp16+compile")] > 3 * found[switches("fp16+graphs")]
+    @pytest.mark.parametrize(
+        ("host_s", "fp16_s", "first", "times", "last"),
+        [
+            (0.01, 0.01, "fp16+graphs", 5, "amp"),
+            (0.01, 0.01, "graphs", 5, "tf32"),
+            (0.0001, 0.005, "fp16+compile", 3, "fp16+graphs"),
+        ],
+    )
+    def test_graphs_come_first_where_the_host_is_the_limit(
+        self, beliefs: Beliefs, host_s: float, fp16_s: float, first: str, times: float, last: str
+    ) -> None:
+        found = promises(beliefs, seen(host_s=host_s, baseline=0.01, fp16=fp16_s))
+        assert found[switches(first)] > times * found[switches(last)]
 
     def test_a_host_bound_recipe_does_not_speak_against_its_steps(self, beliefs: Beliefs) -> None:
         """Under Python's thumb fp16 shows nothing; that is no reason to leave it out of a graph."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.search.tune.space import Space, Switches, expectation, pair_expectation, shared_sd
-from redline.search.tune.state import PROCESS_SD, Estimate
+from redline.search.tune.standings import PROCESS_SD, Estimate
 
 Floats = NDArray[np.float64]
 

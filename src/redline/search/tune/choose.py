@@ -4,7 +4,7 @@
     before the deadline.
 
 The gain is what `beliefs.py` promises beyond all that is there or on its way, times the chance that the recipe runs (`lessons.py`), times
-the chance that it is ready in time (`costs.py`), less what it delays. One that would leave no time for another that promises more waits.
+the chance that it is ready in time (`costs.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from redline.model.protocol import AFTER_COMPILING
+from redline.search.group import Pending
 from redline.search.tune.beliefs import Beliefs, Floats
 from redline.search.tune.costs import CONTENTION, HANGS, Costs, unproven_of
 from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.space import BASELINE, Switches
-from redline.search.tune.state import FAILED_SHARE, Estimate, Search
+from redline.search.tune.standings import Estimate
+from redline.search.tune.state import FAILED_SHARE, Search
 
 LEAST_GAIN = 0.0025
 """Of the fastest time: a trial must promise so much for each half percent of the budget that it takes, and never less."""
@@ -29,18 +32,32 @@ LOOKED_AT = 100
 """How many of the most promising recipes are weighed against their cost, of those that compile and of those that do not."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class OnItsWay:
-    """A recipe that is being prepared."""
+    """A recipe whose worker prepares, or is about to."""
 
     switches: Switches
-    taken_s: float = 0.0
-    beside: float = 0.0
-    """How many others were prepared beside it, on average."""
-    is_compiled: bool = False
-    """What is left takes no longer than with any other recipe."""
+    gain: float = math.inf
+    """What it promised when it was begun."""
+    pending: Pending | None = None
     is_held: bool = False
-    """Its processes for the last race are prepared too."""
+    """A second process of it is prepared too, for the last race."""
+    taken_s: float = 0.0
+    """It has been prepared for so long, less what it stood still while others were timed."""
+    shared_s: float = 0.0
+    """Seconds of others that were prepared meanwhile, added up."""
+    waited_s: float = 0.0
+    """The search did nothing but wait for so long until it was prepared."""
+
+    @property
+    def beside(self) -> float:
+        """How many others were prepared beside it, on average."""
+        return self.shared_s / max(self.taken_s, 1e-6)
+
+    @property
+    def is_compiled(self) -> bool:
+        """What is left takes no longer than with any other recipe."""
+        return self.pending is not None and self.pending.stage in AFTER_COMPILING
 
 
 @dataclass(frozen=True)
@@ -93,9 +110,9 @@ def next_recipe(search: Search, beliefs: Beliefs, on_its_way: Sequence[OnItsWay]
         is_gamble = costs.is_slow_for_its_gain(switches) and (1 - chance) * cost_s > search.allowance_s / 2
         if chance < LIKELY or is_gamble:
             too_dear.append(choice)
-        elif gain * chance > _lost_by_delay(search, costs, beliefs, (known, fastest), awaited, choice):
+        else:
             fitting.append(choice)
-    first = _first_of(search, costs, fitting)
+    first = max(fitting, key=lambda choice: choice.rate, default=None)
     if first is None and not on_its_way and search.tried() == {BASELINE}:
         first = _only_timed(search, costs, too_dear)
     return first, too_dear
@@ -204,42 +221,3 @@ def _promises(
     if chance > 0.95:
         return with_all
     return chance * with_all + (1 - chance) * beyond([switches for switches in others if switches not in ready])
-
-
-def _lost_by_delay(
-    search: Search,
-    costs: Costs,
-    beliefs: Beliefs,
-    seen: tuple[dict[Switches, Estimate], float],
-    awaited: Sequence[OnItsWay],
-    choice: Choice,
-) -> float:
-    """What is lost, on average, as others that are being compiled are ready later: they share processors, and stand still while
-    this one is timed."""
-    if not awaited:
-        return 0.0
-    known, fastest = seen
-    expected = beliefs.expected(known)
-    delay_s, lost = CONTENTION * choice.cost_s + 2 * costs.timed_s, 0.0
-    for flight in awaited:
-        row = beliefs.index.get(flight.switches)
-        gain = 1 - math.exp(float(expected[row]) - fastest) if row is not None else 0.0
-        now, later = (ready_chance(search, costs, flight, seconds) for seconds in (0.0, delay_s))
-        lost += max(gain, LEAST_GAIN) * (now - later)
-    return 2 * lost  # promises of what was never tried are often too high
-
-
-def _first_of(search: Search, costs: Costs, fitting: Sequence[Choice]) -> Choice | None:
-    """Most per second; but another that promises more, where there would be no time left for it."""
-    first = max(fitting, key=lambda choice: choice.rate, default=None)
-    if first is None:
-        return None
-    if search.jobs > 1:
-        return first  # there is room for both
-    for other in sorted(fitting, key=lambda choice: -choice.gain * choice.ready):
-        if other.gain * other.ready <= first.gain * first.ready:
-            break
-        within_s = search.left_s - first.cost_s - costs.race_s(other.switches)
-        if costs.ready_chance(other.switches, within_s) < LIKELY:
-            return other
-    return first

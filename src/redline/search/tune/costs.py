@@ -90,7 +90,7 @@ class Costs:
             if self.compiles(switches) and self._kind(switches) not in self._ratios:
                 least = 2 * late.seconds / self._expected_compile_s(switches)
                 self._ratios[self._kind(switches)] = [max(least, self.scale)]
-        self.seconds, self.reopen_s, self._spread = cache(self._seconds), cache(self._reopen_s), cache(self._sd)
+        self._seconds, self._spread = cache(self._seconds_anew), cache(self._sd)
 
     def compiles(self, switches: Switches) -> bool:
         return bool(self._slow(switches))
@@ -160,31 +160,31 @@ class Costs:
             seconds += choice.prepare_s if choice.prepare_s is not None else own_s
         return seconds
 
-    def _seconds(self, switches: Switches) -> float:
+    def seconds(self, switches: Switches) -> float:
         """To open this recipe, now for the first time or again, to check it and to time it."""
-        if not self.compiles(switches):
-            return self.plain_s + self._first_use_s(switches)
-        if self.is_cached(switches):
-            return self.reopen_s(switches)
-        own = self._ratios.get(self._kind(switches))
-        scale = median(own) if own else self.scale
-        return self.plain_s + self._first_use_s(switches) + scale * self._expected_compile_s(switches)
+        return self._seconds(switches, is_warm=self.is_cached(switches))
 
-    def _reopen_s(self, switches: Switches) -> float:
+    def reopen_s(self, switches: Switches) -> float:
         """To open it again once its program has been compiled."""
-        if not self.compiles(switches):
-            return self.plain_s + self._first_use_s(switches)
-        if self._warm_s is not None:
-            return self._warm_s
-        own = self._ratios.get(self._kind(switches))
-        scale = median(own) if own else self.scale
-        return self.plain_s + WARM_SHARE * scale * self._expected_compile_s(switches)
+        return self._seconds(switches, is_warm=True)
 
     def anew_s(self, switches: Switches) -> float:
         """At a batch it was never opened at: whatever it compiles is compiled again."""
+        return self._seconds(switches, is_warm=False)
+
+    def _seconds_anew(self, switches: Switches, *, is_warm: bool) -> float:
+        plain_s = self.plain_s + self._first_use_s(switches)
         if not self.compiles(switches):
-            return self.plain_s
-        return self.plain_s + self.scale * self._expected_compile_s(switches)
+            return plain_s
+        if is_warm and self._warm_s is not None:
+            return self._warm_s
+        share = WARM_SHARE if is_warm else 1.0
+        return plain_s + share * self._scale_of(switches) * self._expected_compile_s(switches)
+
+    def _scale_of(self, switches: Switches) -> float:
+        """What compiling takes here over what is expected, by recipes that are compiled in the same way, or by all."""
+        own = self._ratios.get(self._kind(switches))
+        return median(own) if own else self.scale
 
     def _first_use_s(self, switches: Switches) -> float:
         """What a library takes that tries its kernels: for each kind of convolution, and thrice in training."""

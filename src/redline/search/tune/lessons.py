@@ -40,38 +40,25 @@ def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
     """Why this recipe must not be recommended; None where it may be."""
     if record.failure is not None:
         return note("failed", f"{record.failure.kind}: {record.failure.told}", about=record.failure.kind)
-    if record.prepared is not None and not accepts(record.prepared.numerics, tune.tune.tolerance):
-        found = numerics_reason(record.prepared.numerics, tune.tune.tolerance)
-        return note(found.code, f"numerics: {found}", about="numerics")
+    wrong = wrong_numbers(record.prepared.numerics, tune.tune.tolerance) if record.prepared is not None else None
+    if wrong is not None:
+        return note(wrong.code, f"numerics: {wrong}", about="numerics")
     return _too_late(record, tune.tune.slo_p95_s)
 
 
-def accepts(numerics: Numerics, tolerance: Tolerance) -> bool:
-    limit = _limit_of(numerics, tolerance)
-    if limit is None or not numerics.is_compared:
-        return not numerics.is_wrong
-    sound = numerics.finite and not numerics.degenerate
-    return sound and numerics.rel_l2 is not None and numerics.rel_l2 <= limit
-
-
-def _limit_of(numerics: Numerics, tolerance: Tolerance) -> float | None:
-    """The largest relative error that passes; None: as the bench judged."""
-    if tolerance.absolute is not None:
-        return min(tolerance.absolute, LARGEST_TOLERANCE)
+def wrong_numbers(numerics: Numerics, tolerance: Tolerance) -> Note | None:
+    """Why it is too far from strict fp32 for the tolerance that was asked for, or for the bench's own; None where it is not."""
+    limit = tolerance.absolute
     if tolerance.factor is not None and numerics.tolerance is not None:
-        return min(numerics.tolerance * tolerance.factor / NUMERICS_FACTOR, LARGEST_TOLERANCE)
-    return None
-
-
-def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> Note:
-    limit = _limit_of(numerics, tolerance)
-    is_number = numerics.is_compared and numerics.finite and not numerics.degenerate
-    if limit is None or not is_number or numerics.rel_l2 is None:
-        return numerics.reason or note("above-tolerance", "the outputs are too far from strict fp32")
-    text = f"the tolerance {limit:.2g} that was asked for"
-    if numerics.rel_l2 <= limit:
-        return note("within-tolerance", f"error {numerics.rel_l2:.2g} is within {text}")
-    return note("above-tolerance", f"error {numerics.rel_l2:.2g} is above {text}")
+        limit = numerics.tolerance * tolerance.factor / NUMERICS_FACTOR
+    reason = numerics.reason or note("above-tolerance", "the outputs are too far from strict fp32")
+    if limit is None or not numerics.is_compared:
+        return reason if numerics.is_wrong else None
+    if not numerics.finite or numerics.degenerate or numerics.rel_l2 is None:
+        return reason
+    limit = min(limit, LARGEST_TOLERANCE)
+    text = f"error {numerics.rel_l2:.2g} is above the tolerance {limit:.2g} that was asked for"
+    return note("above-tolerance", text) if numerics.rel_l2 > limit else None
 
 
 def _too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from redline.model.errors import UsageError
 from redline.model.identity import device_key
 from redline.model.note import Note, note
-from redline.model.record import Prepared
+from redline.model.protocol import Ask, AskMetric, FailureReply, MetricAnswer
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.choose import Choice, OnItsWay, next_recipe, quick_to_race
 from redline.search.tune.costs import Costs
-from redline.search.tune.finish import (
-    batch_share_s,
-    check_model_as_it_is,
-    prove_fastest,
-    prove_winner,
-    race_the_last,
-    take_apart,
-)
-from redline.search.tune.lessons import EXACTLY, rejection
-from redline.search.tune.record import Earlier, TuneRecord, TuneSpec, Untried, differences
-from redline.search.tune.result import recommended, winner_of
+from redline.search.tune.lessons import EXACTLY, metric_of, quantizing_of, rejection
+from redline.search.tune.race import batch_share_s, finalists, race, take_apart
+from redline.search.tune.record import Earlier, Metric, TuneRecord, Untried, differences
 from redline.search.tune.space import BASELINE, Space, Switches
-from redline.search.tune.state import Records, Search
+from redline.search.tune.standings import Records, Standings, conclusive
+from redline.search.tune.state import Search
 from redline.search.tune.trials import Trials
 
 HOST_SEEN = ("throughput", "tpot")
@@ -73,18 +66,15 @@ def explore(search: Search) -> None:
         search.is_short = False
         search.keep(untried=(), notes=_without(search.tune.notes, "untried"))
     too_dear: list[Choice] = []
+    # A plain step is known to run where the facts were seen, so that others may be begun beside the baseline.
+    is_known_to_run = search.tune.facts is not None and search.asked.check is None and not search.asked.seeds
     with Trials(search) as trials:
         for switches, why in _firsts(search, beliefs):
             if trials.is_open and switches in search.seen() and why != "asked for":
                 continue
             trials.start(switches, why)
-            if (
-                switches == BASELINE
-                and search.tune.facts is not None
-                and search.asked.check is None
-                and not search.asked.seeds
-            ):
-                too_dear = _start_all(search, beliefs, trials)  # beside the baseline: a plain step is known to run
+            if switches == BASELINE and is_known_to_run:
+                too_dear = _start_all(search, beliefs, trials)
             trials.finish(switches)
             _compare_with_earlier(search)
             prove_fastest(search)
@@ -136,23 +126,171 @@ def _firsts(search: Search, beliefs: Beliefs) -> Iterator[tuple[Switches, str]]:
     yield from asked_for
 
 
+def race_the_last(search: Search) -> None:
+    """The race, with the user's check on all that go there."""
+    search.kept_back_s = batch_share_s(search)
+    with search.spending("other"):
+        prove_finalists(search)
+    search.observer.stage("racing the last few")
+    with search.spending("race"):
+        race(search)
+        search.drop_held()
+
+
+# What an earlier search of the same workload leaves: hints, by which nothing is left out or recommended
+
+
+def with_hints(
+    record: TuneRecord, searches: Iterable[TuneRecord], records_of: Callable[[TuneRecord], Records], space: Space
+) -> TuneRecord:
+    """The new search with what is known of this device and from the last search of this name that asked the same.
+
+    `searches`: all that are kept, the newest first; `records_of` loads the records of one.
+    """
+    device = record.tune.spec.device
+    for other in searches:
+        if record.compile_scale is None and other.compile_scale is not None and other.tune.spec.device == device:
+            record = msgspec.structs.replace(record, machine=other.machine, compile_scale=other.compile_scale)
+        if other.name == record.name and not differences(other.tune, record.tune):
+            record = _begun_with(record, other, records_of(other), space)
+    return record
+
+
+def _begun_with(record: TuneRecord, before: TuneRecord, records: Records, space: Space) -> TuneRecord:
+    estimate = Standings(before, records).trials.get("baseline")
+    first = records[estimate.record_id].prepared if estimate is not None else None
+    if first is None:
+        return record
+    winner = conclusive(before, records)[1]
+    is_there = winner is not None and bool(space.known(winner))
+    lessons = (lesson for lesson in before.lessons if lesson.scope != "recipe" and lesson.reason.about not in EXACTLY)
+    earlier = Earlier(
+        at=before.created_at,
+        winner=winner if is_there else None,
+        model_hash=first.workload.model_hash,
+        device=device_key(first.environment),
+        doubted=tuple(lesson.switches for lesson in lessons if lesson.reason.code != "no-signal"),
+    )
+    best = f"its best, {winner}, comes first" if is_there else "it found nothing faster"
+    doubts = f"; {', '.join('+'.join(part) for part in earlier.doubted)} broke then" if earlier.doubted else ""
+    said = note("earlier", f"begins with what the search of {earlier.when} knew: {best}{doubts}")
+    return msgspec.structs.replace(record, earlier=earlier, notes=(*record.notes, said))
+
+
+def _won_before(search: Search) -> Iterator[tuple[Switches, str]]:
+    """The winner of the search before, where it may still be in time."""
+    earlier, costs = search.tune.earlier, Costs(search)
+    switches = search.space.known(earlier.winner) if earlier is not None and earlier.winner else None
+    if switches and costs.ready_chance(switches, search.left_s - costs.race_s(switches)) > 0:
+        yield switches, "it won before"
+
+
+def _compare_with_earlier(search: Search) -> None:
+    """Drop what is known from before where the baseline shows that the model or the device is another now."""
+    earlier, machine = search.tune.earlier, _machine(search)
+    if search.tune.machine not in ("", machine):
+        search.keep(compile_scale=None)
+    baseline = search.baseline()
+    prepared = search.records[baseline.record_id].prepared if baseline is not None else None
+    if earlier is None or prepared is None:
+        return
+    is_same_model = earlier.model_hash == prepared.workload.model_hash
+    if not is_same_model or earlier.device != machine:
+        what = "device or its software" if is_same_model else "model"
+        text = f"the {what} is another than in the search of {earlier.when}: nothing is taken from it"
+        search.keep(earlier=None, notes=(*_without(search.tune.notes, "earlier"), note("earlier-unlike", text)))
+
+
+def _machine(search: Search) -> str:
+    """The device and its software, as preparing the baseline has shown them."""
+    baseline = search.baseline()
+    prepared = search.records[baseline.record_id].prepared if baseline is not None else None
+    return device_key(prepared.environment) if prepared is not None else ""
+
+
+# The user's own check
+
+
+def check_model_as_it_is(search: Search) -> None:
+    """Run the check on the baseline before anything is measured: a check that cannot be run is an error."""
+    _run_check(search, BASELINE)
+    metric = metric_of("baseline", search.tune)
+    if metric is not None and metric.failure is not None:
+        raise UsageError(f"your check {search.asked.check} cannot be run on the model as it is: {metric.failure}")
+
+
+def prove_fastest(search: Search) -> None:
+    """While the search goes on: it should not go by a quantized recipe that may not win."""
+    known = search.seen()
+    fastest = min(known, key=lambda switches: known[switches].log_s, default=BASELINE)
+    if quantizing_of(fastest, search.tune) and not search.is_only_shown(fastest):
+        _run_check(search, fastest)
+
+
+def prove_finalists(search: Search) -> None:
+    """Run the check on every recipe that goes to the last race; each that falls makes room for another."""
+    while search.asked.check is not None:
+        prove_fastest(search)
+        racers = finalists(search)
+        unchecked = [each for each in racers if metric_of(search.space.text(each), search.tune) is None]
+        if not unchecked:
+            return
+        _run_check(search, unchecked[0])
+
+
+def prove_winner(search: Search) -> None:
+    """Run the check on what will be recommended, which may have been simplified since the last race; even over budget."""
+    while search.asked.check is not None and (chosen := conclusive(search.tune, search.records)[1]) is not None:
+        if metric_of(chosen, search.tune) is not None:
+            return
+        _run_check(search, search.space.switches_of(chosen))
+
+
+def _run_check(search: Search, switches: Switches) -> None:
+    """Once for each recipe."""
+    recipe, check = search.space.text(switches), search.asked.check
+    if check is None or metric_of(recipe, search.tune) is not None:
+        return
+    search.observer.stage(f"your check on {recipe}" if switches else "your check on the model as it is")
+    known = metric_of("baseline", search.tune)
+    spec, session = search.trial_spec(switches), search.door.open()
+    try:
+        reply = session.ask(Ask(question=AskMetric(spec=spec, check=check, baseline=known.value if known else None)))
+    except BaseException:
+        session.kill()  # closing would wait for a check that nobody wants any more
+        raise
+    session.close()
+    if isinstance(reply, MetricAnswer):
+        metric = Metric(recipe=recipe, value=reply.value, baseline=reply.baseline)
+    else:
+        why = reply.failure.told if isinstance(reply, FailureReply) else f"the bench answered {type(reply).__name__}"
+        metric = Metric(recipe=recipe, value=None, baseline=None, failure=why)
+    search.keep(metrics=(*search.tune.metrics, metric))
+
+
+# What there is to say of how it ended
+
+
 def _cannot_compare(search: Search) -> bool:
     """Whether every recipe would be rejected because the baseline's own outputs or losses say nothing; a note says why."""
     prepared = (record.prepared for record in search.records.values() if record.prepared is not None)
     reasons = (each.numerics.reason for each in prepared if each.numerics.reason is not None)
     unlike_itself = next((reason for reason in reasons if reason.code == "not-repeatable"), None)
+    cannot = "no recipe can be compared with strict fp32 on this model"
     if unlike_itself is not None:
-        text = f"no recipe can be compared with strict fp32 on this model: {unlike_itself}"
-        search.tell(note("not-repeatable", text))
+        search.tell(note("not-repeatable", f"{cannot}: {unlike_itself}"))
         return True
-    numerics = search.silent_reference()
-    if numerics is None:
+    baseline = search.baseline()
+    first = search.records[baseline.record_id].prepared if baseline is not None else None
+    if first is None or not first.numerics.degenerate:
         return False
     what, remedy = "its output does not depend on the input", "inputs that make a difference"
     if search.asked.spec.workload.task == "train":
-        what, remedy = f"its loss stands still over {numerics.steps} steps", "a loss and targets that it can learn"
-    text = f"no recipe can be compared with strict fp32 on this model, as {what}: give {remedy}"
-    search.tell(note("no-signal", text))
+        what, remedy = (
+            f"its loss stands still over {first.numerics.steps} steps",
+            "a loss and targets that it can learn",
+        )
+    search.tell(note("no-signal", f"{cannot}, as {what}: give {remedy}"))
     return True
 
 
@@ -176,12 +314,9 @@ def _why_nothing(search: Search) -> Note:
 
 def _note_a_short_race(search: Search) -> None:
     replicates, planned = len(search.tune.finals), search.asked.replicates
-    if replicates < planned and winner_of(search.tune, search.records) not in (None, "baseline"):
+    if replicates < planned and search.standings().winner() not in (None, "baseline"):
         had = f"its {planned} replicates (it had {replicates})"
         search.ran_short(note("short-race", f"the budget ended before the final comparison had {had}: raise --budget"))
-
-
-# What was left untried
 
 
 def _keep_untried(search: Search, too_dear: list[Choice]) -> None:
@@ -201,93 +336,11 @@ def _keep_untried(search: Search, too_dear: list[Choice]) -> None:
         first = untried[0]
         what = "any other recipe" if search.tried() == {BASELINE} else "all recipes that may be faster"
         takes = f"{first.recipe} takes about {first.cost_s:.0f} s"
-        race = f"the final comparison {costs.race_s(search.space.switches_of(first.recipe)):.0f} s"
+        race_s = costs.race_s(search.space.switches_of(first.recipe))
         left, enough = f"{max(search.left_s, 0.0):.0f} s are left", f"--budget {first.budget_s:.0f}s would hold it"
-        search.ran_short(note("untried", f"no time to try {what}: {takes}, and {race}; {left}; {enough}"))
+        text = f"no time to try {what}: {takes}, and the final comparison {race_s:.0f} s; {left}; {enough}"
+        search.ran_short(note("untried", text))
 
 
-def _without(notes: Iterable[Note], code: str) -> tuple[Note, ...]:
+def _without(notes: tuple[Note, ...], code: str) -> tuple[Note, ...]:
     return tuple(each for each in notes if not each.code.startswith(code))
-
-
-# What an earlier search of the same workload leaves a new one: hints, by which nothing is left out or recommended
-
-
-def begun_with(
-    record: TuneRecord, before: TuneRecord | None, records: Records, asked: TuneSpec, space: Space
-) -> TuneRecord:
-    """The new search with what the last one under its name knows: its winner is tried first, what broke is tried late."""
-    first = _first_prepared(before, records, space) if before is not None else None
-    if before is None or first is None or differences(before.tune, asked):
-        return record
-    winner = recommended(before, records)
-    is_there = winner is not None and _switches(space, winner)
-    lessons = (lesson for lesson in before.lessons if lesson.scope != "recipe" and lesson.reason.about not in EXACTLY)
-    earlier = Earlier(
-        at=before.created_at,
-        winner=winner if is_there else None,
-        model_hash=first.workload.model_hash,
-        device=device_key(first.environment),
-        doubted=tuple(lesson.switches for lesson in lessons if lesson.reason.code != "no-signal"),
-    )
-    found = f"its best, {winner}, comes first" if is_there else "it found nothing faster"
-    doubts = f"; {', '.join('+'.join(part) for part in earlier.doubted)} broke then" if earlier.doubted else ""
-    told = note("earlier", f"begins with what the search of {_when(earlier)} knew: {found}{doubts}")
-    return msgspec.structs.replace(record, earlier=earlier, notes=(*record.notes, told))
-
-
-def with_machine(record: TuneRecord, searches: Iterable[TuneRecord]) -> TuneRecord:
-    """The new search with what the latest one on this device learned of how long compiling takes here."""
-    if record.compile_scale is not None:
-        return record
-    device = record.tune.spec.device
-    known = (each for each in searches if each.compile_scale is not None and each.tune.spec.device == device)
-    last = next(known, None)
-    if last is None:
-        return record
-    return msgspec.structs.replace(record, machine=last.machine, compile_scale=last.compile_scale)
-
-
-def _won_before(search: Search) -> Iterator[tuple[Switches, str]]:
-    """The winner of the search before, where it may still be in time."""
-    earlier, costs = search.tune.earlier, Costs(search)
-    switches = _switches(search.space, earlier.winner) if earlier is not None and earlier.winner else BASELINE
-    if switches != BASELINE and costs.ready_chance(switches, search.left_s - costs.race_s(switches)) > 0:
-        yield switches, "it won before"
-
-
-def _compare_with_earlier(search: Search) -> None:
-    """Drop what is known from before where the baseline shows that the model or the device is another now."""
-    earlier, first = search.tune.earlier, _first_prepared(search.tune, search.records, search.space)
-    if search.tune.machine not in ("", _machine(search)):
-        search.keep(compile_scale=None)
-    if earlier is None or first is None:
-        return
-    is_same_model = earlier.model_hash == first.workload.model_hash
-    if is_same_model and earlier.device == device_key(first.environment):
-        return
-    what = "device or its software" if is_same_model else "model"
-    text = f"the {what} is another than in the search of {_when(earlier)}: nothing is taken from it"
-    search.keep(earlier=None, notes=(*_without(search.tune.notes, "earlier"), note("earlier-unlike", text)))
-
-
-def _first_prepared(tune: TuneRecord, records: Records, space: Space) -> Prepared | None:
-    """What preparing the baseline told."""
-    trial = next((trial for trial in tune.trials if trial.recipe == space.text(BASELINE)), None)
-    record = records.get(trial.record_id) if trial is not None else None
-    return record.prepared if record is not None else None
-
-
-def _switches(space: Space, recipe: str) -> Switches:
-    """Those of a recipe; none where it cannot be had any more."""
-    words = frozenset(recipe.split("+")) - {space.text(BASELINE)}
-    return words if words <= space.by_switch.keys() and space.is_valid(words) else BASELINE
-
-
-def _when(earlier: Earlier) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier.at))
-
-
-def _machine(search: Search) -> str:
-    first = _first_prepared(search.tune, search.records, search.space)
-    return device_key(first.environment) if first is not None else ""

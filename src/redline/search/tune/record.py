@@ -5,7 +5,9 @@ All that is said about it (`redline.search.tune.result`) can be made again from 
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -39,30 +41,19 @@ class Tolerance(Frozen):
     factor: float | None = None
     absolute: float | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("factor", "absolute"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise SpecError(f"tolerance must be above 0, got {value}")
-
     @classmethod
-    def of(cls, given: float | str | None) -> Tolerance:
-        """As a person gives it: a text, or a relative error; None is what the bench itself judges by."""
-        if given is None:
+    def of(cls, asked: float | str | None) -> Tolerance:
+        """As a person gives it: `2x` is twice the error that rounding alone makes, `1e-3` a relative error; None is what the bench judges by."""
+        if asked is None:
             return cls()
-        return cls.parse(given) if isinstance(given, str) else cls(absolute=float(given))
-
-    @classmethod
-    def parse(cls, text: str) -> Tolerance:
-        """`2x` is twice the error that rounding alone makes; `1e-3` a relative error."""
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(x|×)?\s*", text, re.IGNORECASE)
+        text = str(asked).strip().lower()
         try:
-            value = float(match.group(1)) if match else 0.0
+            number = float(text.removesuffix("x").removesuffix("×"))
         except ValueError:
-            value = 0.0
-        if match is None or not value > 0:
-            raise SpecError(f"tolerance must be a factor such as 2x or a relative error such as 1e-3, got {text!r}")
-        return cls(factor=value) if match.group(2) else cls(absolute=value)
+            number = 0.0
+        if not 0 < number < math.inf:
+            raise SpecError(f"tolerance must be a factor such as 2x or a relative error such as 1e-3, got {asked!r}")
+        return cls(factor=number) if text.endswith(("x", "×")) else cls(absolute=number)
 
 
 class TuneSpec(Frozen):
@@ -156,6 +147,10 @@ class Earlier(Frozen):
     """As `redline.model.identity.device_key` names it."""
     doubted: tuple[tuple[str, ...], ...] = ()
     """Switches, alone or in pairs, that broke or lost their numbers."""
+
+    @property
+    def when(self) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at))
 
 
 class Spent(Frozen):
@@ -268,24 +263,30 @@ REMOVED_FACTS = frozenset({"parts"})
 
 
 def _migrated(plain: Any) -> Any:
-    """Settings and facts that were removed are left out. Schema 1 called switches steps and replicates heats, and its notes were texts.
+    """Fields that were removed are left out.
 
-    Schema 2 kept recipes that were only prepared, and seconds of switches of the search before.
+    Schema 1 called switches steps and replicates heats, and its notes were texts. Schema 2 kept recipes that were only prepared, and
+    seconds of switches of the search before.
     """
-    if isinstance(plain, dict) and plain.get("schema") in (1, 2):
+    if not isinstance(plain, dict):
+        return plain
+    schema, asked, facts = plain.get("schema"), plain.get("tune") or {}, plain.get("facts")
+    plain = {**plain, "schema": TUNE_SCHEMA}
+    if schema in (1, 2):
         plain = {name: value for name, value in plain.items() if name != "probes"} | {"earlier": None}
-    if isinstance(plain, dict) and isinstance(asked := plain.get("tune"), dict) and "spec" in asked:
-        plain = {**plain, "tune": {**asked, "spec": without_removed_settings(asked["spec"])}}
-    if isinstance(plain, dict) and isinstance(facts := plain.get("facts"), dict):
-        plain = {**plain, "facts": {name: value for name, value in facts.items() if name not in REMOVED_FACTS}}
-    if not isinstance(plain, dict) or plain.get("schema") != 1:
-        return {**plain, "schema": TUNE_SCHEMA} if isinstance(plain, dict) else plain
-    refused = [{"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]]
-    plain = {**plain, "refused": refused, "notes": notes_from_texts(plain.get("notes", []))}
-    spec = (plain.get("tune") or {}).get("spec") or {}
-    tune = {**_switches(plain.get("tune") or {}), "spec": {**spec, "recipe": _switches(spec.get("recipe") or {})}}
-    replicates = {"batch_replicates": plain.pop("batch_heats")} if "batch_heats" in plain else {}
-    return {**plain, **replicates, "tune": tune, "schema": TUNE_SCHEMA}
+    if schema == 1:
+        spec = asked.get("spec") or {}
+        asked = {**_switches(asked), "spec": {**spec, "recipe": _switches(spec.get("recipe") or {})}}
+        plain["batch_replicates"] = plain.pop("batch_heats", ())
+        plain["refused"] = [
+            {"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]
+        ]
+        plain["notes"] = notes_from_texts(plain.get("notes", []))
+    if "spec" in asked:
+        plain["tune"] = {**asked, "spec": without_removed_settings(asked["spec"])}
+    if isinstance(facts, dict):
+        plain["facts"] = {name: value for name, value in facts.items() if name not in REMOVED_FACTS}
+    return plain
 
 
 def _switches(plain: dict[str, Any]) -> dict[str, Any]:
@@ -324,13 +325,6 @@ class KeptSearches:
             raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
         return kept
 
-    def readable(self, name: str) -> TuneRecord | None:
-        """The search of this name; None where there is none, or one that this version cannot read and only replaces."""
-        try:
-            return self.load(name)
-        except RecordError:
-            return None
-
     def newest_first(
         self, on_unreadable: Callable[[str, RecordError], None] = lambda name, error: None
     ) -> Iterator[TuneRecord]:
@@ -348,27 +342,17 @@ def question_of(asked: TuneSpec) -> dict[str, Any]:
     return {**given(asked, leave_out=("spec", "replicates", *LISTS)), **lists}
 
 
+WORDS = {"tunes_batch": "batch", "slo_p95_s": "slo-p95", "allow_quantized": "allow-quantized", "seeds": "recipe"}
+"""Fields that are asked for by another word than their own."""
+
+
 def differences(one: TuneSpec, other: TuneSpec) -> list[str]:
     """What differs, in the words in which it is asked for. How long it may take and how often it races does not count."""
-    specs = dict.fromkeys([*different_fields(one.spec, other.spec), *_of_searches(one, other)])
-    return list(specs)
-
-
-def _of_searches(one: TuneSpec, other: TuneSpec) -> Iterator[str]:
-    words = {
-        "objective": "objective",
-        "tunes_batch": "batch",
-        "slo_p95_s": "slo-p95",
-        "tolerance": "tolerance",
-        "allow_quantized": "allow-quantized",
-        "check": "check",
-    }
-    for name, word in words.items():
-        if getattr(one, name) != getattr(other, name):
-            yield word
-    for name, word in zip(LISTS, ("switches", "without", "recipe"), strict=True):
-        if set(getattr(one, name)) != set(getattr(other, name)):
-            yield word
+    asked, others = question_of(one), question_of(other)
+    differing = [name for name in TuneSpec.__struct_fields__ if asked.get(name) != others.get(name)]
+    return list(
+        dict.fromkeys([*different_fields(one.spec, other.spec), *(WORDS.get(name, name) for name in differing)])
+    )
 
 
 def default_name(asked: TuneSpec) -> str:

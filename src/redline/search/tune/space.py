@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -180,18 +180,13 @@ class Space:
         return {name: tuple(choice for choice in self.choices if choice.family == name) for name in names}
 
     @cached_property
-    def variants(self) -> dict[str, str]:
-        """Of switches that can be had in several variants, what all of them share: `sdpa:*` for `sdpa:flash`."""
-        names = Counter(choice.switch.partition(":")[0] for choice in self.choices)
-        of_each = {choice.switch: choice.switch.partition(":")[0] for choice in self.choices}
-        return {switch: f"{name}:*" for switch, name in of_each.items() if names[name] > 1}
-
-    @cached_property
     def kin(self) -> dict[str, str]:
-        """By switch, what it shares with others that often break where it breaks: its variants, and all that compile the model."""
-        compilers = [choice.switch for choice in self.choices if choice.family == "compiler"]
-        names = {self.variants.get(switch, switch) for switch in compilers}
-        return self.variants | (dict.fromkeys(names, "compiler:*") if len(names) > 1 else {})
+        """What a switch shares with others that often break where it breaks: its variants (`sdpa:*` for `sdpa:flash`), and all that compile the model."""
+        names = {choice.switch: choice.switch.partition(":")[0] for choice in self.choices}
+        counts = Counter(names.values())
+        variants = {switch: f"{name}:*" for switch, name in names.items() if counts[name] > 1}
+        compilers = {variants.get(one.switch, one.switch) for one in self.choices if one.family == "compiler"}
+        return variants | (dict.fromkeys(compilers, "compiler:*") if len(compilers) > 1 else {})
 
     @cached_property
     def _needs(self) -> dict[str, tuple[SwitchNeed, ...]]:
@@ -200,16 +195,21 @@ class Space:
     @cached_property
     def recipes(self) -> tuple[Switches, ...]:
         """All valid ones, those with fewer switches first; the baseline is the first."""
-        found: list[Switches] = []
-        for most in range(len(self.families) + 1):
-            found += self._with_exactly(most)
-            if len(found) > MOST_RECIPES:
-                break
-        return tuple(found[:MOST_RECIPES])
+        grown: list[tuple[SwitchChoice, ...]] = [()]
+        for family in self.families.values():
+            grown += [(*chosen, choice) for chosen in grown for choice in family if self._fits(chosen, choice)]
+            grown = sorted(grown, key=len)[:MOST_RECIPES]
+        recipes = (frozenset(choice.switch for choice in chosen) for chosen in grown)
+        return tuple(switches for switches in recipes if self._lacking(switches) is None)
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        """Where a switch stands in a recipe's text."""
+        in_order = (choice.switch for family in self.families.values() for choice in family)
+        return {switch: index for index, switch in enumerate(in_order)}
 
     def text(self, switches: Switches) -> str:
-        order = {choice.switch: index for index, choice in enumerate(_in_reading_order(self.families))}
-        return "+".join(sorted(switches, key=lambda switch: order[switch])) or "baseline"
+        return "+".join(sorted(switches, key=self._order.__getitem__)) or "baseline"
 
     def checked(self, text: str) -> Switches:
         """The recipe that a person's text names; a mistake in it is raised as one line."""
@@ -242,12 +242,10 @@ class Space:
             raise SpecError(f"recipe {text}: its switches exclude each other")
         return switches
 
-    def completed(self, switches: Switches) -> Switches:
-        """The recipe with a switch that its others need, where one more switch of the space is enough."""
-        if self._lacking(switches) is None:
-            return switches
-        larger = (switches | {choice.switch} for choice in self.choices)
-        return next((each for each in larger if self.is_valid(each)), switches)
+    def known(self, text: str) -> Switches | None:
+        """The recipe of a text of another search; None where it cannot be had any more."""
+        switches = frozenset(text.split("+")) - {"baseline"}
+        return switches if switches <= self.by_switch.keys() and self.is_valid(switches) else None
 
     def is_valid(self, switches: Switches) -> bool:
         return self._fit_together(switches) and self._lacking(switches) is None
@@ -259,7 +257,7 @@ class Space:
     def less_one(self, switches: Switches) -> list[tuple[str, Switches]]:
         """Each switch, and the recipe without it. What cannot do without it goes as well, and is named too."""
         found: dict[Switches, str] = {}
-        for switch in sorted(switches, key=self.index_of):
+        for switch in sorted(switches, key=self._order.__getitem__):
             rest = self._without(switches, switch)
             if rest or switches == {switch}:
                 found.setdefault(rest, self.text(switches - rest))
@@ -270,25 +268,6 @@ class Space:
         while (lacking := self._lacking(rest)) is not None:
             rest -= {lacking[0]}
         return rest
-
-    def index_of(self, switch: str) -> int:
-        return [choice.switch for choice in _in_reading_order(self.families)].index(switch)
-
-    def _with_exactly(self, count: int) -> Iterator[Switches]:
-        yield from self._grown([], list(self.families.values()), count)
-
-    def _grown(
-        self, chosen: list[SwitchChoice], families: list[tuple[SwitchChoice, ...]], more: int
-    ) -> Iterator[Switches]:
-        if more == 0:
-            switches = frozenset(choice.switch for choice in chosen)
-            if self._lacking(switches) is None:
-                yield switches
-            return
-        for index, family in enumerate(families[: len(families) - more + 1]):
-            for choice in family:
-                if self._fits(chosen, choice):
-                    yield from self._grown([*chosen, choice], families[index + 1 :], more - 1)
 
     def _lacking(self, switches: Switches) -> tuple[str, SwitchNeed] | None:
         """A switch that cannot do without one that is not there, and what it needs; None where all have that."""
@@ -357,10 +336,6 @@ def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list
 
 def _names(choice: SwitchChoice) -> set[str]:
     return {choice.switch, choice.switch.partition(":")[0]}
-
-
-def _in_reading_order(families: dict[str, tuple[SwitchChoice, ...]]) -> list[SwitchChoice]:
-    return [choice for family in families.values() for choice in family]
 
 
 def _reading_index(family: str) -> tuple[float, str]:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
 import psutil
 
-from redline.analyze.blocks import memory_of, round_medians_s
-from redline.analyze.bound import HOST_BOUND_SHARE, host_share
-from redline.analyze.pairs import kind_measured, log_ratio
+from redline.analyze.blocks import memory_of
 from redline.launch.door import Door
-from redline.model.fields import Frozen
 from redline.model.note import Note
-from redline.model.record import Memory, Numerics, RunRecord, TimeKind
+from redline.model.record import Memory, RunRecord, TimeKind
 from redline.model.spec import MeasureSpec, Recipe, RunSpec
+from redline.search.decide import Race
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
 from redline.search.tune.lessons import (
@@ -34,41 +30,43 @@ from redline.search.tune.lessons import (
     rejection,
     unproven,
 )
-from redline.search.tune.record import Lesson, Trial, TuneRecord, TuneSpec
+from redline.search.tune.record import Lesson, TuneRecord, TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches
+from redline.search.tune.standings import Estimate, Standings
 
 Clock = Callable[[], float]
 """Seconds that pass; a simulated bench has a clock of its own."""
-Records = Mapping[str, RunRecord]
 Purpose = Literal["baseline", "trials", "race", "ablation", "batch", "failed", "other"]
 
 FAILED_SHARE = 0.1
 """Of the budget: what recipes that break, or are given up, may take. It is what `redline tune` promises."""
 RESERVE = 0.03
 """Of the budget: closing workers and writing the code come after all that is planned."""
-PROCESS_SD = 0.01
-"""How far two processes of one recipe lie apart, as a share: 0.15 to 4.4 % were seen on an H200."""
-
-
-class Estimate(Frozen):
-    """One recipe that was timed. Logarithms of seconds per step, or of joules where those are the objective."""
-
-    recipe: str
-    record_id: str
-    log_s: float
-    error: float
-    """Standard error within the processes that were measured."""
-    host_log_s: float | None = None
-    """Time to issue a step; None where nothing is issued ahead of the device."""
-    is_host_bound: bool = False
-    too_late: Note | None = None
-    """Why it does not keep the latency target."""
 
 
 class SearchKeeper(Protocol):
     """Where the state of the search is saved: `KeptSearches`, or nothing."""
 
     def save(self, record: TuneRecord) -> None: ...
+
+
+T = TypeVar("T")
+
+
+def derived(*fields: str) -> Callable[[Callable[[Search], T]], Callable[[Search], T]]:
+    """What follows from these fields of the kept search is computed once for the same values of them."""
+
+    def decorate(make: Callable[[Search], T]) -> Callable[[Search], T]:
+        def once(search: Search) -> T:
+            as_of = [getattr(search.tune, name) for name in fields]
+            known = search._derived.get(make.__name__)
+            if known is None or any(one is not other for one, other in zip(known[0], as_of, strict=True)):
+                known = search._derived[make.__name__] = (as_of, make(search))
+            return cast("T", known[1])
+
+        return once
+
+    return decorate
 
 
 @dataclass
@@ -101,7 +99,7 @@ class Search:
     """Processes that are prepared beside a trial, for the last race."""
     _charged_s: float = 0.0
     """Of the clock, up to where all seconds are charged to a purpose."""
-    _derived: dict[str, tuple[tuple[object, ...], Any]] = field(default_factory=dict)
+    _derived: dict[str, tuple[list[object], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.started_s = self._charged_s = self.clock() - self.before_s
@@ -119,6 +117,19 @@ class Search:
     def only(self) -> TimeKind | None:
         """The one kind of block to measure; a latency target needs both."""
         return None if self.asked.slo_p95_s is not None else self.asked.kind
+
+    @cached_property
+    def runner(self) -> Race:
+        """It runs replicates in fresh processes, and remembers in which order it opened the last."""
+        return Race(
+            self.door,
+            self.journal,
+            self.observer,
+            self.order,
+            only=self.only,
+            planned=self.asked.replicates,
+            left_s=lambda: self.left_s,
+        )
 
     # Time
 
@@ -214,32 +225,20 @@ class Search:
 
     # What is known
 
-    def _once(self, name: str, make: Callable[[], Any], *as_of: object) -> Any:
-        """What follows from objects that are replaced when they change, computed once for the same ones."""
-        known = self._derived.get(name)
-        if known is None or not all(one is other for one, other in zip(known[0], as_of, strict=True)):
-            known = self._derived[name] = (as_of, make())
-        return known[1]
+    @derived("trials", "lessons", "finals", "metrics")
+    def standings(self) -> Standings:
+        """How the recipes stand against the baseline by now, at the first batch."""
+        return Standings(self.tune, self.records)
 
+    @derived("trials")
     def timed(self) -> dict[Switches, Estimate]:
         """What was timed and kept its numbers in its trial, by its switches; also what the last race has rejected since."""
+        return {self.space.switches_of(text): estimate for text, estimate in self.standings().trials.items()}
 
-        def make() -> dict[Switches, Estimate]:
-            found = estimates(self.tune, self.records)
-            return {self.space.switches_of(text): estimate for text, estimate in found.items()}
-
-        timed: dict[Switches, Estimate] = self._once("timed", make, self.tune.trials)
-        return timed
-
+    @derived("trials", "lessons", "finals")
     def seen(self) -> dict[Switches, Estimate]:
         """What was timed and is still believed to keep its numbers."""
-
-        def make() -> dict[Switches, Estimate]:
-            timed = self.timed().items()
-            return {switches: each for switches, each in timed if not self._is_doubted(switches)}
-
-        seen: dict[Switches, Estimate] = self._once("seen", make, self.tune.trials, self.tune.lessons, self.tune.finals)
-        return seen
+        return {switches: each for switches, each in self.timed().items() if not self._is_doubted(switches)}
 
     def _is_doubted(self, switches: Switches) -> bool:
         """Whether a longer check has found its numbers wrong, or probably would: such a check has found others like it wrong."""
@@ -260,30 +259,18 @@ class Search:
         doubted = self.timed().keys() - self.seen().keys()
         return tried - {switches for switches in doubted if not ruled_out.rules_out(switches)}
 
+    @derived("lessons", "trials", "finals", "earlier")
     def lessons(self) -> Lessons:
         """What is ruled out and what is suspected by now."""
-
-        def make() -> Lessons:
-            tune = self.tune
-            overruling = any(lesson.overrules_trials for lesson in tune.lessons)
-            sound = {*self.checked_long(), BASELINE} if overruling else self.timed().keys()
-            doubted = [frozenset({choice.switch}) for choice in self.space.choices if choice.is_doubtful]
-            doubted += [frozenset(part) for part in (tune.earlier.doubted if tune.earlier is not None else ())]
-            return Lessons(tune.lessons, sound, self.timed().keys(), self.space.kin, doubted)
-
-        found: Lessons = self._once(
-            "lessons", make, self.tune.lessons, self.tune.trials, self.tune.finals, self.tune.earlier
-        )
-        return found
+        tune = self.tune
+        overruling = any(lesson.overrules_trials for lesson in tune.lessons)
+        sound = {*self.checked_long(), BASELINE} if overruling else self.timed().keys()
+        doubted = [frozenset({choice.switch}) for choice in self.space.choices if choice.is_doubtful]
+        doubted += [frozenset(part) for part in (tune.earlier.doubted if tune.earlier is not None else ())]
+        return Lessons(tune.lessons, sound, self.timed().keys(), self.space.kin, doubted)
 
     def baseline(self) -> Estimate | None:
         return self.timed().get(BASELINE)
-
-    def silent_reference(self) -> Numerics | None:
-        """What the baseline says of its outputs or losses, where nothing can be compared with them."""
-        baseline = self.baseline()
-        prepared = self.records[baseline.record_id].prepared if baseline is not None else None
-        return prepared.numerics if prepared is not None and prepared.numerics.degenerate else None
 
     def ranked(self) -> list[Switches]:
         """What may be recommended for all that is known, the fastest first."""
@@ -369,56 +356,3 @@ def final_measure(*, on_cpu: bool, checks: bool, hurried: bool = False) -> Measu
         check_numerics=checks,
         sparing=not checks,
     )
-
-
-# What recipes take: each trial is timed in turns with the fastest so far, so that drift over the minutes cancels
-
-
-def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
-    """Every recipe that was timed and kept its numbers, by its text; the last look at it counts.
-
-    A trial's time is that of the recipe beside it by their ratio, and the chain begins with the baseline's own time.
-    """
-    kind = tune.tune.kind
-    on_scale: dict[str, tuple[float, float]] = {}
-    found: dict[str, Estimate] = {}
-    for trial in tune.trials:
-        record = records.get(trial.record_id)
-        why = rejection(record, tune) if record is not None else None
-        if why is not None and why.about == "numerics":
-            found.pop(trial.recipe, None)  # this look was closer than the first
-        if record is None or record.failure is not None or not record.blocks:
-            continue
-        if kind == "energy" and not round_medians_s(record, kind):
-            continue  # the device did not tell
-        time = _time_of(record, trial, records, on_scale, kind)
-        known = found.get(trial.recipe)
-        if known is not None and trial.anchor_id is None:
-            time = (known.log_s, known.error)  # opened again to go on from: the scale is the one it gave
-        on_scale[record.id] = time
-        if why is None or why.code == "too-late":
-            synchronises = record.prepared is not None and record.prepared.step_synchronises
-            share = None if kind == "energy" or synchronises else host_share(record)
-            found[trial.recipe] = Estimate(
-                recipe=trial.recipe,
-                record_id=record.id,
-                log_s=time[0],
-                error=time[1],
-                host_log_s=None if share is None else time[0] + math.log(max(share, 1e-3)),
-                is_host_bound=share is not None and share > HOST_BOUND_SHARE,
-                too_late=why,
-            )
-    return found
-
-
-def _time_of(
-    record: RunRecord, trial: Trial, records: Records, on_scale: Mapping[str, tuple[float, float]], kind: TimeKind
-) -> tuple[float, float]:
-    """The logarithm of a step's seconds on the scale of the search, and its standard error."""
-    anchor = records.get(trial.anchor_id or "")
-    log = log_ratio(record, anchor, kind) if anchor is not None and anchor.id in on_scale else None
-    if log is None or anchor is None:
-        return fmean(math.log(each_s) for each_s in round_medians_s(record, kind_measured(record, kind)).values()), 0.0
-    log_s, error = on_scale[anchor.id]
-    # Two or three rounds may agree by chance.
-    return log_s + log.centre, math.hypot(max(log.error, 0.002), error, log.doubt / 2)

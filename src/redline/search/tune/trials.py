@@ -12,13 +12,13 @@ import msgspec
 
 from redline.analyze.pairs import log_ratio
 from redline.model.note import Note, note
-from redline.model.protocol import AFTER_COMPILING, Sharing
+from redline.model.protocol import Sharing
 from redline.model.record import RunRecord, TimeKind
 from redline.model.spec import RunSpec
-from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
+from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, StopRule
 from redline.search.tune.choose import OnItsWay, least_gain, ready_chance
 from redline.search.tune.costs import CONTENTION, Costs
-from redline.search.tune.lessons import accepts, lesson_of, numerics_reason, rejection
+from redline.search.tune.lessons import lesson_of, rejection
 from redline.search.tune.record import GivenUp, Lesson, Trial
 from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.state import Search, final_measure
@@ -64,36 +64,15 @@ class UntilPlaced(StopRule):
         return is_decided or (log.error <= RESOLUTION and rounds > 3)
 
 
-@dataclass
-class Flight:
-    """A recipe on its way: its worker prepares."""
-
-    switches: Switches
-    pending: Pending
-    started_s: float
-    still_s: float = 0.0
-    """It stood still for so long, while others were timed."""
-    waited_s: float = 0.0
-    """The search did nothing but wait for so long until it was prepared."""
-    shared_s: float = 0.0
-    """Seconds of others that were prepared at the same time, added up."""
-    gain: float = math.inf
-    """What it promised when it was begun."""
-    is_held: bool = False
-
-    def as_of(self, now_s: float) -> OnItsWay:
-        taken_s = now_s - self.started_s - self.still_s
-        is_compiled = self.pending.stage in AFTER_COMPILING
-        return OnItsWay(self.switches, taken_s, self.shared_s / max(taken_s, 1e-6), is_compiled, self.is_held)
-
-
 class Trials:
     """Context manager: the worker of the fastest recipe so far lives as long as it does."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
         self._anchor: Entry | None = None
-        self.flights: list[Flight] = []
+        self.flights: list[OnItsWay] = []
+        self._seen_at_s = search.clock()
+        """Up to then the time that passed is counted for those on their way."""
         self._idle_s = 0.0
         """Waited for workers since the last of them was ready."""
         self._crowded_out: list[Switches] = []
@@ -116,21 +95,24 @@ class Trials:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         search = self._search
-        self._leave_to_the_race(is_over=kind is None)
+        if kind is None:
+            self._leave_to_the_race()
+        else:
+            self._drop_held(set())
         self._let_go()
         self._group.__exit__(kind, error, trace)
         search.records.update((record.id, record) for record in self._group.done.values())
 
     @property
     def in_flight(self) -> list[OnItsWay]:
-        now_s = self._search.clock()
-        crowded = [OnItsWay(switches) for switches in self._crowded_out]
-        return [flight.as_of(now_s) for flight in self.flights] + crowded
+        return [*self.flights, *map(OnItsWay, self._crowded_out)]
 
     @property
     def is_open(self) -> bool:
         """Whether the fastest so far is open, so that others can be measured in turns with it."""
         return self._anchor is not None
+
+    # Preparing
 
     def has_room(self, more: int = 1) -> bool:
         """Whether more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
@@ -143,34 +125,32 @@ class Trials:
 
     @property
     def _preparing(self) -> int:
-        ready = sum(pending.reply is not None for pending in self._search.held)
-        return len(self.flights) + len(self._search.held) - ready
+        return len(self.flights) + sum(pending.reply is None for pending in self._search.held)
 
     def start(self, switches: Switches, why: str, gain: float = math.inf) -> None:
-        """Have a worker prepare this recipe; and others the same for its race, where there may be no time for that later."""
+        """Have a worker prepare this recipe; and another the same for its race, where there may be no time for that later."""
         search, position = self._search, next(self._positions)
         search.observer.attempting(search.space.text(switches), position + 1, why)
-        others = self._wanted_beside(switches)
-        sharing: Sharing = "shares" if others and BY_BLOCK in switches else "alone"
+        is_held = self._needs_company(switches)
+        sharing: Sharing = "shares" if is_held and BY_BLOCK in switches else "alone"
         pending = self._group.start(search.trial_spec(switches), position, sharing=sharing)
-        self.flights.append(Flight(switches, pending, search.clock(), gain=gain, is_held=bool(others)))
-        for number in range(others):
+        self._pass_time()
+        self.flights.append(OnItsWay(switches, gain, pending, is_held))
+        if is_held:
             # The trial checks the numbers; in training the path of losses is longer in the race.
-            checks = number == 0 and search.asked.spec.workload.task == "train"
+            checks = search.asked.spec.workload.task == "train"
             search.held.append(self._group.start(self._race_spec(switches, checks=checks), 0, sharing=sharing))
 
-    def _wanted_beside(self, switches: Switches) -> int:
-        """How many processes of it to prepare beside its trial, so that it can be raced as soon as it was timed.
+    def _needs_company(self, switches: Switches) -> bool:
+        """Whether to prepare a second process of it beside its trial, so that it can be raced as soon as it was timed.
 
         Only on a GPU, as on a CPU they would compute where it compiles; and for one recipe at a time.
         """
         search, costs = self._search, Costs(self._search)
-        count = min(2, search.asked.replicates) - 1
-        if search.on_cpu or search.held or not costs.compiles(switches) or not self.has_room(1 + count):
-            return 0
-        beside = len(self.flights)
+        if search.on_cpu or search.held or search.asked.replicates < 2 or not costs.compiles(switches):
+            return False
         within_s = search.left_s - costs.race_s(switches)
-        return count if costs.ready_chance(switches, within_s, beside=beside) < SURE else 0
+        return self.has_room(2) and costs.ready_chance(switches, within_s, beside=len(self.flights)) < SURE
 
     def _race_spec(self, switches: Switches, *, checks: bool) -> RunSpec:
         search = self._search
@@ -185,16 +165,13 @@ class Trials:
                 spec = self._race_spec(BASELINE, checks=False)
                 search.held += [self._group.start(spec, 0) for _ in range(missing)]
 
-    def _leave_to_the_race(self, *, is_over: bool) -> None:
+    def _leave_to_the_race(self) -> None:
         """The race takes over the processes of the fastest, with that on trial, and of the baseline; others have no use."""
-        search, anchor = self._search, self._anchor
-        leader = search.leader() if is_over else None
-        self._drop_held(set() if leader is None else {BASELINE, leader})
-        if leader is None or leader == BASELINE:
-            self._drop_held(set())
+        search, anchor, leader = self._search, self._anchor, self._search.leader()
+        self._drop_held({BASELINE, leader} if leader else set())
         for pending in search.held:
             self._group.release(pending)
-        if leader is None or anchor is None or not anchor.is_sound or not search.held_of(leader):
+        if not leader or anchor is None or not anchor.is_sound or not search.held_of(leader):
             return
         if search.recipe_of(anchor.record) == leader:
             self._anchor, anchor.stopped = None, "target"
@@ -209,6 +186,8 @@ class Trials:
         for pending in [each for each in search.held if search.recipe_of(each.record) not in wanted]:
             self._group.cancel(pending)
             search.held.remove(pending)
+
+    # Waiting
 
     def finish(self, switches: Switches) -> None:
         """Time those that are prepared until this one is done."""
@@ -227,20 +206,22 @@ class Trials:
         if flight is None:
             return  # what is worth the seconds may be another recipe by now
         self.flights.remove(flight)
-        search, position = self._search, flight.pending.record.position
-        entry = self._group.admit(flight.pending)
-        if entry is None and position in self._group.crowded:
+        search, pending = self._search, flight.pending
+        assert pending is not None
+        entry = self._group.admit(pending)
+        if entry is None and pending.record.position in self._group.crowded:
             self._has_been_crowded = True
             self._crowded_out.append(flight.switches)
             search.charge_as_failed(flight.waited_s)
             if flight.switches == BASELINE:
-                self._cancel(list(self.flights), "nothing can be timed before the baseline")
+                self._give_up(list(self.flights), "nothing can be timed before the baseline")
             return
-        anchor_id = None
-        if entry is not None and self._is_right(entry):
+        anchor_id, began_s = None, search.clock()
+        if entry is not None and rejection(entry.record, search.tune) is None:
             anchor_id = self._anchor.record.id if self._anchor is not None else None
-            self._measure(entry, flight)
-        record = self._group.done[position] if entry is None else entry.record
+            self._measure(entry, contended=pending.contended)
+        flight.taken_s += search.clock() - began_s
+        record = self._group.done[pending.record.position] if entry is None else entry.record
         self._keep(flight, record, anchor_id)
         said = self._settle(entry) if entry is not None else rejection(record, search.tune)
         search.observer.attempted(search.space.text(flight.switches), str(said or ""))
@@ -248,24 +229,23 @@ class Trials:
         if lesson is not None and flight.switches != BASELINE:
             search.learn(lesson)
             lessons = search.lessons()
-            self._cancel(
-                [each for each in self.flights if lessons.rules_out(each.switches)], "it holds what was ruled out"
-            )
-        self._tell_leader()
-        going = {BASELINE, search.leader(), *(each.switches for each in self.flights)}
-        self._drop_held({switches for switches in going if switches is not None})
+            ruled_out = [each for each in self.flights if lessons.rules_out(each.switches)]
+            self._give_up(ruled_out, "it holds what was ruled out")
+        leader, baseline = search.leader(), search.baseline()
+        if leader is not None and baseline is not None:
+            gain = math.exp(baseline.log_s - search.seen()[leader].log_s)
+            search.observer.leads(search.space.text(leader), gain)
+        self._drop_held({BASELINE, *([leader] if leader else []), *(each.switches for each in self.flights)})
 
-    def _cancel(self, flights: Sequence[Flight], why: str) -> None:
-        """Stop preparing these, for good."""
-        search = self._search
-        for flight in flights:
-            search.given_up.add(flight.switches)
-            search.observer.attempted(search.space.text(flight.switches), f"given up: {why}")
-            self._group.cancel(flight.pending)
-            self.flights.remove(flight)
-            self._drop_held({search.recipe_of(each.record) for each in search.held} - {flight.switches})
+    def _pass_time(self, *, still: bool = False) -> None:
+        """Count what has passed for all on their way. `still`: they stood still, while others were timed."""
+        now_s = self._search.clock()
+        passed_s, self._seen_at_s = now_s - self._seen_at_s, now_s
+        for flight in self.flights if not still else ():
+            flight.taken_s += passed_s
+            flight.shared_s += passed_s * (self._preparing - 1)
 
-    def _first_ready(self, *, patiently: bool) -> Flight | None:
+    def _first_ready(self, *, patiently: bool) -> OnItsWay | None:
         """The first that is prepared. None: none for a while, or nothing would be in time for its race any more."""
         search = self._search
         search.charge("other")
@@ -275,11 +255,10 @@ class Trials:
             awaited = [first] if first.switches == BASELINE else self.flights  # nothing is timed before the baseline
             for flight in awaited:
                 before_s = search.clock()
+                assert flight.pending is not None
                 is_ready = self._group.is_ready(flight.pending, LOOK_S)
-                passed_s = search.clock() - before_s
-                self._idle_s += passed_s
-                for other in self.flights:
-                    other.shared_s += passed_s * (self._preparing - 1)
+                self._idle_s += search.clock() - before_s
+                self._pass_time()
                 search.charge("baseline" if first.switches == BASELINE else "trials")
                 if is_ready:
                     # Without those that go on being prepared beside it, the search would have waited as long.
@@ -293,61 +272,64 @@ class Trials:
 
     def _give_up_late(self) -> None:
         """Give up what is too unlikely to be ready in time for what it promised, unless what may be lost on failures is not used up yet."""
-        search, costs, now_s = self._search, Costs(self._search), self._search.clock()
+        search, costs = self._search, Costs(self._search)
         leader = search.leader() or BASELINE
         race_s = costs.replicates_s([BASELINE, leader], min(2, search.asked.replicates)) if leader != BASELINE else 0.0
-        is_over = search.left_s <= race_s + (
-            2 * costs.timed_s if race_s else 0.0
-        )  # one more would be timed before the race
+        # One more would be timed before the race.
+        is_over = search.left_s <= race_s + (2 * costs.timed_s if race_s else 0.0)
         may_wait = self._idle_s < search.allowance_s - 0.6  # so much later it is noticed
-        late, hung = list[Flight](), list[Switches]()
+        late, hung = list[OnItsWay](), list[Switches]()
         for flight in self.flights:
-            state = flight.as_of(now_s)
             # With nothing to race, a ratio without an interval is better than none.
             is_only_hope = search.tried() == {BASELINE}
-            ready = ready_chance(search, costs, state, -costs.race_s(flight.switches) if is_only_hope else 0.0)
+            ready = ready_chance(search, costs, flight, -costs.race_s(flight.switches) if is_only_hope else 0.0)
             wait_s = min(search.left_s, costs.seconds(flight.switches)) / max(search.jobs // 2, 1)
-            is_hopeless = not state.is_compiled and not may_wait and flight.gain * ready < least_gain(search, wait_s)
+            is_hopeless = not flight.is_compiled and not may_wait and flight.gain * ready < least_gain(search, wait_s)
             if is_over or is_hopeless:
                 late.append(flight)
-                was_due = costs.ready_chance(flight.switches, state.taken_s, beside=state.beside) > 0.9
-                hung += [flight.switches] if was_due and not state.is_compiled else []
+                was_due = costs.ready_chance(flight.switches, flight.taken_s, beside=flight.beside) > 0.9
+                hung += [flight.switches] if was_due and not flight.is_compiled else []
         if not late:
             return
         if len(late) == len(self.flights):
             search.charge_as_failed(self._idle_s)
             self._idle_s = 0.0
             self._crowded_out.clear()
-        seconds = [(search.space.text(flight.switches), flight.as_of(now_s).taken_s) for flight in late]
-        gone = tuple(GivenUp(recipe=recipe, seconds=taken_s) for recipe, taken_s in seconds)
+        gone = tuple(GivenUp(recipe=search.space.text(each.switches), seconds=each.taken_s) for each in late)
         search.keep(given_up=(*search.tune.given_up, *gone))
+        why = note("given-up", "it took far longer than was expected", about="late")
         for switches in hung:
-            why, text = (
-                note("given-up", "it took far longer than was expected", about="late"),
-                search.space.text(switches),
-            )
+            text = search.space.text(switches)
             search.learn(Lesson(switches=tuple(sorted(switches)), scope="recipe", reason=why, recipe=text))
-        self._cancel(late, "it will not be ready in time")
+        self._give_up(late, "it will not be ready in time")
 
-    def _is_right(self, entry: Entry) -> bool:
-        prepared = entry.record.prepared
-        return prepared is not None and accepts(prepared.numerics, self._search.asked.tolerance)
+    def _give_up(self, flights: Sequence[OnItsWay], why: str) -> None:
+        """Stop preparing these, for good."""
+        search = self._search
+        for flight in flights:
+            search.given_up.add(flight.switches)
+            search.observer.attempted(search.space.text(flight.switches), f"given up: {why}")
+            assert flight.pending is not None
+            self._group.cancel(flight.pending)
+            self.flights.remove(flight)
+            self._drop_held({search.recipe_of(each.record) for each in search.held} - {flight.switches})
 
-    def _measure(self, entry: Entry, flight: Flight) -> None:
+    # Timing
+
+    def _measure(self, entry: Entry, *, contended: bool) -> None:
         search, is_first = self._search, self._anchor is None
-        started_s = search.clock()
+        self._pass_time()
         # A process that was prepared beside others on a GPU is no longer as it would be alone.
-        if is_first or flight.pending.contended:
+        if is_first or contended:
             self._group.keep_still(entry)
         else:
             self._group.measure_solo(entry)
         self._group.measure(UntilPlaced(entry, search.asked.kind, lambda: search.left_s <= 0), solo=is_first)
-        for other in self.flights:
-            other.still_s += search.clock() - started_s
+        self._pass_time(still=True)
         if self._anchor is not None and not self._anchor.is_sound:
             self._let_go()
 
-    def _keep(self, flight: Flight, record: RunRecord, anchor_id: str | None) -> None:
+    def _keep(self, flight: OnItsWay, record: RunRecord, anchor_id: str | None) -> None:
         search = self._search
         search.records[record.id] = record
         if self._anchor is not None:
@@ -356,19 +338,18 @@ class Trials:
         search.charge("baseline" if flight.switches == BASELINE else "failed" if is_broken else "trials")
         if is_broken:
             search.charge_as_failed(flight.waited_s)
-        state = flight.as_of(search.clock())
         trial = Trial(
             recipe=search.space.text(flight.switches),
             record_id=record.id,
             anchor_id=anchor_id,
-            cost_s=state.taken_s / (1 + CONTENTION * state.beside),  # less what others slowed it down
+            cost_s=flight.taken_s / (1 + CONTENTION * flight.beside),  # less what others slowed it down
         )
         search.keep(trials=(*search.tune.trials, trial))
 
     def _settle(self, entry: Entry) -> Note:
-        """The faster of the two stays open; what is to be said of the newer."""
+        """The faster of the two stays open; returns what is to be said of the newer."""
         search = self._search
-        why, prepared = rejection(entry.record, search.tune), entry.record.prepared
+        why = rejection(entry.record, search.tune)
         log = log_ratio(self._anchor.record, entry.record, search.asked.kind) if self._anchor is not None else None
         if why is None and (self._anchor is None or (log is not None and log.centre > 0)):
             self._let_go()
@@ -378,17 +359,7 @@ class Trials:
             self._close(entry)
         if why is not None:
             return why
-        if log is not None:
-            return note("note", f"{math.exp(log.centre):.3f}× the fastest so far")
-        assert prepared is not None
-        return numerics_reason(prepared.numerics, search.asked.tolerance)
-
-    def _tell_leader(self) -> None:
-        search = self._search
-        leader, baseline = search.leader(), search.baseline()
-        if leader is not None and baseline is not None:
-            gain = math.exp(baseline.log_s - search.seen()[leader].log_s)
-            search.observer.leads(search.space.text(leader), gain)
+        return note("note", f"{math.exp(log.centre):.3f}× the fastest so far" if log is not None else "timed alone")
 
     def _let_go(self) -> None:
         if self._anchor is not None:
