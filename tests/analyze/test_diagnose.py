@@ -122,7 +122,6 @@ def captured(facts: TraceFacts, recipe: str, step_s: float | None = None, task: 
         device_name="H200",
         capture_s=1.0,
         step_s=step_s,
-        profiled_step_s=None,
         switches={switch: DOES.get(switch, Capabilities()) for switch in recipe.split("+")},
     )
     return replace(facts, profile=msgspec.structs.replace(facts.profile, capture=capture))

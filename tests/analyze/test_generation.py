@@ -118,7 +118,7 @@ def diagnosed(record: RunRecord, recipe: str = "bf16") -> dict[str, Finding]:
     does = {"compile": Capabilities(compiles=True), "graphs": Capabilities(records_graph=True)}
     capture = Capture(
         record_id="1", model="hf:llama", task="generate", recipe=recipe, batch=2, device="cuda:0", device_name="H200",
-        capture_s=1.0, step_s=step_s, profiled_step_s=None,
+        capture_s=1.0, step_s=step_s,
         switches={switch: does.get(switch.partition(":")[0], Capabilities()) for switch in recipe.split("+")},
     )  # fmt: skip
     steps = Steps(count=3, seconds=(step_s,) * 3, mean_s=step_s, std_s=None, min_s=step_s, max_s=step_s, spread=None)

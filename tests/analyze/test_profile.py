@@ -159,7 +159,6 @@ class TestWithItsRecord:
     def test_what_capturing_cost_is_told(self) -> None:
         capture = two_steps().profile(recorded(step_s=200e-6, issue_share=0.5)).capture
         assert (capture.capture_s, capture.step_s) == (3.0, 200e-6)
-        assert capture.profiled_step_s == pytest.approx(202e-6, rel=0.01)
 
     def test_a_step_that_waits_by_itself_leaves_the_verdict_to_the_trace(self) -> None:
         record = recorded(step_s=400e-6, issue_share=0.99)

@@ -63,7 +63,6 @@ def test_a_folder_of_ranks_tells_busy_waiting_and_skew(tmp_path: Path) -> None:
     assert row.bus_bytes_per_s == pytest.approx(2_000_000 / 400e-6)
     (late,) = profile.stragglers
     assert (late.last, late.collectives) == (1, 1)
-    assert late.skew_s == pytest.approx(300e-6)
     assert "1" in late.label
 
 

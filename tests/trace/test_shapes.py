@@ -200,7 +200,7 @@ class TestCollectives:
         assert row.bus_bytes_per_s == pytest.approx((4 << 20) / 200e-6)  # 2 (n - 1) / n is 1 for two ranks
         worst = profile.stragglers[0]
         assert (worst.label, worst.last, worst.collectives) == ("rank 1, device 1", 3, 3)
-        assert (worst.waited_s, worst.skew_s) == (pytest.approx(900e-6), pytest.approx(300e-6))
+        assert worst.waited_s == pytest.approx(900e-6)
 
     def test_one_rank_alone_is_held_against_its_fastest_call(self) -> None:
         (row,) = profiled(reduced(0, (800, 2700), computes=50)).collectives

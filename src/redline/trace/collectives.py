@@ -64,8 +64,6 @@ class Straggler(Frozen):
     collectives: int
     waited_s: float
     """How long the other ranks waited for it, on average over them."""
-    skew_s: float
-    """From the first rank's arrival to the last one's, mean over all collectives."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,6 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
     offsets = clock_offsets(all_calls, groups)
     waits = [np.full(len(calls), np.nan) for calls in all_calls]
     last: defaultdict[int, list[float]] = defaultdict(list)
-    skews = []
     late = 0
     for group in groups:
         arrived = {device: int(all_calls[device].start[index]) - offsets[device] for device, index in group.items()}
@@ -210,7 +207,6 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
             # No rank waits in a collective for longer than it takes: more means that these are not the same one.
             waits[device][index] = min(max(arrived[latest] - arrived[device], 0), length)
         waited = [float(waits[device][index]) for device, index in group.items() if device != latest]
-        skews.append(max(waited))
         last[latest].append(float(np.mean(waited)))
         exposed = [waits[device][index] - all_calls[device].hidden[index] for device, index in group.items()]
         late += max(int(max(exposed)), 0)
@@ -220,7 +216,6 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
             last=len(waited),
             collectives=len(groups),
             waited_s=seconds(sum(waited)),
-            skew_s=seconds(float(np.mean(skews))),
         )
         for device, waited in last.items()
     ]

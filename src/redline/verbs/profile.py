@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -133,21 +133,30 @@ def profile(
     models = [word for word in words if word not in traces]
     capturing = {"recipe": recipes, "steps": steps, "tool": tool, "stacks": stacks, "out": out, **settings}
     writing = {"csv": csv, "open": open_}
-    reads = "--diff" if diff is not None else "--import" if import_ else str(traces[0]) if traces else ""
     with use(workspace) as opened:
         if memory:
-            told = {"import": import_, "diff": diff, "trace": traces, "sort": sort, "by shape": by_shape}
-            _refuse_beside_memory({**capturing, **writing, **told}, settings)
+            tracing: dict[str, Any] = {
+                "steps": steps,
+                "tool": tool,
+                "stacks": stacks,
+                "out": out,
+                **writing,
+                "by_shape": by_shape,
+            }
+            tracing |= {"import": import_, "diff": diff, "trace": traces, "sort": sort}
+            tracing |= {name: settings.get(name) for name in ("prompt", "new_tokens", "ranks")}
+            _leave_out(tracing, "--memory runs steps of models and traces nothing")
             return _memory(models if len(models) != 1 else models[0], inputs, recipes, loss, settings, opened)
-        _refuse_mixtures(models, traces, diff, import_, reads, capturing)
+        _refuse_mixtures(models, traces, diff, import_, recipes)
+        if reads := "--diff" if diff is not None else "--import" if import_ else str(traces[0]) if traces else "":
+            _leave_out(capturing, f"{reads} reads what was captured")
         if diff is not None:
-            if any(writing.values()) or by_shape:
-                raise UsageError("--diff prints a comparison; --by-shape, --open and --csv are of one profile")
+            _leave_out({**writing, "by_shape": by_shape}, "--diff prints a comparison")
             sides = (each if isinstance(each, Profile) else read_profile(each, workspace=opened) for each in diff)
             return diff_result(diff_profiles(*sides))
         if import_:
             if by_shape:
-                raise UsageError("--by-shape is of operators, and a table of kernels has none: leave it out")
+                _leave_out({"by_shape": by_shape}, "a table of kernels has no operators")
             found, record = _imported([*import_, *words]), None
         elif traces:
             found, record = read_profile(*traces, by_shape=by_shape, workspace=opened), None
@@ -177,33 +186,24 @@ def is_trace(word: str) -> bool:
     return (path.exists() and not path.is_dir()) or (path.is_dir() and os.sep in word)
 
 
-def _refuse_mixtures(
-    models: Sequence[Any], traces: Sequence[Any], diff: Any, import_: Any, reads: str, capturing: dict[str, Any]
-) -> None:
-    """Options that do not go together: a profile is captured, read, or compared with another."""
+def _refuse_mixtures(models: Sequence[Any], traces: Sequence[Any], diff: Any, import_: Any, recipes: Any) -> None:
+    """A profile is captured, read, or compared with another."""
     if diff is not None and (models or traces or import_):
         raise UsageError("--diff takes two profiles and nothing else")
     if traces and models:
         raise UsageError(f"{traces[0]} is a trace and {models[0]} a model: profile one of them")
-    if not reads:
+    if not (traces or diff or import_):
         if len(models) != 1:
             raise UsageError("name one model, or trace files, or --diff A B")
-        if len(listed(capturing["recipe"])) > 1:
+        if len(listed(recipes)) > 1:
             raise UsageError("a profile is of one recipe: 'redline profile --diff A B' compares two")
-        return
-    for name, value in capturing.items():
+
+
+def _leave_out(options: Mapping[str, Any], why: str) -> None:
+    """Refuse options that were given and would be ignored."""
+    for name, value in options.items():
         if value and not (name == "recipe" and value == "baseline"):
-            option = name.replace("_", "-")
-            raise UsageError(
-                f"--{option} is about capturing a model, and {reads} reads what was captured: leave it out"
-            )
-
-
-def _refuse_beside_memory(told: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Memory is looked at in two plain steps: nothing is traced."""
-    for name, value in told.items():
-        if value and name != "recipe" and (name not in settings or name in ("prompt", "new_tokens", "ranks")):
-            raise UsageError(f"--memory runs steps of models and traces nothing: leave out {name.replace('_', '-')}")
+            raise UsageError(f"{why}: leave out --{name.replace('_', '-')}")
 
 
 def _with_tool(
