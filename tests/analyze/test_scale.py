@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_hand import make_prepared, make_record
 from rich.console import Console
 
 from redline.analyze.bound import Bound
@@ -15,20 +16,7 @@ from redline.analyze.ranks import late_rank
 from redline.analyze.scale import Communication, Mode, ScaleRun, points_of, rank_rows
 from redline.model.metrics import Row
 from redline.model.note import note
-from redline.model.record import (
-    Block,
-    ColdStart,
-    DeviceInfo,
-    Environment,
-    Memory,
-    Numerics,
-    Prepared,
-    RankBlock,
-    RankInfo,
-    RunRecord,
-    Warmup,
-    WorkloadInfo,
-)
+from redline.model.record import Block, DeviceInfo, Environment, Memory, RankBlock, RankInfo, WorkloadInfo
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.show.result import terminal
 from redline.verbs.scale import result_of
@@ -43,66 +31,55 @@ def trial(
     cores: int = 8,
     hosts: int = 1,
     told: Communication | None = None,
-    forward: dict[int, float] | None = None,
-    items: dict[int, int] | None = None,
-    waited: dict[int, float] | None = None,
-    cpu: dict[int, float] | None = None,
-    names: dict[int, str] | None = None,
     kind: str = "cpu",
+    **of_rank: dict[int, Any],
 ) -> ScaleRun:
+    """`of_rank`: for some ranks another time of the forward pass, share of the batch, name, processor time or share of waiting."""
+
+    def own(name: str, rank: int, otherwise: Any) -> Any:
+        return of_rank.get(name, {}).get(rank, otherwise)
+
     device = DeviceInfo(kind=kind, name="some device")
+    everyone = range(ranks if ranks > 1 else 0)
     infos = tuple(
         RankInfo(
             rank=rank,
             host=f"node{rank % hosts}",
             local_rank=rank,
-            device=DeviceInfo(kind=kind, name=(names or {}).get(rank, "some device")),
-            items_per_step=(items or {}).get(rank, batch // ranks),
+            device=DeviceInfo(kind=kind, name=own("names", rank, device.name)),
+            items_per_step=own("items", rank, batch // ranks),
         )
-        for rank in range(ranks)
+        for rank in everyone
     )
-    blocks = tuple(
-        Block(
-            kind="throughput",
-            clock="host",
+    rank_blocks = tuple(
+        RankBlock(
+            rank=rank,
             samples=(step_s,) * 20,
-            round=number,
-            ranks=tuple(
-                RankBlock(
-                    rank=rank,
-                    samples=(step_s,) * 20,
-                    phases={"forward": ((forward or {}).get(rank, step_s / 3),) * 20},
-                    wall_s=step_s * 20,
-                    cpu_s=(cpu or {}).get(rank, step_s * 10),
-                    waited_s=(waited or {}).get(rank, 0.0) * step_s * 20,
-                    memory=Memory(peak_rss_bytes=1000 + rank),
-                )
-                for rank in range(ranks if ranks > 1 else 0)
-            ),
-            memory=Memory(peak_rss_bytes=500),
+            phases={"forward": (own("forward", rank, step_s / 3),) * 20},
+            wall_s=step_s * 20,
+            cpu_s=own("cpu", rank, step_s * 10),
+            waited_s=own("waited", rank, 0.0) * step_s * 20,
+            memory=Memory(peak_rss_bytes=1000 + rank),
         )
-        for number in range(8)
+        for rank in everyone
     )
-    record = RunRecord(
-        id=f"r{ranks}-{batch}",
-        spec=RunSpec(
-            workload=WorkloadSpec(model="net", task="train", batch=batch),
-            launch=LaunchSpec(door="torchrun"),
-            device="cpu",
-            ranks=ranks,
-        ),
-        prepared=Prepared(
+    block = Block(
+        kind="throughput", clock="host", samples=(step_s,) * 20, ranks=rank_blocks, memory=Memory(peak_rss_bytes=500)
+    )
+    prepared = msgspec.structs.replace(
+        make_prepared(
             environment=Environment(device=device, threads=threads, affinity=tuple(range(cores))),
             workload=WorkloadInfo(source="user", class_name="Net", parameters=1, items_per_step=batch, batch=batch),
-            cold_start=ColdStart(),
-            numerics=Numerics(),
-            warmup=Warmup(steady=True),
-            memory=Memory(),
-            ranks=infos if ranks > 1 else (),
-            gradient_bytes=100_000_000,
+            ranks=infos,
         ),
-        blocks=blocks,
-        stopped="target",
+        gradient_bytes=100_000_000,
+    )
+    workload = WorkloadSpec(model="net", task="train", batch=batch)
+    record = make_record(
+        id=f"r{ranks}-{batch}",
+        spec=RunSpec(workload=workload, launch=LaunchSpec(door="torchrun"), device="cpu", ranks=ranks),
+        prepared=prepared,
+        blocks=tuple(msgspec.structs.replace(block, round=number) for number in range(8)),
     )
     return ScaleRun(record=record, communication=told or Communication())
 

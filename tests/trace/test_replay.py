@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from kineto import ADD, GEMM, REDUCE, TraceMaker
 from strangers import MS, Program
@@ -54,19 +53,6 @@ def test_a_wait_cannot_delay_work_that_is_already_queued() -> None:
     found = program.profile().findings
     assert found[0].code == "dependency"
     assert all(finding.saves_s < 10e-3 for finding in found[1:])
-
-
-def test_what_happens_while_a_graph_is_recorded_is_warm_up() -> None:
-    program = Program()
-    for step in range(4):
-        begin = program.now
-        if step == 0:
-            program.maker.call("cudaStreamBeginCapture", program.now, 5 * US)
-            program.maker.call("cudaStreamEndCapture", program.now + 30 * MS, 20 * US)
-            program.now += 31 * MS
-        program.products(10, 300 * US)
-        program.step(step, begin)
-    assert program.profile().findings[0].code == "warm-up"
 
 
 @pytest.mark.parametrize("skew_us", [-300, 0, 200])
@@ -129,13 +115,3 @@ def test_a_capture_and_its_replay_are_not_two_devices(tmp_path: Path) -> None:
     assert len(profile.ranks) == 1
     assert {row.name for row in profile.kernels} == {GEMM}
     assert "capture-and-replay" in {note.code for note in profile.notes}
-
-
-def test_the_first_finding_never_promises_less_than_a_later_one() -> None:
-    for seed, troubles in enumerate(
-        ({"item": 0.5, "loader": 0.3}, {"late launch": 0.3, "result copy": 0.5, "cold caches": 0.3})
-    ):
-        findings = simulated(Trouble(seed, troubles)).profile().findings
-        bounds = [finding.gain_bound for finding in findings]
-        assert bounds == sorted(bounds, reverse=True)
-        assert np.all(np.diff([finding.saves_s for finding in findings]) <= 0)

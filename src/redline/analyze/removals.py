@@ -6,7 +6,7 @@ that what is removed is saved. A table of kernels has their names alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -20,8 +20,7 @@ from redline.analyze.hardware import OperatorLimit, slowest_operator
 from redline.model.units import format_seconds
 from redline.trace.collectives import Calls, Waiting
 from redline.trace.columns import Mask
-from redline.trace.host import WAITS_FOR_WORK, HostView, meanwhile, other_threads
-from redline.trace.idle import Cause
+from redline.trace.host import WAITS_FOR_WORK, HostView, NamedCause, meanwhile, other_threads
 from redline.trace.intervals import Intervals, both, distinct, joined, seconds, union, without
 from redline.trace.names import Described, describe, short_name
 from redline.trace.patterns import cold_kernels, recomputed, unfused_attention
@@ -174,11 +173,16 @@ def _is_cleared(facts: TraceFacts) -> bool:
 # The host's time
 
 
-def idle_for(
-    cause: Cause, host: Callable[[OnDevice], Intervals], calls: Callable[[HostView], Sized]
-) -> Callable[[OnDevice], Taken]:
+def named(cause: NamedCause) -> Selection:
     """Removes the time in which the host is in one kind of call or mark."""
-    return lambda seen: Taken(seen.run.idle.ns(cause), len(calls(seen.run.host)), without=Without(host=host(seen)))
+
+    def on_device(seen: OnDevice) -> Taken:
+        return Taken(seen.run.idle.ns(cause), len(seen.run.host.named[cause]), without=Without(host=seen.named[cause]))
+
+    def on_host(seen: OnHost) -> Taken:
+        return Taken(seen.named[cause].total, int(seen.named[cause].holds(seen.view.named[cause].start).sum()))
+
+    return Selection(kind="wait", on_device=on_device, on_host=on_host)
 
 
 def stalls(*, for_work: bool) -> Selection:
@@ -276,12 +280,12 @@ def cold(seen: OnDevice) -> Taken:
     return Taken(excess, cold.steps, seen.longest(cold.excess > 0), gone)
 
 
-def operators(named: Callable[[OnHost], Mask]) -> Callable[[OnHost], Taken]:
+def operators(select: Callable[[OnHost], Mask]) -> Callable[[OnHost], Taken]:
     """Removes operators with what is there to prepare their work and with the Python beside them. Those that a checkpoint runs again have
     a rule of their own."""
 
     def on_host(seen: OnHost) -> Taken:
-        meant = named(seen)
+        meant = select(seen)
         rows = seen.with_helpers(meant) & ~seen.again
         total = int(seen.own_ns[rows].sum())
         return Taken(total, int(meant.sum()), seen.longest(rows), also_ns=seen.python_beside(meant) if total else 0)
@@ -297,22 +301,24 @@ def again(seen: OnHost) -> Taken:
 
 def written_out(seen: OnHost) -> Mask:
     """Elementwise operators that do not belong to attention and take longer than being called."""
-    return seen.named(lambda name: name.is_unfused) & ~seen.attention & seen.is_work
+    return seen.with_name(lambda name: name.is_unfused) & ~seen.attention & seen.is_work
 
 
 def copying(seen: OnHost) -> Mask:
     """Operators that move values and compute nothing; turning one layout into another has a rule of its own."""
-    moving = seen.named(lambda name: name.kernel_class == "copy" and not name.converts_layout and not name.is_unfused)
+    moving = seen.with_name(
+        lambda name: name.kernel_class == "copy" and not name.converts_layout and not name.is_unfused
+    )
     return moving & ~seen.attention & seen.is_work
 
 
-def of_names(named: Callable[[Described], bool]) -> Selection:
+def of_names(is_meant: Callable[[Described], bool]) -> Selection:
     """Work whose name tells what is meant."""
     return Selection(
         kind="work",
-        on_device=lambda seen: rows_of(seen, seen.links.are(named)),
-        on_host=operators(lambda seen: seen.named(named)),
-        named=named,
+        on_device=lambda seen: rows_of(seen, seen.links.are(is_meant)),
+        on_host=operators(lambda seen: seen.with_name(is_meant)),
+        named=is_meant,
     )
 
 

@@ -9,7 +9,7 @@ from redline.analyze.bound import SAME_AS_DEVICE, Bound, BoundLabel, by_work, re
 from redline.analyze.decoding import DECODING, waits_for_host
 from redline.analyze.finding import Advice, Finding, Removal, Rule, findings_of
 from redline.analyze.remedies import advice, does, is_about_code, recipe_of, switch, try_recipe, with_graphs
-from redline.analyze.removals import Selection, Taken, TraceFacts, only_if, operators, rows_of, unless_cleared
+from redline.analyze.removals import Selection, TraceFacts, only_if, operators, rows_of, unless_cleared
 from redline.model.note import Code, note
 from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_seconds, format_share
@@ -353,22 +353,14 @@ def _another_kernel(facts: TraceFacts, gone: Removal) -> Advice:
 RULES: tuple[Rule[TraceFacts], ...] = (
     Rule(
         code="data-wait",
-        removes=Selection(
-            kind="wait",
-            on_device=removals.idle_for("data", lambda seen: seen.loading, lambda host: host.loader),
-            on_host=lambda seen: Taken(seen.loading.total, int(seen.loading.holds(seen.view.loader.start).sum())),
-        ),
+        removes=removals.named("data"),
         says=_loader,
         change=_load_faster,
         limit="data",
     ),
     Rule(
         code="warm-up",
-        removes=Selection(
-            kind="wait",
-            on_device=removals.idle_for("warm-up", lambda seen: seen.warming_up, lambda host: host.warming_up),
-            on_host=lambda seen: Taken(seen.warming_up.total, len(seen.warming_up)),
-        ),
+        removes=removals.named("warm-up"),
         says="{idle} {time} while the host loads code, compiles or records a graph, in {count} calls that happen once: these steps "
         "are not the usual ones",
         change=_record_later,
@@ -376,10 +368,7 @@ RULES: tuple[Rule[TraceFacts], ...] = (
     ),
     Rule(
         code="allocator",
-        removes=Selection(
-            kind="wait",
-            on_device=removals.idle_for("allocator", lambda seen: seen.allocating, lambda host: host.allocating),
-        ),
+        removes=removals.named("allocator"),
         says="the device is idle {time} while the host takes memory from the driver or gives it back, in {count} calls",
         change="keep shapes constant, take torch.cuda.empty_cache() out of the loop, and set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: torch's allocator then keeps what it needs",

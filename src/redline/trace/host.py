@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
 from redline.trace.intervals import Intervals, both, distinct, overlap, seconds, summed, union
-from redline.trace.links import Links, Nesting, matching
+from redline.trace.links import Links, matching
 from redline.trace.names import label_of
 
 SHORT_KERNEL_NS = 10_000
@@ -32,7 +33,7 @@ _ALLOCATING = re.compile(r"^(cuda|hip|cu)(Malloc|Free|HostAlloc|HostFree|HostMal
 _LOADING_CODE = re.compile(
     r"^(cu|hip|cuda)(Module|Library)(Load|Get)|GraphInstantiate|FuncGetAttributes|GetFuncBySymbol"
 )
-_CAPTURE = re.compile(r"(Begin|End)Capture")
+_CAPTURE, _BEGIN_CAPTURE = re.compile(r"(Begin|End)Capture"), re.compile(r"BeginCapture")
 _STEP = re.compile(r"^ProfilerStep")
 _COMPILING = re.compile(
     r"^(_compile\b|entire_frame_compile|backend_compile|compile_fx|inductor_codegen|create_aot_dispatcher|"
@@ -40,6 +41,10 @@ _COMPILING = re.compile(
 )
 _LAUNCH = re.compile(r"Launch(?!Host)")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader\w*\.__next__|^redline/data$", re.IGNORECASE)
+
+
+NamedCause = Literal["warm-up", "sync", "allocator", "data"]
+"""Causes of idle time that calls and marks have a name for."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +121,13 @@ class HostView:
         calls = self.trace.calls
         rows = np.flatnonzero(matching(self.trace, calls, _CAPTURE))
         rows = rows[np.lexsort((calls.start[rows], calls.thread[rows]))]
-        begins = np.array(["Begin" in self.trace.names[number] for number in calls.name[rows].tolist()], np.bool_)
-        same = calls.thread[rows][1:] == calls.thread[rows][:-1]
-        pairs = np.flatnonzero(begins[:-1] & ~begins[1:] & same)
-        first, last = rows[pairs], rows[pairs + 1]
-        inside = HostRanges(
-            calls.name[first], calls.start[first], calls.end[last] - calls.start[first], calls.thread[first]
+        begins = matching(self.trace, calls, _BEGIN_CAPTURE)[rows]
+        ends_next = np.append(
+            begins[:-1] & ~begins[1:] & (calls.thread[rows][1:] == calls.thread[rows][:-1]), [False] * (len(rows) > 0)
         )
-        return joined_ranges(inside, picked(calls, np.setdiff1d(rows, np.concatenate((first, last)))))
+        found, pairs = picked(calls, rows), np.flatnonzero(ends_next)
+        found.duration[pairs] = calls.end[rows[pairs + 1]] - calls.start[rows[pairs]]
+        return found
 
     def _first_launches(self) -> Ints:
         """Returns launches that were far longer than the others, each the first of its kernel; graphs take long by nature."""
@@ -144,6 +148,17 @@ class HostView:
         """These are ranges in which the host sat in a data loader."""
         annotations = self.trace.annotations
         return picked(annotations, matching(self.trace, annotations, _LOADER))
+
+    @cached_property
+    def named(self) -> dict[NamedCause, HostRanges]:
+        """Calls and marks by the cause of idle time that they are; where several fit, the first one counts."""
+        calls = self.trace.calls
+        return {
+            "warm-up": self.warming_up,
+            "sync": picked(calls, self.blocking),
+            "allocator": picked(calls, self.allocating),
+            "data": self.loader,
+        }
 
     @property
     def launched(self) -> int:
@@ -188,11 +203,6 @@ class HostView:
         """This is when some thread sat in a call that waits for the device."""
         calls = self.trace.calls
         return union(calls.start[self.blocking], calls.end[self.blocking])
-
-    @cached_property
-    def frames(self) -> Nesting:
-        frames = self.trace.frames
-        return Nesting(frames.thread, frames.start, frames.end)
 
 
 MOSTLY = 0.5

@@ -16,10 +16,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.trace.columns import UNKNOWN, HostRanges, Ints, Mask
+from redline.trace.columns import UNKNOWN, Ints, Mask
 from redline.trace.host import HostView, on_thread, picked
 from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without
-from redline.trace.links import Links, matching
+from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
 
 _FENCE = 1.5
@@ -160,7 +160,7 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
     for one in distinct(thread[late]).tolist():
         rest = union(start[late & (thread == one)], until[late & (thread == one)])
         for where in dict.fromkeys((one, main)):
-            for cause, ranges in _named(view):
+            for cause, ranges in view.named.items():
                 if cause == "sync":
                     mine = view.blocking[ranges.thread == where]
                     by_call[mine] += rest.within(calls.start[mine], calls.end[mine])
@@ -180,17 +180,6 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
     add("dependency", union(launched[waits], end[waits]))
     add("unknown", without(union(launched, end), union(launched[waits], end[waits])))
     return IdleTime(when, by_call)
-
-
-def _named(view: HostView) -> list[tuple[Cause, HostRanges]]:
-    """Returns what is explained by a thread's calls and marks, the most telling first."""
-    calls = view.trace.calls
-    return [
-        ("warm-up", view.warming_up),
-        ("sync", picked(calls, view.blocking)),
-        ("allocator", picked(calls, view.allocating)),
-        ("data", view.loader),
-    ]
 
 
 def _waits_for_event(view: HostView, call: Ints) -> Mask:
@@ -233,15 +222,8 @@ def waits_of(views: Sequence[tuple[HostView, Sequence[IdleTime]]]) -> list[Wait]
 
 
 def _callers(view: HostView, rows: Ints) -> list[str | None]:
-    """The innermost Python function around each call that is not torch's own."""
-    calls, frames = view.trace.calls, view.trace.frames
-    if not len(frames):
-        return [None] * len(rows)
-    own = ~matching(view.trace, frames, _OF_LIBRARIES)
-    found = view.frames.around(calls.thread[rows], calls.start[rows])
-    for _ in range(int(view.frames.depth.max(initial=0)) + 1):
-        foreign = (found >= 0) & ~own[found]
-        if not foreign.any():
-            break
-        found[foreign] = view.frames.parent[found[foreign]]
-    return [label_of(view.trace.names[frames.name[frame]]) if frame >= 0 else None for frame in found.tolist()]
+    """Returns the innermost Python function around each call that is not torch's own."""
+    calls, names = view.trace.calls, view.trace.names
+    own = picked(view.trace.frames, ~matching(view.trace, view.trace.frames, _OF_LIBRARIES))
+    around = Nesting(own.thread, own.start, own.end).around(calls.thread[rows], calls.start[rows])
+    return [label_of(names[own.name[frame]]) if frame >= 0 else None for frame in around.tolist()]

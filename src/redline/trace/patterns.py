@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.trace.columns import Ids, Ints, Mask, Work
+from redline.trace.columns import DeviceWork, HostRanges, Ids, Ints, Mask, Trace, Work
 from redline.trace.intervals import distinct, summed, union
 from redline.trace.links import Links, Nesting, matching, where_name
 from redline.trace.names import class_of
@@ -37,16 +37,10 @@ COLD_EXCESS = 0.05
 def unfused_attention(links: Links) -> Mask:
     """Returns true for attention that is written out, forward or backward: softmax between batched products, and all between them."""
     work = links.trace.work
-    found = np.zeros(len(work), np.bool_)
-    order = np.lexsort((work.start, work.stream, work.device))
-    order = order[work.kind[order] == Work.KERNEL]
-    if not len(order):
-        return found
+    found, kernels = np.zeros(len(work), np.bool_), np.flatnonzero(work.kind == Work.KERNEL)
     softmax, product = _softmax_and_products(links)
-    queue = np.cumsum(np.concatenate(([True], _differs(work.device[order]) | _differs(work.stream[order]))))
-    backward = where_name(links.trace, work, _names_backward)[order]
-    for first, last in _around_softmax(softmax[order], product[order], queue, backward):
-        found[order[first : last + 1]] = True
+    for rows in _written_out(links.trace, work, kernels, (work.stream, work.device), softmax, product):
+        found[rows] = True
     return found
 
 
@@ -55,52 +49,50 @@ def attention_on_host(links: Links) -> Mask:
     trace, operators, nesting = links.trace, links.trace.operators, links.nesting
     found = np.zeros(len(operators), np.bool_)
     softmax, product = matching(trace, operators, _SOFTMAX), matching(trace, operators, _BATCHED_PRODUCT)
-    if not softmax.any() or not product.any():
-        return found
     # An operator that only calls another of the same kind is not a second one; views and allocations compute nothing.
     counted = (softmax | product) & ~_have_inside(nesting, softmax | product)
     works = where_name(trace, operators, lambda name: class_of(name) != "other")
     counted |= works & ~softmax & ~product & ~_have_inside(nesting, works)
-    order = np.lexsort((operators.start, operators.thread))
-    order = order[counted[order]]
-    queue = np.cumsum(np.concatenate(([True], _differs(operators.thread[order]))))
-    backward = where_name(trace, operators, _names_backward)[order]
-    spans = np.array(list(_around_softmax(softmax[order], product[order], queue, backward)), np.int64).reshape(-1, 2)
-    first, last = order[spans[:, 0]], order[spans[:, 1]]
-    for thread in distinct(operators.thread[first]).tolist():
-        mine = operators.thread[first] == thread
-        during = union(operators.start[first[mine]], operators.end[last[mine]])
+    spans = list(_written_out(trace, operators, np.flatnonzero(counted), (operators.thread,), softmax, product))
+    ends = np.array([(rows[0], rows[-1]) for rows in spans], np.int64).reshape(-1, 2)
+    for thread in distinct(operators.thread[ends[:, 0]]).tolist():
+        first, last = ends[operators.thread[ends[:, 0]] == thread].T
+        during = union(operators.start[first], operators.end[last])
         found |= (operators.thread == thread) & during.holds(operators.start)
     return found
+
+
+def _written_out(
+    trace: Trace,
+    table: HostRanges | DeviceWork,
+    rows: Ints,
+    queues: tuple[Ids | Ints, ...],
+    softmax: Mask,
+    product: Mask,
+) -> Iterator[Ints]:
+    """Yields the rows from the product before each softmax to the one after it, if both are near and in the same queue."""
+    keys: list[Ids | Ints] = [table.start[rows], *(queue[rows] for queue in queues)]
+    order = rows[np.lexsort(keys)]
+    backward = where_name(trace, table, lambda name: "backward" in name.lower())[order]
+    at = np.flatnonzero(product[order])
+    for position in np.flatnonzero(softmax[order]).tolist():
+        right = int(np.searchsorted(at, position))
+        before, after = at[max(right - 2, 0) : right].tolist(), at[right : right + 2].tolist()
+        if not before or not after or position - before[-1] > _NEAR or after[0] - position > _NEAR:
+            continue
+        first, last = before[-1], after[0]
+        if any((queue[order[[first, last]]] != queue[order[position]]).any() for queue in queues):
+            continue
+        if backward[position]:  # there, two products are on either side
+            first = before[0] if first - before[0] <= 2 else first
+            last = after[-1] if after[-1] - last <= 2 else last
+        yield order[first : last + 1]
 
 
 def _have_inside(nesting: Nesting, rows: Mask) -> Mask:
     """Returns true for ranges that hold one of these, other than themselves."""
     found: Mask = nesting.with_all_inside(rows.astype(np.int64)) > rows
     return found
-
-
-def _names_backward(name: str) -> bool:
-    return "backward" in name.lower()
-
-
-def _around_softmax(softmax: Mask, product: Mask, queue: Ints, backward: Mask) -> Iterator[tuple[int, int]]:
-    """From the product before each softmax to the one after it, where both are near and in the same queue."""
-    at = np.flatnonzero(product)
-    for position in np.flatnonzero(softmax).tolist() if len(at) else ():
-        right = int(np.searchsorted(at, position))
-        before, after = at[max(right - 2, 0) : right], at[right : right + 2]
-        if not len(before) or not len(after):
-            continue
-        first, last = int(before[-1]), int(after[0])
-        same_queue = queue[first] == queue[position] == queue[last]
-        if not same_queue or position - first > _NEAR or last - position > _NEAR:
-            continue
-        if backward[position] and len(before) == 2 and first - int(before[0]) <= 2:
-            first = int(before[0])
-        if backward[position] and len(after) == 2 and int(after[1]) - last <= 2:
-            last = int(after[1])
-        yield first, last
 
 
 def _softmax_and_products(links: Links) -> tuple[Mask, Mask]:
@@ -115,11 +107,6 @@ def _softmax_and_products(links: Links) -> tuple[Mask, Mask]:
     product[by_operator] &= batched[links.operator[by_operator]]
     softmax[by_operator] |= normal[links.operator[by_operator]]
     return softmax & (work.kind == Work.KERNEL), product
-
-
-def _differs(column: Ints | Ids) -> Mask:
-    found: Mask = column[1:] != column[:-1]
-    return found
 
 
 def strict_products(links: Links) -> Mask:

@@ -93,27 +93,25 @@ def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
 
 
 def gradient_reductions(runs: Sequence[DeviceRun]) -> int | None:
-    """How often gradients are reduced for each step of the optimizer: more than once where accumulation forgets to wait.
-
-    A backward pass reduces in one go; between two passes the main thread launches a forward.
-    """
-    found = [_reductions(run) for run in runs]
-    return found[0] if found and len(set(found)) == 1 else None
+    """How often gradients are reduced for each step of the optimizer: more than once where accumulation forgets to wait."""
+    found = {_reductions(run) for run in runs}
+    return found.pop() if len(found) == 1 else None
 
 
 def _reductions(run: DeviceRun) -> int | None:
+    """A backward pass reduces in one go; between two passes the main thread launches a forward."""
     host, links, calls = run.host, run.recorded.links, run.calls
     trace = host.trace
     updates = max(int(matching(trace, marks, _UPDATE).sum()) for marks in (trace.annotations, trace.operators))
     reduces = np.array([kind_of(one.name) in ("allreduce", "reducescatter") for one in calls.kinds], np.bool_)
-    rows = calls.rows[reduces & links.is_launched[calls.rows]] if len(calls) else calls.rows
+    rows = calls.rows[reduces]
+    rows = rows[links.is_launched[rows]]
     rows = rows[trace.calls.thread[links.call[rows]] != host.main_thread]
     if not updates or not len(rows):
         return None
-    launches = host.launching
-    forward = np.sort(trace.calls.start[launches[trace.calls.thread[launches] == host.main_thread]])
+    forward = np.sort(trace.calls.start[host.launching[trace.calls.thread[host.launching] == host.main_thread]])
     # The number is how many launches of the main thread came before: those of one backward pass share it.
-    _, passes = np.unique(np.searchsorted(forward, links.launched_at[rows]), return_counts=True)
+    passes = np.unique(np.searchsorted(forward, links.launched_at[rows]), return_counts=True)[1]
     usual = np.bincount(passes).argmax()  # a pass that the window cuts has fewer
     return max(round(int((passes == usual).sum()) / updates), 1)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from redline.trace.columns import HostRanges, Ids, Ints, Mask, Trace, Work
-from redline.trace.host import MOSTLY, HostView, on_thread, picked
+from redline.trace.host import MOSTLY, HostView, NamedCause, on_thread, picked
 from redline.trace.idle import CAUSES, QUARTILES, Cause, IdleTime, usual
 from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, summed, union, without
 from redline.trace.links import Links, matching, where_name
@@ -67,22 +67,14 @@ class OnDevice:
         return union(ranges.start[mine], ranges.end[mine])
 
     @cached_property
-    def loading(self) -> Intervals:
-        return self.on_launching_threads(self.run.host.loader)
-
-    @cached_property
-    def warming_up(self) -> Intervals:
-        return self.on_launching_threads(self.run.host.warming_up)
-
-    @cached_property
-    def allocating(self) -> Intervals:
-        return self.on_launching_threads(picked(self.trace.calls, self.run.host.allocating))
+    def named(self) -> dict[NamedCause, Intervals]:
+        """This is when the host did what has a name of its own, by the cause of idle time that it is."""
+        return {cause: self.on_launching_threads(ranges) for cause, ranges in self.run.host.named.items()}
 
     @cached_property
     def plain(self) -> Intervals:
-        """When the host did none of the things that have a name of their own."""
-        blocked = self.on_launching_threads(picked(self.trace.calls, self.run.host.blocking))
-        return without(all_time(self.run.bounds), joined(self.loading, self.warming_up, self.allocating, blocked))
+        """When the host did none of these things."""
+        return without(all_time(self.run.bounds), joined(*self.named.values()))
 
     @cached_property
     def pauses(self) -> Intervals:
@@ -141,7 +133,7 @@ class OnDevice:
 
     def making(self, calls: Mask) -> Intervals:
         """The operators around these waits, without what has another name."""
-        return both(self.operators_around(calls), joined(self.plain, self.warming_up))
+        return both(self.operators_around(calls), joined(self.plain, self.named["warm-up"]))
 
     @cached_property
     def own_stalls(self) -> Intervals:
@@ -228,13 +220,12 @@ class OnHost:
         return self.recorded.trace
 
     @cached_property
-    def loading(self) -> Intervals:
-        """The main thread was in a data loader."""
-        return both(all_time(self.bounds), on_thread(self.view.loader, self.view.main_thread))
-
-    @cached_property
-    def warming_up(self) -> Intervals:
-        return both(all_time(self.bounds), on_thread(self.view.warming_up, self.view.main_thread))
+    def named(self) -> dict[NamedCause, Intervals]:
+        """This is when the main thread did what has a name of its own, by the cause of idle time that it is."""
+        main = self.view.main_thread
+        return {
+            cause: both(all_time(self.bounds), on_thread(ranges, main)) for cause, ranges in self.view.named.items()
+        }
 
     @cached_property
     def idle(self) -> IdleTime:
@@ -246,9 +237,10 @@ class OnHost:
             busy,
         )
         when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
-        when["warm-up"] = both(idle, self.warming_up)
-        when["data"] = without(both(idle, self.loading), self.warming_up)
-        when["host"] = without(idle, joined(self.loading, self.warming_up))
+        loading, warming_up = self.named["data"], self.named["warm-up"]
+        when["warm-up"] = both(idle, warming_up)
+        when["data"] = without(both(idle, loading), warming_up)
+        when["host"] = without(idle, joined(loading, warming_up))
         return IdleTime(when, np.zeros(len(self.trace.calls), np.int64))
 
     @cached_property
@@ -267,14 +259,14 @@ class OnHost:
         """Each operator has its time here, without those it called."""
         return self_times(self.links)[0]
 
-    def named(self, is_meant: Callable[[Described], bool]) -> Mask:
+    def with_name(self, is_meant: Callable[[Described], bool]) -> Mask:
         """Operators whose name tells what is meant."""
         return where_name(self.trace, self.trace.operators, lambda name: is_meant(describe(name)))
 
     def with_helpers(self, rows: Mask) -> Mask:
         """Returns these operators and those that they call to prepare their work, which are views, allocations and conversions of a number."""
         nesting, found = self.links.nesting, rows.copy()
-        helps = self.named(lambda name: name.kernel_class in ("other", "copy"))
+        helps = self.with_name(lambda name: name.kernel_class in ("other", "copy"))
         for level in list(nesting.levels())[1:]:
             found[level] |= helps[level] & found[nesting.parent[level]]
         return found
@@ -302,7 +294,7 @@ class OnHost:
     @cached_property
     def dispatch_ns(self) -> int:
         """This is what an operator takes at most to be found and entered, as those show that compute nothing."""
-        computes_nothing = self.named(lambda name: name.kernel_class == "other")
+        computes_nothing = self.with_name(lambda name: name.kernel_class == "other")
         calls = self.own_ns[computes_nothing & (self.own_ns > 0)]
         return usual(calls if len(calls) >= QUARTILES else self.idle.when["host"].end - self.idle.when["host"].start)
 
