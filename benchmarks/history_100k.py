@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from sqlalchemy import insert
 from starlette.testclient import TestClient
+from store_cost import add_records
 
 from redline.model.record import (
     Block,
@@ -34,8 +34,7 @@ from redline.model.record import (
     WorkloadInfo,
 )
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.store import History, layout, queries
-from redline.store.codec import pack_block, pack_head, point_values, row_of, series_body
+from redline.store import History
 from redline.verbs.serve import Access, make_app
 from redline.verbs.workspace import Workspace
 
@@ -54,7 +53,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "history.sqlite"
         with History.open(path) as history:
-            fill(history, arguments.records, arguments.series)
+            chance = random.Random(0)
+            for first in range(0, arguments.records, 5000):
+                some = range(first, min(first + 5000, arguments.records))
+                add_records(history, [make_record(index, arguments.series, chance) for index in some])
         commands = {
             "redline history": ["history"],
             "redline history MODEL (one trend)": ["history", "model-0", "--json"],
@@ -91,30 +93,6 @@ def timed(words: list[str], path: Path, repeats: int) -> float:
         times.append(time.perf_counter() - started)
         assert done.returncode == 0, done.stderr.decode()
     return median(times)
-
-
-def fill(history: History, number: int, series: int) -> None:
-    """The rows that a history of so many finished records has, in few transactions."""
-    chance = random.Random(0)
-    known: set[str] = set()
-    for first in range(0, number, 5000):
-        records = [make_record(index, series, chance) for index in range(first, min(first + 5000, number))]
-        with history._database.writing() as connection:
-            heads = [queries.values_of(row_of(record, over=True), pack_head(record)) for record in records]
-            connection.execute(insert(layout.records), heads)
-            blocks = [
-                {"record_id": record.id, "number": place, "body": pack_block(block)}
-                for record in records
-                for place, block in enumerate(record.blocks)
-            ]
-            connection.execute(insert(layout.blocks), blocks)
-            points = [values for record in records if (values := point_values(record)) is not None]
-            connection.execute(insert(layout.points), points)
-            for record, values in zip(records, points, strict=True):
-                if values["series_key"] not in known:
-                    known.add(values["series_key"])
-                    row = {"series_key": values["series_key"], "body": series_body(record)}
-                    connection.execute(insert(layout.series), row)
 
 
 def make_record(index: int, series: int, chance: random.Random) -> RunRecord:

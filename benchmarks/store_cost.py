@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from sqlalchemy import insert
+from sqlalchemy import Connection, insert
 
 from redline.model.record import Block, RunRecord, new_id
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.store import History, layout
+from redline.store import History, schema
+from redline.store.codec import pack_block, point_values, series_body
 
 BLOCKS = 10
 SAMPLES = 50
@@ -82,22 +83,30 @@ def make_blocks() -> list[Block]:
 
 
 def fill(history: History, number: int) -> None:
-    """Many records in few transactions: the same rows as one by one, in a hundredth of the time."""
-    from redline.store import queries
-    from redline.store.codec import pack_block, pack_head, row_of
-
-    bodies = [pack_block(block) for block in make_blocks()]
+    blocks = tuple(make_blocks())
     for first in range(0, number, 5000):
-        records = [make_record(f"key {n}") for n in range(first, min(first + 5000, number))]
-        with history._database.writing() as connection:
-            heads = [queries.values_of(row_of(record, over=True), pack_head(record)) for record in records]
-            connection.execute(insert(layout.records), heads)
-            blocks = [
-                {"record_id": record.id, "number": position, "body": body}
-                for record in records
-                for position, body in enumerate(bodies)
-            ]
-            connection.execute(insert(layout.blocks), blocks)
+        new = (make_record(f"key {n}") for n in range(first, min(first + 5000, number)))
+        add_records(history, [msgspec.structs.replace(record, blocks=blocks) for record in new])
+
+
+def add_records(history: History, records: list[RunRecord]) -> None:
+    """Many finished records in one transaction: the same rows as one by one, in a hundredth of the time."""
+    blocks = [
+        {"record_id": record.id, "number": number, "body": pack_block(block)}
+        for record in records
+        for number, block in enumerate(record.blocks)
+    ]
+    points = [(record, values) for record in records if (values := point_values(record)) is not None]
+    series = {values["series_key"]: series_body(record) for record, values in points}
+
+    def add(connection: Connection) -> None:
+        connection.execute(insert(schema.records), [schema.record_row(record, over=True) for record in records])
+        connection.execute(insert(schema.blocks), blocks)
+        schema.put(connection, schema.points, *(values for _, values in points))
+        rows = ({"series_key": key, "body": body} for key, body in series.items())
+        schema.put(connection, schema.series, *rows)
+
+    history._database.write(add)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from brief import shorten_efforts
@@ -79,13 +78,7 @@ def hasty_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from redline.store import database
 
-    usual = database._tune_sqlite
-
-    def without_waiting(connection: Any, _: object) -> None:
-        usual(connection, _)
-        connection.execute("PRAGMA synchronous = OFF")
-
-    monkeypatch.setattr(database, "_tune_sqlite", without_waiting)
+    monkeypatch.setattr(database, "SYNCHRONOUS", dict.fromkeys(database.SYNCHRONOUS, "OFF"))
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs import serve
-from redline.verbs.serve import COOKIE, Access, Answer, Answers, Live, LiveState, is_loopback, look, make_app
+from redline.verbs.serve import COOKIE, Access, LiveState, is_loopback, look, make_app
 from redline.verbs.workspace import Workspace
 
 NASTY = "<script>alert(1)</script>"
@@ -233,83 +233,77 @@ def test_a_server_that_is_started_in_the_middle_of_a_grid_shows_all_of_it() -> N
 
 
 def test_a_grid_whose_process_is_gone_was_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    with History.open() as history:
-        history.announcer("sweep", "study").tell(3, 8, "resnet18", done_before=1)
+    with History.open() as history, history.hold("sweep", "study").held() as hold:
+        hold.tell(3, 8, "resnet18", done_before=1)
         monkeypatch.setattr(ledgers, "is_gone", lambda process: True)
         (line,) = look_anew()
     assert line == "grid study · cut short; the same command goes on · 3 of 8 cells settled"
 
 
 def test_a_watched_script_and_the_readings_of_its_gpu_are_told() -> None:
-    with History.open() as history:
-        announcer = history.announcer("watch", NASTY)
-        announcer.observe(TelemetrySample(at_s=1.0, power_w=512.0, utilisation=0.93))
-        announcer.tell(120, None, "step 120 · 3.1 steps/s")
+    with History.open() as history, history.hold("watch", NASTY).held(alone=False) as hold:
+        hold.observe(TelemetrySample(at_s=1.0, power_w=512.0, utilisation=0.93))
+        hold.tell(120, None, "step 120 · 3.1 steps/s")
         (line,) = look_anew()
-        announcer.end()
     assert line == f"watch {NASTY} · step 120 · 3.1 steps/s · 512 W · 93\u2009% busy"
     assert look_anew() == ()
 
 
-def test_viewers_share_one_look_and_a_slow_one_holds_nobody_up() -> None:
+def test_viewers_share_one_look_and_hear_of_what_changed(own_history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "FRESH_S", 0.2)
     looks = 0
 
-    def look() -> LiveState:
+    def look(kept: History) -> LiveState:
         nonlocal looks
         looks += 1
-        return LiveState(stored=looks)
+        return LiveState(stored=looks // 3)
 
-    async def watch() -> tuple[list[bytes | None], int]:
-        live = Live(look)
-        async with live.viewing() as first, live.viewing() as second, live.viewing():
-            got = [await first.get(), await second.get()]
-        return got, live.viewers
+    async def watch() -> tuple[list[bytes], int]:
+        site = serve.Site(Workspace(), Access("127.0.0.1"))
+        streams = [site.events() for _ in range(20)]
+        first = await asyncio.gather(*(anext(stream) for stream in streams))
+        assert (looks, site.viewers) == (1, 20)
+        later = await anext(streams[0])
+        for stream in streams:
+            await stream.aclose()
+        return [*first, later], site.viewers
 
+    monkeypatch.setattr(serve, "look", look)
     got, left = asyncio.run(watch())
-    assert (looks, left) == (1, 0)
-    assert got[0] == got[1]
-    assert json.loads(got[0].removeprefix(b"data: "))["stored"] == 1
+    stored = [json.loads(event.removeprefix(b"data: "))["stored"] for event in got]
+    assert (stored, left) == ([0] * 20 + [1], 0), "what stays as it was is not sent again"
 
 
-def test_a_crowd_that_asks_for_one_page_costs_one() -> None:
+def test_a_history_that_cannot_be_read_is_a_line_until_it_can(
+    own_history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "FRESH_S", 0.0)
+    own_history.write_text("no database" * 100)
+
+    async def watch() -> list[bytes]:
+        stream = serve.Site(Workspace(), Access("127.0.0.1")).events()
+        said = [await anext(stream)]
+        own_history.unlink()
+        return [*said, await anext(stream)]
+
+    away, back = (json.loads(event.removeprefix(b"data: ")) for event in asyncio.run(watch()))
+    assert "file is not a database" in away["problem"]
+    assert (back["problem"], back["stored"]) == (None, 0)
+
+
+def test_a_crowd_that_asks_for_one_page_costs_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def make() -> Answer:
-        made.append("page")
-        return Answer("page")
-
     async def ask() -> None:
-        answers = Answers()
-        await asyncio.gather(*(answers.get("/", make) for _ in range(50)))
+        shared = serve.Shared()
+        await asyncio.gather(*(shared.get("/", lambda: made.append("page")) for _ in range(50)))
         assert len(made) == 1
-        answers.forget()
-        await answers.get("/", make)
-        await answers.get("/other", make)
+        monkeypatch.setattr(serve, "FRESH_S", 0.0)
+        await shared.get("/", lambda: made.append("page"))
+        await shared.get("/other", lambda: made.append("other"))
 
     asyncio.run(ask())
-    assert len(made) == 3
-
-
-def test_an_error_of_the_look_ends_the_streams_and_the_next_viewer_is_answered() -> None:
-    said: list[Exception | LiveState] = [ValueError("a bug"), LiveState(stored=7)]
-
-    def look() -> LiveState:
-        answer = said.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    async def watch() -> tuple[bytes | None, bytes | None]:
-        live = Live(look)
-        async with live.viewing() as first:
-            sent_away = await first.get()
-        async with live.viewing() as again:
-            return sent_away, await again.get()
-
-    sent_away, after = asyncio.run(watch())
-    assert sent_away is None
-    assert after is not None
-    assert b'"stored":7' in after
+    assert made == ["page", "page", "other"]
 
 
 def test_a_history_that_is_replaced_or_deleted_is_shown_as_it_is(
@@ -361,10 +355,11 @@ def test_a_running_record_that_cannot_be_read_hides_nothing_else(kept: list[RunR
     running = msgspec.structs.replace(kept[0], id="e" * 21, stopped=None, closed=None, group=None)
     with History.open() as history:
         history.begin(running)
-        history.announcer("watch", "train.py").tell(3, None, "step 3")
-        with history._database.writing() as connection:
-            connection.execute(text("UPDATE records SET head = :head WHERE id = :id"), {"head": b"x", "id": running.id})
-    assert look_anew() == ("watch train.py · step 3",)
+        damage = text("UPDATE records SET head = :head WHERE id = :id").bindparams(head=b"x", id=running.id)
+        history._database.write(lambda connection: connection.execute(damage))
+        with history.hold("watch", "train.py").held(alone=False) as hold:
+            hold.tell(3, None, "step 3")
+            assert look_anew() == ("watch train.py · step 3",)
 
 
 @pytest.mark.parametrize(

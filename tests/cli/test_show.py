@@ -83,7 +83,7 @@ def test_a_run_whose_desk_was_killed_is_cut_off_and_one_that_lives_is_running() 
     }
     assert "running:" not in invoke("history show").stdout
     with History.open() as history, history._database.reading() as connection:
-        noted = connection.exec_driver_sql("SELECT count(*) FROM meta WHERE name LIKE 'writer%'").scalar()
+        noted = connection.exec_driver_sql("SELECT count(*) FROM holders WHERE name LIKE 'record%'").scalar()
     assert noted == 1, "what is done is noted no more"
 
 

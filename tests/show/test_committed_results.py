@@ -16,7 +16,7 @@ from reported import fake_door
 import redline
 from redline.analyze.summary import summarize
 from redline.model.errors import RedlineError
-from redline.store.codec import has_raw_records, read_json
+from redline.store.archive import has_raw_records, read_json
 from redline.verbs.report import choose
 from redline.verbs.workspace import Workspace
 

@@ -72,16 +72,21 @@ def append_for_ever(history: History, _: int) -> None:
 
 def die_inside(history: History, number: int) -> None:
     """Append so many blocks, then be killed with the next one written and not yet committed."""
-    from redline.store import queries
+    from sqlalchemy import Connection
+
     from redline.store.codec import pack_block
+    from redline.store.schema import blocks, put
 
     record = make_record()
     history.begin(record)
     for block in range(number):
         history.append(record.id, make_block(block))
-    with history._database.writing() as connection:
-        connection.execute(queries.APPEND_BLOCK, {"record_id": record.id, "body": pack_block(make_block(number))})
+
+    def die(connection: Connection) -> None:
+        put(connection, blocks, {"record_id": record.id, "number": number, "body": pack_block(make_block(number))})
         os.kill(os.getpid(), signal.SIGKILL)
+
+    history._database.write(die)
 
 
 def write_across_fork(history: History, number: int) -> None:

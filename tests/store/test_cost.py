@@ -6,42 +6,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import pytest
-from sqlalchemy import event, insert
+from msgspec.structs import replace
+from sqlalchemy import event
+from store_cost import add_records
 from store_writer import make_block, make_record
 
 from redline.model.errors import StoreError
 from redline.model.record import RunRecord
-from redline.store import History, layout, queries
-from redline.store.codec import pack_block, pack_head, row_of
+from redline.store import History
 
 MANY = 20_000
 
 
 def fill(history: History, number: int) -> None:
-    """As many finished records as asked for, each with a block, in one transaction."""
-    template = make_record(stopped="target")
-    head, body = pack_head(template), pack_block(make_block())
-    row = row_of(template, over=True)
-    heads = [
-        queries.values_of(
-            msgspec.structs.replace(
-                row,
-                id=f"old{n:08d}",
-                key=f"key{n}",
-                group=f"group{n // 5}",
-                model=f"model{n % 50}",
-                created_at=float(n),
-            ),
-            head,
-        )
-        for n in range(number)
-    ]
-    bodies = [{"record_id": values["id"], "number": 0, "body": body} for values in heads]
-    with history._database.writing() as connection:
-        connection.execute(insert(layout.records), heads)
-        connection.execute(insert(layout.blocks), bodies)
+    """As many finished records as asked for, each with a block."""
+    made = make_record(stopped="target", blocks=(make_block(),))
+    records = []
+    for n in range(number):
+        own = {"id": f"old{n:08d}", "key": f"key{n}", "group": f"group{n // 5}", "created_at": float(n)}
+        workload = replace(made.spec.workload, model=f"model{n % 50}")
+        records.append(replace(made, **own, spec=replace(made.spec, workload=workload)))
+    add_records(history, records)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +63,7 @@ def life_of_a_record(history: History) -> RunRecord:
     history.begin(record)
     for number in range(10):
         history.append(record.id, make_block(number))
-    history.finish(msgspec.structs.replace(record, stopped="target"))
+    history.finish(replace(record, stopped="target"))
     return record
 
 
@@ -120,7 +106,7 @@ def test_every_statement_finds_its_rows_by_an_index(histories: tuple[History, Hi
     seen: list[tuple[str, Any]] = []
 
     def note(_c: object, _k: object, statement: str, parameters: Any, _x: object, _m: object) -> None:
-        if not statement.startswith(("BEGIN", "EXPLAIN")):
+        if not statement.startswith(("BEGIN", "EXPLAIN", "PRAGMA")):
             seen.append((statement, parameters))
 
     engine = history._database._engine

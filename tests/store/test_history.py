@@ -16,8 +16,8 @@ from redline.model.fields import LAST_MOMENT
 from redline.model.note import note
 from redline.model.record import Closed, Failure, Memory, RunRecord, TelemetrySample, TraceRef
 from redline.store import History, Row
-from redline.store.archive import MAGIC
-from redline.store.codec import pack_head, point_values, read_exported
+from redline.store.archive import MAGIC, read_exported
+from redline.store.codec import pack_head, point_values
 
 HOSTILE = [
     'it\'s "quoted" `so`; DROP TABLE records; --',
@@ -31,6 +31,10 @@ HOSTILE = [
 
 def replace(record: RunRecord, **changes: object) -> RunRecord:
     return msgspec.structs.replace(record, **changes)
+
+
+def execute(history: History, statement: str, **values: object) -> None:
+    history._database.write(lambda connection: connection.execute(text(statement), values))
 
 
 def test_a_record_comes_back_whole(history: History) -> None:
@@ -97,9 +101,7 @@ def test_what_no_machine_measured_makes_a_record_unreadable(history: History, sa
 def test_so_do_numbers_elsewhere(history: History, changes: dict[str, object], where: str) -> None:
     record = make_record()
     history.finish(record)
-    with history._database.writing() as connection:
-        head = pack_head(replace(record, **changes))
-        connection.execute(text("UPDATE records SET head = :head"), {"head": head})
+    execute(history, "UPDATE records SET head = :head", head=pack_head(replace(record, **changes)))
     with pytest.raises(RecordError, match=where):
         history.load(record.id)
 
@@ -110,8 +112,7 @@ def test_so_do_numbers_elsewhere(history: History, changes: dict[str, object], w
 )
 def test_a_time_that_no_calendar_has_stops_no_listing(history: History, stored: float, shown: float) -> None:
     history.finish(make_record())
-    with history._database.writing() as connection:
-        connection.execute(text("UPDATE records SET created_at = :stored"), {"stored": stored})
+    execute(history, "UPDATE records SET created_at = :stored", stored=stored)
     assert [row.created_at for row in history.rows()] == [shown]
 
 
@@ -214,7 +215,7 @@ def test_hostile_names_are_only_names(history: History, name: str) -> None:
     assert history.load(record.id) == record
     assert history.find(model=name) == history.find(key=name) == history.find(group=name) == [record]
     assert [row.model for row in history.rows(key=name)] == [name]
-    assert history.group_of(record) == [record]
+    assert history.load_with_groups([record.id]) == [record]
     assert history.find(model=name[:-1]) == []
 
 
@@ -295,7 +296,7 @@ class TestSearch:
         assert all(record.blocks == (make_block("abcd".index(record.id)),) for record in found)
 
     def test_a_filter_that_does_not_exist_is_refused(self, history: History) -> None:
-        with pytest.raises(TypeError, match="modle"):
+        with pytest.raises(KeyError, match="modle"):
             history.rows(modle="resnet50")
 
     def test_records_of_one_instant_keep_their_order(self, history: History) -> None:
@@ -310,13 +311,13 @@ class TestGroups:
             history.finish(make_record(group="g", position=position, created_at=10.0 - position))
         history.finish(make_record(group="other", created_at=1.0))
         assert [record.position for record in history.latest_group()] == [0, 1, 2]
-        assert history.group_of(history.find(group="g")[2]) == history.latest_group()
+        assert history.load_with_groups([history.find(group="g")[2].id]) == history.latest_group()
 
     def test_a_record_without_group_stands_alone(self, history: History) -> None:
         alone = make_record(created_at=20.0)
         history.finish(make_record(group="g", created_at=10.0))
         history.finish(alone)
-        assert history.group_of(alone) == history.latest_group() == [alone]
+        assert history.load_with_groups([alone.id]) == history.latest_group() == [alone]
 
     def test_an_empty_history_has_no_latest_group(self, history: History) -> None:
         assert history.latest_group() == []
@@ -334,15 +335,14 @@ class TestGroups:
     def test_a_named_record_that_is_damaged_is_an_error_and_a_sibling_is_left_out(self, history: History) -> None:
         for name in ("first", "second"):
             history.finish(make_record(id=name, group="g"))
-        with history._database.writing() as connection:
-            connection.execute(text("UPDATE records SET head = :head WHERE id = 'second'"), {"head": b"no record"})
+        execute(history, "UPDATE records SET head = :head WHERE id = 'second'", head=b"no record")
         assert [record.id for record in history.load_with_groups(["first"])] == ["first"]
         with pytest.raises(RecordError, match="second is damaged"):
             history.load_with_groups(["second"])
 
 
 def test_more_ids_than_one_statement_takes(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.store.queries.CHUNK", 7)
+    monkeypatch.setattr("redline.store.history.IDS_AT_ONCE", 7)
     ids = [f"id{number:02d}" for number in range(20)]
     for number, record_id in enumerate(ids):
         history.finish(make_record(id=record_id, blocks=(make_block(number),)))
@@ -397,14 +397,14 @@ def test_an_archive_goes_from_database_to_database_bit_for_bit(history: History,
             first.mark(record.id, "tag", name, at=1.7e9 + number / 3)
         first.sweep("a\0b").settle("k", make_record(id="cell"))
         archives = [archived(first, tmp_path / "1")]
-    assert history.import_archive(tmp_path / "1").added == len(HOSTILE) + 1
+    assert history.add_file(tmp_path / "1").added == len(HOSTILE) + 1
     archives.append(archived(history, tmp_path / "2"))
     with History.open(tmp_path / "last.sqlite") as last:
-        last.import_archive(tmp_path / "2")
+        last.add_file(tmp_path / "2")
         archives.append(archived(last, tmp_path / "3"))
         assert last.find() == history.find()
     assert archives[0] == archives[1] == archives[2]
-    assert history.import_archive(tmp_path / "3").added == 0
+    assert history.add_file(tmp_path / "3").added == 0
 
 
 @pytest.mark.parametrize(("column", "is_read"), [("stopped", True), ("model", False)])
@@ -427,11 +427,11 @@ def test_an_archive_may_lack_a_column_that_may_be_empty(
     path.write_bytes(MAGIC + b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames))
     with History.open(":memory:") as other:
         if is_read:
-            assert other.import_archive(path).added == 1
+            assert other.add_file(path).added == 1
             assert other.load("a") == history.load("a")
         else:
             with pytest.raises(StoreError, match="another version"):
-                other.import_archive(path)
+                other.add_file(path)
 
 
 def archived(history: History, path: Path) -> bytes:

@@ -8,41 +8,36 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import store_writer
 from postgres_server import Server
+from sqlalchemy import Connection, update
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 from store_writer import make_block, make_record
 
 import redline
 from redline.model.errors import StoreError, UsageError
 from redline.search.observer import Observer
-from redline.store import History, layout, queries
-from redline.store.database import Database
-from redline.store.ledgers import Lease
-from redline.store.location import resolve
-from redline.store.writer import Holder, append_block, read_holder, write_holder
+from redline.store import History, schema
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs.workspace import Workspace
 
 
-def test_tables_and_statements_compile() -> None:
+def test_the_tables_are_made_of_what_postgresql_knows() -> None:
     dialect = postgresql.dialect()
-    tables = "\n".join(str(CreateTable(table).compile(dialect=dialect)) for table in layout.metadata.sorted_tables)
+    tables = "\n".join(str(CreateTable(table).compile(dialect=dialect)) for table in schema.metadata.sorted_tables)
     assert 'id TEXT COLLATE "C" NOT NULL' in tables
     assert "head BYTEA NOT NULL" in tables
     assert "created_at DOUBLE PRECISION NOT NULL" in tables
     assert '"' not in tables.replace('"C"', "")  # no name that must be quoted
-    indexes = [index for table in layout.metadata.sorted_tables for index in table.indexes]
+    indexes = [index for table in schema.metadata.sorted_tables for index in table.indexes]
     assert all(str(CreateIndex(index).compile(dialect=dialect)) for index in indexes)
-    assert "FOR UPDATE" in str(queries.LOCK_RECORD.compile(dialect=dialect))
-    assert "FOR UPDATE" in str(queries.META.compile(dialect=dialect))
 
 
 @pytest.fixture
@@ -58,15 +53,18 @@ def stopped(server: Server) -> Iterator[Server]:
         server.start()
 
 
-def open_history(url: str, notes: list[str], patience_s: float = 60.0) -> History:
-    return History(Database.open(resolve(url), on_note=notes.append, patience_s=patience_s))
+def drop_connections(server: Server) -> None:
+    server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
 
 
 class TestAway:
-    def test_a_write_waits_and_says_so(self, stopped: Server, url: str) -> None:
+    def test_writing_and_reading_wait_and_say_so(self, stopped: Server, url: str) -> None:
         """The server is back after a while: everything is there once, in order."""
         notes: list[str] = []
-        with open_history(url, notes) as history:
+        with History.open(url, on_note=notes.append, patience_s=60.0) as history:
             record = make_record()
             history.begin(record)
             history.append(record.id, make_block(0))
@@ -79,20 +77,16 @@ class TestAway:
             history.sweep("study").settle("k", msgspec.structs.replace(record, stopped="target"))
             assert [block.round for block in history.load(record.id).blocks] == [0, 1, 2]
             assert [cell.record_id for cell in history.sweep("study").cells().values()] == [record.id]
-        assert [note.rpartition(" is ")[2] for note in notes] == ["away; waiting up to 60 s", "back"]
-
-    def test_reading_waits_too(self, stopped: Server, url: str) -> None:
-        with open_history(url, []) as history:
-            history.finish(make_record())
             stopped.stop()
             starter = threading.Timer(1.0, stopped.start)
             starter.start()
             assert history.count() == 1
             starter.join()
+        assert [note.rpartition(" is ")[2] for note in notes] == ["away; waiting up to 60 s", "back"] * 2
 
     def test_one_who_waits_in_vain_says_what_to_do_and_keeps_what_was_stored(self, stopped: Server, url: str) -> None:
         record = make_record()
-        with open_history(url, [], patience_s=0.5) as history:
+        with History.open(url, patience_s=0.5) as history:
             history.begin(record)
             history.append(record.id, make_block(0))
             stopped.stop()
@@ -102,14 +96,26 @@ class TestAway:
         with History.open(url) as history:
             assert [block.round for block in history.load(record.id).blocks] == [0]
 
-    def test_a_block_that_was_committed_unheard_is_not_stored_twice(self, url: str) -> None:
+    def test_a_block_that_was_committed_unheard_is_not_stored_twice(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The answer to a commit is lost with the connection: whether it was heard cannot be known."""
-        record = make_record()
+        record, unheard = make_record(), [True]
         with History.open(url) as history:
             history.begin(record)
-            for number, again in ((0, False), (0, True), (1, True)):
-                with history._database.writing() as connection:
-                    append_block(connection, record.id, make_block(number), again=again)
+            usual = history._database._engine.dialect.do_commit
+
+            def commit(connection: Any) -> None:
+                usual(connection)
+                if unheard:
+                    unheard.clear()
+                    lost = Exception("server closed the connection unexpectedly")
+                    raise OperationalError("COMMIT", None, lost, connection_invalidated=True)
+
+            monkeypatch.setattr(history._database._engine.dialect, "do_commit", commit)
+            for number in range(2):
+                history.append(record.id, make_block(number))
+            assert not unheard
             assert [block.round for block in history.load(record.id).blocks] == [0, 1]
 
     def test_eight_writers_outlive_a_server_that_is_killed_twice(self, stopped: Server, url: str) -> None:
@@ -133,101 +139,48 @@ class TestAway:
 
 
 class TestHolding:
-    def test_a_dropped_connection_lets_nobody_in(self, server: Server, url: str) -> None:
+    def test_neither_a_dropped_connection_nor_a_restart_lets_somebody_in(self, stopped: Server, url: str) -> None:
         with History.open(url) as one, History.open(url) as other, one.sweep("study").held():
-            server.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-                "AND backend_type = 'client backend'"
-            )
+            drop_connections(stopped)
             with pytest.raises(UsageError, match="is being run by process"), other.sweep("study").held():
                 pass
-
-    def test_nor_does_a_restarted_server(self, stopped: Server, url: str) -> None:
-        with History.open(url) as one, one.sweep("study").held():
             stopped.stop()
             stopped.start()
-            with History.open(url) as other:
-                # As on another machine, where nobody can see whether the holder lives; long after its last word.
-                with other._database.writing() as connection:
-                    holder = Holder(token="x", process="elsewhere//pid 7 1.00", until=0.0)
-                    write_holder(connection, "sweep study", holder)
-                with pytest.raises(UsageError, match="process 7 on elsewhere"), other.sweep("study").held():
-                    pass
 
-    def test_a_holder_that_died_here_is_succeeded_at_once(self, url: str, tmp_path: Path) -> None:
+            def leave(connection: Connection) -> None:
+                # As on another machine, where nobody can see whether the holder lives; long after its last word.
+                gone = {"token": "x", "process": "elsewhere//pid 7 1.00", "until": 0.0}
+                connection.execute(update(schema.holders).values(**gone))
+
+            other._database.write(leave)
+            with pytest.raises(UsageError, match="process 7 on elsewhere"), other.sweep("study").held():
+                pass
+
+    def test_of_many_who_take_the_hold_of_a_dead_process_one_gets_it(self, url: str) -> None:
         program = (
             "import os, sys\nfrom redline.store import History\n"
-            "ledger = History.open(sys.argv[1]).sweep('study')\n"
-            "with ledger.held():\n    os._exit(0)\n"
+            "with History.open(sys.argv[1]).sweep('study').held():\n    os._exit(0)\n"
         )
         subprocess.run([sys.executable, "-c", program, url], check=True)
-        with History.open(url) as history, history.sweep("study").held():
-            pass
+        start, done, outcomes = threading.Barrier(8), threading.Barrier(8), list[str]()
 
-    def test_one_that_died_elsewhere_when_its_time_is_over(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("redline.store.ledgers.LEASE_S", 0.001)  # the server has been up for longer than this
-        with History.open(url) as history:
-            for until, is_free in ((time.time() + 3600, False), (time.time() - 3600, True)):
-                with history._database.writing() as connection:
-                    holder = Holder(token="x", process="elsewhere//pid 7 1.00", until=until)
-                    write_holder(connection, "sweep study", holder)
-                lease = Lease(history._database, "sweep study")
-                assert (lease.take() is None) == is_free
-            lease.give_back()
+        def take() -> None:
+            with History.open(url) as history:
+                start.wait()
+                try:
+                    with history.sweep("study").held():
+                        outcomes.append("held")
+                        done.wait()
+                except UsageError:
+                    outcomes.append("refused")
+                    done.wait()
 
-    def test_a_hold_is_renewed_while_it_lasts(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("redline.store.ledgers.LEASE_S", 0.3)
-        with History.open(url) as history, history.sweep("study").held():
-            untils = set()
-            deadline = time.monotonic() + 30
-            while len(untils) < 3 and time.monotonic() < deadline:
-                with history._database.reading() as connection:
-                    untils.add(connection.execute(queries.META, {"this_name": "holder of sweep study"}).scalar())
-            assert len(untils) == 3
-
-    def test_a_holder_is_seen_by_who_waited_for_its_renewal(self, server: Server, url: str) -> None:
-        """A sweep stopped here as overtaken: the old entry was deleted, and who waits for it does not see the new one."""
-        read: list[Holder | None] = []
-
-        def ask() -> None:
-            with history._database.writing() as connection:
-                read.append(read_holder(connection, "sweep study"))
-
-        first, renewed = (Holder(token="x", process="a//p 1 1.00", until=until) for until in (1.0, 2.0))
-        asking = threading.Thread(target=ask)
-        with History.open(url) as history:
-            with history._database.writing() as connection:
-                write_holder(connection, "sweep study", first)
-            with history._database.writing() as connection:
-                write_holder(connection, "sweep study", renewed)
-                asking.start()
-                waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-                while asking.is_alive() and server.execute(waiting) == "0":
-                    pass
-            asking.join()
-        assert read == [renewed]
-
-    def test_one_who_was_overtaken_writes_no_more(self, url: str) -> None:
-        with History.open(url) as history:
-            ledger = history.sweep("study")
-            with ledger.held():
-                ledger.settle("its own", make_record())
-                for other in (None, Holder(token="x", process="b//p 1 1.00", until=9e9)):
-                    with history._database.writing() as connection:
-                        write_holder(connection, "sweep study", other)
-                    with pytest.raises(StoreError, match="another process has taken over sweep 'study'"):
-                        ledger.settle("k", make_record())
-            assert history.count() == 1
-            with history._database.writing() as connection:
-                found = read_holder(connection, "sweep study")
-            assert found.token == "x", "what another one holds is not given back"
-
-    def test_what_is_given_back_is_free_for_every_machine_at_once(self, url: str) -> None:
-        with History.open(url) as history:
-            with history.sweep("study").held():
-                pass
-            with history._database.writing() as connection:
-                assert read_holder(connection, "sweep study") is None
+        threads = [threading.Thread(target=take) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(outcomes) == ["held", *["refused"] * 7]
 
 
 GRID: dict[str, Any] = {
@@ -299,10 +252,7 @@ class TestSweeps:
 
         class Dropping(Observer):
             def settled(self, cell: Any, record: Any) -> None:
-                server.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-                    "AND backend_type = 'client backend'"
-                )
+                drop_connections(server)
                 with (
                     Workspace(door=fake_door(), history=url) as second,
                     pytest.raises(UsageError, match="is being run by process") as error,

@@ -507,7 +507,7 @@ def estimate(cells: Iterable[Cell], past: History) -> Estimate:
     def seconds_of(model: str, task: str, recipe: str) -> float | None:
         same_task = [row for row in rows_of(model) if row.task == task]
         for row in sorted(same_task, key=lambda row: row.recipe != recipe)[:1]:
-            return seconds_each(past.group_of(past.load(row.id)))
+            return seconds_each(past.load_with_groups([row.id]))
         return None
 
     cells = list(cells)

@@ -1,38 +1,43 @@
-"""A back-up of a history as one file: every row as it is stored, byte by byte, and a digest at the end.
+"""Files of records: back-ups, and documents that 'history export --format json --raw' wrote.
 
-Frames of a length and a msgpack list. What is read back into an empty history gives the same file again. Traces lie in
-a folder beside the history and are copied with it, not with this.
+A back-up has every row as it is stored, byte by byte, in frames of a length and a msgpack list, and a digest at the end. What
+is read back into an empty history gives the same file again. Traces lie in a folder beside the history and are copied with
+it, not with this.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
-from redline.model.errors import RecordError, StoreError, UsageError
-from redline.model.files import open_to_read
-from redline.store.codec import DAMAGE, PACKING_DAMAGE, open_unpacked, unpack
-from redline.store.layout import blocks, ceilings, marks, records, sweep_cells, tunes
-from redline.store.location import SQLITE_MAGIC
-from redline.store.writer import keep_point
+from redline.model.errors import RecordError, SpecError, StoreError, UsageError
+from redline.model.files import MOST_DOCUMENT_BYTES, open_to_read, read_up_to
+from redline.model.migrations import migrate
+from redline.model.record import RunRecord
+from redline.store.codec import DAMAGE, with_trace_path
+from redline.store.schema import OWNED, ceilings, keep_points, put, records, tunes
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Table
-
-    from redline.store.database import Database
+    from sqlalchemy import Connection
 
 MAGIC = b"REDLINE1"
 LONGEST = 1 << 30
 """The longest frame: a length beyond it is damage."""
-OWNED = (blocks, marks, sweep_cells)
-"""Rows that belong to a record."""
 OTHERS = (tunes, ceilings)
+TABLES = {table.name: table for table in (records, *OWNED, *OTHERS)}
+PACKING_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
+"""What damaged bytes make gzip raise."""
+
+StoredRow = tuple[str, dict[str, Any]]
+"""A row of a table, by the table's name."""
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,121 +46,80 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were there already, and stayed as they are."""
 
 
-def is_archive(path: Path) -> bool:
-    return _begins_with(path, MAGIC, open_unpacked)
+def rows_of(connection: Connection, ids: Sequence[str]) -> Iterator[StoredRow]:
+    """All records in order, or some, with what belongs to each; then searches and ceilings, if all are asked for."""
+    asked = select(records.c.id).order_by(records.c.id)
+    for record_id in sorted(ids) if ids else connection.execute(asked).scalars().all():
+        for table in (records, *OWNED):
+            key = (table.c.id if table is records else table.c.record_id) == record_id
+            yield from _stored(connection, table, key)
+    for table in OTHERS if not ids else ():
+        yield from _stored(connection, table)
 
 
-def is_history(path: Path) -> bool:
-    """Whether it is a SQLite file, as a history is."""
-    return _begins_with(path, SQLITE_MAGIC, open_to_read)
-
-
-def _begins_with(path: Path, magic: bytes, opened: Callable[[Path], BufferedIOBase]) -> bool:
-    try:
-        with opened(path) as file:
-            return file.read(len(magic)) == magic
-    except PACKING_DAMAGE as error:
-        raise UsageError(f"{path} is damaged: {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def write_archive(database: Database, out: IO[bytes], ids: Sequence[str] = ()) -> int:
-    """All records in order, or some, with what belongs to each; then searches and ceilings. How many records it were."""
-    digest = hashlib.sha256()
-    out.write(MAGIC)
-
-    def put(table: Table, row: Mapping[Any, Any]) -> None:
+def _stored(connection: Connection, table: Any, *which: Any) -> Iterator[StoredRow]:
+    for row in connection.execute(select(table).where(*which).order_by(*table.primary_key.columns)).mappings():
         # SQLAlchemy's names are a kind of text that msgpack does not know.
-        body = msgspec.msgpack.encode((str(table.name), {str(name): value for name, value in row.items()}))
+        yield str(table.name), {str(name): value for name, value in row.items()}
+
+
+def store_rows(connection: Connection, rows: Iterable[StoredRow]) -> Imported:
+    """Add the rows that are not there yet. What belongs to a record is added with the record only."""
+    added: list[str] = []
+    known = 0
+    owned = {table.name for table in OWNED}
+    for name, row in rows:
+        if name in owned and row.get("record_id") not in added[-1:]:
+            continue
+        is_new = put(connection, TABLES[name], row, replace=False) > 0
+        if name == records.name:
+            known += not is_new
+            added += [row["id"]] if is_new else []
+    for record_id in added:
+        keep_points(connection, [record_id])
+    return Imported(added=len(added), known=known)
+
+
+def write_archive(rows: Iterable[StoredRow], out: IO[bytes]) -> int:
+    """Write rows with a digest at the end; how many records they were."""
+    digest, count = hashlib.sha256(), 0
+    out.write(MAGIC)
+    for row in rows:
+        count += row[0] == records.name
+        body = msgspec.msgpack.encode(row)
         digest.update(body)
         out.write(len(body).to_bytes(4, "big") + body)
-
-    with database.reading() as connection:
-        wanted = sorted(ids) if ids else connection.execute(select(records.c.id).order_by(records.c.id)).scalars().all()
-        for record_id in wanted:
-            row = connection.execute(select(records).where(records.c.id == record_id)).mappings().one()
-            put(records, row)
-            for table in OWNED:
-                for each in _rows(connection, table, record_id):
-                    put(table, each)
-        for table in OTHERS if not ids else ():
-            for each in _rows(connection, table):
-                put(table, each)
-    body = msgspec.msgpack.encode(("end", len(wanted), digest.digest()))
+    body = msgspec.msgpack.encode(("end", count, digest.digest()))
     out.write(len(body).to_bytes(4, "big") + body)
-    return len(wanted)
+    return count
 
 
-def _rows(connection: Connection, table: Table, record_id: str | None = None) -> Iterator[Mapping[Any, Any]]:
-    statement = select(table).order_by(*table.primary_key.columns)
-    if record_id is not None:
-        statement = statement.where(table.c.record_id == record_id)
-    yield from connection.execute(statement).mappings()
-
-
-def read_archive(database: Database, path: Path) -> Imported:
-    """Add what is not there yet, all of it or nothing."""
+def read_archive(path: Path) -> Iterator[StoredRow]:
+    """The rows of a back-up. Raises at the first damage, so that whoever stores them stores nothing."""
+    digest = hashlib.sha256()
     try:
-        return _read_archive(database, path)
+        with open_unpacked(path) as file:
+            file.read(len(MAGIC))
+            for body in _frames(file, path):
+                match _decoded(body, path):
+                    case ["end", int(), bytes(written)]:
+                        if written != digest.digest() or file.read(1):
+                            raise StoreError(f"{path} is damaged: its digest does not fit; nothing was added")
+                        return
+                    case [str(name), dict(row)] if name in TABLES and _fits(name, row):
+                        digest.update(body)
+                        yield name, row
+                    case _:
+                        raise StoreError(f"{path} is of another version of Redline, or damaged; nothing was added")
+        raise StoreError(f"{path} ends in the middle; nothing was added")
     except PACKING_DAMAGE as error:
         raise StoreError(f"{path} is damaged: {error}; nothing was added") from None
 
 
-def _read_archive(database: Database, path: Path) -> Imported:
-    tables = {table.name: table for table in (records, *OWNED, *OTHERS)}
-    added: set[str] = set()
-    known = 0
-    digest = hashlib.sha256()
-    with open_unpacked(path) as file, database.writing(durable=True) as connection:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise UsageError(f"{path} is not a back-up of Redline")
-        for body in _frames(file, path):
-            name, *values = _decoded(body, path)
-            if name == "end":
-                if values[1] != digest.digest() or file.read(1):
-                    raise StoreError(f"{path} is damaged: its digest does not fit; nothing was added")
-                break
-            digest.update(body)
-            table, row = tables.get(name), values[0]
-            if table is None or not isinstance(row, dict) or not _fits(table, row):
-                raise StoreError(f"{path} is of another version of Redline, or damaged; nothing was added")
-            if table is records:
-                exists = connection.execute(select(records.c.id).where(records.c.id == row["id"])).first()
-                known += exists is not None
-                if exists is None:
-                    added.add(row["id"])
-                    connection.execute(insert(records).values(**row))
-            elif row.get("record_id") in added or (table in OTHERS and not _exists(connection, table, row)):
-                connection.execute(insert(table).values(**row))
-        else:
-            raise StoreError(f"{path} ends in the middle; nothing was added")
-        for record_id in sorted(added):
-            _keep_point(connection, record_id)
-    return Imported(added=len(added), known=known)
-
-
-def _fits(table: Table, row: dict[str, Any]) -> bool:
+def _fits(name: str, row: dict[str, Any]) -> bool:
     """An archive of an older layout may lack columns that were added since, where these may be empty."""
-    return set(row) <= set(table.columns.keys()) and all(
-        column.nullable for column in table.columns if column.name not in row
-    )
-
-
-def _exists(connection: Connection, table: Table, row: dict[str, Any]) -> bool:
-    keys = [column == row[column.name] for column in table.primary_key.columns]
-    return connection.execute(select(*table.primary_key.columns).where(*keys)).first() is not None
-
-
-def _keep_point(connection: Connection, record_id: str) -> None:
-    row = connection.execute(select(records.c.head, records.c.status).where(records.c.id == record_id)).one()
-    bodies = connection.execute(select(blocks.c.body).where(blocks.c.record_id == record_id).order_by(blocks.c.number))
-    if row.status != "done":
-        return
-    try:
-        keep_point(connection, unpack(record_id, row.head, bodies.scalars()))
-    except RecordError:
-        return  # told by whoever reads it
+    columns = TABLES[name].columns
+    return set(row) <= set(columns.keys()) and all(column.nullable or column.name in row for column in columns)
 
 
 def _frames(file: BufferedIOBase, path: Path) -> Iterator[bytes]:
@@ -167,11 +131,68 @@ def _frames(file: BufferedIOBase, path: Path) -> Iterator[bytes]:
         yield body
 
 
-def _decoded(body: bytes, path: Path) -> list[Any]:
+def _decoded(body: bytes, path: Path) -> Any:
     try:
-        found = msgspec.msgpack.decode(body)
+        return msgspec.msgpack.decode(body)
     except DAMAGE as error:
         raise StoreError(f"{path} is damaged: {error}; nothing was added") from None
-    if not isinstance(found, list) or len(found) < 2:
-        raise StoreError(f"{path} is damaged; nothing was added")
-    return found
+
+
+def is_archive(path: Path) -> bool:
+    try:
+        with open_unpacked(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except PACKING_DAMAGE as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def open_unpacked(path: Path) -> BufferedIOBase:
+    """A file for reading, unpacked where gzip has compressed it."""
+    file = open_to_read(path)
+    if file.peek(2)[:2] != b"\x1f\x8b":
+        return file
+    unpacked = gzip.GzipFile(fileobj=file)
+    # The file is closed with what unpacks it; the type in typeshed is narrower than what gzip takes.
+    unpacked.myfileobj = file  # type: ignore[assignment]
+    return unpacked
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, also where gzip has compressed it."""
+    try:
+        with open_unpacked(path) as file:
+            return msgspec.json.decode(read_up_to(file, MOST_DOCUMENT_BYTES, str(path)))
+    except PACKING_DAMAGE as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is neither a back-up nor a history nor a JSON document of Redline: {error}") from None
+
+
+def has_raw_records(document: Any) -> bool:
+    """Whether it is a document of `history export --format json --raw`."""
+    return isinstance(document, dict) and all(isinstance(document.get(name), list) for name in ("results", "records"))
+
+
+def read_exported(path: Path) -> list[RunRecord]:
+    """The records of an exported document, old ones through the migrations, without the paths of their traces."""
+    document = read_json(path)
+    if not has_raw_records(document):
+        raise UsageError(
+            f"{path} holds no records, and what --json prints is not read back: 'redline history export --format archive "
+            "-o FILE' writes records"
+        )
+    return [_record(plain, path) for plain in document["records"]]
+
+
+def _record(plain: Any, path: Path) -> RunRecord:
+    if not isinstance(plain, dict):
+        raise RecordError(f"{path}: not a record: expected a table")
+    try:
+        record = msgspec.convert(migrate(plain), RunRecord)
+        return record if record.trace is None else with_trace_path(record, "")
+    except (msgspec.ValidationError, SpecError) as error:
+        raise RecordError(f"{path}: record {plain.get('id')!r} is damaged: {error}") from None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Iterable
-from io import BufferedIOBase
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -14,9 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from redline.analyze.blocks import timed_blocks
-from redline.model.errors import RecordError, RedlineError, SpecError, UsageError
+from redline.model.errors import RecordError, RedlineError
 from redline.model.fields import LAST_MOMENT, Moment
-from redline.model.files import MOST_DOCUMENT_BYTES, open_to_read, read_up_to
 from redline.model.identity import Series, is_capture, series_of
 from redline.model.migrations import encode, migrate
 from redline.model.note import notes_from_texts
@@ -29,8 +25,6 @@ CutOff = Literal["cut off"]
 
 DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What damaged or foreign bytes make msgspec, a migration or a spec's own checks raise."""
-PACKING_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
-"""What damaged bytes make gzip raise."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +252,7 @@ def with_stored_trace(record: RunRecord, folder: Path) -> RunRecord:
     if record.trace is None or not _is_inside(record.trace.path, folder):
         return record
     relative = os.path.relpath(os.path.realpath(record.trace.path), os.path.realpath(folder))
-    return _with_trace_path(record, relative)
+    return with_trace_path(record, relative)
 
 
 def with_found_trace(record: RunRecord, folder: Path) -> RunRecord:
@@ -266,7 +260,7 @@ def with_found_trace(record: RunRecord, folder: Path) -> RunRecord:
     if record.trace is None:
         return record
     path = os.path.join(folder, record.trace.path)  # an absolute one, of an older Redline, stays as it is
-    return _with_trace_path(record, path if _is_inside(path, folder) else "")
+    return with_trace_path(record, path if _is_inside(path, folder) else "")
 
 
 def _is_inside(path: str, folder: Path) -> bool:
@@ -277,56 +271,6 @@ def _is_inside(path: str, folder: Path) -> bool:
         return False
 
 
-def _with_trace_path(record: RunRecord, path: str) -> RunRecord:
+def with_trace_path(record: RunRecord, path: str) -> RunRecord:
     assert record.trace is not None
     return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=path))
-
-
-def open_unpacked(path: Path) -> BufferedIOBase:
-    """A file for reading, unpacked where gzip has compressed it."""
-    file = open_to_read(path)
-    if file.peek(2)[:2] != b"\x1f\x8b":
-        return file
-    unpacked = gzip.GzipFile(fileobj=file)
-    # The file is closed with what unpacks it; the type in typeshed is narrower than what gzip takes.
-    unpacked.myfileobj = file  # type: ignore[assignment]
-    return unpacked
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds, also where gzip has compressed it."""
-    try:
-        with open_unpacked(path) as file:
-            return msgspec.json.decode(read_up_to(file, MOST_DOCUMENT_BYTES, str(path)))
-    except PACKING_DAMAGE as error:
-        raise UsageError(f"{path} is damaged: {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is neither a back-up nor a history nor a JSON document of Redline: {error}") from None
-
-
-def has_raw_records(document: Any) -> bool:
-    """Whether it is a document of `history export --format json --raw`."""
-    return isinstance(document, dict) and all(isinstance(document.get(name), list) for name in ("results", "records"))
-
-
-def read_exported(path: Path) -> list[RunRecord]:
-    """The records of an exported document, old ones through the migrations, without the paths of their traces."""
-    document = read_json(path)
-    if not has_raw_records(document):
-        raise UsageError(
-            f"{path} holds no records, and what --json prints is not read back: 'redline history export --format archive "
-            "-o FILE' writes records"
-        )
-    return [_record(plain, path) for plain in document["records"]]
-
-
-def _record(plain: Any, path: Path) -> RunRecord:
-    if not isinstance(plain, dict):
-        raise RecordError(f"{path}: not a record: expected a table")
-    try:
-        record = msgspec.convert(migrate(plain), RunRecord)
-        return record if record.trace is None else _with_trace_path(record, "")
-    except (msgspec.ValidationError, SpecError) as error:
-        raise RecordError(f"{path}: record {plain.get('id')!r} is damaged: {error}") from None

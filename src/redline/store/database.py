@@ -1,54 +1,121 @@
-"""An open database: connections tuned for several writers, transactions, a server that goes away, errors in one line."""
+"""Where a history is, and the open database: several writers, a server that goes away, errors in one line."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
-from sqlalchemy import Connection, Engine, QueuePool, RowMapping, create_engine, event
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+import platformdirs
+from sqlalchemy import Connection, Engine, QueuePool, RowMapping, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from redline.model.errors import MissingExtra, RedlineError, StoreError
-from redline.store import layout, queries
-from redline.store.location import (
-    KINDS,
-    VARIABLE,
-    describe,
-    file_of,
-    folder_of,
-    for_reading,
-    identity,
-    in_memory,
-    is_missing,
-    is_sqlite,
-)
+from redline.store import schema
 
-BUSY_SECONDS = 60
-"""How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
+VARIABLE = "REDLINE_STORE"
+"""Environment variable: a database URL, or the path of a SQLite file."""
+KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+SQLITE_MAGIC = b"SQLite format 3\0"
+"""What every SQLite file begins with."""
+
+SYNCHRONOUS = {"durable": "FULL", "usual": "NORMAL"}
+"""What SQLite waits for in a write: with its write-ahead log, NORMAL is safe from crashes and FULL from a power cut too."""
+
 PATIENCE_S = 300.0
 """How long to wait for a server that was there before and has gone away."""
 RETRY_S = 1.0
+BUSY_SECONDS = 60
+"""How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
 
 S = TypeVar("S", bound=msgspec.Struct)
+R = TypeVar("R")
 OnNote = Callable[[str], None]
-"""Told in one line what a person should know: a server that is waited for, a file that was set aside."""
+"""Called with one line that a person should know, such as that a server is waited for."""
 
-_WRITES = "redline_writes"
+# `sqlite:/x` is a mistyped URL; taken as a path it would silently start an empty history elsewhere.
+_URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
+_SECRETS = re.compile(r"(?<=:).*@|\?.*")
+_DRIVER = "psycopg"
+"""The only driver for PostgreSQL: its error codes tell errors apart."""
 _SERVER_OPTIONS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A server whose machine is gone must be noticed, not waited for until the network gives up."""
 _AWAY_STATES = ("57P01", "57P02", "57P03")
 """PostgreSQL's codes for shutting down, crashed and starting up; class 08 is a broken connection."""
+_ELSEWHERE = f"set {VARIABLE} to another location"
 
 # SQLite forbids even closing a connection that came through a fork, so the child keeps the parent's alive, unused.
 _abandoned: list[object] = []
+
+
+def resolve(location: str | None = None) -> URL:
+    """The URL meant by `location`, else by the environment, else the history of this user."""
+    location = location or os.environ.get(VARIABLE)
+    if not location:
+        return _file(str(platformdirs.user_data_path("redline") / "history.sqlite"))
+    if not _URL.match(location):
+        return _file(location)
+    try:
+        url = make_url(location)
+    except (ArgumentError, ValueError):
+        # What cannot be parsed may hold a password anywhere: show only what surely is none.
+        shown = _SECRETS.sub("…", location)
+        raise StoreError(f"cannot read {shown!r} as a location for the history: write {KINDS}") from None
+    backend, _, driver = url.drivername.partition("+")
+    if backend in ("postgres", "postgresql"):
+        if driver not in ("", _DRIVER):
+            written = "write postgresql://USER@HOST/DATABASE"
+            raise StoreError(f"no history by the driver {driver!r} ({describe(url)}): {written}")
+        return url.set(drivername=f"postgresql+{_DRIVER}")  # SQLAlchemy's own default differs between its versions
+    if backend != "sqlite" or driver not in ("", "pysqlite"):
+        raise StoreError(f"no history in {url.drivername!r} ({describe(url)}): set {VARIABLE} to {KINDS}")
+    if url.query:
+        option = next(iter(url.query))
+        raise StoreError(f"the URL of a SQLite history has no options, got {option!r}: set {VARIABLE} to {KINDS}")
+    return _file(url.database or ":memory:")
+
+
+def _file(path: str) -> URL:
+    # Absolute now: it must not move when someone changes the working directory.
+    whole = None if path == ":memory:" else os.path.abspath(os.path.expanduser(path))
+    return URL.create("sqlite", database=whole)
+
+
+def describe(url: URL) -> str:
+    """The location for people to read: a path, or a URL without its password."""
+    if url.get_backend_name() == "sqlite":
+        return url.database or ":memory:"
+    secrets = [name for name in url.query if "password" in name.lower()]
+    return url.difference_update_query(secrets).render_as_string(hide_password=True)
+
+
+def file_of(url: URL) -> Path | None:
+    """The SQLite file behind a URL; None for a server and for memory."""
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def folder_of_files(url: URL) -> Path:
+    """Where the files that belong to a history are: beside a SQLite file, else in this user's data folder."""
+    path = file_of(url)
+    return path.parent if path is not None else Path(platformdirs.user_data_path("redline"))
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file says that it is one of SQLite's. One that cannot be read gives no answer."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    except OSError:
+        return False
 
 
 class Database:
@@ -68,15 +135,8 @@ class Database:
         self._on_note = on_note
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._was_there = False
-        self._identity = identity(url)
-        opened = for_reading(url) if only_to_read else url
-        self._is_frozen = "immutable" in opened.query
-        with self._in_one_line("open"):
-            self._engine = _engine(opened, self.location)
-        if only_to_read:
-            self._engine = self._engine.execution_options(postgresql_readonly=True)
-        self._writer = self._engine.execution_options(**{_WRITES: True})
         self._process = os.getpid()
+        self._engine = _engine(url, self.location, only_to_read=only_to_read)
 
     @classmethod
     def open(
@@ -92,70 +152,88 @@ class Database:
         `only_to_read` creates and changes nothing: what is not there reads as empty, and older tables are updated in a
         copy in memory.
         """
-        if only_to_read:
-            return _for_reading(url, on_note, patience_s)
-        _make_folder(url, describe(url))
-        database = cls(url, on_note=on_note, patience_s=patience_s)
+        path = file_of(url)
+        if only_to_read and path is not None and _is_missing(path):
+            return cls._in_memory(url)
+        if not only_to_read and path is not None:
+            _make_folder(path.parent, describe(url))
+        database = cls(url, only_to_read=only_to_read, on_note=on_note, patience_s=patience_s)
         try:
             with database._in_one_line("open"):
-                database.refuse_damage()
-                if database._layout() != layout.LAYOUT:
-                    with database._writer.begin() as connection:
-                        layout.bring_up(connection, database.location)
+                if not only_to_read:
+                    database.refuse_damage()
+                with database._engine.begin() as connection:
+                    found = schema.version(connection)
+                    if found != schema.LAYOUT and only_to_read:
+                        return cls._stand_in(url, connection, found)
+            if found != schema.LAYOUT:
+                database.write(lambda connection: schema.bring_up(connection, database.location), doing="open")
             database._was_there = True
-        except StoreError:
-            database.close()
-            raise
+            return database
+        finally:
+            if not database._was_there:
+                database.close()
+
+    @classmethod
+    def _stand_in(cls, url: URL, connection: Connection, found: int | None) -> Database:
+        """What a database of another layout, or without any, is read as."""
+        location = describe(url)
+        if found is None:
+            schema.check_foreign(connection, location)
+            return cls._in_memory(url)
+        schema.check_readable(found, location)
+        if connection.dialect.name == "sqlite":
+            return cls._in_memory(url, connection.connection.driver_connection)
+        raise StoreError(
+            f"the history at {location} has layout {found}: any command that measures updates it, reading alone does not"
+        )
+
+    @classmethod
+    def _in_memory(cls, url: URL, source: Any = None) -> Database:
+        """A stand-in that is empty, or a copy of `source`, with today's tables."""
+        database = cls(URL.create("sqlite"))
+        if source is not None:
+            with database._engine.connect() as connection:
+                source.backup(connection.connection.driver_connection)
+        database.write(lambda connection: schema.bring_up(connection, describe(url)))
+        database.url, database.location, database.only_to_read = url, describe(url), True
         return database
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """On SQLite one snapshot; on PostgreSQL a later statement may see more. Nothing is ever taken away, so no harm."""
         self._mind_forks()
-        with self._in_one_line("read"), self._connected(self._engine) as connection, connection.begin():
-            yield connection
-
-    @contextmanager
-    def writing(self, *, durable: bool = False, patient: bool = True) -> Iterator[Connection]:
-        """All of it is written or nothing is, also when the process is killed inside. `durable`: or the power fails after.
-
-        `patient` waits for a server that has gone away before this begins.
-        """
-        self._mind_forks()
-        with (
-            self._in_one_line("write to"),
-            self._connected(self._writer, patient=patient) as connection,
-            _synchronous(connection) if durable else nullcontext(),
-            connection.begin(),
-        ):
-            yield connection
-
-    def write(self, deed: Callable[[Connection, bool], None], *, durable: bool = False) -> None:
-        """Do `deed` in a transaction of its own; when a server goes away, wait for it and do it again.
-
-        The second time it is told so: the first may have been committed, and only the answer was lost.
-        """
-        again = False
-        while True:
+        with self._in_one_line("read"):
             try:
-                with self.writing(durable=durable, patient=False) as connection:
-                    return deed(connection, again)
-            except StoreError as error:
-                if not self._is_away(error.__cause__):
+                connection = self._engine.connect()
+            except DBAPIError as error:
+                if not self._patience_s or not self._is_away(error):
                     raise
                 self._wait(error)
-                again = True
+                connection = self._engine.connect()
+            with connection, connection.begin():
+                yield connection
 
-    def is_current(self) -> bool:
-        """Whether reading on shows what is there now: not of a file that was replaced, nor of a copy in memory."""
-        if self.on_server:
-            return True
-        return self._identity is not None and not self._is_frozen and self._identity == identity(self.url)
+    def write(
+        self, deed: Callable[[Connection], R], *, durable: bool = False, patient: bool = True, doing: str = "write to"
+    ) -> R:
+        """Do `deed` in a transaction: all of it is written or nothing is, also when the process is killed inside.
 
-    def require_writable(self) -> None:
-        """Raise where nothing can be written, without changing anything."""
-        with self.writing(patient=False) as connection:
-            connection.execute(queries.DELETE_META, {"this_name": ""})
+        When a server goes away, this waits for it and does `deed` again. The first time may have been committed, and only
+        the answer was lost, so what `deed` inserts has a key of its own. `durable`: on disk when this returns.
+        """
+        if self.only_to_read:
+            raise StoreError(f"cannot write to the history at {self.location}: it was opened only to read")
+        self._mind_forks()
+        writer = self._engine.execution_options(redline_writes="durable" if durable else "usual")
+        while True:
+            try:
+                with self._in_one_line(doing), writer.begin() as connection:
+                    return deed(connection)
+            except StoreError as error:
+                if not patient or not self._is_away(error.__cause__):
+                    raise
+                self._wait(error)
 
     @property
     def on_server(self) -> bool:
@@ -165,23 +243,13 @@ class Database:
         self._mind_forks()
         self._engine.dispose()
 
-    def _layout(self) -> int | None:
-        with self._engine.begin() as connection:
-            return layout.version(connection)
-
-    @contextmanager
-    def _connected(self, engine: Engine, *, patient: bool = True) -> Iterator[Connection]:
-        if self.only_to_read and engine is self._writer:
-            raise StoreError(f"cannot write to the history at {self.location}: it was opened only to read")
-        try:
-            connection = engine.connect()
-        except DBAPIError as error:
-            if not patient or not self._patience_s or not self._is_away(error):
-                raise
-            self._wait(error)
-            connection = engine.connect()
-        with connection:
-            yield connection
+    def clocks(self, connection: Connection) -> tuple[float, float]:
+        """The time now, and when the server was started, by the server's clock. A file has always been there."""
+        if not self.on_server:
+            return time.time(), 0.0
+        epochs = "extract(epoch FROM clock_timestamp())::float8, extract(epoch FROM pg_postmaster_start_time())::float8"
+        now, started = connection.execute(text(f"SELECT {epochs}")).one()
+        return now, started
 
     def _is_away(self, error: BaseException | None) -> bool:
         """Whether a server that answered before does not any more. One that never did is a mistake in its URL."""
@@ -238,17 +306,16 @@ class Database:
             self.refuse_damage(error)
             if not isinstance(error, SQLAlchemyError):
                 raise
-            if not isinstance(error, DBAPIError):
-                said = " ".join(str(error).split())
-                raise StoreError(f"cannot {doing} the history at {self.location}: {said}") from error
-            said = " ".join(str(error.orig).split())
-            advice = _advice(error.orig)
-            raise StoreError(f"cannot {doing} the history at {self.location}: {said}; {advice}") from error
+            cause = error.orig if isinstance(error, DBAPIError) else None
+            said = " ".join(str(cause or error).split())
+            advice = f"; {_advice(cause)}" if cause else ""
+            raise StoreError(f"cannot {doing} the history at {self.location}: {said}{advice}") from error
 
     def refuse_damage(self, cause: BaseException | None = None) -> None:
         """Raise if SQLite finds the file damaged. Looks at all of it, and writes nothing."""
         found = cause.orig if isinstance(cause, DBAPIError) else cause
-        damage = str(found) if _is_corrupt(found) else damage_of(self.url)
+        path = file_of(self.url)
+        damage = str(found) if _is_corrupt(found) else None if path is None else damage_of(path)
         if damage is not None:
             raise StoreError(
                 f"the history at {self.location} is damaged ({damage}): 'redline history recover' writes every record "
@@ -256,18 +323,26 @@ class Database:
             ) from cause
 
 
+def _is_missing(path: Path) -> bool:
+    """Whether a file is not there. A folder that may not be looked into gives no answer."""
+    try:
+        return not os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def _is_corrupt(error: BaseException | None) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
 
 
-def damage_of(url: URL) -> str | None:
-    """What SQLite says is damaged in a file; None for a sound one, and for a server, memory, or something else's file."""
-    path = file_of(url)
-    if path is None or not is_sqlite(path):
+def damage_of(path: Path) -> str | None:
+    """What SQLite says is damaged in a file; None for a sound one, and for something else's file."""
+    if not is_sqlite(path):
         return None
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as connection:
             (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except UnicodeDecodeError:  # in the message of an error that quotes what it cannot read
         return "its schema cannot be read"
@@ -276,50 +351,6 @@ def damage_of(url: URL) -> str | None:
     return None if said == "ok" else " ".join(said.removeprefix("*** in database main ***").split())
 
 
-def _for_reading(url: URL, on_note: OnNote, patience_s: float | None) -> Database:
-    if is_missing(url):
-        return _in_memory(url)
-    database = Database(url, only_to_read=True, on_note=on_note, patience_s=patience_s)
-    try:
-        with database._in_one_line("open"):
-            if database._layout() != layout.LAYOUT:
-                with database._engine.begin() as connection:
-                    return _stand_in(url, connection)
-        database._was_there, readable = True, database
-    finally:
-        if not database._was_there:
-            database.close()
-    return readable
-
-
-def _stand_in(url: URL, connection: Connection) -> Database:
-    """What a database of another layout, or without any, is read as."""
-    found, location = layout.version(connection), describe(url)
-    if found is None:
-        layout.check_foreign(connection, location)
-        return _in_memory(url)
-    layout.check_readable(found, location)
-    if connection.dialect.name == "sqlite":
-        return _in_memory(url, connection.connection.driver_connection)
-    raise StoreError(
-        f"the history at {location} has layout {found}: any command that measures updates it, reading alone does not"
-    )
-
-
-def _in_memory(url: URL, source: Any = None) -> Database:
-    """A stand-in that is empty, or a copy of `source`, with today's tables."""
-    database = Database(URL.create("sqlite"))
-    with database._in_one_line("open"):
-        if source is not None:
-            with database._engine.connect() as connection:
-                source.backup(connection.connection.driver_connection)
-        with database._writer.begin() as connection:
-            layout.bring_up(connection, describe(url))
-    database.url, database.location, database.only_to_read = url, describe(url), True
-    return database
-
-
-_ELSEWHERE = f"set {VARIABLE} to another location"
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: (
         f"if it was one, 'redline history recover' writes what can be read of it to a new file; otherwise {_ELSEWHERE}"
@@ -337,10 +368,7 @@ def _advice(error: BaseException | None) -> str:
     return _ADVICE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, f"fix that or {_ELSEWHERE}")
 
 
-def _make_folder(url: URL, location: str) -> None:
-    folder = folder_of(url)
-    if folder is None:
-        return
+def _make_folder(folder: Path, location: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -350,41 +378,46 @@ def _make_folder(url: URL, location: str) -> None:
         raise StoreError(f"cannot make the folder of the history at {location}: {why}; {_ELSEWHERE}") from error
 
 
-def _engine(url: URL, location: str) -> Engine:
-    if (file := file_of(url)) is not None and file.is_dir():
+def _engine(url: URL, location: str, *, only_to_read: bool) -> Engine:
+    path = file_of(url)
+    if path is not None and path.is_dir():
         raise StoreError(f"no history at {location}: it is a folder; name a file in it or {_ELSEWHERE}")
-    options: dict[str, Any] = {}
-    if url.get_backend_name() == "sqlite":
-        options["connect_args"] = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-        options["poolclass"] = QueuePool
-        if in_memory(url):
-            # Each connection to memory is a database of its own: there is one, and threads take turns.
-            options |= {"pool_size": 1, "max_overflow": 0}
-    else:
-        options["pool_pre_ping"] = True  # a server may hang up between two long measurements
-        options["connect_args"] = {name: value for name, value in _SERVER_OPTIONS.items() if name not in url.query}
-    try:
-        engine = create_engine(url, **options)
-    except ImportError:
-        raise MissingExtra(f"the history at {location}", "psycopg", "postgres") from None
-    except TypeError as error:  # options in the URL that are not the driver's
-        raise StoreError(f"cannot open the history at {location}: {error}; set {VARIABLE} to {KINDS}") from None
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _tune_sqlite)
-        if url.query.get("mode") != "ro":
-            event.listen(engine, "connect", _write_ahead)
-        event.listen(engine, "begin", _begin_sqlite)
+    if url.get_backend_name() != "sqlite":
+        return _server_engine(url, location, only_to_read=only_to_read)
+    opened = url
+    if path is not None and only_to_read:
+        # In a folder where nothing may be written, SQLite cannot make the index of its log that it would read through.
+        # Without a log nobody is writing, and it needs none.
+        is_open_elsewhere = os.path.exists(path.with_name(f"{path.name}-wal"))
+        query = {"mode": "ro", "uri": "true"}
+        query |= {} if is_open_elsewhere or os.access(path.parent, os.W_OK) else {"immutable": "1"}
+        opened = URL.create("sqlite", database=f"file:{quote(str(path))}", query=query)
+    # Each connection to memory is a database of its own: there is one, and threads take turns.
+    shared: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if path is None else {}
+    options = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+    engine = create_engine(opened, connect_args=options, poolclass=QueuePool, **shared)
+
+    @event.listens_for(engine, "connect")
+    def _tune(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        if not only_to_read:
+            write_ahead(connection)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later is refused at once when another wrote in between, however long
+        # it would wait; so a writer takes the lock before anything else.
+        writes = connection.get_execution_options().get("redline_writes")
+        if writes:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {SYNCHRONOUS[writes]}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
     return engine
 
 
-def _tune_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves, below
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-    connection.execute("PRAGMA synchronous = NORMAL")  # with WAL: safe from crashes, one fsync per checkpoint
-    connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _write_ahead(connection: Any, _: object) -> None:
+def write_ahead(connection: Any) -> None:
     """Switch to write-ahead logging, once in the life of a file.
 
     Changing the journal does not wait for its turn as other statements do: when several processes open a new file
@@ -403,22 +436,13 @@ def _write_ahead(connection: Any, _: object) -> None:
             time.sleep(0.01)
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and writes later is refused at once when another wrote in between, however long
-    # it would wait; so a writer takes the lock before anything else.
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-@contextmanager
-def _synchronous(connection: Connection) -> Iterator[None]:
-    """Commits inside are on the disk when they return. A server sees to that by itself."""
-    if connection.dialect.name != "sqlite":
-        yield
-        return
-    driver: Any = connection.connection.driver_connection
-    driver.execute("PRAGMA synchronous = FULL")
+def _server_engine(url: URL, location: str, *, only_to_read: bool) -> Engine:
+    options = {name: value for name, value in _SERVER_OPTIONS.items() if name not in url.query}
     try:
-        yield
-    finally:
-        driver.execute("PRAGMA synchronous = NORMAL")
+        # A server may hang up between two long measurements, so a connection is tried before it is used.
+        engine = create_engine(url, pool_pre_ping=True, connect_args=options)
+    except ImportError:
+        raise MissingExtra(f"the history at {location}", "psycopg", "postgres") from None
+    except TypeError as error:  # options in the URL that are not the driver's
+        raise StoreError(f"cannot open the history at {location}: {error}; set {VARIABLE} to {KINDS}") from None
+    return engine.execution_options(postgresql_readonly=True) if only_to_read else engine

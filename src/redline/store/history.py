@@ -6,18 +6,19 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from threading import Lock
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Unpack
+from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
+from sqlalchemy import Text, case, delete, func, select
 
 from redline.model.errors import RecordError, StoreError
 from redline.model.identity import Series
 from redline.model.record import Block, RunRecord
-from redline.store import layout, queries
-from redline.store.archive import Imported, is_archive, is_history, read_archive, write_archive
+from redline.store.archive import Imported, is_archive, read_archive, read_exported, rows_of, store_rows, write_archive
 from redline.store.codec import (
     Activity,
     ActivityKind,
@@ -26,27 +27,76 @@ from redline.store.codec import (
     Point,
     Row,
     SeriesSeen,
+    Status,
     column_text,
-    read_exported,
+    pack_block,
     row_from,
     unpack,
     with_found_trace,
     with_stored_trace,
 )
-from redline.store.database import Database, OnNote
-from redline.store.ledgers import Announcer, CeilingShelf, SweepLedger, TuneLedger, activities
-from redline.store.location import folder_of_files, resolve
-from redline.store.queries import Filters
+from redline.store.database import Database, OnNote, folder_of_files, is_sqlite, resolve
+from redline.store.ledgers import CeilingShelf, Hold, SweepLedger, TuneLedger, activities
 from redline.store.recover import Salvage
-from redline.store.writer import append_block, put, write_record
+from redline.store.schema import (
+    OWNED,
+    RENAMED,
+    ROW,
+    WRITER,
+    blocks,
+    holders,
+    marks,
+    points,
+    put,
+    records,
+    series,
+    sweep_cells,
+    write_record,
+)
 from redline.system.processes import is_gone
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Select
-
+    from sqlalchemy import ColumnElement, Connection, Select
 
 OnUnreadable = Callable[[str, RecordError], None]
 """Called with the id of a record that was left out, and why."""
+
+HEAD = (records.c.id, records.c.head)
+IDS_AT_ONCE = 10_000
+"""Below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
+
+
+class Filters(TypedDict, total=False):
+    """Which records `rows` and `find` of a history return; a filter that is left out excludes none."""
+
+    model: str | None
+    task: str | None
+    recipe: str | None
+    """The recipe's text as it was written."""
+    key: str | None
+    group: str | None
+    status: Status | None
+    since: float | None
+    """Seconds since the epoch."""
+    limit: int | None
+    newest_first: bool
+
+
+def _matching(
+    columns: Sequence[ColumnElement[Any]],
+    since: float | None = None,
+    limit: int | None = None,
+    newest_first: bool = True,
+    **exact: Any,
+) -> Select[Any]:
+    """`columns` of the records that fit, in order of time."""
+    fits = {records.c[RENAMED.get(name, name)]: value for name, value in exact.items()}
+    statement = select(*columns).where(*(column == column_text(v) for column, v in fits.items() if v is not None))
+    if since is not None:
+        statement = statement.where(records.c.created_at >= since)
+    order = (records.c.created_at, records.c.id)  # ids sort by time too and settle what falls on one instant
+    statement = statement.order_by(*(column.desc() if newest_first else column for column in order))
+    return statement if limit is None else statement.limit(limit)
 
 
 def _log_unreadable(record_id: str, error: RecordError) -> None:
@@ -62,6 +112,8 @@ class History:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._appending = Lock()
+        self._next_blocks: dict[str, int] = {}
         self.has_written = False
         """Whether this process has written a record."""
 
@@ -84,7 +136,8 @@ class History:
 
     def require_writable(self) -> None:
         """Raise a `StoreError` now, rather than when something has been measured for minutes."""
-        self._database.require_writable()
+        nothing = delete(holders).where(holders.c.name == "")
+        self._database.write(lambda connection: connection.execute(nothing), patient=False)
 
     @property
     def location(self) -> str:
@@ -95,10 +148,6 @@ class History:
     def folder(self) -> Path:
         """Where the files that belong to this history are, such as traces."""
         return folder_of_files(self._database.url)
-
-    def is_current(self) -> bool:
-        """Whether this still reads what is there: not where a file was deleted or replaced since it was opened."""
-        return self._database.is_current()
 
     def close(self) -> None:
         self._database.close()
@@ -118,16 +167,34 @@ class History:
         self._write(record, over=False)
 
     def append(self, record_id: str, block: Block) -> None:
-        """Add a block at the end of a record, at a cost that depends neither on the record nor on the history."""
-        self._database.write(lambda connection, again: append_block(connection, record_id, block, again=again))
+        """Add a block at the end of a record, at a cost that depends neither on the record nor on the history.
+
+        One process writes a record, and it numbers the blocks: a block that was stored although no answer came back has a
+        number that is taken, and is not stored twice.
+        """
+        body = pack_block(block)
+
+        def append(connection: Connection) -> None:
+            if record_id not in self._next_blocks:
+                if connection.scalar(select(records.c.id).where(records.c.id == record_id)) is None:
+                    raise StoreError(f"no record {record_id!r}: begin it before appending to it")
+                last = connection.scalar(select(func.max(blocks.c.number)).where(blocks.c.record_id == record_id))
+                self._next_blocks[record_id] = 0 if last is None else last + 1
+            row = {"record_id": record_id, "number": self._next_blocks[record_id], "body": body}
+            put(connection, blocks, row, replace=False)
+
+        with self._appending:
+            self._database.write(append)
+            self._next_blocks[record_id] += 1
 
     def finish(self, record: RunRecord) -> None:
         """Write a record's head for the last time. Blocks of the record that were not appended yet are added."""
         self._write(record, over=True)
+        self._next_blocks.pop(record.id, None)
 
     def _write(self, record: RunRecord, *, over: bool) -> None:
         stored = with_stored_trace(record, self.folder)
-        self._database.write(lambda connection, _: write_record(connection, stored, over=over))
+        self._database.write(lambda connection: write_record(connection, stored, over=over))
         self.has_written = True
 
     def sweep(self, name: str) -> SweepLedger:
@@ -142,9 +209,9 @@ class History:
         """The searches for a fastest recipe."""
         return TuneLedger(self._database)
 
-    def announcer(self, kind: ActivityKind, name: str) -> Announcer:
+    def hold(self, kind: ActivityKind, name: str) -> Hold:
         """Says what this process is at, for those who look on."""
-        return Announcer(self._database, kind, name)
+        return Hold(self._database, kind, name)
 
     # Reading
 
@@ -155,28 +222,27 @@ class History:
     def load(self, id_or_unique_prefix: str) -> RunRecord:
         """One record, whole. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
         with self._database.reading() as connection:
-            record_id = self._the_id(connection, id_or_unique_prefix)
-            head: bytes = connection.execute(queries.HEAD_OF, {"record_id": record_id}).one().head
-            bodies = _bodies(connection, [record_id]).get(record_id, [])
-        try:
-            return with_found_trace(unpack(record_id, head, bodies), self.folder)
-        except RecordError as error:
-            self._database.refuse_damage(error)
-            raise
+            record_id = _the_id(connection, id_or_unique_prefix, self.location)
 
-    def load_recent(self, record_id: str, blocks: int) -> tuple[RunRecord, int]:
+        def refuse(record_id: str, error: RecordError) -> None:
+            raise error
+
+        return self._records(select(*HEAD).where(records.c.id == record_id), refuse)[0]
+
+    def load_recent(self, record_id: str, most_blocks: int) -> tuple[RunRecord, int]:
         """One record with only its last blocks, and how many there are: cheap for one that is being measured."""
+        latest = select(blocks.c.body, blocks.c.number).where(blocks.c.record_id == record_id)
         with self._database.reading() as connection:
-            found = connection.execute(queries.HEAD_OF, {"record_id": record_id}).first()
-            if found is None:
+            head = connection.scalar(select(records.c.head).where(records.c.id == record_id))
+            if head is None:
                 raise StoreError(f"no record {record_id!r} in {self.location}")
-            last = connection.execute(queries.LAST_BLOCKS, {"record_id": record_id, "number": blocks}).all()
-        return unpack(record_id, found.head, [row.body for row in reversed(last)]), last[0].number + 1 if last else 0
+            last = connection.execute(latest.order_by(blocks.c.number.desc()).limit(most_blocks)).all()
+        return unpack(record_id, head, [row.body for row in reversed(last)]), last[0].number + 1 if last else 0
 
     def rows(self, **filters: Unpack[Filters]) -> list[Row]:
         """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
         with self._database.reading() as connection:
-            found = connection.execute(queries.matching(queries.ROW, **filters))
+            found = connection.execute(_matching(ROW, **filters))
             rows = [row_from(row) for row in self._database.readable(found.mappings(), Row)]
             gone = _without_writer(connection, [row.id for row in rows if row.status == "running"])
         return [msgspec.structs.replace(row, status="cut off") if row.id in gone else row for row in rows]
@@ -188,148 +254,156 @@ class History:
 
     def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Unpack[Filters]) -> list[RunRecord]:
         """The records that fit, newest first, whole. Those that cannot be read are left out and told of."""
-        return self._records(queries.matching(queries.HEAD, **filters), on_unreadable)
-
-    def group_of(self, record: RunRecord) -> list[RunRecord]:
-        """All records measured interleaved with this one, the first of the group first; alone, just itself."""
-        return [record] if record.group is None else self._records(queries.in_group(record.group), _log_unreadable)
+        return self._records(_matching(HEAD, **filters), on_unreadable)
 
     def latest_group(self) -> list[RunRecord]:
-        """The group of the newest record; empty where there is none."""
-        for row in self.rows(limit=1):
-            if row.group is None:
-                return [self.load(row.id)]
-            return self._records(queries.in_group(row.group), _log_unreadable)
-        return []
+        """The newest record and those measured interleaved with it; empty where there is none."""
+        return self.load_with_groups(row.id for row in self.rows(limit=1))
 
     def load_many(
-        self, ids: Iterable[str], *, blocks: bool = True, on_unreadable: OnUnreadable = _log_unreadable
+        self, ids: Iterable[str], *, with_blocks: bool = True, on_unreadable: OnUnreadable = _log_unreadable
     ) -> dict[str, RunRecord]:
-        """Records by their whole ids, without their `blocks` where only what was measured is asked for.
+        """Records by their whole ids, without their blocks where what was measured does not matter.
 
         Those that are not there or cannot be read are left out.
         """
         found: dict[str, RunRecord] = {}
-        for chunk in queries.chunks(sorted(set(ids))):
-            records = self._records(queries.HEADS_OF, on_unreadable, {"ids": chunk}, blocks=blocks)
-            found.update((record.id, record) for record in records)
+        for chunk in _chunks(sorted(set(ids))):
+            heads = select(*HEAD).where(records.c.id.in_(chunk))
+            found |= {record.id: record for record in self._records(heads, on_unreadable, with_blocks=with_blocks)}
         return found
 
     def load_with_groups(self, ids_or_prefixes: Iterable[str]) -> list[RunRecord]:
         """Records, each followed by those measured interleaved with it. A named one that cannot be read is an error."""
-        words = list(dict.fromkeys(ids_or_prefixes))
+        groups: dict[str, str | None] = {}
         with self._database.reading() as connection:
-            whole = _groups(connection, words)
-            ids = [word if word in whole else self._the_id(connection, word) for word in words]
-            groups = whole | _groups(connection, [each for each in ids if each not in whole])
+            ids = list(dict.fromkeys(_the_id(connection, word, self.location) for word in ids_or_prefixes))
+            for chunk in _chunks(ids):
+                asked = select(records.c.id, records.c.group_id).where(records.c.id.in_(chunk))
+                groups |= {row.id: row.group_id for row in connection.execute(asked)}
 
-        def tell(record_id: str, error: RecordError) -> None:
+        def refuse(record_id: str, error: RecordError) -> None:
             if record_id in groups:
                 raise error
             _log_unreadable(record_id, error)
 
-        found: dict[str, list[RunRecord]] = {}
-        for chunk in queries.chunks({group for group in groups.values() if group is not None}):
-            for record in self._records(queries.HEADS_OF_GROUPS, tell, {"groups": chunk}):
-                found.setdefault(record.group or "", []).append(record)
-        alone = self.load_many((each for each, group in groups.items() if group is None), on_unreadable=tell)
-        together = ([alone[each]] if groups[each] is None else found[groups[each] or ""] for each in ids)
-        return list({record.id: record for records in together for record in records}.values())
+        found: dict[str | None, list[RunRecord]] = {}
+        for chunk in _chunks({group for group in groups.values() if group is not None}):
+            members = select(*HEAD).where(records.c.group_id.in_(chunk))
+            for record in self._records(members.order_by(records.c.group_position, records.c.id), refuse):
+                found.setdefault(record.group, []).append(record)
+        alone = self.load_many((one for one, group in groups.items() if group is None), on_unreadable=refuse)
+        together = ([alone[one]] if groups[one] is None else found[groups[one]] for one in ids)
+        return list({record.id: record for members in together for record in members}.values())
+
+    def id_of(self, prefix: str) -> str:
+        """The full id of the one record whose id starts with this."""
+        with self._database.reading() as connection:
+            return _the_id(connection, prefix, self.location)
+
+    def count(self) -> int:
+        with self._database.reading() as connection:
+            return connection.execute(select(func.count()).select_from(records)).scalar_one()
 
     # Tags and notes
 
     def mark(self, record_id: str, kind: MarkKind, words: str, *, at: float) -> None:
         """Tag a record, or note something about it; a second time does nothing."""
-        with self._database.writing(durable=True) as connection:
-            values = {"record_id": record_id, "kind": kind, "words": column_text(words), "created_at": at}
-            put(connection, layout.marks, values)
+        values = {"record_id": record_id, "kind": kind, "words": column_text(words), "created_at": at}
+        self._database.write(lambda connection: put(connection, marks, values), durable=True)
 
     def unmark(self, record_id: str, kind: MarkKind, words: str) -> bool:
         """Remove a tag or note; says whether it was there."""
-        with self._database.writing(durable=True) as connection:
-            found = {"this_id": record_id, "this_kind": kind, "these": column_text(words)}
-            return connection.execute(queries.DELETE_MARK, found).rowcount > 0
+        own = delete(marks).filter_by(record_id=record_id, kind=kind, words=column_text(words))
+        return self._database.write(lambda connection: connection.execute(own).rowcount, durable=True) > 0
 
     def marks(self, *, series: Sequence[str] | None = None) -> list[Mark]:
         """All tags and notes, oldest first, or those of the records of some series."""
+        asked = select(marks).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
+        if series is not None:
+            asked = asked.where(
+                marks.c.record_id.in_(select(points.c.record_id).where(points.c.series_key.in_(series)))
+            )
         with self._database.reading() as connection:
-            if series is None:
-                found = connection.execute(queries.MARKS)
-            else:
-                found = connection.execute(queries.MARKS_OF_SERIES, {"keys": list(series)})
-            return self._database.readable(found.mappings(), Mark)
+            return self._database.readable(connection.execute(asked).mappings(), Mark)
 
     def tagged(self, tag: str) -> list[str]:
         """The ids of the records with this tag."""
+        asked = select(marks.c.record_id).where(marks.c.kind == "tag", marks.c.words == column_text(tag))
         with self._database.reading() as connection:
-            return list(connection.execute(queries.TAGGED, {"words": column_text(tag)}).scalars())
-
-    def id_of(self, prefix: str) -> str:
-        """The full id of the one record whose id starts with this."""
-        with self._database.reading() as connection:
-            return self._the_id(connection, prefix)
+            return list(connection.execute(asked).scalars())
 
     # Trends
 
     def series(self) -> list[SeriesSeen]:
         """What there are trends of, the latest measured first."""
+        number, latest = func.count().label("number"), func.max(points.c.created_at).label("latest")
         with self._database.reading() as connection:
-            bodies = {row.series_key: row.body for row in connection.execute(queries.ALL_SERIES)}
-            seen = connection.execute(queries.SERIES_SEEN).all()
+            bodies = {row.series_key: row.body for row in connection.execute(select(series))}
+            seen = connection.execute(select(points.c.series_key, number, latest).group_by(points.c.series_key)).all()
         found = []
         for row in seen:
             try:
-                series = msgspec.json.decode(bodies[row.series_key], type=Series)
+                known = msgspec.json.decode(bodies[row.series_key], type=Series)
             except (LookupError, TypeError, ValueError) as error:
                 logging.getLogger(__name__).warning("left out a damaged series %s: %s", row.series_key, error)
             else:
-                found.append(SeriesSeen(key=row.series_key, series=series, number=row.number, latest=row.latest))
-        return sorted(found, key=lambda each: -each.latest)
+                found.append(SeriesSeen(key=row.series_key, series=known, number=row.number, latest=row.latest))
+        return sorted(found, key=lambda one: -one.latest)
 
     def points(self, keys: Iterable[str]) -> dict[str, list[Point]]:
         """The points of some series, oldest first."""
         found: dict[str, list[Point]] = {}
+        order = (points.c.series_key, points.c.created_at, points.c.record_id)
         with self._database.reading() as connection:
-            for chunk in queries.chunks(keys):
-                for point in self._database.readable(
-                    connection.execute(queries.POINTS_OF, {"keys": chunk}).mappings(), Point
-                ):
+            for chunk in _chunks(keys):
+                rows = connection.execute(select(points).where(points.c.series_key.in_(chunk)).order_by(*order))
+                for point in self._database.readable(rows.mappings(), Point):
                     found.setdefault(point.series_key, []).append(point)
         return found
 
     def recent_sweeps(self, since: float) -> list[tuple[str, int, int]]:
         """Sweeps that have settled a cell since then: name, settled cells, and how many of them failed."""
+        name = sweep_cells.c.sweep
+        failed = func.sum(case((sweep_cells.c.status == "failed", 1), else_=0))
+        recent = (
+            select(name).join(records, records.c.id == sweep_cells.c.record_id).where(records.c.created_at >= since)
+        )
+        asked = select(name, func.count(), failed).where(name.in_(recent)).group_by(name).order_by(name)
         with self._database.reading() as connection:
-            rows = connection.execute(queries.RECENT_SWEEPS, {"since": since}).all()
-        return [(name, settled, int(failed)) for name, settled, failed in rows]
+            return [(sweep, settled, int(failed)) for sweep, settled, failed in connection.execute(asked)]
 
     def fastest_cell(self, sweep: str) -> tuple[str, float] | None:
         """The settled cell of a sweep with the most items per second, in words, and how many."""
+        speed = points.c["items"] / points.c.step_s
+        batch = "batch " + records.c.batch.cast(Text)
+        asked = (
+            select(records.c.model, records.c.task, records.c.recipe, batch, speed)
+            .join(points, points.c.record_id == records.c.id)
+            .join(sweep_cells, sweep_cells.c.record_id == records.c.id)
+            .where(sweep_cells.c.sweep == column_text(sweep), sweep_cells.c.status == "done")
+            .order_by(speed.desc())
+        )
         with self._database.reading() as connection:
-            row = connection.execute(queries.FASTEST_CELL, {"name": column_text(sweep)}).first()
+            row = connection.execute(asked.limit(1)).first()
         return None if row is None else (" ".join(f"{part}" for part in row[:-1] if part), row[-1])
 
-    # Back-up
+    # Files
 
     def export_archive(self, out: IO[bytes], ids: Sequence[str] = ()) -> int:
         """Write the whole history, or some records, byte by byte; how many records that were."""
-        return write_archive(self._database, out, ids)
-
-    def import_archive(self, path: Path) -> Imported:
-        """Add what an archive holds and this history does not."""
-        return read_archive(self._database, path)
+        with self._database.reading() as connection:
+            return write_archive(rows_of(connection, ids), out)
 
     def add_file(self, path: Path) -> Imported:
         """Add the records of a back-up, of another history or of an exported document that are not there yet."""
         if is_archive(path):
-            return self.import_archive(path)
-        if is_history(path):
-            with History.open(path, only_to_read=True) as other, NamedTemporaryFile() as file:
-                other.export_archive(file)
-                file.flush()
-                return self.import_archive(Path(file.name))
+            return self._database.write(lambda to: store_rows(to, read_archive(path)), durable=True)
+        if is_sqlite(path):
+            with History.open(path, only_to_read=True) as other, other._database.reading() as source:
+                return self._database.write(lambda to: store_rows(to, rows_of(source, ())), durable=True)
         found = read_exported(path)
-        known = self.load_many((record.id for record in found), blocks=False)
+        known = self.load_many((record.id for record in found), with_blocks=False)
         new = [record for record in found if record.id not in known]
         for record in new:
             self.finish(record)
@@ -339,64 +413,48 @@ class History:
         """Store what could be read of a damaged history, which is in `folder`."""
         for record, is_over in found.records:
             self._write(with_found_trace(record, folder), over=is_over)
-        records = {record.id: record for record, _ in found.records}
+        whole = {record.id: record for record, _ in found.records}
         for record_id, kind, words, moment in found.marks:
-            if record_id in records:
+            if record_id in whole:
                 self.mark(record_id, kind, words, at=moment)
         for sweep, key, record_id in found.cells:
-            if record_id in records:
-                self.sweep(sweep).settle(key, records[record_id])
+            if record_id in whole:
+                self.sweep(sweep).settle(key, whole[record_id])
         for row, body in found.tunes:
             self.tunes().save(row, body)
         for ceilings in found.ceilings:
             self.ceilings().put(ceilings)
-
-    # Taking away
 
     def delete(self, ids: Sequence[str]) -> list[str]:
         """Delete records with all that belongs to them; the names of sweeps that have lost a cell by it.
 
         Files of traces in the history's folder go too.
         """
-        traces = [record.trace.path for record in self.load_many(ids, blocks=False).values() if record.trace]
-        sweeps: set[str] = set()
-        with self._database.writing(durable=True) as connection:
-            for chunk in queries.chunks(ids):
-                sweeps |= set(connection.execute(queries.SWEEPS_OF, {"ids": chunk}).scalars())
-                for statement in (*queries.DELETE_BY_RECORD, queries.DELETE_RECORDS):
-                    connection.execute(statement, {"ids": chunk})
-        for path in traces:
-            if path:
-                Path(path).unlink(missing_ok=True)
+        traces = [record.trace.path for record in self.load_many(ids, with_blocks=False).values() if record.trace]
+
+        def remove(connection: Connection) -> set[str]:
+            sweeps: set[str] = set()
+            for chunk in _chunks(ids):
+                own = sweep_cells.c.record_id.in_(chunk)
+                sweeps |= set(connection.execute(select(sweep_cells.c.sweep).where(own)).scalars())
+                for table in (points, *OWNED):
+                    connection.execute(delete(table).where(table.c.record_id.in_(chunk)))
+                connection.execute(delete(records).where(records.c.id.in_(chunk)))
+            return sweeps
+
+        sweeps = self._database.write(remove, durable=True)
+        for path in filter(None, traces):
+            Path(path).unlink(missing_ok=True)
         return sorted(sweeps)
 
-    def count(self) -> int:
+    def _records(self, heads: Select[Any], on_unreadable: OnUnreadable, *, with_blocks: bool = True) -> list[RunRecord]:
+        bodies: dict[str, list[bytes]] = {}
         with self._database.reading() as connection:
-            number: int = connection.execute(queries.COUNT).scalar_one()
-            return number
-
-    def _the_id(self, connection: Connection, prefix: str) -> str:
-        # Ids are plain text; anything else fits none, and would not make a range.
-        plain = bool(prefix) and prefix.isascii() and prefix.isprintable()
-        found: Sequence[str] = connection.execute(queries.ids_from(prefix, limit=4)).scalars().all() if plain else []
-        if not found:
-            raise StoreError(f"no record {prefix!r} in {self.location}")
-        if found[0] != prefix and len(found) > 1:
-            some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
-            raise StoreError(f"{prefix!r} fits several records ({some}): give more of the id")
-        return found[0]
-
-    def _records(
-        self,
-        heads: Select[Any],
-        on_unreadable: OnUnreadable,
-        parameters: dict[str, Any] | None = None,
-        *,
-        blocks: bool = True,
-    ) -> list[RunRecord]:
-        with self._database.reading() as connection:
-            found = [(row.id, row.head) for row in connection.execute(heads, parameters or {})]
-            bodies = _bodies(connection, [record_id for record_id, _ in found]) if blocks else {}
+            found = connection.execute(heads).all()
+            for chunk in _chunks(row.id for row in found) if with_blocks else ():
+                asked = select(blocks.c.record_id, blocks.c.body).where(blocks.c.record_id.in_(chunk))
+                for record_id, body in connection.execute(asked.order_by(blocks.c.record_id, blocks.c.number)):
+                    bodies.setdefault(record_id, []).append(body)
         readable = []
         for record_id, head in found:
             try:
@@ -411,37 +469,42 @@ class History:
 @contextmanager
 def history_in(path: Path) -> Iterator[History | None]:
     """The history that a file is, or that a back-up holds, for reading; None for any other file."""
-    if is_history(path):
+    if is_sqlite(path):
         with History.open(path, only_to_read=True) as history:
             yield history
     elif is_archive(path):
         with History.open(":memory:") as history:
-            history.import_archive(path)
+            history.add_file(path)
             yield history
     else:
         yield None
 
 
+def _the_id(connection: Connection, prefix: str, location: str) -> str:
+    """The one id that begins with `prefix`. Looked up as a range, because LIKE would not use the index."""
+    found: Sequence[str] = ()
+    if prefix and prefix.isascii() and prefix.isprintable():  # ids are plain text; anything else fits none
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        asked = select(records.c.id).where(records.c.id >= prefix, records.c.id < end).order_by(records.c.id)
+        found = connection.execute(asked.limit(4)).scalars().all()
+    if not found:
+        raise StoreError(f"no record {prefix!r} in {location}")
+    if found[0] != prefix and len(found) > 1:
+        some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+        raise StoreError(f"{prefix!r} fits several records ({some}): give more of the id")
+    return found[0]
+
+
 def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:
     """Those of some records whose writer is known to be gone."""
-    names = {queries.writer_name(record_id): record_id for record_id in record_ids}
-    found = [row for chunk in queries.chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
-    return {names[name] for name, writer in found if is_gone(writer)}
+    gone: set[str] = set()
+    for chunk in _chunks(f"{WRITER}{record_id}" for record_id in record_ids):
+        asked = select(holders.c.name, holders.c.process).where(holders.c.name.in_(chunk))
+        gone |= {name.removeprefix(WRITER) for name, process in connection.execute(asked) if is_gone(process)}
+    return gone
 
 
-def _groups(connection: Connection, ids: Iterable[str]) -> dict[str, str | None]:
-    """The group of each of these records that there is."""
-    return {
-        row.id: row.group_id
-        for chunk in queries.chunks(ids)
-        for row in connection.execute(queries.GROUPS_OF, {"ids": chunk})
-    }
-
-
-def _bodies(connection: Connection, record_ids: Sequence[str]) -> dict[str, list[bytes]]:
-    """The blocks of several records, each in the order in which they were measured."""
-    bodies: dict[str, list[bytes]] = {}
-    for chunk in queries.chunks(record_ids):
-        for record_id, body in connection.execute(queries.BLOCKS_OF, {"ids": chunk}):
-            bodies.setdefault(record_id, []).append(body)
-    return bodies
+def _chunks(values: Iterable[str]) -> Iterator[list[str]]:
+    iterator = iter(values)
+    while chunk := list(islice(iterator, IDS_AT_ONCE)):
+        yield chunk

@@ -26,7 +26,7 @@ from redline.model.metrics import Headline, Row, Table
 from redline.model.protocol import AskHealth, Health, HealthItem
 from redline.model.units import counted, format_bytes
 from redline.show.result import Result
-from redline.store.location import VARIABLE, describe, file_of, is_sqlite, resolve
+from redline.store.database import VARIABLE, describe, file_of, is_sqlite, resolve
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 

@@ -21,13 +21,16 @@ from redline.analyze.gate import (
     Judged,
     judged_at,
 )
-from redline.api.benchmarks import (
+from redline.api.gate import (
+    BUDGET_S,
+    Gate,
     GateBenchmark,
     check_budget,
+    gate_run,
     load_benchmarks,
     open_baseline,
+    remembered,
 )
-from redline.api.gate import BUDGET_S, Gate, gate_run, remembered
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
 from redline.model.metrics import Figure, Headline, Metric, Row, Table
@@ -150,8 +153,8 @@ def gate(
             share_s = max((deadline - clock()) / (len(benchmarks) - len(rows)), 0.0)
             rows.append(remembered(Gate(each, source, opened, share_s, clock).row(), source, opened))
     if junit is not None:
-        write_text(junit, junit_of(rows, source.told, undecided_ok=undecided == "ok"))
-    return result_of(rows, source.told, undecided_ok=undecided == "ok")
+        write_text(junit, junit_of(rows, source.name, undecided_ok=undecided == "ok"))
+    return result_of(rows, source.name, undecided_ok=undecided == "ok")
 
 
 # What it shows

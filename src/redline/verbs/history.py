@@ -33,7 +33,7 @@ from redline.show.canvas import label_text, new_figure
 from redline.show.export import JsonDocument, export_csv, export_json, safe_document
 from redline.show.result import Result
 from redline.store import History, Point, SeriesSeen
-from redline.store.location import describe, file_of, resolve
+from redline.store.database import describe, file_of, resolve
 from redline.store.recover import salvage
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
@@ -393,7 +393,7 @@ def rows_of(records: Sequence[RunRecord], kept: History, workspace: Workspace) -
     for record in records:
         if record.group not in with_first:
             with_first.add(record.group)
-            known |= {sibling.id: sibling for sibling in kept.group_of(record)}
+            known |= {sibling.id: sibling for sibling in kept.load_with_groups([record.id])}
     rows = {row.record_id: row for row in summarize(list(known.values()), workspace.ceilings_of(records))}
     return [rows[record.id] for record in records]
 

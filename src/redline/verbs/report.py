@@ -22,7 +22,7 @@ from redline.show.folder import open_in_browser
 from redline.show.report import ReportFiles, write_folder
 from redline.show.result import Result
 from redline.store import History
-from redline.store.codec import read_exported
+from redline.store.archive import read_exported
 from redline.store.history import history_in
 from redline.verbs.capture import kept_memories
 from redline.verbs.tune import kept_tune

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import logging
 import secrets
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -55,19 +54,16 @@ REPORTED = 500
 SHOWN_POINTS = 200
 LONGEST_URL, LONGEST_HEADERS = 4096, 16384
 FRESH_S = 1.0
-"""How long a page is served again before it is made anew; five times as long while somebody watches, who is told of what is new."""
+"""How long a page, or a look at what is being measured, is served again before it is made anew."""
 SLOWEST_REQUEST_S = 10.0
 """For the head of a request to arrive: who sends it byte by byte holds a connection no longer than this."""
 STUCK_MS = 60_000
 """A viewer who takes nothing for so long is disconnected, where the system can tell."""
 MAKERS = 2
 """Pages that are made at the same time, so that a crowd does not take the processor from what is being measured."""
-LOOK_EVERY_S = 1.0
 CROWD = 50
 """As many viewers are told half as often: each of them costs a little, and the measurement comes first."""
 SIGN_OF_LIFE_S = 15.0
-MOST_WAITING = 4
-"""States that a slow viewer may be behind; older ones are dropped."""
 RUNNING, RECENT_BLOCKS = 8, 16
 """Records that are being measured, and their latest blocks: more are not read, however long it takes."""
 RECENT_S, FORGOTTEN_S = 600.0, 7 * 86400.0
@@ -84,6 +80,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 Words = Mapping[str, str]
+T = TypeVar("T")
 
 
 class Access:
@@ -97,20 +94,24 @@ class Access:
     def knows(self, given: str | None) -> bool:
         return self.token is None or (given is not None and hmac.compare_digest(given.encode(), self.token.encode()))
 
-
-def refusal(headers: Any, address: str) -> tuple[int, str] | None:
-    """Status and reason, for a request that a web framework would answer and that is no viewer's."""
-    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        return 413, "a request has no body here"
-    if len(address) > LONGEST_URL:
-        return 414, "the address is too long"
-    if sum(len(name) + len(value) for name, value in headers.items()) > LONGEST_HEADERS:
-        return 431, "the headers are too long"
-    origin = headers.get("origin")
-    is_foreign = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-    if is_foreign or (headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"):
-        return 403, "from another site"
-    return None
+    def refusal(self, request: Request) -> tuple[int, str] | None:
+        """Status and reason, for a request that a web framework would answer and that is no viewer's."""
+        headers, path = request.headers, request.url.path
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            return 413, "a request has no body here"
+        if len(str(request.url)) > LONGEST_URL:
+            return 414, "the address is too long"
+        if sum(len(name) + len(value) for name, value in headers.items()) > LONGEST_HEADERS:
+            return 431, "the headers are too long"
+        origin = headers.get("origin")
+        is_foreign = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        is_fetched = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
+        if is_foreign or is_fetched:
+            return 403, "from another site"
+        is_open = path == "/login" or path.startswith("/static/")
+        if not is_open and not self.knows(request.cookies.get(COOKIE)):
+            return 401, "open the address with the token that the server printed when it was started"
+        return None
 
 
 def is_loopback(host: str) -> bool:
@@ -141,15 +142,22 @@ def link(table: Table, row: Row) -> str:
 
 
 def start(workspace: Workspace, words: Words) -> Answer:
-    asked = words.get("limit", "20")
+    asked = words["limit"]
     limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
     trends = history(limit=limit, with_points=False, workspace=workspace)
     few = tuple(table for table in trends.tables if not table.is_detail)
     latest = show(limit=20, workspace=workspace)
-    columns = latest.tables[0].columns
-    rows = tuple(msgspec.structs.replace(row, facts={name: row.get(name) for name in columns if name in row and not row.metric(name)}, metrics=tuple(metric for metric in row.metrics if metric.name in columns), notes=()) for row in latest.rows)  # fmt: skip
-    latest = replace(latest, tables=(msgspec.structs.replace(latest.tables[0], title="Latest records", rows=rows),))
+    (records,) = latest.tables
+    rows = tuple(_only(row, records.columns) for row in records.rows)
+    latest = replace(latest, tables=(msgspec.structs.replace(records, title="Latest records", rows=rows),))
     return Answer(page("history", replace(trends, tables=few, picture=None), latest, is_start=True, link=link))
+
+
+def _only(row: Row, columns: Sequence[str]) -> Row:
+    """A row without what its table does not show."""
+    metrics = tuple(metric for metric in row.metrics if metric.name in columns)
+    facts = {name: row.get(name) for name in columns if name in row and not row.metric(name)}
+    return msgspec.structs.replace(row, facts=facts, metrics=metrics, notes=())
 
 
 def series(workspace: Workspace, words: Words) -> Answer:
@@ -169,7 +177,7 @@ def record(workspace: Workspace, words: Words) -> Answer:
 
 
 def compared(workspace: Workspace, words: Words) -> Answer:
-    sides = [words.get(name, "") for name in ("a", "b")]
+    sides = [words["a"], words["b"]]
     if not all(part.strip().isalnum() for side in sides if side for part in side.split(",")):
         raise UsageError("give ids of records, or several joined by commas")
     results = [compare(*sides, workspace=workspace)] if all(sides) else []
@@ -212,25 +220,22 @@ READ = ("limit", "a", "b")
 """Words behind the question mark that a page reads; others make no other page."""
 
 
-class Answers:
-    """Pages of the last second: viewers who ask for the same one cost as much as a single viewer."""
+class Shared:
+    """What was made in the last second: viewers who ask for the same cost as much as a single one."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[float, asyncio.Future[Answer]]] = {}
+        self._made: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="page")
 
-    async def get(self, name: str, make: Callable[[], Answer], *, is_watched: bool = False) -> Answer:
-        now, fresh_s = time.monotonic(), FRESH_S * (5 if is_watched else 1)
+    async def get(self, name: str, make: Callable[[], T]) -> T:
+        now = time.monotonic()
         self._made = {
-            key: (at, answer) for key, (at, answer) in self._made.items() if now - at < fresh_s or not answer.done()
+            key: (at, made) for key, (at, made) in self._made.items() if now - at < FRESH_S or not made.done()
         }
         if name not in self._made:
             self._made[name] = now, asyncio.get_running_loop().run_in_executor(self._makers, make)
-        return await asyncio.shield(self._made[name][1])
-
-    def forget(self) -> None:
-        """Drops what was made before, when another look has found something new."""
-        self._made.clear()
+        found: T = await asyncio.shield(self._made[name][1])
+        return found
 
 
 class LiveState(Frozen):
@@ -243,73 +248,6 @@ class LiveState(Frozen):
     latest: str | None = None
     problem: str | None = None
     """Why the history cannot be read at the moment."""
-
-
-class Live:
-    """Looks at the history once for all viewers, while there are any; each message is encoded once.
-
-    `on_records` is called when a record has begun or ended, so that tables have changed.
-    """
-
-    def __init__(self, look: Callable[[], LiveState], on_records: Callable[[], None] = lambda: None) -> None:
-        self._look = look
-        self._on_records = on_records
-        self._viewers: set[asyncio.Queue[bytes | None]] = set()
-        self._last: bytes | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    @asynccontextmanager
-    async def viewing(self) -> AsyncIterator[asyncio.Queue[bytes | None]]:
-        """A queue of server-sent events as bytes; None ends it."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
-        self._viewers.add(queue)
-        if self._last is not None:
-            queue.put_nowait(self._last)
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch())
-        try:
-            yield queue
-        finally:
-            self._viewers.discard(queue)
-            if not self._viewers and self._task is not None:
-                self._task.cancel()
-                self._task, self._last = None, None
-
-    async def events(self) -> AsyncIterator[bytes]:
-        async with self.viewing() as queue:
-            while (message := await queue.get()) is not None:
-                yield message
-
-    @property
-    def viewers(self) -> int:
-        return len(self._viewers)
-
-    async def _watch(self) -> None:
-        told_at, records = time.monotonic(), None
-        try:
-            while True:
-                try:
-                    state = await asyncio.to_thread(self._look)
-                except RedlineError as error:  # the history is away for a moment: the next look may find it
-                    state = LiveState(problem=" ".join(str(error).split()))
-                event = b"data: " + msgspec.json.encode(state) + b"\n\n"
-                if records != (records := (state.stored, state.latest, len(state.lines), bool(state.problem))):
-                    self._on_records()
-                if event != self._last or time.monotonic() - told_at > SIGN_OF_LIFE_S:
-                    told_at = time.monotonic()
-                    self._tell(event if event != self._last else b": still here\n\n")
-                    self._last = event
-                await asyncio.sleep(LOOK_EVERY_S * (1 + len(self._viewers) / CROWD))
-        except Exception:  # nobody would look any more: viewers are sent away, come back, and another look is tried
-            logging.getLogger(__name__).exception("cannot look at what is being measured")
-            self._task, self._last = None, None
-            self._tell(None)
-
-    def _tell(self, event: bytes | None) -> None:
-        for queue in self._viewers:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(event)
 
 
 # What is being measured now, as the measuring processes write it down
@@ -435,29 +373,18 @@ def _record_line(row: Listed, kept: History) -> str:
 
 
 class Site:
-    """The pages as responses, for those who are let in."""
+    """The pages as responses."""
 
     def __init__(self, workspace: Workspace, access: Access) -> None:
         self._workspace = workspace
         self._access = access
-        self._answers = Answers()
-        self._live = Live(self._look, self._answers.forget)
-
-    def _look(self) -> LiveState:
-        with self._workspace.reader() as opened, opened.reading() as kept:
-            return look(kept)
+        self._shared = Shared()
+        self.viewers = 0
 
     def showing(self, make: Make) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            if make is not static and not self._access.knows(request.cookies.get(COOKIE)):
-                text = "open the address with the token that the server printed when it was started"
-                return _response(plain(text, 401))
-            words = {
-                **request.path_params,
-                **{name: request.query_params[name] for name in READ if name in request.query_params},
-            }
-            name, is_watched = f"{make.__name__} {words}", self._live.viewers > 0
-            return _response(await self._answers.get(name, lambda: self._made(make, words), is_watched=is_watched))
+            words = request.path_params | {name: request.query_params.get(name, "") for name in READ}
+            return _response(await self._shared.get(f"{make.__name__} {words}", lambda: self._made(make, words)))
 
         return answer
 
@@ -480,17 +407,37 @@ class Site:
         entered.set_cookie(COOKIE, self._access.token or "", httponly=True, samesite="strict", secure=secure, path="/")
         return entered
 
-    async def events(self, request: Request) -> Response:
+    async def live(self, request: Request) -> Response:
         """What is being measured, as server-sent events."""
         from starlette.responses import Response, StreamingResponse
 
-        if not self._access.knows(request.cookies.get(COOKIE)):
-            return _response(plain("open the address with the token first", 401))
-        if self._live.viewers >= MOST_VIEWERS:
+        if self.viewers >= MOST_VIEWERS:
             return _response(plain("too many viewers", 503))
         if request.method == "HEAD":  # a response without a body must not wait for events
             return Response(None, 200, HEADERS, "text/event-stream")
-        return StreamingResponse(self._live.events(), 200, HEADERS, "text/event-stream")
+        return StreamingResponse(self.events(), 200, HEADERS, "text/event-stream")
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """One look a second serves all viewers; a slow one is sent the latest and nothing that it has missed."""
+        sent, sent_at = b"", 0.0
+        self.viewers += 1
+        try:
+            while True:
+                event = await self._shared.get("live", self._look)
+                if event != sent or time.monotonic() - sent_at > SIGN_OF_LIFE_S:
+                    yield event if event != sent else b": still here\n\n"
+                    sent, sent_at = event, time.monotonic()
+                await asyncio.sleep(FRESH_S * (1 + self.viewers / CROWD))
+        finally:
+            self.viewers -= 1
+
+    def _look(self) -> bytes:
+        try:
+            with self._workspace.reader() as opened, opened.reading() as kept:
+                state = look(kept)
+        except RedlineError as error:  # the history is away for a moment: the next look may find it
+            state = LiveState(problem=" ".join(str(error).split()))
+        return b"data: " + msgspec.json.encode(state) + b"\n\n"
 
 
 def _response(answer: Answer) -> Response:
@@ -518,11 +465,11 @@ def make_app(workspace: Workspace, access: Access) -> Any:
             self._app = app
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            refused = refusal(Request(scope).headers, str(Request(scope).url)) if scope["type"] == "http" else None
+            refused = access.refusal(Request(scope)) if scope["type"] == "http" else None
             await (_response(plain(refused[1], refused[0])) if refused else self._app)(scope, receive, send)
 
     site = Site(workspace, access)
-    others = [Route("/login", site.enter), Route("/events", site.events)]
+    others = [Route("/login", site.enter), Route("/events", site.live)]
     app = Starlette(
         routes=[*others, *(Route(address, site.showing(make)) for address, make in ADDRESSES.items())],
         middleware=[
@@ -612,14 +559,10 @@ def _impatient_protocol() -> Any:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections take it over
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
-        listening.bind((host, port))
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:  # not a name that could be looked up
         why = error.strerror if isinstance(error, OSError) else None
         raise UsageError(f"cannot listen on {host} port {port}: {why or error}") from None
-    listening.listen(128)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections take it over
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
     return listening

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -79,7 +79,7 @@ from redline.model.units import format_bytes, format_ratio, format_share, signif
 from redline.show.result import Result, terminal
 from redline.show.terminal import make_console
 from redline.show.trackers import check_tracker, log_result
-from redline.store.ledgers import Announcer
+from redline.store.ledgers import Hold
 from redline.system.telemetry import cpu_name
 from redline.trace.decode import read_trace
 from redline.verbs.verb import verb
@@ -204,7 +204,6 @@ def run_script(
     with tempfile.TemporaryDirectory(prefix="redline-watch-") as folder:
         reader, meters = SpoolReader(Path(folder), Reader), Meters()
         due = time.monotonic() + STATUS_S
-        announcer = _announcer(workspace, name)
 
         def tick(pid: int) -> None:
             nonlocal due
@@ -214,26 +213,30 @@ def run_script(
                 logs = reader.refresh()
                 rates, card = rates_of(logs), meters.latest(card_uuids(logs))
                 on_rates(rates, card)
-                if announcer is not None:
-                    announcer.tell(rates.steps, None, status_line(rates, card))
+                if hold is not None:
+                    hold.tell(rates.steps, None, status_line(rates, card))
                     if card is not None:
-                        announcer.observe(card)
+                        hold.observe(card)
 
         started_at = time.time()
-        try:
+        with _held(workspace, name) as hold:
             code = run_watched(command, watching_environment(Path(folder), plan, os.environ), tick)
-        finally:
-            if announcer is not None:
-                announcer.end()
         meters.look(os.getpid(), at_once=True)
         return keep(Seen(name, tuple(command), started_at, code, reader.refresh(), meters, plan is not None), workspace)
 
 
-def _announcer(workspace: Workspace, name: str) -> Announcer | None:
-    """For those who look on. The script runs also where the history cannot be opened."""
-    with suppress(StoreError):
-        return workspace.history.announcer("watch", name) if workspace.keeps else None
-    return None
+@contextmanager
+def _held(workspace: Workspace, name: str) -> Iterator[Hold | None]:
+    """Says that the script is being watched, for those who look on. It runs also where the history cannot be opened."""
+    with ExitStack() as stack:
+        hold: Hold | None = None
+        with suppress(StoreError):
+            hold = (
+                stack.enter_context(workspace.history.hold("watch", name).held(alone=False))
+                if workspace.keeps
+                else None
+            )
+        yield hold
 
 
 def script_name(command: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -58,11 +57,8 @@ class _Opened:
     history: History | None
     scratch: History | None = None
     """Takes the place of the history where nothing is kept."""
-    reader: History | None = None
     traces: Path | None = None
     doors: dict[LaunchSpec, Door] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
-    """Held while the reader is looked at or replaced."""
     stack: ExitStack = field(default_factory=ExitStack)
 
 
@@ -109,9 +105,6 @@ class Workspace:
         self.observer.ended()
         self._opened.stack.close()
         self._opened.doors.clear()
-        if self._opened.reader is not None:
-            self._opened.reader.close()
-            self._opened.reader = None
 
     def derived(self, *, door: Door | None = None, observer: Observer | None = None) -> Workspace:
         """The same history behind another door or with another observer. Only the original is closed."""
@@ -224,26 +217,16 @@ class Workspace:
 
     @contextmanager
     def reader(self) -> Iterator[Workspace]:
-        """A workspace for one request of a server, on a history that stays open for reading between requests.
+        """A workspace for one request of a server: a history that was deleted or replaced since is read as it is now.
 
-        It is opened anew when the file was deleted or replaced. A database server that is away is not waited for.
+        A database server that is away is not waited for.
         """
         opened = self._opened
         if opened.history is not None:
             yield self
             return
-        with opened.lock:
-            if opened.reader is not None and not opened.reader.is_current():
-                opened.reader.close()
-                opened.reader = None
-            history = opened.reader or History.open(opened.location, only_to_read=True, patience_s=0.0)
-            if history.is_current() and opened.reader is None:
-                opened.reader = history
-        try:
+        with History.open(opened.location, only_to_read=True, patience_s=0.0) as history:
             yield Workspace(history=history, observer=self.observer)
-        finally:
-            if history is not opened.reader:
-                history.close()
 
     @property
     def journal(self) -> Journal:
