@@ -93,130 +93,105 @@ def test_a_bare_machine_is_healthy_and_hears_nothing_of_gpus(machine: MakeMachin
     assert not [item for item in items.values() if item.ok is False]
 
 
-def test_python(machine: MakeMachine) -> None:
-    assert items_of(machine())["Python"].ok is True
-    old = items_of(machine(python=(3, 10, 14)))["Python"]
-    assert old.ok is False
-    assert "3.11" in old.mend
+def driver(*processes: int) -> dict[str, Any]:
+    return {"nvml": lambda: NvidiaDriver(version="570.124.06", cuda="12.8", processes=processes)}
 
 
-def test_what_the_bench_said_is_passed_on(machine: MakeMachine) -> None:
-    said = HealthItem(name="torch", ok=True, seen="torch 2.6.0, CPU only")
-    assert items_of(machine(), Health(items=(said,)))["torch"] == said
+def broken_driver(problem: NvmlProblem) -> dict[str, Any]:
+    return {"nvml": lambda: NvidiaDriver(problem=problem, error="whatever it said")}
 
 
-def test_a_bench_that_did_not_answer_is_a_problem(machine: MakeMachine) -> None:
-    silent = {item.name: item for item in examine(None, machine())}["torch"]
-    assert silent.ok is False
-    assert "import torch" in silent.mend
+GOVERNOR = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor"
+KFD = "sys/class/kfd/kfd/proc/{}/pasid"
+NCU: dict[str, Any] = {"tools": {"ncu": NCU_SAYS}}
+CLOSED = {"kfd": "render", "renderD128": "video"}
+FACTS: tuple[tuple[str, dict[str, str], dict[str, Any], bool | None, str], ...] = (
+    ("Python", {}, {}, True, "3.12.1"),
+    ("Python", {}, {"python": (3, 10, 14)}, False, "3.11"),
+    ("NVIDIA driver", NVIDIA, {}, True, "570.124.06, serves CUDA up to 12.8"),
+    ("NVIDIA driver", NVIDIA, broken_driver("version-mismatch"), False, "reboot"),
+    ("NVIDIA driver", NVIDIA, broken_driver("library-missing"), False, "--gpus all"),
+    ("NVIDIA driver", NVIDIA, broken_driver("package-missing"), False, "pip install nvidia-ml-py"),
+    (
+        "NVIDIA driver",
+        NVIDIA,
+        broken_driver("other"),
+        False,
+        "kernel module 570.124.06; NVML: whatever it said nvidia-smi",
+    ),
+    ("NVIDIA GPU is ours alone", NVIDIA, driver(100), True, ""),
+    ("NVIDIA GPU is ours alone", {**NVIDIA, "proc/4242/comm": "python3\n"}, driver(100, 4242), False, "4242 python3"),
+    ("NVIDIA GPU is ours alone", {**NVIDIA, "proc/4242/comm": "x"}, driver(4242), False, "CUDA_VISIBLE_DEVICES"),
+    ("NVIDIA GPU is ours alone", NVIDIA, driver(9999), None, "from inside this container"),
+    ("AMD GPU is ours alone", {**AMD, KFD.format(100): "1"}, {}, True, ""),
+    ("AMD GPU is ours alone", {**AMD, KFD.format(77): "2", "proc/77/comm": "trainer"}, {}, False, "77 trainer"),
+    ("AMD driver", AMD, {}, True, "6.10.5"),
+    ("ROCm", AMD, {}, True, "6.3.1-48 in /opt/rocm"),
+    ("ROCm", {"dev/kfd": ""}, {}, None, "torch brings its own libraries"),
+    ("AMD permissions", AMD, {}, True, ""),
+    (
+        "AMD permissions",
+        AMD,
+        {"access": lambda path, mode: path.name not in CLOSED, "group_of": lambda path: CLOSED[path.name]},
+        False,
+        "/dev/kfd, /dev/dri/renderD128: they belong to render,video sudo usermod -aG render,video",
+    ),
+    ("CPU governor", {GOVERNOR.format(0): "performance\n"}, {}, True, ""),
+    ("CPU governor", {GOVERNOR.format(0): "performance", GOVERNOR.format(1): "powersave"}, {}, None, "-g performance"),
+    ("ncu", NVIDIA, NCU, True, "2024.3.2.0, /usr/bin/ncu"),
+    ("ncu", {}, NCU, True, "2024.3.2.0, /usr/bin/ncu"),  # shown where it is there, also without a GPU
+    ("ncu", NVIDIA, {**NCU, "output_of": lambda command: None}, False, "ncu --version"),
+    ("nsys", NVIDIA, NCU, None, "Nsight Systems"),
+    ("rocprofv3", AMD, {"tools": {"rocprofv3": ROCPROFV3_SAYS}}, True, "0.5.0, /usr/bin/rocprofv3"),
+    ("rocprof", AMD, {"tools": {"rocprofv3": ROCPROFV3_SAYS}}, None, "rocprofiler"),
+    ("timm", AMD, {}, None, "pip install 'torch-redline[timm]'"),
+    ("transformers", AMD, {}, None, "pip install 'torch-redline[hf]'"),
+    ("torchao", AMD, {}, None, "pip install 'torch-redline[quant]'"),
+    ("onnxscript", AMD, {}, None, "pip install 'torch-redline[onnx]'"),
+    ("amdsmi", AMD, {}, None, "pip install 'torch-redline[amd]'"),
+    ("timm", NVIDIA, {"installed": lambda package: "1.2.3"}, True, "1.2.3"),
+    ("history", {}, {}, True, "history.sqlite"),
+    ("history", {}, {"access": lambda path, mode: False}, False, "REDLINE_STORE"),
+    ("history", {}, {"environ": {"REDLINE_STORE": "mysql://db/redline"}}, False, "REDLINE_STORE"),
+    ("history", {}, {"environ": {"REDLINE_STORE": "postgresql://ada:s3cret@db/x"}}, True, "ada:***@db/x"),
+    ("disk", {}, {}, True, "50 GiB"),
+    ("disk", {}, {"free_bytes": lambda folder: 100 * 2**20}, False, "100 MiB"),
+)
 
 
-def test_nvidia_driver(machine: MakeMachine) -> None:
-    fine = items_of(machine(NVIDIA))["NVIDIA driver"]
-    assert fine.ok is True
-    assert "570.124.06" in fine.seen
-    assert "12.8" in fine.seen
+@pytest.mark.parametrize(("name", "files", "changes", "ok", "says"), FACTS)
+def test_a_fact_says_what_was_seen_and_how_to_fix_it(
+    machine: MakeMachine, name: str, files: dict[str, str], changes: dict[str, Any], ok: bool | None, says: str
+) -> None:
+    item = items_of(machine(files, **changes))[name]
+    text = f"{item.seen} {item.mend}"
+    assert item.ok is ok
+    assert all(words in text for words in says.split(" ") if words), text
+    assert bool(item.mend) is (ok is not True)
+    assert "s3cret" not in text
 
 
 @pytest.mark.parametrize(
-    ("problem", "mend"),
+    ("files", "changes", "absent"),
     [
-        ("version-mismatch", "reboot"),
-        ("library-missing", "--gpus all"),
-        ("package-missing", "pip install nvidia-ml-py"),
-        ("other", "nvidia-smi"),
+        ({}, {}, ("CPU governor", "nsys", "rocprof", "amdsmi")),
+        (NVIDIA, NCU, ("rocprof", "amdsmi", "AMD driver")),
+        (AMD, {}, ("nsys", "ncu", "NVIDIA driver")),
+        ({}, NCU, ("ncu permissions",)),
+        ({}, {"environ": {"REDLINE_STORE": "postgresql://db/x"}}, ("disk",)),
     ],
 )
-def test_nvidia_driver_that_does_not_answer(machine: MakeMachine, problem: NvmlProblem, mend: str) -> None:
-    driver = NvidiaDriver(problem=problem, error="whatever it said")
-    broken = items_of(machine(NVIDIA, nvml=lambda: driver))["NVIDIA driver"]
-    assert broken.ok is False
-    assert "kernel module 570.124.06; NVML: whatever it said" in broken.seen
-    assert mend in broken.mend
+def test_what_does_not_apply_is_not_listed(
+    machine: MakeMachine, files: dict[str, str], changes: dict[str, Any], absent: tuple[str, ...]
+) -> None:
+    assert not items_of(machine(files, **changes)).keys() & set(absent)
 
 
-def test_other_processes_on_an_nvidia_gpu(machine: MakeMachine) -> None:
-    name = "NVIDIA GPU is ours alone"
-    ours = machine(NVIDIA, nvml=lambda: NvidiaDriver(version="1", cuda="12.8", processes=(100,)))
-    assert items_of(ours)[name].ok is True
-    shared = machine(
-        {**NVIDIA, "proc/4242/comm": "python3\n"},
-        nvml=lambda: NvidiaDriver(version="1", cuda="12.8", processes=(100, 4242)),
-    )
-    item = items_of(shared)[name]
-    assert item.ok is False
-    assert "4242 python3" in item.seen
-    assert "CUDA_VISIBLE_DEVICES" in item.mend
-
-
-def test_processes_of_the_host_are_no_verdict_inside_a_container(machine: MakeMachine) -> None:
-    item = items_of(machine(NVIDIA, nvml=lambda: NvidiaDriver(version="1", cuda="12.8", processes=(9999,))))
-    assert item["NVIDIA GPU is ours alone"].ok is None
-
-
-def test_other_processes_on_an_amd_gpu(machine: MakeMachine) -> None:
-    name = "AMD GPU is ours alone"
-    assert items_of(machine({**AMD, "sys/class/kfd/kfd/proc/100/pasid": "1"}))[name].ok is True
-    shared = items_of(machine({**AMD, "sys/class/kfd/kfd/proc/77/pasid": "2", "proc/77/comm": "trainer"}))[name]
-    assert shared.ok is False
-    assert "77 trainer" in shared.seen
-
-
-def test_rocm_userland(machine: MakeMachine) -> None:
-    items = items_of(machine(AMD))
-    assert "6.10.5" in items["AMD driver"].seen
-    assert (items["ROCm"].ok, items["ROCm"].seen) == (True, "6.3.1-48 in /opt/rocm")
-
-
-def test_torch_brings_its_own_rocm(machine: MakeMachine) -> None:
-    assert items_of(machine({"dev/kfd": ""}))["ROCm"].ok is None
-
-
-def test_amd_permissions(machine: MakeMachine) -> None:
-    assert items_of(machine(AMD))["AMD permissions"].ok is True
-    groups = {"kfd": "render", "renderD128": "video"}
-    closed = machine(AMD, access=lambda path, mode: path.name not in groups, group_of=lambda path: groups[path.name])
-    item = items_of(closed)["AMD permissions"]
-    assert item.ok is False
-    assert "/dev/kfd, /dev/dri/renderD128" in item.seen
-    assert "usermod -aG render,video" in item.mend
-
-
-def test_governor(machine: MakeMachine) -> None:
-    path = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor"
-    assert "CPU governor" not in items_of(machine())  # a virtual machine shows none
-    assert items_of(machine({path.format(0): "performance\n"}))["CPU governor"].ok is True
-    mixed = items_of(machine({path.format(0): "performance\n", path.format(1): "powersave\n"}))["CPU governor"]
-    assert mixed.ok is None
-    assert "performance" in mixed.mend
-
-
-def test_profilers_of_nvidia(machine: MakeMachine) -> None:
-    items = items_of(machine(NVIDIA, tools={"ncu": NCU_SAYS}))
-    assert items["ncu"].seen == "2024.3.2.0, /usr/bin/ncu"
-    assert items["nsys"].ok is None
-    assert "Nsight Systems" in items["nsys"].mend
-    assert not [name for name in items if name.startswith("rocprof")]
-
-
-def test_profilers_of_amd(machine: MakeMachine) -> None:
-    items = items_of(machine(AMD, tools={"rocprofv3": ROCPROFV3_SAYS}))
-    assert (items["rocprofv3"].ok, items["rocprofv3"].seen) == (True, "0.5.0, /usr/bin/rocprofv3")
-    assert [items[name].ok for name in ("rocprof", "rocprofv2", "rocprof-compute")] == [None, None, None]
-    assert "nsys" not in items
-    assert "ncu" not in items
-
-
-def test_a_profiler_for_another_machine_is_shown_when_it_is_there(machine: MakeMachine) -> None:
-    items = items_of(machine(tools={"ncu": NCU_SAYS}))
-    assert items["ncu"].ok is True
-    assert "ncu permissions" not in items
-
-
-def test_a_profiler_that_does_not_answer(machine: MakeMachine) -> None:
-    broken = items_of(machine(NVIDIA, tools={"ncu": NCU_SAYS}, output_of=lambda command: None))["ncu"]
-    assert broken.ok is False
-    assert "ncu --version" in broken.mend
+def test_what_the_bench_said_is_passed_on_and_its_silence_is_a_problem(machine: MakeMachine) -> None:
+    said = HealthItem(name="torch", ok=True, seen="torch 2.6.0, CPU only")
+    assert items_of(machine(), Health(items=(said,)))["torch"] == said
+    silent = {item.name: item for item in examine(None, machine())}["torch"]
+    assert (silent.ok, "import torch" in silent.mend) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -234,66 +209,18 @@ def test_ncu_permissions(machine: MakeMachine, admin_only: str, capabilities: st
         "proc/driver/nvidia/params": f"Foo: 1\nRmProfilingAdminOnly: {admin_only}\n",
         "proc/self/status": f"Name:\tpython\nCapEff:\t{capabilities}\n",
     }
-    item = items_of(machine(files, tools={"ncu": NCU_SAYS}))["ncu permissions"]
+    item = items_of(machine(files, **NCU))["ncu permissions"]
     assert item.ok is ok
     assert ("NVreg_RestrictProfilingToAdminUsers=0" in item.mend) is not ok
 
 
-def test_extras(machine: MakeMachine) -> None:
-    missing = items_of(machine(AMD))
-    assert {name: missing[name].mend for name in ("timm", "transformers", "torchao", "onnxscript", "amdsmi")} == {
-        "timm": "pip install 'torch-redline[timm]'",
-        "transformers": "pip install 'torch-redline[hf]'",
-        "torchao": "pip install 'torch-redline[quant]'",
-        "onnxscript": "pip install 'torch-redline[onnx]'",
-        "amdsmi": "pip install 'torch-redline[amd]'",
-    }
-    assert all(missing[name].ok is None for name in ("timm", "transformers", "amdsmi"))
-    there = items_of(machine(NVIDIA, installed=lambda package: "1.2.3"))
-    assert (there["timm"].ok, there["timm"].seen) == (True, "1.2.3")
-    assert "amdsmi" not in there
-
-
-def test_history_is_writable(machine: MakeMachine, tmp_path: Path) -> None:
-    assert items_of(machine())["history"].ok is True
-    closed = items_of(machine(access=lambda path, mode: path != tmp_path))["history"]
-    assert closed.ok is False
-    assert "REDLINE_STORE" in closed.mend
-
-
-def test_a_history_file_of_someone_else(machine: MakeMachine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["somebody else's", "a folder", "a letter"])
+def test_a_history_that_cannot_be_one(machine: MakeMachine, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "history.sqlite"
-    file.touch()
-    theirs = machine(environ={"REDLINE_STORE": str(file)}, access=lambda path, mode: path != file)
-    assert items_of(theirs)["history"].ok is False
-
-
-@pytest.mark.parametrize("body", [None, b"a letter"])
-def test_a_history_that_is_something_else(machine: MakeMachine, tmp_path: Path, body: bytes | None) -> None:
-    file = tmp_path / "history.sqlite"
-    file.mkdir() if body is None else file.write_bytes(body)
-    item = items_of(machine(environ={"REDLINE_STORE": str(file)}))["history"]
-    assert (item.ok, "is a folder" in item.seen) == (False, body is None)
-
-
-def test_a_history_on_a_server_shows_no_password(machine: MakeMachine) -> None:
-    items = items_of(machine(environ={"REDLINE_STORE": "postgresql://ada:secret@db/redline"}))
-    assert items["history"].ok is True
-    assert "secret" not in items["history"].seen
-    assert "disk" not in items
-
-
-def test_a_history_that_cannot_be(machine: MakeMachine) -> None:
-    item = items_of(machine(environ={"REDLINE_STORE": "mysql://db/redline"}))["history"]
-    assert item.ok is False
-    assert "REDLINE_STORE" in item.mend
-
-
-def test_disk(machine: MakeMachine) -> None:
-    assert items_of(machine())["disk"].ok is True
-    full = items_of(machine(free_bytes=lambda folder: 100 * 2**20))["disk"]
-    assert full.ok is False
-    assert "100 MiB" in full.seen
+    file.mkdir() if kind == "a folder" else file.write_text("Dear" if kind == "a letter" else "")
+    may = kind != "somebody else's"
+    item = items_of(machine(environ={"REDLINE_STORE": str(file)}, access=lambda path, mode: may or path != file))
+    assert (item["history"].ok, "is a folder" in item["history"].seen) == (False, kind == "a folder")
 
 
 class NVMLError(Exception):
