@@ -33,7 +33,7 @@ MOST_CHANGES = 10
 """Steps that are looked for in one series: the time this takes grows with their cube."""
 REACH = 3
 """Neighbours on each side that a record is compared with to see whether it is an outlier."""
-CORRELATIONS = (0.0, 0.3, 0.6, 0.8, 0.95)
+CORRELATIONS = (0.0, 0.4, 0.8)
 """How much a record may follow the one before it; the criterion chooses."""
 SHORTEST = 3
 """A stretch of fewer records is an outlier. One of fewer than `FEWEST_A_SIDE` is set aside before the others are looked at again."""
@@ -104,14 +104,6 @@ def trend_of(seconds: Sequence[float], moments: Sequence[float] | None = None) -
             ratio, lowest, highest = (math.exp(log) for log in (middle, low, high))
             changes.append(Change(index=skipped + places[at], ratio=ratio, low=lowest, high=highest))
     return Trend(changes=tuple(changes), drift=drift if are_many or len(starts) == 1 else None)
-
-
-def _without_outliers(values: Floats) -> Floats:
-    """With outliers drawn to the edge of the others (Hampel, Journal of the American Statistical Association 69, 1974)."""
-    middle = np.median(values)
-    reach = 3 * 1.4826 * np.median(np.abs(values - middle))
-    found: Floats = np.clip(values, middle - reach, middle + reach)
-    return found
 
 
 def _settled(values: Floats) -> Floats:
@@ -218,7 +210,7 @@ def _path(series: _Series, order: int) -> tuple[_Series, int, list[int]]:
 
 
 def _abrupt(series: _Series, order: int, steps: list[int]) -> list[int]:
-    """The steps whose two sides differ for sure, and which explain them better than a straight line does."""
+    """The steps whose two sides differ for sure."""
     while steps:
         fitted, *_ = np.linalg.lstsq(series.design(order, steps), series.values, rcond=None)
         times = np.linspace(-1, 1, series.count)
@@ -228,13 +220,7 @@ def _abrupt(series: _Series, order: int, steps: list[int]) -> list[int]:
         for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
             sides = level[before:at], level[at:after]
             low, middle, high = shift_between(sides[0], sides[1], SURE)
-            sides = _without_outliers(sides[0]), _without_outliers(sides[1])
-            both = np.concatenate(sides)
-            places = np.arange(both.size)
-            line = float(np.square(both - np.polyval(np.polyfit(places, both, 1), places)).sum())
-            stepped = sum(float(side.var()) * side.size for side in sides)
-            is_line = both.size * math.log(line / max(stepped, 1e-12)) < math.log(both.size)
-            if low <= 0 <= high or is_line:
+            if low <= 0 <= high:
                 doubts[at] = abs(middle) / max(high - low, 1e-12)
         if not doubts:
             break
