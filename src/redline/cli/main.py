@@ -190,7 +190,8 @@ def app_for(words: Sequence[str]) -> typer.Typer:
         narrow.registered_commands = []
         narrow.command(first, context_settings=CONTEXTS["micro"])(one_line_errors(removed))
         return narrow
-    return filled(first) if first in NAMES else filled()
+    group = first.partition(" ")[0]  # 'history delete' may also come as one word
+    return filled(group) if group in NAMES else filled()
 
 
 def main() -> None:

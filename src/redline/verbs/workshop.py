@@ -88,10 +88,11 @@ def workshop(
         if exercises or quick or resume:
             raise UsageError("--checklist reads the history and walks through no exercise: leave out the other options")
         return checklist_of(checklist, workspace)
-    chosen = [int(number) for number in exercises] or [number for number, *_ in EXERCISES]
-    for number in chosen:
-        if not 1 <= number <= len(EXERCISES):
-            raise SpecError(f"exercise must be from 1 to {len(EXERCISES)}, got {number}")
+    known = {str(number): number for number, *_ in EXERCISES}
+    asked = [str(number) for number in exercises]
+    if unknown := [number for number in asked if number not in known]:
+        raise SpecError(f"exercise must be from 1 to {len(EXERCISES)}, got {unknown[0][:40]!r}")
+    chosen = [known[number] for number in asked] or list(known.values())
     folder = Path(out)
     if resume and not results_file(folder).exists():
         raise SpecError(f"nothing to resume in {folder}: leave out --resume")
