@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from redline.analyze.ranks import late_rank
-from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of, wait_for
 from redline.bench.watch.spool import KINDS
 from redline.model.record import Block, Rates, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
@@ -539,6 +539,7 @@ def test_a_slow_rank_is_named_although_the_others_wait_for_it(phase: str | None)
     assert (None if late is None else (late.rank, late.phase)) == (phase and (1, phase))
     if late is not None:
         assert late.seconds == pytest.approx(0.4)
+        assert wait_for(late, parts) == pytest.approx(0.5)
 
 
 def test_a_slow_end_of_the_last_step_is_an_outlier_like_any_other() -> None:

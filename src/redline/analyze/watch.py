@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from redline.analyze.ranks import LateRank
 from redline.model.fields import Frozen
 from redline.model.record import PHASES, RankBlock, Rates
 
@@ -754,6 +755,12 @@ def _samples_per_s(rank: Steps, lead: Steps) -> float | None:
     paced = lead if rank.count == lead.count else rank
     whole, samples = paced.seconds, float(rank.samples[paced.counted].sum())
     return samples / whole if whole > 0 and samples > 0 else None
+
+
+def wait_for(late: LateRank, parts: Iterable[RankBlock]) -> float:
+    """Returns how long the rank that waits longest for the late one does so in a step."""
+    others = [part for part in parts if part.rank != late.rank]
+    return max(float(np.median(np.subtract(part.phases["backward"], part.alone["backward"]))) for part in others)
 
 
 def main_logs(logs: Sequence[L]) -> list[L]:

@@ -45,6 +45,9 @@ class RunFacts:
     operators: float | None = None
     """Differentiable operators that a step calls."""
     late_rank: LateRank | None = None
+    """The rank that the others wait for."""
+    wait_s: float = 0.0
+    """They wait so long for it in a step, with the exchange of gradients."""
     out_of_memory: Mapping[str, Any] = field(default_factory=dict)
     of_run: bool = False
     """Gains are held against the whole run, not against the steps that count."""
@@ -209,10 +212,9 @@ def _calls(facts: RunFacts) -> Removal | None:
 
 
 def _late_rank(facts: RunFacts) -> Removal | None:
+    """Ranks that are in step may also exchange their gradients faster, so only what the others do by themselves stays for sure."""
     late = facts.late_rank
-    if late is None:
-        return None
-    return facts.without(late.seconds * facts.rates.steps, late.rank, late.phase)
+    return None if late is None else facts.without(facts.wait_s * facts.rates.steps, late.rank, late.phase)
 
 
 def _scaler(facts: RunFacts) -> Removal | None:

@@ -34,7 +34,7 @@ from redline import __version__
 from redline.analyze.finding import Finding
 from redline.analyze.profile import profile_of
 from redline.analyze.ranks import late_rank
-from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of, wait_for
 from redline.analyze.watch_findings import RunFacts, findings
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
@@ -601,6 +601,7 @@ def _watched(
     ran = pulses[-1]["step"] - pulses[0]["step"] if pulses else 0
     parts = tuple(steps.own_part(rank) for rank, steps in enumerate(ranks))
     block = Block(kind="throughput", clock="host", samples=parts[0].samples, ranks=parts)
+    late = late_rank(msgspec.structs.replace(record, blocks=(block,))) if all(part.samples for part in parts) else None
     facts = RunFacts(
         rates=rates,
         process=log.process,
@@ -611,9 +612,8 @@ def _watched(
         starts_s=tuple(log.reader.starts),
         ends_s=tuple(log.reader.ends),
         operators=(pulses[-1]["operators"] - pulses[0]["operators"]) / ran if ran > 0 else None,
-        late_rank=late_rank(msgspec.structs.replace(record, blocks=(block,)))
-        if all(part.samples for part in parts)
-        else None,
+        late_rank=late,
+        wait_s=wait_for(late, parts) if late is not None else 0.0,
         out_of_memory=seen.out_of_memory,
     )
     own = _kept_findings(findings(facts)) if rates.shares or seen.out_of_memory else ()
