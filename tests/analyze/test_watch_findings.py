@@ -30,7 +30,11 @@ WAIT = {"what": "item train.py:12", "count": 10, "seconds": 0.3}
 
 def found(*, device: str = "cpu", usage: Any = None, models: Any = None, process: Any = None, run_s: Any = None, **given: Any) -> dict[str, Finding]:  # fmt: skip
     """By code, of a run of 100 steps in 10 s; what is given otherwise are shares of the steps."""
-    shares = {name: given.pop(name) for name in list(given) if isinstance(given[name], float) and name not in ("operators", "wait_s")}
+    shares = {
+        name: given.pop(name)
+        for name in list(given)
+        if isinstance(given[name], float) and name not in ("operators", "wait_s")
+    }
     rates = Rates(
         steps=100, steps_per_s=10.0, counted_s=10.0, shares=shares, host_shares=shares, **given.pop("rates", {}),
         run_s={**{name: 10 * share for name, share in shares.items()}, **(run_s or {})},

@@ -25,6 +25,7 @@ from redline.launch.watch import (
     watching_environment,
 )
 from redline.model.errors import UsageError
+from redline.system.telemetry.card import Card
 
 SHELL = ["/bin/sh", "-c"]
 
@@ -156,7 +157,7 @@ def test_rows_and_facts_come_back_as_they_are_written(tmp_path: Path) -> None:
     assert (len(log.reader.rows), log.pulses) == (many, [])
 
 
-class FakeCard:
+class FakeCard(Card):
     """A card that tells what it is asked, and whose counter moves by 50 J per look."""
 
     def __init__(self, *pids: int) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from redline.model.errors import UsageError
-from redline.system.telemetry import EnergyMeter, amd, package_energy_j
+from redline.system.telemetry import amd, package_energy_j
 from redline.system.telemetry.amd import AmdCard, RocmSmiCard, rocm_smi
+from redline.system.telemetry.card import EnergyMeter
 from redline.system.telemetry.nvml import NvmlCard
 from redline.verbs.monitor import Look, Machine, log_looks, monitor, serve_metrics, total_row
 

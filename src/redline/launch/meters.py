@@ -11,39 +11,51 @@ from typing import Any
 import psutil
 
 from redline.model.record import TelemetrySample
-from redline.system.telemetry import Card, EnergyMeter, open_all_cards, package_energy_j
+from redline.system.telemetry import open_all_cards, package_energy_j
+from redline.system.telemetry.card import Card, EnergyMeter
 from redline.system.telemetry.nvml import describe_process
 
 LOOK_S = 0.5
-"""Between two looks at the GPUs."""
+"""The GPUs are looked at this often."""
 WHOLE_S = 2.0
-"""Between two looks at the memory of all processes."""
+"""The memory of all processes is looked at this often."""
+
+
+class _Metered:
+    """A card with what was seen of it."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.uuid = str(card.facts().get("uuid") or "").removeprefix("GPU-")
+        self.energy = EnergyMeter()
+        self.looks: list[TelemetrySample] = []
+        self.foreign: tuple[str, ...] = ()
 
 
 class Meters:
-    """What was seen so far. A figure that a driver does not give, or stops giving, stays unknown."""
+    """What was seen so far. A figure that a driver does not give, or stops giving, stays unknown.
+
+    MIG slices and renamed devices are not found by their uuids, and are then unknown.
+    """
 
     def __init__(self, cards: Sequence[Card] | None = None) -> None:
-        self._cards = list(open_all_cards() if cards is None else cards)
-        self._uuids = [str(card.facts().get("uuid") or "") for card in self._cards]
-        self._energy = [EnergyMeter() for _ in self._cards]
+        self._cards = [_Metered(card) for card in (open_all_cards() if cards is None else cards)]
         self._package = EnergyMeter()
-        self._readings: list[list[TelemetrySample]] = [[] for _ in self._cards]
-        self._foreign: list[tuple[str, ...]] = [() for _ in self._cards]
         self.resident: list[tuple[float, int]] = []
+        """The memory of all processes of the script, and when they held it."""
         self._began = time.monotonic()
         self._next_look = self._next_whole = 0.0
 
     def look(self, pid: int, *, at_once: bool = False, cards_only: bool = False) -> None:
-        """`cards_only`: without a search for processes, which takes milliseconds of the calling program's time."""
+        """`cards_only` spares the search for processes, which takes milliseconds of the calling program's time."""
         now = time.monotonic()
         if now >= self._next_look or at_once:
             self._next_look = now + LOOK_S
             self._package.read(package_energy_j())
-            for number, card in enumerate(self._cards):
-                self._energy[number].read(card.energy_j())
-                look = TelemetrySample(at_s=now - self._began, foreign=self._foreign[number], **card.reading())
-                self._readings[number].append(look)
+            for seen in self._cards:
+                seen.energy.read(seen.card.energy_j())
+                look = TelemetrySample(at_s=now - self._began, foreign=seen.foreign, **seen.card.reading())
+                seen.looks.append(look)
         if now >= self._next_whole and not cards_only:
             self._next_whole = now + WHOLE_S
             self._look_at_processes(pid)
@@ -53,52 +65,46 @@ class Meters:
         try:
             script = psutil.Process(pid)
             family = [script, *script.children(recursive=True)]
-            self.resident.append((time.time(), sum(_resident(one) for one in family)))
+            self.resident.append((time.time(), sum(_resident(process) for process in family)))
         except psutil.Error:
             return  # it has ended
-        own = {one.pid for one in family}
-        for number, card in enumerate(self._cards):
-            running = set(card.processes() or ()) if hasattr(card, "processes") else set()
+        own = {process.pid for process in family}
+        for seen in self._cards:
+            running = set(seen.card.processes() or ())
             # In a container the driver may speak of the host's process numbers: then nothing can be told apart.
-            self._foreign[number] = tuple(map(describe_process, sorted(running - own))) if running & own else ()
+            seen.foreign = tuple(map(describe_process, sorted(running - own))) if running & own else ()
 
     @property
     def has_cards(self) -> bool:
         return bool(self._cards)
 
-    def used(self, uuids: set[str]) -> list[int]:
-        """The cards that the script computes on; MIG slices and renamed devices are not found, and are then unknown."""
-        return [number for number, uuid in enumerate(self._uuids) if uuid.removeprefix("GPU-") in uuids]
+    def _used(self, uuids: set[str]) -> list[_Metered]:
+        """The cards that the script computes on."""
+        return [seen for seen in self._cards if seen.uuid in uuids]
 
     def facts(self, uuids: set[str]) -> dict[str, Any]:
         """What is known of the first GPU in use."""
-        for number in self.used(uuids)[:1]:
-            return {name: value for name, value in self._cards[number].facts().items() if value is not None}
+        for seen in self._used(uuids)[:1]:
+            return {name: value for name, value in seen.card.facts().items() if value is not None}
         return {}
 
     def telemetry(self, uuids: set[str]) -> tuple[TelemetrySample, ...]:
-        numbers = self.used(uuids)
-        return tuple(self._readings[numbers[0]]) if numbers else ()
+        """All looks at the first GPU in use."""
+        return tuple(look for seen in self._used(uuids)[:1] for look in seen.looks)
 
     def latest(self, uuids: set[str]) -> TelemetrySample | None:
-        """What the first card in use said last."""
-        seen = self.telemetry(uuids)
-        return seen[-1] if seen else None
+        looks = self.telemetry(uuids)
+        return looks[-1] if looks else None
 
     def utilisation(self, uuids: set[str]) -> float | None:
-        seen = [
-            each.utilisation
-            for number in self.used(uuids)
-            for each in self._readings[number]
-            if each.utilisation is not None
-        ]
-        return sum(seen) / len(seen) if seen else None
+        looks = [look.utilisation for seen in self._used(uuids) for look in seen.looks if look.utilisation is not None]
+        return sum(looks) / len(looks) if looks else None
 
     def energy_j(self, uuids: set[str]) -> float | None:
         """Of the GPUs in use; without one, of the CPU's packages where they can be read."""
-        joules = [self._energy[number].joules for number in self.used(uuids)] if uuids else [self._package.joules]
-        known = [each for each in joules if each is not None]
-        return sum(known) if known and len(known) == len(joules) else None
+        meters = [seen.energy for seen in self._used(uuids)] if uuids else [self._package]
+        known = [meter.joules for meter in meters if meter.joules is not None]
+        return sum(known) if known and len(known) == len(meters) else None
 
 
 def _resident(process: psutil.Process) -> int:

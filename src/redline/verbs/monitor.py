@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import psutil
@@ -17,12 +18,12 @@ from rich.live import Live
 from redline.model.errors import MissingExtra, UsageError
 from redline.model.fields import seconds_of
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
-from redline.model.record import TelemetrySample
 from redline.model.settings import OUTPUT, setting
 from redline.model.units import format_seconds
 from redline.show.result import Result, terminal_table
 from redline.show.terminal import make_console
-from redline.system.telemetry import Card, EnergyMeter, cpu_name, cpu_temperature_c, open_all_cards, package_energy_j
+from redline.system.telemetry import cpu_name, cpu_temperature_c, open_all_cards, package_energy_j
+from redline.system.telemetry.card import Card, EnergyMeter
 from redline.verbs.verb import target, verb
 
 Look = Mapping[str, Any]
@@ -49,20 +50,29 @@ FIGURES = {
     )
 }
 SHOWN = ("device", "utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz", "throttle", "processes")
-TOTALS = (
-    Figure(name="mean_utilisation", unit="share", header="busy"),
-    Figure(name="peak_utilisation", unit="share", header="peak"),
-    Figure(
-        name="saturated_share", unit="share", header="saturated", doc="Looks at which it was busy for 95 % or more."
+TOTALS: tuple[tuple[Figure, str, Callable[[Sequence[float]], float | None]], ...] = (
+    (Figure(name="mean_utilisation", unit="share", header="busy"), "utilisation", fmean),
+    (Figure(name="peak_utilisation", unit="share", header="peak"), "utilisation", max),
+    (
+        Figure(
+            name="saturated_share", unit="share", header="saturated", doc="Looks at which it was busy for 95 % or more."
+        ),
+        "utilisation",
+        lambda values: fmean(value >= SATURATED for value in values),
     ),
-    Figure(name="mean_power_w", unit="W", header="power"),
-    Figure(name="peak_power_w", unit="W", header="peak power"),
-    Figure(name="energy_j", unit="J", header="energy"),
-    Figure(name="peak_memory_bytes", unit="B", header="memory"),
-    Figure(name="peak_temperature_c", unit="°C", header="hottest"),
-    Figure(name="mean_clock_hz", unit="Hz", header="clock"),
-    Figure(name="throttled_s", unit="s", header="throttled"),
+    (Figure(name="mean_power_w", unit="W", header="power"), "power_w", fmean),
+    (Figure(name="peak_power_w", unit="W", header="peak power"), "power_w", max),
+    (
+        Figure(name="energy_j", unit="J", header="energy"),
+        "energy_j",
+        lambda values: values[-1] - values[0] if len(values) > 1 else None,
+    ),
+    (Figure(name="peak_memory_bytes", unit="B", header="memory"), "memory_used_bytes", max),
+    (Figure(name="peak_temperature_c", unit="°C", header="hottest"), "temperature_c", max),
+    (Figure(name="mean_clock_hz", unit="Hz", header="clock"), "clock_hz", fmean),
 )
+"""What the looks add up to: a figure, of which figure of a look it is made, and how."""
+THROTTLED = Figure(name="throttled_s", unit="s", header="throttled")
 TOTAL_COLUMNS = ("device", "mean_utilisation", "energy_j", "mean_power_w", "peak_memory_bytes", "throttled_s")
 
 
@@ -127,44 +137,41 @@ class Machine:
     """The devices that are looked at."""
 
     def __init__(self, cards: Sequence[Card] | None = None, attach: int | None = None) -> None:
-        self._cards = list(open_all_cards() if cards is None else cards)
-        self._facts = [card.facts() for card in self._cards]
-        self._meters = [EnergyMeter() for _ in self._cards]
-        self._before: list[Look] = [{} for _ in self._cards]
+        self._gpus = [_Gpu(number, card) for number, card in enumerate(open_all_cards() if cards is None else cards)]
         self._package = EnergyMeter()
-        self._family = _process(attach) if attach is not None else None
+        self._attached = _process(attach) if attach is not None else None
         self._began = time.monotonic()
         psutil.cpu_percent(interval=None)
 
     def look(self) -> list[Look]:
         at_s = time.monotonic() - self._began
-        gpus = [self._gpu(number, at_s) for number in range(len(self._cards))]
-        if self._family is not None:
-            members = {one.pid for one in (self._family, *_children(self._family))}
-            gpus = [look for look in gpus if _may_use(members, look["processes"])]
-        return [self._cpu(at_s), *gpus]
+        gpus = [gpu.look(at_s) for gpu in self._gpus]
+        if self._attached is None:
+            return [self._cpu(at_s, None), *gpus]
+        held = {process.pid: _memory(process) for process in (self._attached, *_children(self._attached))}
+        cpu = self._cpu(at_s, {pid: size for pid, size in held.items() if size is not None})
+        return [cpu, *(look for look in gpus if _may_use(set(held), look["processes"]))]
 
     @property
     def is_over(self) -> bool:
         """The process that was attached to has ended."""
-        if self._family is None:
+        if self._attached is None:
             return False
         try:
-            return not self._family.is_running() or self._family.status() == psutil.STATUS_ZOMBIE
+            return not self._attached.is_running() or self._attached.status() == psutil.STATUS_ZOMBIE
         except psutil.Error:  # it ended while it was asked
             return True
 
-    def _cpu(self, at_s: float) -> Look:
+    def _cpu(self, at_s: float, processes: dict[int, int] | None) -> Look:
         self._package.read(package_energy_j())
         frequency = psutil.cpu_freq()
-        family = [] if self._family is None else [self._family, *_children(self._family)]
         memory = psutil.virtual_memory()
         return {
             "device": "cpu",
             "name": cpu_name(),
             "at_s": at_s,
             "throttle": None,
-            "processes": None if self._family is None else {one.pid: held for one in family if (held := _memory(one)) is not None},
+            "processes": processes,
             "utilisation": psutil.cpu_percent(interval=None) / 100,
             "memory_used_bytes": memory.used,
             "memory_bytes": memory.total,
@@ -172,29 +179,37 @@ class Machine:
             "clock_hz": frequency.current * 1e6 if frequency and frequency.current else None,
             "max_clock_hz": frequency.max * 1e6 if frequency and frequency.max else None,
             "energy_j": self._package.joules,
-        }  # fmt: skip
+        }
 
-    def _gpu(self, number: int, at_s: float) -> Look:
-        card, facts, before = self._cards[number], self._facts[number], self._before[number]
-        self._meters[number].read(card.energy_j())
-        reading = TelemetrySample(at_s=at_s, **card.reading())
-        traffic = _ask(card, "traffic") or {}
-        self._before[number] = {**traffic, "at_s": at_s}
+
+class _Gpu:
+    """A GPU with what must be remembered between two looks at it."""
+
+    def __init__(self, number: int, card: Card) -> None:
+        self._number, self._card, self._facts = number, card, card.facts()
+        self._meter = EnergyMeter()
+        self._before: Look = {}
+
+    def look(self, at_s: float) -> Look:
+        card, before = self._card, self._before
+        self._meter.read(card.energy_j())
+        reading, traffic = card.reading(), card.traffic()
+        self._before = {**traffic, "at_s": at_s}
         return {
-            "device": f"gpu{number}",
-            "name": _ask(card, "name") or "GPU",
+            "device": f"gpu{self._number}",
+            "name": card.name() or "GPU",
             "at_s": at_s,
-            "throttle": _ask(card, "throttle_reasons"),
-            "processes": _ask(card, "processes"),
-            **{name: getattr(reading, name) for name in FIGURES if hasattr(reading, name)},
-            "memory_bytes": _ask(card, "memory_bytes"),
-            "power_limit_w": facts.get("power_limit_w"),
-            "max_clock_hz": facts.get("max_clock_hz"),
+            "throttle": card.throttle_reasons(),
+            "processes": card.processes(),
+            **{name: reading.get(name) for name in FIGURES},
+            "memory_bytes": card.memory_bytes(),
+            "power_limit_w": self._facts.get("power_limit_w"),
+            "max_clock_hz": self._facts.get("max_clock_hz"),
             "pcie_received_per_s": traffic.get("pcie_received"),
             "pcie_sent_per_s": traffic.get("pcie_sent"),
-            "nvlink_received_per_s": _rate(before, self._before[number], "nvlink_received_total"),
-            "nvlink_sent_per_s": _rate(before, self._before[number], "nvlink_sent_total"),
-            "energy_j": self._meters[number].joules,
+            "nvlink_received_per_s": _rate(before, self._before, "nvlink_received_total"),
+            "nvlink_sent_per_s": _rate(before, self._before, "nvlink_sent_total"),
+            "energy_j": self._meter.joules,
         }
 
 
@@ -207,12 +222,6 @@ def _rate(before: Look, now: Look, name: str) -> float | None:
 def _may_use(members: set[int], processes: Mapping[int, int | None] | None) -> bool:
     """True if one of these may compute on a card. In a container the driver may speak of the host's numbers, and nobody knows."""
     return processes is None or bool(members & processes.keys()) or any(not psutil.pid_exists(pid) for pid in processes)
-
-
-def _ask(card: Card, what: str) -> Any:
-    """A figure that not every vendor's library has."""
-    call = getattr(card, what, None)
-    return call() if call is not None else None
 
 
 def _process(pid: int) -> psutil.Process:
@@ -309,31 +318,15 @@ def looks_table(looks: Sequence[Look]) -> Table:
 
 def total_row(looks: Sequence[Look]) -> Row:
     """Each figure over the looks that have it; unknown where no look has it."""
-
-    def known(name: str) -> list[float]:
-        return [value for look in looks if (value := look.get(name)) is not None]
-
-    def mean(values: Sequence[float]) -> float | None:
-        return sum(values) / len(values) if values else None
-
-    busy, power, joules = known("utilisation"), known("power_w"), known("energy_j")
+    metrics = []
+    for figure, name, summed in TOTALS:
+        known = [value for look in looks if (value := look.get(name)) is not None]
+        metrics.append(figure(summed(known) if known else None))
     told = [look for look in looks if look["throttle"] is not None]
     throttled_s = sum(later["at_s"] - earlier["at_s"] for earlier, later in pairwise(told) if later["throttle"])
-    values = (
-        mean(busy),
-        max(busy, default=None),
-        mean([float(value >= SATURATED) for value in busy]),
-        mean(power),
-        max(power, default=None),
-        joules[-1] - joules[0] if len(joules) > 1 else None,
-        max(known("memory_used_bytes"), default=None),
-        max(known("temperature_c"), default=None),
-        mean(known("clock_hz")),
-        throttled_s if told else None,
-    )
     facts: dict[str, Fact] = {"device": f"{looks[0]['device']} {looks[0]['name']}", "looks": len(looks)}
     facts["seconds"] = looks[-1]["at_s"] - looks[0]["at_s"]
-    return Row(facts=facts, metrics=tuple(figure(value) for figure, value in zip(TOTALS, values, strict=True)))
+    return Row(facts=facts, metrics=(*metrics, THROTTLED(throttled_s if told else None)))
 
 
 def result_of(looks: Sequence[Look]) -> Result:

@@ -1,28 +1,18 @@
-"""The machine as drivers and system tell it, without torch: its CPU, the energy of its packages, and every GPU that a driver
-speaks of. One file for each vendor's library."""
+"""Drivers and the system tell of the machine without torch: of its CPU, of the energy of its packages, and of every GPU. Each vendor's
+library has a file of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
 
 import psutil
 
 from redline.system.telemetry.amd import open_amd_cards
+from redline.system.telemetry.card import Card
 from redline.system.telemetry.nvml import open_cards
 
 _CPUINFO = Path("/proc/cpuinfo")
 _RAPL = Path("/sys/class/powercap")
-
-
-class Card(Protocol):
-    """One GPU, as its driver knows it. Every figure may be None: unknown."""
-
-    def facts(self) -> dict[str, Any]: ...
-
-    def reading(self) -> dict[str, Any]: ...
-
-    def energy_j(self) -> float | None: ...
 
 
 def open_all_cards() -> list[Card]:
@@ -64,16 +54,3 @@ def package_energy_j(folder: Path = _RAPL) -> float | None:
         except (OSError, ValueError):
             return None  # readable by root alone, on most systems
     return total if found else None
-
-
-class EnergyMeter:
-    """Adds up what a counter of joules counts; a decrease means the counter wrapped or the card changed, and is not counted."""
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-        self.joules: float | None = None
-
-    def read(self, counter_j: float | None) -> None:
-        if counter_j is not None and self._last is not None and counter_j >= self._last:
-            self.joules = (self.joules or 0.0) + counter_j - self._last
-        self._last = counter_j if counter_j is not None else self._last

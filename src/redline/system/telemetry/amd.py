@@ -10,6 +10,8 @@ import shutil
 import subprocess
 from typing import Any
 
+from redline.system.telemetry.card import Card
+
 UNUSABLE = (ImportError, OSError, AttributeError, KeyError)
 """What importing amdsmi raises where it is missing, or the library below it is, or does not fit."""
 
@@ -59,7 +61,7 @@ def rocm_smi() -> dict[str, dict[str, Any]]:
     return {name: card for name, card in cards if name.startswith("card") and isinstance(card, dict)}
 
 
-class RocmSmiCard:
+class RocmSmiCard(Card):
     """A card as the program rocm-smi prints it: every look starts it once. The words vary between its versions."""
 
     def __init__(self, name: str) -> None:
@@ -67,12 +69,6 @@ class RocmSmiCard:
 
     def name(self) -> str:
         return f"AMD {self._name}"
-
-    def facts(self) -> dict[str, Any]:
-        return {}
-
-    def energy_j(self) -> float | None:
-        return None
 
     def reading(self) -> dict[str, Any]:
         said = rocm_smi().get(self._name, {})
@@ -100,7 +96,7 @@ class RocmSmiCard:
         return int(total) if total is not None else None
 
 
-class AmdCard:
+class AmdCard(Card):
     """amdsmi's view of one card. Figures come as numbers, as "N/A", or not at all (odd dies of an MI250X)."""
 
     def __init__(self, smi: Any, handle: Any) -> None:

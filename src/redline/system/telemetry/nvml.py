@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from redline.system.telemetry.card import Card
+
 THROTTLE_REASONS = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -56,7 +58,7 @@ def open_cards() -> list[NvmlCard]:
     return cards
 
 
-class NvmlCard:
+class NvmlCard(Card):
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
@@ -99,7 +101,7 @@ class NvmlCard:
             "temperature_c": self._get("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU, of=float),
             "clock_hz": self._get("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM, of=lambda mhz: mhz * 1e6),
             "memory_clock_hz": self._get("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM, of=lambda mhz: mhz * 1e6),
-            "throttle": self._throttle(),
+            "throttle": self.throttle_reasons() or (),
         }
 
     def energy_j(self) -> float | None:
@@ -130,11 +132,7 @@ class NvmlCard:
     def _processes(self) -> list[Any]:
         return self._get("nvmlDeviceGetComputeRunningProcesses") or []
 
-    def _throttle(self) -> tuple[str, ...]:
-        return self.throttle_reasons() or ()
-
     def throttle_reasons(self) -> tuple[str, ...] | None:
-        """None where the card does not tell."""
         bits = self._get("nvmlDeviceGetCurrentClocksEventReasons", of=int)
         if bits is None:
             bits = self._get("nvmlDeviceGetCurrentClocksThrottleReasons", of=int)
@@ -151,7 +149,6 @@ class NvmlCard:
         return total
 
     def traffic(self) -> dict[str, float | None]:
-        """Bytes per second over PCIe in each direction, and bytes over NVLink since some moment."""
         nvml = self._nvml
 
         def pcie(counter: int) -> float | None:
@@ -182,7 +179,6 @@ class NvmlCard:
         return total
 
     def processes(self) -> dict[int, int | None] | None:
-        """Bytes by process, None where the driver hides them; None for all where the card does not tell."""
         running = self._get("nvmlDeviceGetComputeRunningProcesses", of=list)
         return None if running is None else {one.pid: one.usedGpuMemory for one in running}
 
