@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from redline.launch import Session, open_door
-from redline.launch.connection import WorkerSession, log_tail
 from redline.model.errors import UsageError
 from redline.model.protocol import (
     Ask,
@@ -169,26 +168,6 @@ def test_a_failure_names_the_line_of_the_users_file(factory: str, name: str) -> 
 def test_a_collection_in_a_worker_leaves_the_pages_of_its_server_alone() -> None:
     told = failure_of(prepare("tells_what_is_frozen")).message
     assert int(told.partition(" objects")[0].split()[-1]) > 100_000
-
-
-def test_a_model_that_prints_without_end_fills_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log is cut between two questions, and within a long one."""
-    monkeypatch.setattr("redline.launch.connection.LOG_LIMIT_BYTES", 1 << 20)
-    spec = spec_of("floods")
-    door = open_door(spec.launch)
-    try:
-        session = door.open(spec)
-        assert isinstance(session, WorkerSession)
-        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
-        written = [session.ask(Measure(kind="throughput", seconds=0.2)) for _ in range(2)]
-        written.append(session.ask(Measure(kind="throughput", seconds=1.5)))
-        steps = [len(reply.block.samples) for reply in written if isinstance(reply, BlockReply)]
-        size = os.fstat(session._log.fileno()).st_size
-        assert min(steps) * FLOOD_BYTES > 2 << 20, "each floods"
-        assert size < max(steps) * FLOOD_BYTES, "of the longest, not even half is there"
-        assert set(log_tail(session._log)) == {"x"}
-    finally:
-        door.close()
 
 
 def test_a_daemon_that_a_model_left_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:

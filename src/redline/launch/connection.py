@@ -129,7 +129,6 @@ class WorkerSession(Session):
         if self._dead is not None:
             return
         self.resume()
-        trim_log(self._log)
         self._limit_s = timeout_of(request, self._launch)
         self._deadline = time.monotonic() + self._limit_s
         for line in self._lines:
@@ -143,13 +142,13 @@ class WorkerSession(Session):
     def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while self._dead is None and self._silent:
+            trim_log(self._log)
             self._hear(min(self._next_moment(), until) - time.monotonic(), on_progress)
             now = time.monotonic()
             if self._silent and now >= self._next_moment():
                 self._give_up()
             elif self._silent and now >= until:
                 return None
-            trim_log(self._log)
         return self._answer() if self._dead is None else FailureReply(failure=self._dead)
 
     def pause(self) -> None:

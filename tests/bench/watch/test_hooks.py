@@ -165,6 +165,7 @@ def test_a_holder_that_is_not_called_is_looked_into(watch: Watch, tmp_path: Path
 
 CONVOLUTIONS = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3))
 GREY = torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Conv2d(1, 8, 3), torch.nn.Conv2d(8, 8, 3))
+WORDS = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2))
 NUMBERS = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Linear(64, 1))
 FOLDED = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Conv1d(16, 1, 1))
 
@@ -181,18 +182,14 @@ FOLDED = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Conv1d(16, 1, 1))
         (NUMBERS, (64,), 64),
         (FOLDED, (16, 6), 16),
         (torch.nn.LazyLinear(2), (4,), 4),
+        (WORDS, (4,), 4),
     ],
 )
 def test_a_sample_without_a_batch_is_one(
     watch: Watch, model: torch.nn.Module, shape: tuple[int, ...], samples: int
 ) -> None:
-    assert watch._samples.fed(model, (torch.randn(shape),), {}) == samples
-    assert watch._samples.fed(model, (), {"x": torch.randn(shape)}) == samples
-
-
-def test_indices_are_a_batch_however_many_they_are(watch: Watch) -> None:
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2))
-    assert watch._samples.fed(model, (torch.zeros(4, dtype=torch.long),), {}) == 4
+    batch = torch.zeros(shape, dtype=torch.long) if model is WORDS else torch.randn(shape)  # indices are always a batch
+    assert watch._samples.fed(model, (batch,), {}) == watch._samples.fed(model, (), {"x": batch}) == samples
 
 
 def test_a_lazy_layer_is_asked_again_once_it_knows_its_width(watch: Watch) -> None:
