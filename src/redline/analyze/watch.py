@@ -93,15 +93,7 @@ class Reader:
         """Seconds until the first batch, for every iterator whose workers end with it."""
         self.ends: list[float] = []
         """Seconds that ending a loader's workers took, each time."""
-        self.device: dict[float, float] = {}
-        """Seconds of the device's clock when it reached a row, by the number of the row."""
-        self.anchor: float | None = None
-        """The time of the host when the device's clock began."""
-        self.marked: list[tuple[list[Heard], float]] = []
-        """Steps that the device has not finished yet, and when they began."""
-        self.on_device = np.zeros(len(SLOTS))
-        self.lag_s = 0.0
-        """How far the device was behind the host when it was last looked at."""
+        self.device = DeviceClock()
         self._since: float | None = None
         """When the last step ended."""
         self._bits: dict[float, int] = {}
@@ -123,7 +115,7 @@ class Reader:
         """Rows as they were written: kind, key, value, time and number."""
         for row in itertools.starmap(Heard, rows):
             if row.kind == "device":
-                self._read_device(row)
+                self.device.read(row)
                 continue
             if self._since is None:
                 self._since = row.at
@@ -212,19 +204,19 @@ class Reader:
             self.is_by_batch = False
         last = heard[-1]
         is_full = bool(last.key if last.kind == "counted" else last.value) or caller == BY_BACKWARD
-        found = split_lean(heard, began) if not is_full else None
-        found = found or split(heard, began, is_full=is_full, graphs=self._graphs)
-        self.rows.extend(self._row(found, caller, last.at, is_full))
-        if self.anchor is not None and is_full:
-            self.marked.append((heard, began))
+        step = split_lean(heard, began) if not is_full else None
+        step = step or split(heard, began, is_full=is_full, graphs=self._graphs)
+        self.rows.extend(self._row(step, caller, last.at, is_full))
+        if is_full:
+            self.device.await_step(heard)
 
-    def _row(self, found: Split, caller: float, ended: float, is_full: bool) -> Iterable[float]:
+    def _row(self, step: Split, caller: float, ended: float, is_full: bool) -> Iterable[float]:
         bits = 0
-        for model in found.models:
+        for model in step.models:
             bits |= self._bits.setdefault(model, 1 << (len(self._bits) % MOST_MODELS))
         return (
-            caller, ended, is_full, found.is_profiled, found.paused_s, found.loaded, found.fed, found.waited_s, bits, *found.spent,
-            *itertools.chain.from_iterable(found.stretches),
+            caller, ended, is_full, step.is_profiled, step.paused_s, step.loaded, step.fed, step.waited_s, bits, *step.spent,
+            *itertools.chain.from_iterable(step.stretches),
         )  # fmt: skip
 
     @property
@@ -239,8 +231,8 @@ class Reader:
         passes = [at for at, row in enumerate(self.rest) if row.kind == "data" and row.value >= 1]
         if not ends or (passes and passes[0] < ends[0]):
             return 0.0
-        found = split(self.rest[: ends[0] + 1], self._since or 0.0, is_full=True, graphs=self._graphs)
-        return sum(found.spent)
+        step = split(self.rest[: ends[0] + 1], self._since or 0.0, is_full=True, graphs=self._graphs)
+        return sum(step.spent)
 
     def table(self) -> Vector:
         """One row for each step. Where neither optimizer nor backward pass was heard, each batch is one."""
@@ -248,30 +240,47 @@ class Reader:
         if not rows and self.is_by_batch:
             reader = Reader()
             for heard, began in batches(self.rest):
-                found = split(heard, began, is_full=True, graphs={})
+                step = split(heard, began, is_full=True, graphs={})
                 for name in ("other", "early"):
-                    found.spent[AT["forward"]] += found.spent[AT[name]]
-                    found.spent[AT[name]] = 0.0
-                reader.rows.extend(reader._row(found, BY_BATCH, heard[-1].at, True))
+                    step.spent[AT["forward"]] += step.spent[AT[name]]
+                    step.spent[AT[name]] = 0.0
+                reader.rows.extend(reader._row(step, BY_BATCH, heard[-1].at, True))
             rows = reader.rows
         return np.array(rows).reshape(-1, len(COLUMNS))
 
-    # The device's clock
 
-    def _read_device(self, row: Heard) -> None:
+class DeviceClock:
+    """What the steps that were heard in full took by the clock of the device, which reaches their rows later than the host."""
+
+    def __init__(self) -> None:
+        self.spent = np.zeros(len(SLOTS))
+        """Seconds of the device by slot."""
+        self.lag_s = 0.0
+        """How far the device was behind the host when it was last looked at."""
+        self._began: float | None = None
+        """The time of the host when this clock began; None where there is none."""
+        self._reached: dict[float, float] = {}
+        """When the device reached a row, by the number of the row."""
+        self._waiting: list[list[Heard]] = []
+        """Steps that it has not finished yet."""
+
+    def await_step(self, heard: list[Heard]) -> None:
+        if self._began is not None:
+            self._waiting.append(heard)
+
+    def read(self, row: Heard) -> None:
         if row.key < 0:
-            self.anchor = row.at
+            self._began = row.at
             return
-        self.device[row.key] = row.value
-        while self.marked and self.marked[0][0][-1].number in self.device:
-            heard, _ = self.marked.pop(0)
-            times = [one._replace(at=self.device[one.number]) for one in heard if one.number in self.device]
-            if len(times) == len(heard) and self.anchor is not None:
-                found = split(times, times[0].at, is_full=True, graphs=self._graphs)
-                self.on_device += found.spent
-                self.lag_s = max(times[-1].at - (heard[-1].at - self.anchor), 0.0)
+        self._reached[row.key] = row.value
+        while self._began is not None and self._waiting and self._waiting[0][-1].number in self._reached:
+            heard = self._waiting.pop(0)
+            if all(one.number in self._reached for one in heard):
+                times = [one._replace(at=self._reached[one.number]) for one in heard]
+                self.spent += split(times, times[0].at, is_full=True, graphs={}).spent
+                self.lag_s = max(times[-1].at - (heard[-1].at - self._began), 0.0)
             for one in heard:
-                self.device.pop(one.number, None)
+                self._reached.pop(one.number, None)
 
 
 def without_early_batches(heard: list[Heard], began: float) -> tuple[list[Heard], float]:
@@ -574,7 +583,7 @@ class Steps:
     @property
     def seconds(self) -> float:
         """The time of all counted steps, with the end of the loader after the last one, or with the device's work if that lasted longer."""
-        return float(self.wall_s[self.counted].sum()) + max(self._reader.lag_s, self._reader.loop_tail_s)
+        return float(self.wall_s[self.counted].sum()) + max(self._reader.device.lag_s, self._reader.loop_tail_s)
 
     @property
     def tail_s(self) -> float:
@@ -583,14 +592,14 @@ class Steps:
 
     @property
     def has_device_clock(self) -> bool:
-        return bool(self._reader.on_device.any())
+        return bool(self._reader.device.spent.any())
 
     def shares(self, *, of_host: bool = False) -> dict[str, float]:
         """Returns shares of the counted steps' time, by the device's clock where there is one."""
         if not self.count:
             return {}
         if self.has_device_clock and not of_host:
-            slots = self._reader.on_device.copy()
+            slots = self._reader.device.spent.copy()
             slots[int(np.median(self._early))] += slots[AT["early"]]
             slots[AT["other"]] += slots[AT["head"]]
             spent = slots[: len(PHASES)]
@@ -613,28 +622,28 @@ class Steps:
         if not self.count:
             return {}
         left_out = ~self.counted
-        found = {name: share * self.seconds for name, share in self.shares().items()}
-        found["first steps"] = float(self.wall_s[left_out & ~self.is_profiled].sum())
-        found["profiling"] = float(self.paused_s.sum() + self.wall_s[left_out & self.is_profiled].sum())
-        found["validation"], found["saving"] = float(self.validation_s.sum()), float(self.saving_s.sum())
+        spent = {name: share * self.seconds for name, share in self.shares().items()}
+        spent["first steps"] = float(self.wall_s[left_out & ~self.is_profiled].sum())
+        spent["profiling"] = float(self.paused_s.sum() + self.wall_s[left_out & self.is_profiled].sum())
+        spent["validation"], spent["saving"] = float(self.validation_s.sum()), float(self.saving_s.sum())
         if self.is_by_batch:
-            return found
+            return spent
         tail = self._reader.tail
-        found["validation"] += sum(map(sum, tail.stretches))
+        spent["validation"] += sum(map(sum, tail.stretches))
         for name in PHASES:
-            found[name] += tail.spent[AT[name]]
-        found["other"] = max(found["other"] + tail.spent[AT["head"]] + tail.spent[AT["early"]] - self.tail_s, 0.0)
-        return found
+            spent[name] += tail.spent[AT[name]]
+        spent["other"] = max(spent["other"] + tail.spent[AT["head"]] + tail.spent[AT["early"]] - self.tail_s, 0.0)
+        return spent
 
 
 def _filled(values: Vector, callers: Vector, full: Any) -> Vector:
     """Fills in for the other steps what is known of the last step of the same optimizer that was heard in full."""
-    found = values.copy()
+    filled = values.copy()
     for caller in set(callers.tolist()):
         own = np.flatnonzero(callers == caller)
         last = np.maximum.accumulate(np.where(full[own], np.arange(len(own)), -1))
-        found[own] = np.where(last >= 0, values[own[np.maximum(last, 0)]], 0.0)
-    return found
+        filled[own] = np.where(last >= 0, values[own[np.maximum(last, 0)]], 0.0)
+    return filled
 
 
 def _distribute(spent: Vector, callers: Vector, full: Any) -> None:
@@ -657,14 +666,14 @@ def is_loaded(loaded: Vector) -> Any:
 
     Steps that go on for long without a new batch get theirs elsewhere: they repeat one, or cycle through kept ones.
     """
-    found = np.ones(len(loaded), dtype=bool)
+    has_batch = np.ones(len(loaded), dtype=bool)
     fetched = [-1, *np.flatnonzero(loaded > 0).tolist(), len(loaded)]
     if len(fetched) == 2:
-        return ~found
+        return ~has_batch
     for earlier, later in itertools.pairwise(fetched):
         if later - earlier > STEPS_OF_A_BATCH:
-            found[earlier + 1 : later] = False
-    return found
+            has_batch[earlier + 1 : later] = False
+    return has_batch
 
 
 def groups_of(callers: Vector, loaded: Vector, models: Vector) -> Any:
@@ -706,7 +715,7 @@ def _shares_batches_unevenly(callers: Vector, loaded: Vector) -> bool:
     if min(kinds) < 0 or len(set(callers[starts].tolist())) != 1:
         return False
     calls = [np.unique(part, return_counts=True)[1] for part in np.split(callers, starts)[1:]]
-    uneven = sum(len(each) == len(kinds) and each.min() < each.max() for each in calls)
+    uneven = sum(len(counts) == len(kinds) and counts.min() < counts.max() for counts in calls)
     return bool(2 * uneven > len(calls))
 
 
@@ -725,7 +734,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     # The end of the loader after the last step belongs to no row, but makes that step as slow as it would any other.
     if lead.tail_s > (OUTLIER - 1) * middle:
         slow = np.append(slow, lead.tail_s)
-    known = [each for rank in ranks if (each := _samples_per_s(rank, lead)) is not None]
+    known = [rate for rank in ranks if (rate := _samples_per_s(rank, lead)) is not None]
     losses = [
         pulse["loss"] for pulse in logs[0].pulses if pulse.get("loss") is not None and math.isfinite(pulse["loss"])
     ]
@@ -816,7 +825,7 @@ def growth_of(pulses: Sequence[dict[str, Any]], resident: Sequence[tuple[float, 
 
     A GPU's allocated memory by the process's own pulses, else what the operating system says of its memory.
     """
-    held = [(each["at"], each["memory"]["allocated"]) for each in pulses if each.get("memory", {}).get("allocated")]
+    held = [(pulse["at"], pulse["memory"]["allocated"]) for pulse in pulses if pulse.get("memory", {}).get("allocated")]
     first = pulses[0]["at"] if pulses else -math.inf  # before the first steps it is the script that gets ready
     series = held or [look for look in resident if look[0] >= first]
     late = series[len(series) // 3 :]

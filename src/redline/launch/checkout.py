@@ -69,9 +69,9 @@ def resolve_commit(ref: str, folder: str | None = None) -> str:
         raise UsageError(f"no git checkout at {where}: a baseline {ref!r} must be a file of records, or a ref of one")
     # A clone of CI has no branches of its own, only those of its origin.
     for name in (ref, f"refs/remotes/origin/{ref}"):
-        found = _git(where, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-        if found.returncode == 0:
-            return found.stdout.strip()
+        parsed = _git(where, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        if parsed.returncode == 0:
+            return parsed.stdout.strip()
     is_shallow = _git(where, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
     advice = f"; this clone is shallow: 'git fetch --depth=1 origin {ref}' brings a branch" if is_shallow else ""
     raise UsageError(f"{ref!r} is neither a file nor a git ref of {checkout_of(where)}{advice}")
@@ -83,8 +83,8 @@ def commits_between(good: str, bad: str) -> list[str]:
     first, last = resolve_commit(good), resolve_commit(bad)
     if _git(where, "merge-base", "--is-ancestor", first, last).returncode != 0:
         raise UsageError(f"{good!r} is not an ancestor of {bad!r}: name an older commit first")
-    found = _git(where, "rev-list", "--first-parent", "--reverse", f"{first}..{last}")
-    return found.stdout.split()
+    listed = _git(where, "rev-list", "--first-parent", "--reverse", f"{first}..{last}")
+    return listed.stdout.split()
 
 
 def subject_of(commit: str) -> str:
@@ -143,8 +143,8 @@ def _fill_submodules(root: str, tree: str, ref: str) -> None:
     """
     common = _git(root, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout.strip()
     listed = _git(tree, "config", "-z", "--file", ".gitmodules", "--get-regexp", r"\.path$").stdout
-    found = [entry.partition("\n")[::2] for entry in listed.split("\0") if entry]
-    for key, path in found:
+    entries = [entry.partition("\n")[::2] for entry in listed.split("\0") if entry]
+    for key, path in entries:
         name = key.removeprefix("submodule.").removesuffix(".path")
         copy = os.path.join(common, "modules", name)
         if not os.path.isdir(copy):
@@ -169,8 +169,8 @@ def _prepared(tree: Path, environment: Setup) -> str:
         except subprocess.TimeoutExpired:
             raise UsageError(f"the environment's setup took longer than {SETUP_TIMEOUT_S:g} s") from None
         if made.returncode != 0:
-            said = _last_line(made.stderr or made.stdout)
-            raise UsageError(f"the environment's setup failed with status {made.returncode}: {said}")
+            reason = _last_line(made.stderr or made.stdout)
+            raise UsageError(f"the environment's setup failed with status {made.returncode}: {reason}")
     if not environment.python:
         return ""
     python = tree / environment.python

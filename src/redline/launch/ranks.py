@@ -51,18 +51,18 @@ def merged(replies: Sequence[Reply]) -> Reply:
         return first
     if isinstance(first, PreparedReply):
         return msgspec.structs.replace(
-            first, prepared=_prepared([_as(PreparedReply, each).prepared for each in replies])
+            first, prepared=_prepared([_as(PreparedReply, reply).prepared for reply in replies])
         )
     if isinstance(first, BlockReply):
-        return BlockReply(block=merged_block([_as(BlockReply, each).block for each in replies]))
+        return BlockReply(block=merged_block([_as(BlockReply, reply).block for reply in replies]))
     if isinstance(first, TraceReply):
-        others = tuple(_as(TraceReply, each).trace.path for each in replies[1:])
+        others = tuple(_as(TraceReply, reply).trace.path for reply in replies[1:])
         return TraceReply(trace=msgspec.structs.replace(first.trace, others=others))
     if isinstance(first, AllReduced):
-        probes = [_as(AllReduced, each) for each in replies]
+        probes = [_as(AllReduced, reply) for reply in replies]
         return max(probes, key=lambda probe: median(probe.seconds))
     if isinstance(first, SqueezeReply):
-        known = [each.needed_bytes for each in replies if isinstance(each, SqueezeReply) and each.needed_bytes]
+        known = [reply.needed_bytes for reply in replies if isinstance(reply, SqueezeReply) and reply.needed_bytes]
         return SqueezeReply(needed_bytes=max(known, default=None))
     return first
 
@@ -77,7 +77,7 @@ def _prepared(parts: Sequence[Prepared]) -> Prepared:
     first, infos = parts[0], [part.workload for part in parts]
     items = sum(info.items_per_step for info in infos)
     batches = [info.batch for info in infos]
-    batch = None if None in batches else sum(each or 0 for each in batches)
+    batch = None if None in batches else sum(size or 0 for size in batches)
     wrong = next((part.numerics for part in parts if part.numerics.is_wrong), None)
     numerics: Numerics = wrong or first.numerics
     return msgspec.structs.replace(
@@ -99,7 +99,7 @@ def merged_block(blocks: Sequence[Block]) -> Block:
         # Siblings are no strangers on this machine. Their shares cannot be told from others' by name.
         others_cpu_s=None if others_s is None else max(others_s - siblings_s, 0.0),
         busiest=(),
-        energy_j=None if None in energies else sum(each or 0.0 for each in energies),
+        energy_j=None if None in energies else sum(joules or 0.0 for joules in energies),
         ranks=tuple(
             RankBlock(
                 rank=rank,

@@ -103,14 +103,14 @@ class _Calls:
     def __init__(self, ranks: int, listener: socket.socket, token: str = "") -> None:
         self.ranks = ranks
         self.token = token
-        self.found: dict[int, tuple[socket.socket, Hello]] = {}
+        self.callers: dict[int, tuple[socket.socket, Hello]] = {}
         self.problem = ""
         self._listener = listener
 
     def collect(self, timeout_s: float, is_alive: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
         self._listener.settimeout(LOOK_EVERY_S)
-        while len(self.found) < self.ranks and not self.problem:
+        while len(self.callers) < self.ranks and not self.problem:
             try:
                 self._admit(self._listener.accept()[0])
             except TimeoutError:
@@ -131,17 +131,17 @@ class _Calls:
             connection.close()
             self.problem = f"torchrun started {hello.world} ranks where {self.ranks} were asked for, so"
         else:
-            self.found[hello.rank] = connection, hello
+            self.callers[hello.rank] = connection, hello
 
     @property
     def missing(self) -> list[int]:
-        return [rank for rank in range(self.ranks) if rank not in self.found]
+        return [rank for rank in range(self.ranks) if rank not in self.callers]
 
 
 def _session(calls: _Calls, starter: Process | None, log: IO[bytes], launch: LaunchSpec) -> WorkerSession:
     lines = [
         Line(connection, hello.pid if starter is not None else None, rank=rank)
-        for rank, (connection, hello) in calls.found.items()
+        for rank, (connection, hello) in calls.callers.items()
     ]
     if not calls.missing and not calls.problem:
         return WorkerSession(lines, log, launch, starter)

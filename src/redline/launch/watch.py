@@ -89,7 +89,7 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str], on_tick:
     caught: list[int] = []
     # This thread waits for them, which also tells where they come from. While it is busy, a thread of some library may
     # get them instead: then Python calls the handler.
-    handlers = {each: signal.signal(each, lambda number, _: caught.append(number)) for each in wanted}
+    handlers = {number: signal.signal(number, lambda number, _: caught.append(number)) for number in wanted}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGCHLD})
     try:
         try:
@@ -112,8 +112,8 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str], on_tick:
         return script.returncode
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _is_in_foreground() -> bool:
@@ -127,8 +127,8 @@ def _is_in_foreground() -> bool:
 def _wait_for_signal(wanted: set[signal.Signals]) -> tuple[int, int] | None:
     """Number and origin; None when none came for a moment."""
     if hasattr(signal, "sigtimedwait"):
-        found = signal.sigtimedwait(wanted, TICK_S)
-        return None if found is None else (found.si_signo, found.si_code)
+        received = signal.sigtimedwait(wanted, TICK_S)
+        return None if received is None else (received.si_signo, received.si_code)
     time.sleep(TICK_S)  # pragma: no cover  (no other system tells where a signal comes from)
     pending = signal.sigpending() & wanted
     return (signal.sigwait(pending), 0) if pending else None
@@ -188,10 +188,10 @@ class ProcessLog:
             for row, (kind, key, value, at) in enumerate(rows.tolist())
         )
         self._number += len(rows)
-        told = self._new(".facts")
-        told = told[: told.rfind(b"\n") + 1]
-        self._at[".facts"] += len(told)
-        for line in told.splitlines():
+        written = self._new(".facts")
+        written = written[: written.rfind(b"\n") + 1]
+        self._at[".facts"] += len(written)
+        for line in written.splitlines():
             fact = json.loads(line)
             self.facts[fact["kind"]] = fact
             if fact["kind"] in ("pulse", "window"):

@@ -56,10 +56,10 @@ def cluster(address: str | None) -> Iterator[Any]:
             include_dashboard=False if address is None else None,
         )
     except Exception as error:  # Ray raises plain ones too
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if address is None:
-            raise DoorError(f"Ray did not start on this machine: {told}; start it with 'ray start --head'") from None
-        raise UsageError(f"no Ray cluster at {address}: {told}; start one with 'ray start --head'") from None
+            raise DoorError(f"Ray did not start on this machine: {reason}; start it with 'ray start --head'") from None
+        raise UsageError(f"no Ray cluster at {address}: {reason}; start one with 'ray start --head'") from None
     try:
         yield ray
     finally:
@@ -112,8 +112,12 @@ def on_cluster(
             try:
                 answer = msgspec.msgpack.decode(ray.get(done), type=Answer)
             except ray.exceptions.RayError as error:
-                told = str(error).strip().splitlines()
-                lost = f"lost with its machine {RETRIES + 1} times" if not told else f"the cluster lost it: {told[0]}"
+                reasons = str(error).strip().splitlines()
+                lost = (
+                    f"lost with its machine {RETRIES + 1} times"
+                    if not reasons
+                    else f"the cluster lost it: {reasons[0]}"
+                )
                 yield number, DoorError(lost)
                 continue
             if answer.mistake:
@@ -135,8 +139,8 @@ def _called(work: Work, payload: bytes) -> bytes:
 def spread(specs: Sequence[RunSpec], address: str | None) -> Iterator[tuple[int, RunRecord]]:
     """Each spec's record with its number, in the order in which they are done."""
     payloads, devices = [msgspec.msgpack.encode(spec) for spec in specs], [spec.device for spec in specs]
-    for number, found in on_cluster(measure_trial, payloads, devices, address):
-        yield number, _lost(specs[number], found) if isinstance(found, DoorError) else decode(found)
+    for number, answer in on_cluster(measure_trial, payloads, devices, address):
+        yield number, _lost(specs[number], answer) if isinstance(answer, DoorError) else decode(answer)
 
 
 def _needs(ray: Any, devices: Sequence[str]) -> dict[str, Any]:

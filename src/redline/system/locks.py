@@ -94,11 +94,11 @@ def _make_shared(folder: Path) -> str | None:
     except OSError:
         return "is a link" if folder.is_symlink() else "is not a folder that can be opened"
     try:
-        found = os.fstat(descriptor)
-        if stat.S_IMODE(found.st_mode) == SHARED_FOLDER_MODE:
+        status = os.fstat(descriptor)
+        if stat.S_IMODE(status.st_mode) == SHARED_FOLDER_MODE:
             return None
-        if found.st_uid != os.getuid():
-            return f"has the mode {stat.S_IMODE(found.st_mode):o} instead of {SHARED_FOLDER_MODE:o}"
+        if status.st_uid != os.getuid():
+            return f"has the mode {stat.S_IMODE(status.st_mode):o} instead of {SHARED_FOLDER_MODE:o}"
         os.fchmod(descriptor, SHARED_FOLDER_MODE)  # just made, or left by a process that was killed before this line
         return None
     finally:
@@ -109,10 +109,10 @@ def _sign(path: Path) -> None:
     """Write who holds the lock. Only into a plain file of one name: anything else somebody has put there."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise OSError(0, "it is not a plain file")
-        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) != SHARED_FILE_MODE:
+        if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
             os.fchmod(descriptor, SHARED_FILE_MODE)
         # Always the same length, so that nothing of the last holder's name remains.
         os.pwrite(descriptor, f"process {os.getpid()}".ljust(_HOLDER_BYTES).encode(), 0)

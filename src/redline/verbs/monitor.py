@@ -322,11 +322,11 @@ def total_row(looks: Sequence[Look]) -> Row:
     for figure, name, summed in TOTALS:
         known = [value for look in looks if (value := look.get(name)) is not None]
         metrics.append(figure(summed(known) if known else None))
-    told = [look for look in looks if look["throttle"] is not None]
-    throttled_s = sum(later["at_s"] - earlier["at_s"] for earlier, later in pairwise(told) if later["throttle"])
+    known = [look for look in looks if look["throttle"] is not None]
+    throttled_s = sum(later["at_s"] - earlier["at_s"] for earlier, later in pairwise(known) if later["throttle"])
     facts: dict[str, Fact] = {"device": f"{looks[0]['device']} {looks[0]['name']}", "looks": len(looks)}
     facts["seconds"] = looks[-1]["at_s"] - looks[0]["at_s"]
-    return Row(facts=facts, metrics=(*metrics, THROTTLED(throttled_s if told else None)))
+    return Row(facts=facts, metrics=(*metrics, THROTTLED(throttled_s if known else None)))
 
 
 def result_of(looks: Sequence[Look]) -> Result:

@@ -162,14 +162,14 @@ def watch_(
         check_tracker(log)
     alarm = _alarm(alert, alert_drop)
 
-    def told(rates: Rates, card: TelemetrySample | None) -> None:
+    def on_rates(rates: Rates, card: TelemetrySample | None) -> None:
         if not quiet and sys.stderr.isatty():
             print(f"redline: {status_line(rates, card)}", file=sys.stderr)  # noqa: T201  (stdout is the script's)
         if alarm is not None:
             alarm.hear(rates)
 
     with use(None) as workspace:
-        record = run_script(command, workspace, plan=WindowPlan(steps=window or 5) if profile else None, name=name, on_rates=told)  # fmt: skip
+        record = run_script(command, workspace, plan=WindowPlan(steps=window or 5) if profile else None, name=name, on_rates=on_rates)  # fmt: skip
     result = result_of(record)
     complaints = []
     if not quiet:
@@ -322,8 +322,8 @@ class Alarm:
         pace = newer / took
         is_down = pace < (1 - self._drop) * self._best
         if is_down and not self._is_down:
-            told = {"event": "throughput-fell", "step": steps, "steps_per_s": pace, "best_steps_per_s": self._best}
-            self._deliver(self._target, msgspec.json.encode(told))
+            event = {"event": "throughput-fell", "step": steps, "steps_per_s": pace, "best_steps_per_s": self._best}
+            self._deliver(self._target, msgspec.json.encode(event))
         self._is_down = is_down
         self._best = max(self._best, pace)
 
@@ -585,10 +585,10 @@ def _empty_record(seen: Seen, record_id: str) -> RunRecord:
     )
 
 
-def _kept_findings(found: Iterable[Finding]) -> tuple[WatchFinding, ...]:
+def _kept_findings(causes: Iterable[Finding]) -> tuple[WatchFinding, ...]:
     return tuple(
         WatchFinding(code=finding.code, text=finding.evidence, change=finding.next, gain_bound=finding.gain_bound)
-        for finding in found
+        for finding in causes
     )
 
 
@@ -762,7 +762,7 @@ def result_of(record: RunRecord) -> Result:
     watched = record.watched
     assert watched is not None
     name = record.spec.workload.model.removeprefix("watch:")
-    is_kept = not any(each.code == "not-kept" for each in record.notes)
+    is_kept = not any(note.code == "not-kept" for note in record.notes)
     device = record.prepared.environment.device.name if record.prepared else None
     run = _run_row(record, watched, name)
     return Result(

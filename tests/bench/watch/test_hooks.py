@@ -558,4 +558,4 @@ def test_the_devices_clock_is_read_when_it_has_passed_its_marks(tmp_path: Path) 
     assert device.synchronized == 1
     reader = heard_in(tmp_path)
     assert sum(row.kind == "device" for row in reader.heard) == 1 + 3 * 4
-    assert reader.on_device.sum() == pytest.approx(4 * 0.5)
+    assert reader.device.spent.sum() == pytest.approx(4 * 0.5)

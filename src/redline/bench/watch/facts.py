@@ -148,7 +148,7 @@ class Facts:
             "weights": _bytes(parameters),
             "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
             "optimizer state": _bytes(
-                each for state in states for each in state.values() if isinstance(each, torch.Tensor)
+                tensor for state in states for tensor in state.values() if isinstance(tensor, torch.Tensor)
             ),
         }
         snapshot = None
@@ -157,8 +157,8 @@ class Facts:
             snapshot = self._spool.path("-oom.pickle")
             torch.cuda.memory._dump_snapshot(snapshot)
         where = line_of_error(error)
-        said = str(error).partition("\n")[0][:300]
-        self._spool.fact("oom", phase=phase, step=step, held=held, where=where, error=said, snapshot=snapshot)
+        message = str(error).partition("\n")[0][:300]
+        self._spool.fact("oom", phase=phase, step=step, held=held, where=where, error=message, snapshot=snapshot)
 
     def saw_loss(self, losses: Any) -> None:
         """Reads a loss once in a while, without waiting: one on a GPU is copied, and read when the copy has arrived."""
@@ -332,13 +332,13 @@ def _compiled_graphs() -> int:
 
 
 def _flags() -> dict[str, Any]:
-    found: dict[str, Any] = {"matmul_precision": torch.get_float32_matmul_precision()}
+    flags: dict[str, Any] = {"matmul_precision": torch.get_float32_matmul_precision()}
     try:
-        found["cudnn_tf32"] = bool(torch.backends.cudnn.allow_tf32)
-        found["cudnn_benchmark"] = bool(torch.backends.cudnn.benchmark)
+        flags["cudnn_tf32"] = bool(torch.backends.cudnn.allow_tf32)
+        flags["cudnn_benchmark"] = bool(torch.backends.cudnn.benchmark)
     except RuntimeError:  # the script uses torch's newer names for the same flags, and the two must not be mixed
-        found["cudnn_tf32"] = None
-    return found
+        flags["cudnn_tf32"] = None
+    return flags
 
 
 def user_line() -> str:
@@ -355,12 +355,12 @@ def user_line() -> str:
 
 def line_of_error(error: BaseException) -> str:
     """Returns the innermost line of the script on the way to the error."""
-    found, trace = "an installed package", error.__traceback__
+    line, trace = "an installed package", error.__traceback__
     while trace is not None:
         if _is_scripts(trace.tb_frame.f_code.co_filename):
-            found = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+            line = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line
 
 
 def _is_scripts(file: str) -> bool:
@@ -369,8 +369,8 @@ def _is_scripts(file: str) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    told = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in told
+    message = str(error).lower()
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in message
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

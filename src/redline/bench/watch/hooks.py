@@ -393,7 +393,7 @@ class Watch:
             if handle is not None:
                 handle.remove()
             if (
-                not self._has_gradients and not self._models.found
+                not self._has_gradients and not self._models.known
             ):  # no optimizer was made: whoever got gradients is trained
                 self.attempt(self._find_models, None)
             self._has_gradients = True
@@ -466,7 +466,7 @@ class Watch:
         log.optimizers += 1
         if log.is_full:
             self.attempt(log.put, OPTIMIZER, self.facts.number_of(optimizer), 0.0, at)
-        if log.steps == 0 and not self._models.found:  # the model came after its optimizer
+        if log.steps == 0 and not self._models.known:  # the model came after its optimizer
             self.attempt(self._find_models, optimizer)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -585,7 +585,7 @@ class Watch:
             self._hear_safetensors()
             log.device = log.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.
-        if self._forwards == 0 and self._models.found and log.steps > self._found_at + 1:
+        if self._forwards == 0 and self._models.known and log.steps > self._found_at + 1:
             self._models.look_deeper()  # nobody calls the models: listen to their parts
         self._forwards = 0
         if facts.is_on_gpu and log.steps == SYNCS_FROM:
@@ -593,7 +593,7 @@ class Watch:
         elif log.steps >= SYNCS_TO:
             self._stop_listening_for_waits()
         # What is read before the training begins is not to be profiled.
-        if log.thread is not None or (self._models.found and "torch._dynamo" in sys.modules):
+        if log.thread is not None or (self._models.known and "torch._dynamo" in sys.modules):
             self.windows.after_step()
         if log.steps > log.looks_until or log.steps in EARLY_PULSES:
             facts.pulse(log.steps)

@@ -23,7 +23,7 @@ class Models:
         self._made: list[weakref.ref[Any]] = []
         self._prune_at = FEWEST_TO_PRUNE
         self._levels = 0
-        self.found: list[weakref.ref[Any]] = []
+        self.known: list[weakref.ref[Any]] = []
         self.frozen: set[int] = set()
         """The ids of models that run beside those and are not trained, as a teacher or a backbone: only their time counts."""
 
@@ -36,33 +36,33 @@ class Models:
     def find(self, optimizer: Any | None) -> None:
         """Finds the outermost modules that own what the optimizer trains, or without an optimizer what has gradients."""
         if optimizer is None:
-            owners = [one for one in self._live() if any(each.grad is not None for each in _parameters(one))]
+            owners = [one for one in self._live() if any(weight.grad is not None for weight in _parameters(one))]
         else:
-            trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-            owners = [one for one in self._live() if any(id(each) in trained for each in _parameters(one))]
+            trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+            owners = [one for one in self._live() if any(id(weight) in trained for weight in _parameters(one))]
         inner = {id(child) for one in owners for child in _children(one)}
         known = {id(root) for root in self.roots()}
         for root in owners:
             self.frozen.discard(id(root))
             if id(root) not in inner and id(root) not in known:
-                self.found.append(weakref.ref(root))
+                self.known.append(weakref.ref(root))
                 self._on_class(type(root))
 
     def find_frozen(self) -> None:
         """Finds the outermost modules that have weights and share none with the models that are trained."""
         alive = self._live()
         inner = {id(child) for one in alive for child in vars(one)["_modules"].values()}
-        trained = {id(each) for root in self.roots() for each in _parameters(root)}
+        trained = {id(weight) for root in self.roots() for weight in _parameters(root)}
         for one in alive:
             weights = [] if id(one) in inner else _parameters(one)
-            if weights and not any(id(each) in trained for each in weights):
+            if weights and not any(id(weight) in trained for weight in weights):
                 self.frozen.add(id(one))
                 self._on_class(type(one))
 
     def hear(self, module: Any) -> None:
         """It was called with weights that are not its own, as by `torch.func.functional_call`: no optimizer leads to it."""
         if not self.holds(module):
-            self.found.append(weakref.ref(module))
+            self.known.append(weakref.ref(module))
             self._on_class(type(module))
 
     def _live(self) -> list[Any]:
@@ -72,17 +72,17 @@ class Models:
 
     def roots(self, trained: Collection[int] = ()) -> list[torch.nn.Module]:
         """Returns the models that own one of these parameters, given by their ids, as a program may hold others; all if none does."""
-        alive = [root for found in self.found if (root := found()) is not None]
-        return [root for root in alive if any(id(each) in trained for each in _parameters(root))] or alive
+        alive = [root for known in self.known if (root := known()) is not None]
+        return [root for root in alive if any(id(weight) in trained for weight in _parameters(root))] or alive
 
     def holds(self, module: Any) -> bool:
-        return any(module is one() for one in self.found)
+        return any(module is one() for one in self.known)
 
     def registered(self, holder: Any, name: str, part: Any) -> None:
         """A module was put into another one, as `torch.compile` and DDP do with a model: that one is called instead."""
         if part is not None and self.holds(part):
-            self.found = [one for one in self.found if one() is not part and one() is not holder]
-            self.found.append(weakref.ref(holder))
+            self.known = [one for one in self.known if one() is not part and one() is not holder]
+            self.known.append(weakref.ref(holder))
             self._on_class(type(holder))
 
     def look_deeper(self) -> None:
@@ -90,7 +90,7 @@ class Models:
         if self._levels < MOST_LEVELS:
             self._levels += 1
             parts = [child for root in self.roots() for child in root.children()]
-            self.found = [weakref.ref(part) for part in parts] or self.found
+            self.known = [weakref.ref(part) for part in parts] or self.known
             for part in parts:
                 self._on_class(type(part))
 
@@ -120,7 +120,7 @@ def with_children(module: torch.nn.Module) -> list[Any]:
 
 def _walk(module: torch.nn.Module, what: str) -> list[Any]:
     """Collects `what` of the module and of all below it, without calling anything that a class may have overridden."""
-    found: list[Any] = []
+    entries: list[Any] = []
     seen: set[int] = set()
     waiting = [module]
     while waiting:
@@ -129,6 +129,6 @@ def _walk(module: torch.nn.Module, what: str) -> list[Any]:
             continue
         seen.add(id(one))
         own = vars(one)
-        found += own.get(what, {}).values()
+        entries += own.get(what, {}).values()
         waiting += [child for child in own.get("_modules", {}).values() if child is not None]
-    return found
+    return entries

@@ -44,13 +44,13 @@ def package_energy_j(folder: Path = _RAPL) -> float | None:
 
     The counters wrap; `EnergyMeter` takes differences often enough to notice.
     """
-    total, found = 0.0, False
+    total, has_any = 0.0, False
     for package in sorted(folder.glob("*-rapl:[0-9]*")):
         if package.name.count(":") != 1:
             continue  # cores and memory are parts of their package
         try:
             total += int((package / "energy_uj").read_text()) / 1e6
-            found = True
+            has_any = True
         except (OSError, ValueError):
             return None  # readable by root alone, on most systems
-    return total if found else None
+    return total if has_any else None

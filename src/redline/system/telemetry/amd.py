@@ -53,11 +53,11 @@ def rocm_smi() -> dict[str, dict[str, Any]]:
     if shutil.which(ROCM_SMI[0]) is None:
         return {}
     try:
-        said = subprocess.run(ROCM_SMI, capture_output=True, timeout=ROCM_SMI_S).stdout
-        found = json.loads(said[max(said.find(b"{"), 0) :])  # warnings about sleeping cards come first
+        printed = subprocess.run(ROCM_SMI, capture_output=True, timeout=ROCM_SMI_S).stdout
+        cards_by_name = json.loads(printed[max(printed.find(b"{"), 0) :])  # warnings about sleeping cards come first
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
-    cards = found.items() if isinstance(found, dict) else ()
+    cards = cards_by_name.items() if isinstance(cards_by_name, dict) else ()
     return {name: card for name, card in cards if name.startswith("card") and isinstance(card, dict)}
 
 
@@ -71,11 +71,11 @@ class RocmSmiCard(Card):
         return f"AMD {self._name}"
 
     def reading(self) -> dict[str, Any]:
-        said = rocm_smi().get(self._name, {})
+        lines = rocm_smi().get(self._name, {})
 
         def figure(*words: str) -> float | None:
             """The figure of the first line that has all these words."""
-            for line, value in said.items():
+            for line, value in lines.items():
                 if all(word in line.lower() for word in words):
                     return number(str(value).strip("()").lower().removesuffix("mhz"))
             return None
@@ -91,8 +91,8 @@ class RocmSmiCard(Card):
         }
 
     def memory_bytes(self) -> int | None:
-        said = rocm_smi().get(self._name, {})
-        total = next((number(value) for line, value in said.items() if "vram total memory" in line.lower()), None)
+        lines = rocm_smi().get(self._name, {})
+        total = next((number(value) for line, value in lines.items() if "vram total memory" in line.lower()), None)
         return int(total) if total is not None else None
 
 
@@ -156,7 +156,7 @@ _ALL_ONES = (float(0xFFFF), float(0xFFFFFFFF), float(0xFFFFFFFFFFFFFFFF))
 def number(value: Any) -> float | None:
     """What amdsmi calls a number: sometimes text, sometimes "N/A", sometimes the all-ones of a missing sensor."""
     try:
-        found = float(value)
+        parsed = float(value)
     except (TypeError, ValueError):
         return None
-    return None if found in _ALL_ONES else found
+    return None if parsed in _ALL_ONES else parsed

@@ -172,8 +172,8 @@ class NvmlCard(Card):
             return None
 
         def kilobytes(values: Any) -> float | None:
-            found = values[0]
-            return found.value.ullVal * 1024.0 if found.nvmlReturn == 0 else None
+            field = values[0]
+            return field.value.ullVal * 1024.0 if field.nvmlReturn == 0 else None
 
         total: float | None = self._get("nvmlDeviceGetFieldValues", [number], of=kilobytes)
         return total
