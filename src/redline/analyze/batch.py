@@ -77,7 +77,7 @@ class BatchTrial(Frozen):
 
     @property
     def needed_bytes(self) -> int | None:
-        """What must fit: the least a step ran with, on a CPU all that the worker held. None where it did not fit."""
+        """Returns what must fit: the least a step ran with, on a CPU all that the worker held. None where it did not fit."""
         return self.memory.needed_bytes if self.fits else None
 
     @property
@@ -185,7 +185,7 @@ class BatchSummary(Frozen):
 
     @property
     def max_batch(self) -> int | None:
-        """The largest that ran in its own process; None where none did."""
+        """Returns the largest that ran in its own process; None where none did."""
         return max((trial.batch for trial in self.trials if trial.fits), default=None)
 
     @property
@@ -296,7 +296,7 @@ class Saturation(Frozen):
         return self.fixed_s + self.per_item_s * batch
 
     def knee(self, fraction: float = SATURATED, *, host_s: float = 0.0) -> float:
-        """The batch at which throughput reaches this fraction of its limit; 1 or more.
+        """Returns the batch at which throughput reaches this fraction of its limit; 1 or more.
 
         Where every step takes the host `host_s` to issue, the device's part must have outgrown that too.
         """
@@ -305,7 +305,7 @@ class Saturation(Frozen):
 
 
 def saturation(points: Sequence[tuple[int, float]]) -> Saturation | None:
-    """The curve through the seconds of device-bound steps by batch; None where two batches are missing.
+    """Returns the curve through the seconds of device-bound steps by batch; None where two batches are missing.
 
     Below some batch a step takes what its kernels take to start and to end, and hardly less for fewer items. Where one
     line does not describe all points, the smallest batches are left out: the limit is a matter of the large ones.
@@ -322,7 +322,7 @@ def saturation(points: Sequence[tuple[int, float]]) -> Saturation | None:
 
 
 def _fitted(points: Sequence[tuple[int, float]]) -> Saturation | None:
-    """By least squares of relative errors.
+    """Fits by least squares of relative errors.
 
     A step time that does not grow with the batch has no limit to near, and a negative fixed part is noise: it is taken
     as none at all.
@@ -343,12 +343,12 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Saturation | None:
 
 
 def curve_of(trials: Sequence[BatchTrial]) -> Saturation | None:
-    """Throughput over the batch, from the trials that only the device limits."""
+    """Returns throughput over the batch, from the trials that only the device limits."""
     return saturation([(trial.batch, trial.step_s) for trial in device_bound(trials)])
 
 
 def device_bound(trials: Sequence[BatchTrial]) -> list[BatchTrial]:
-    """Trials limited neither by the host nor by an allocator short of memory."""
+    """Returns trials limited neither by the host nor by an allocator short of memory."""
     fitting = [trial for trial in trials if trial.fits]
     # If the device limits one batch, it limits every larger one, even where a few steps suggest otherwise.
     since = min((trial.batch for trial in fitting if trial.row.bound.label != "host"), default=math.inf)
@@ -356,13 +356,13 @@ def device_bound(trials: Sequence[BatchTrial]) -> list[BatchTrial]:
 
 
 def items_of_one(trials: Sequence[BatchTrial]) -> float:
-    """How many items throughput counts for each of the batch; 1 unless something else was declared."""
+    """Returns how many items throughput counts for each of the batch; 1 unless something else was declared."""
     largest = max((trial for trial in trials if trial.fits), key=lambda trial: trial.batch, default=None)
     return (largest.row.items_per_step or largest.batch) / largest.batch if largest else 1.0
 
 
 def expected_knee(trials: Sequence[BatchTrial]) -> float | None:
-    """Where the fit puts the knee; where small batches wait for the host, not before the device outgrows that wait."""
+    """Returns where the fit puts the knee; where small batches wait for the host, not before the device outgrows that wait."""
     curve = curve_of(trials)
     if curve is None:
         return None
@@ -418,7 +418,7 @@ class Curve(Frozen):
 
 
 def curves_of(lines: Sequence[Line]) -> list[Curve]:
-    """In the order in which subjects and recipes first appear."""
+    """Returns the curves in the order in which subjects and recipes first appear."""
     chosen: dict[tuple[Subject, str], dict[int, Line]] = {}
     for line in lines:
         batch = line.row.batch
@@ -436,5 +436,5 @@ def curves_of(lines: Sequence[Line]) -> list[Curve]:
 
 
 def _standing(line: Line) -> tuple[bool, bool, float, str]:
-    """Of several lines of one batch the one with the highest standing is shown: it ran, was measured at length, and is the newest."""
+    """Returns a key: of several lines of one batch the one with the highest standing is shown: it ran, was measured at length, and is the newest."""
     return line.row.failure is None, not line.is_capture, line.measured_at, line.record.id

@@ -32,22 +32,22 @@ ENERGY_LEAST_S = 0.5
 ENERGY_LONG_S = 2.0
 """A contended block so long has little of the energy of the block before it, which the counter adds late."""
 FEWEST_BLOCKS = 2
-"""Of each sort: a single one may be an outlier."""
+"""How many of each sort there must be: a single one may be an outlier."""
 SMALLEST_SHIFT = 0.01
-"""Of the time: smaller shifts are ignored."""
+"""Shifts of a smaller share of the time are ignored."""
 CLEARLY = 4.0
 """The two sorts must differ by this many times their scatter."""
 QUIET = 0.05
-"""Of a block's time: a worker that waited less for a processor was not disturbed."""
+"""A worker that waited less than this share of a block for a processor was not disturbed."""
 MOST_WAITED = 0.98
-"""Of a block's time: where it waited longer, nothing is known of the time it takes undisturbed."""
+"""If it waited longer than this share of a block, nothing is known of the time it takes undisturbed."""
 FEWEST_QUIET_ROUNDS = 3
 NO_PROCESSOR_LEFT = 0.95
 """Others that took this much of what the worker left to them probably took some of what it wanted."""
 
 
 def device_kind(record: RunRecord) -> str:
-    """What it ran on where that is known, else what was asked for."""
+    """Returns what it ran on where that is known, else what was asked for."""
     if record.prepared is not None:
         return record.prepared.environment.device.kind
     return record.spec.device.partition(":")[0]
@@ -114,12 +114,12 @@ def timed_blocks(record: RunRecord, kind: TimeKind, *, rescaled: bool = True) ->
 
 
 def latency_blocks(record: RunRecord) -> list[Block]:
-    """Where there are none of that kind, throughput blocks serve both."""
+    """Returns throughput blocks, which serve both, if there are none of that kind."""
     return timed_blocks(record, "latency") or timed_blocks(record, "throughput")
 
 
 def shift(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
-    """The logarithm of contended time over solo time; None where there is no clear shift.
+    """Returns the logarithm of contended time over solo time; None where there is no clear shift.
 
     By blocks of this kind, or of the other kind where only those were timed solo. Medians, so that an outlier does not
     hide it.
@@ -188,7 +188,7 @@ def has_solo_blocks(record: RunRecord) -> bool:
 
 
 def round_medians_s(record: RunRecord, kind: TimeKind = "throughput", *, rescaled: bool = True) -> dict[int, float]:
-    """The median step of each round, rescaled to the solo blocks: what ratios are computed from."""
+    """Returns the median step of each round, rescaled to the solo blocks: what ratios are computed from."""
     rounds: dict[int, list[float]] = {}
     for block in timed_blocks(record, kind, rescaled=rescaled):
         rounds.setdefault(block.round, []).extend(block.samples)
@@ -335,7 +335,7 @@ def _steps(blocks: Iterable[Block]) -> int:
 
 
 def phase_medians(record: RunRecord) -> dict[str, float] | None:
-    """The median of each phase of a training step; None for inference."""
+    """Returns the median of each phase of a training step; None for inference."""
     if record.spec.workload.task == "infer":
         return None
     pooled: dict[str, list[float]] = {}

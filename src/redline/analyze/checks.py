@@ -17,7 +17,7 @@ CheckName = Literal["memory", "numerics", "compile", "graph-breaks", "kernels"]
 MEMORY_THRESHOLD = 0.05
 COMPILE_THRESHOLD = 0.2
 NUMERICS_GROWTH = 2.0
-"""Times the error of the baseline: rounding alone changes it by less."""
+"""The error may grow to this many times that of the baseline: rounding alone changes it by less."""
 SAME_OUTPUTS = 1e-4
 """Strict fp32 of two commits may differ by this share of what varies in the outputs: sums in another order move it by less."""
 SAME_LOSSES = 0.02
@@ -45,7 +45,7 @@ def check(
     memory_threshold: float = MEMORY_THRESHOLD,
     compile_threshold: float = COMPILE_THRESHOLD,
 ) -> Check:
-    """One of the other figures, of records of both sides. `kernels` are counted from traces: `count_check`."""
+    """Checks one of the other figures of records of both sides. `kernels` are counted from traces: `count_check`."""
     if name == "memory":
         memories = [[memory_of(record) for record in side] for side in (baseline, candidate)]
         needed = [[float(each.needed_bytes) for each in side if each and each.needed_bytes] for side in memories]
@@ -73,7 +73,7 @@ def count_check(name: CheckName, baseline: float | None, candidate: float | None
 
 
 def _larger(name: CheckName, ours: Sequence[float], theirs: Sequence[float], threshold: float) -> Check:
-    """More by the threshold, and in every process: one that happened to need more is no change."""
+    """Fails if it grew by more than the threshold, and in every process: one that happened to need more is no change."""
     if not ours or not theirs:
         return _check(name, None, None, threshold, failed=False, said=note("unknown", "not known of both sides"))
     before, after = median(ours), median(theirs)
@@ -87,7 +87,7 @@ def _larger(name: CheckName, ours: Sequence[float], theirs: Sequence[float], thr
 
 
 def _compile_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Check:
-    """Only with the compiler's cache in the same state: filled, it takes a fraction of the time.
+    """Compares only with the compiler's cache in the same state: filled, it takes a fraction of the time.
 
     The state that both sides were in most often: the first process fills the cache for those that follow.
     """
@@ -106,7 +106,7 @@ def _compile_times(records: Sequence[RunRecord], state: str | None) -> list[floa
 
 
 def _numerics_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> Check:
-    """The error against strict fp32 of the same commit, and strict fp32 itself against the other commit's."""
+    """Returns the error against strict fp32 of the same commit, and strict fp32 itself against the other commit's."""
     before, after = (_worst_numerics(side) for side in (baseline, candidate))
     apart, limit, varies = _outputs_apart(baseline, candidate)
     ours, theirs = (None if each is None else each.rel_l2 for each in (before, after))
@@ -135,7 +135,7 @@ def _numerics_of(records: Sequence[RunRecord]) -> list[Numerics]:
 
 
 def _is_lost(records: Sequence[RunRecord]) -> bool:
-    """Whether a model's outputs, or what a function returned, are not finite."""
+    """Returns whether a model's outputs, or what a function returned, are not finite."""
     return any(not each.finite for each in _numerics_of(records))
 
 

@@ -155,7 +155,7 @@ def _compare(
 
 
 def _timed(first: list[RunRecord], other: list[RunRecord]) -> dict[str, Any]:
-    """What the times and the other figures of comparable records say: fields of a comparison."""
+    """Returns what the times and the other figures of comparable records say: fields of a comparison."""
     first_s, other_s = (median(_medians_s(side)) for side in (first, other))
     basis, interval = _interval(first, other)
     told = _verdict(basis, interval, (*first, *other))

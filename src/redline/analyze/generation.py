@@ -60,7 +60,7 @@ class Generation(Frozen):
 
     @property
     def reads_all_the_time(self) -> bool:
-        """Whether memory limits decoding."""
+        """Returns whether memory limits decoding."""
         return self.bandwidth_share is not None and self.bandwidth_share >= READING_SHARE
 
 

@@ -23,10 +23,10 @@ from redline.model.units import format_rate
 SETTLING = 0.1
 """Share of the requests that find a queue still filling up, and are left out of percentiles and means."""
 KEEPS_UP = 0.97
-"""Of the rate that was offered, what must be completed: the band within which two speeds are the same."""
+"""This share of the rate that was offered must be completed: the band within which two speeds are the same."""
 SLICES = 10
 CLEARLY_RISING = 27
-"""Of the 45 pairs of ten slices, how many more rise than fall: by chance once in a hundred times (Mann and Kendall)."""
+"""So many more of the 45 pairs of ten slices rise than fall by chance once in a hundred times (Mann and Kendall)."""
 SLOWS = 1.05
 """A batch that takes so many times as long at the end of a run is worth a note: the band for p95."""
 
@@ -87,7 +87,7 @@ class LoadPoint(Frozen):
 
     @property
     def tail_s(self) -> float:
-        """What is held against the target: p99, or the slowest request where there are too few for p99."""
+        """Returns what is held against the target: p99, or the slowest request where there are too few for p99."""
         return self.largest_s if self.p99_s is None else self.p99_s
 
     @property
@@ -113,7 +113,7 @@ class LoadSummary(Frozen):
     max_wait_s: float
     slo_p99_s: float | None
     points: tuple[LoadPoint, ...]
-    """By rising rate."""
+    """They are ordered by rising rate."""
     sustainable_rate: float | None
     """The highest measured rate that is kept, below which all others are too; None: none is."""
     is_open_ended: bool
@@ -155,7 +155,7 @@ def load_of(record: RunRecord) -> LoadSummary:
 
 
 def points_of(loads: Iterable[Served], slo_p99_s: float | None = None) -> tuple[LoadPoint, ...]:
-    """A point for each rate, by rising rate: the run that went worst, as a rate must be kept each time."""
+    """Returns a point for each rate, by rising rate: the run that went worst, as a rate must be kept each time."""
     runs: dict[float, list[LoadPoint]] = {}
     for served in loads:
         runs.setdefault(served.rate, []).append(load_point(served, slo_p99_s))
@@ -166,13 +166,13 @@ def points_of(loads: Iterable[Served], slo_p99_s: float | None = None) -> tuple[
 
 
 def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
-    """One run at one rate, less the requests that found a queue still filling up."""
+    """Returns one run at one rate, less the requests that found a queue still filling up."""
     arrivals, sizes = np.asarray(served.arrivals_s), np.asarray(served.sizes, dtype=np.int64)
     started, finished = np.asarray(served.started_s), np.asarray(served.finished_s)
     done = int(sizes.sum())
     batch_of = np.repeat(np.arange(sizes.size), sizes)
     came, began = arrivals[:done], started[batch_of]
-    # While the batch before still ran a request queued; from then on it waited for company.
+    # A request queued while the batch before still ran; from then on it waited for company.
     free = np.minimum(np.concatenate([[0.0], finished])[:-1], started)[batch_of]
     # Those still waiting are counted, or a server that falls behind would look better the earlier it is stopped.
     waits = np.concatenate([finished[batch_of] - came, served.ended_s - arrivals[done:]])

@@ -28,7 +28,7 @@ TIME_BAND = 0.03
 CONFIDENCE = 0.95
 CONFIDENCE_AFTER = {2: 0.99, 3: 0.98}
 CONFIDENCE_LATER = 0.97
-"""By the number of replicates. A race is looked at after each replicate and ends when it is decided, which favours replicates that
+"""The confidence by the number of replicates. A race is looked at after each replicate and ends when it is decided, which favours replicates that
 happen to agree; with these, up to eight looks together still cover the truth 95 % of the time (simulated, with normal processes and
 with two speeds on both sides: 95.6 % at worst). Where one side alone has two speeds, three replicates that agree by chance miss it."""
 
@@ -56,7 +56,7 @@ class Pair(Frozen):
 
 
 def pairs_of(replicates: Sequence[Replicate], kind: TimeKind = "throughput") -> list[Pair]:
-    """Every two recipes that met in a replicate, in the order of the first replicate."""
+    """Returns every two recipes that met in a replicate, in the order of the first replicate."""
     names = list(dict.fromkeys(name for replicate in replicates for name in names_in(replicate)))
     found = (pair_of(replicates, a, b, kind) for a, b in combinations(names, 2))
     return [pair for pair in found if pair is not None]
@@ -85,7 +85,7 @@ def names_in(replicate: Replicate) -> list[str]:
 
 
 def is_same_recipe(replicates: Sequence[Replicate], a: str, b: str) -> bool:
-    """Whether two racers are one thing: one recipe, written alike or in another order, of one model."""
+    """Returns whether two racers are one thing: one recipe, written alike or in another order, of one model."""
     recipes = {
         name: (record.spec.workload.model, record.spec.recipe.canonical())
         for replicate in replicates
@@ -130,7 +130,7 @@ def bounds(logs: Sequence[PairedLog], half: float) -> Ratio:
 
 
 def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None:
-    """Of the mean log-ratio: over replicates, and within them; the wider counts. None with a single replicate."""
+    """Returns that of the mean log-ratio: over replicates, and within them; the wider counts. None with a single replicate."""
     count = len(logs)
     if count < 2:
         return None
@@ -142,7 +142,7 @@ def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None
 
 
 def process_spread(replicates: Sequence[Replicate], kind: TimeKind = "throughput") -> tuple[float, int] | None:
-    """How far apart processes of one recipe lie, as a variance of the logarithm, and its degrees of freedom.
+    """Returns how far apart processes of one recipe lie, as a variance of the logarithm, and its degrees of freedom.
 
     From all recipes that ran in every replicate: what is left when each recipe's own time and each replicate's are taken away.
     None with fewer than two replicates or two such recipes.
@@ -164,7 +164,7 @@ def process_spread(replicates: Sequence[Replicate], kind: TimeKind = "throughput
 
 
 def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:
-    """`faster` when the interval lies wholly above the band, `slower` below, `same` inside."""
+    """Returns `faster` when the interval lies wholly above the band, `slower` below, `same` inside."""
     if low > 1 + band:
         return "faster"
     if high < 1 / (1 + band):
@@ -178,7 +178,7 @@ def kind_measured(record: RunRecord, kind: TimeKind) -> TimeKind:
 
 
 def log_ratio(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> PairedLog | None:
-    """Of two records measured in turns, by their common rounds; of two that followed each other, by their middles."""
+    """Compares two records measured in turns by their common rounds, and two that followed each other, by their middles."""
     # Where only one of them was timed before others ran, both are compared as they were in turns.
     alike = has_solo_blocks(first) == has_solo_blocks(other)
     if first.group is not None and first.group == other.group:
@@ -193,7 +193,7 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput")
 
 
 def logs_of(replicates: Sequence[Replicate], a: str, b: str, kind: TimeKind = "throughput") -> list[PairedLog]:
-    """Of time of a over time of b, one for each replicate in which the two met."""
+    """Returns the logarithms of time of a over time of b, one for each replicate in which the two met."""
     return [log for replicate in replicates if (log := _log_in(replicate, a, b, kind)) is not None]
 
 

@@ -116,7 +116,7 @@ def found_at(row: Any, places: str) -> Any:
 
 
 def metric_of(row: RunSummary, name: str) -> Metric | None:
-    """One figure of a measurement by its name; None where it is not known."""
+    """Returns one figure of a measurement by its name; None where it is not known."""
     return next((made for figure, places in FIGURES if figure.name == name and (made := _metric(row, figure, places))), None)  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def doubt_of(row: RunSummary) -> Note | None:
 
 
 def _explains_little(reason: Note) -> bool:
-    """Whether a reason says only that times scatter, and not what scattered them."""
+    """Returns whether a reason says only that times scatter, and not what scattered them."""
     return reason.code in ("wide-interval", "few-samples", "steady", "not-steady")
 
 
@@ -164,7 +164,7 @@ def trust_words(row: RunSummary) -> str:
 
 
 def numerics_words(row: RunSummary) -> str | None:
-    """What the check of the outputs says: that the error passes, and why, or why there is none."""
+    """Returns what the check of the outputs says: that the error passes, and why, or why there is none."""
     if row.numerics is None:
         return None
     if row.numerics.is_wrong:
@@ -175,7 +175,7 @@ def numerics_words(row: RunSummary) -> str | None:
 
 
 def verdict_words(row: RunSummary) -> str | None:
-    """What the interval of the ratio decides. Noise is part of the interval; what spoilt the times of a side is not."""
+    """Returns what the interval of the ratio decides. Noise is part of the interval; what spoilt the times of a side is not."""
     if row.vs_first is None:
         return None
     is_spoilt = row.vs_first.first_doubted or DISQUALIFYING & set(row.verdict.labels)
@@ -183,7 +183,7 @@ def verdict_words(row: RunSummary) -> str | None:
 
 
 def facts_of(row: RunSummary) -> dict[str, Fact]:
-    """What identifies it: model, recipe, batch, device, and the conditions it was measured under."""
+    """Returns what identifies it: model, recipe, batch, device, and the conditions it was measured under."""
     facts: dict[str, Fact] = {
         "model": row.model,
         "task": row.task,
@@ -225,7 +225,7 @@ def row_of(row: RunSummary) -> Row:
 
 
 def _notes(row: RunSummary) -> Iterator[Note]:
-    """What to know about one row: why it is doubted, why its outputs do not pass, what else disturbed it."""
+    """Yields what to know about one row: why it is doubted, why its outputs do not pass, what else disturbed it."""
     if row.numerics is not None and row.numerics.is_wrong and row.numerics.reason is not None:
         yield note(row.numerics.reason.code, f"numerics: {row.numerics.reason}", about="numerics")
     if row.capabilities is not None and row.capabilities.quantizes:
@@ -250,7 +250,7 @@ def _notes(row: RunSummary) -> Iterator[Note]:
 
 
 def varying(rows: Sequence[Mapping[str, Fact]]) -> list[str]:
-    """The facts in which rows differ, in their order: the conditions that a sentence about one of them has to name."""
+    """Returns the facts in which rows differ, in their order: the conditions that a sentence about one of them has to name."""
     names = dict.fromkeys(name for facts in rows for name in facts)
     return [name for name in names if len({str(facts.get(name)) for facts in rows}) > 1]
 
@@ -258,7 +258,7 @@ def varying(rows: Sequence[Mapping[str, Fact]]) -> list[str]:
 def table_of(
     rows: Sequence[Row], name: str, columns: Sequence[str] = (), title: str = ""
 ) -> tuple[Table, dict[str, Fact]]:
-    """A table of measurements, and what all of them share. The columns begin with what tells the rows apart."""
+    """Returns a table of measurements, and what all of them share. The columns begin with what tells the rows apart."""
     known = [row.facts for row in rows if row.metrics] or [row.facts for row in rows]
     # What was not measured says of itself only what was asked for, and nothing where that is the default.
     asked = [[row.facts[key] for row in rows if row.facts.get(key) not in (None, "")] for key in NAMED]
@@ -282,7 +282,7 @@ def table_of(
 
 
 def title_of(about: Mapping[str, Fact], rows: Iterable[RunSummary]) -> str:
-    """What was measured in all of these rows, and where, in one line."""
+    """Returns what was measured in all of these rows, and where, in one line."""
     row = next((row for row in rows if row.device_name), None) or next(iter(rows))
     words = condition_words(row.conditions, row.device)
     words = {name: text for name, text in words.items() if name not in ("torch", "driver")}  # they are shown with -v
@@ -295,7 +295,7 @@ def title_of(about: Mapping[str, Fact], rows: Iterable[RunSummary]) -> str:
 
 
 def columns_for(rows: Sequence[RunSummary]) -> tuple[str, ...]:
-    """What a person sees first of these measurements, the most important first."""
+    """Returns what a person sees first of these measurements, the most important first."""
     priced = ("cost_per_million",) if any(row.cost_per_million is not None for row in rows) else ()
     ratio = ("ratio",) if any(row.vs_first is not None for row in rows) else ()
     if any(row.training is not None for row in rows):

@@ -57,7 +57,7 @@ class PairedLog(Frozen, frozen=True, kw_only=True):
     error: float
     rounds: int
     below: float = 0.0
-    """By so much it may be less on an undisturbed machine: what the first lost to other processes is not known exactly."""
+    """It may be less by so much on an undisturbed machine: what the first lost to other processes is not known exactly."""
     above: float = 0.0
 
     @property
@@ -169,7 +169,7 @@ def percentile_ceiling(blocks: Sequence[Sequence[float]], q: float, confidence: 
 
 @lru_cache(maxsize=4096)
 def _ceiling_rank(count: int, q: float, confidence: float) -> int | None:
-    """The smallest k for which the k-th smallest of `count` samples lies above the q-quantile often enough."""
+    """Returns the smallest k for which the k-th smallest of `count` samples lies above the q-quantile often enough."""
     log_ways, below = 0.0, 0.0
     # The k-th smallest is too low when k or more samples lie below the quantile: sum that tail from the top.
     for k in range(count, 0, -1):
@@ -260,7 +260,7 @@ def by_ranks(values: Sequence[float] | Floats, spread: float, confidence: float)
 
 @lru_cache(maxsize=1024)
 def student_t(degrees: int, confidence: float = 0.95) -> float:
-    """The two-sided quantile of Student's t for whole degrees of freedom, by bisection on its closed form."""
+    """Returns the two-sided quantile of Student's t for whole degrees of freedom, by bisection on its closed form."""
     low, high = 0.0, 1.0
     while _student_within(high, degrees) < confidence:
         high *= 2
@@ -284,7 +284,7 @@ def _student_within(t: float, degrees: int) -> float:
 
 
 def autocorrelation_inflation(logs: Floats) -> float:
-    """By how much positive autocorrelation of successive values multiplies the variance of their mean."""
+    """Returns by how much positive autocorrelation of successive values multiplies the variance of their mean."""
     centred = logs - logs.mean()
     power = float(centred @ centred)
     if power <= 0:
@@ -304,7 +304,7 @@ def _middle(ordered: Floats) -> float:
 
 
 def _rank_interval(ordered: Floats, n_effective: float) -> tuple[float, float]:
-    """The order statistics that bracket the median, ranks scaled from the effective to the real number of samples."""
+    """Returns the order statistics that bracket the median, ranks scaled from the effective to the real number of samples."""
     # With fewer effective samples than any interval needs, the whole range is the most that can be said.
     effective = max(int(n_effective), FEWEST_FOR_MEDIAN)
     rank = _median_rank(effective) * (ordered.size + 1) / (effective + 1)
@@ -314,7 +314,7 @@ def _rank_interval(ordered: Floats, n_effective: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def _median_rank(count: int) -> int:
-    """The largest k for which the k-th smallest and k-th largest of `count` samples bracket the median in 95 % of cases."""
+    """Returns the largest k for which the k-th smallest and k-th largest of `count` samples bracket the median in 95 % of cases."""
     miss = 0.025
     if count > _EXACT_BINOMIAL_UP_TO:
         return int((count - NormalDist().inv_cdf(1 - miss) * math.sqrt(count)) / 2)
@@ -324,7 +324,7 @@ def _median_rank(count: int) -> int:
 
 
 def _autocovariances(values: Floats) -> Floats:
-    """Of all lags at once, by the power spectrum, padded so that the end does not meet the beginning."""
+    """Returns those of all lags at once, by the power spectrum, padded so that the end does not meet the beginning."""
     centred = values - values.mean()
     size = 1 << (2 * values.size - 1).bit_length()
     spectrum = np.fft.rfft(centred, size)

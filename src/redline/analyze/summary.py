@@ -73,7 +73,7 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> RaceVerdict:
-        """Whether the interval decides it; without one nothing is decided."""
+        """Returns whether the interval decides it; without one nothing is decided."""
         return "inconclusive" if self.low is None or self.high is None else verdict_of(self.low, self.high)
 
 
@@ -97,7 +97,7 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     throughput_per_s: float | None = None
     throughput_interval: ThroughputInterval | None = None
     sustained_per_s: float | None = None
-    """By the wall clock, where that says clearly less than the median step: the machine stalled now and then, and this is
+    """This is by the wall clock, if that says clearly less than the median step: the machine stalled now and then, and this is
     what a user would get. None where the two agree."""
     latency_s: Latency | None = None
     phases_s: dict[str, float] | None = None
@@ -113,7 +113,7 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     energy_too_short: bool = False
     """There is a counter, but all metered blocks together took less than it needs for a figure."""
     utilisation: float | None = None
-    """Of the device: mean of the samples taken while blocks ran."""
+    """The mean of the samples of the device that were taken while blocks ran."""
     cost_per_million: float | None = None
     """Per million items, at the price per hour that was given."""
     vs_first: VersusFirst | None = None
@@ -127,7 +127,7 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     training: TrainingSummary | None = None
     """For a training on data."""
     load: LoadSummary | None = None
-    """Of requests that arrived by themselves."""
+    """It is there for requests that arrived by themselves."""
     failure: Failure | None = None
     """Without its traceback."""
     worth_trying: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
 
     @property
     def delivered_per_s(self) -> float | None:
-        """What a user would get: recommendations go by this."""
+        """Returns what a user would get: recommendations go by this."""
         return self.sustained_per_s if self.sustained_per_s is not None else self.throughput_per_s
 
     @property
@@ -172,7 +172,7 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
 
 
 def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> list[RunSummary]:
-    """One row per record, in the order given; each is set against the first of its own group."""
+    """Returns one row per record, in the order given; each is set against the first of its own group."""
     firsts, known = first_of_each_group(records), ceilings_of or (lambda _: None)
     verdicts = {record.id: verdict(record) for record in records}
     beside: dict[tuple[str | None, str], set[str]] = {}
@@ -197,7 +197,7 @@ def name_of(row: RunSummary) -> str:
 
 
 def agreeing(rows: Sequence[RunSummary]) -> list[RunSummary]:
-    """The rows with speeds that agree with the ratios beside them.
+    """Returns the rows with speeds that agree with the ratios beside them.
 
     A ratio compares neighbours in time, round by round; a speed is over all rounds of its own process, and on a machine that changes
     pace the two contradict each other. So the speed shown beside a ratio is that of the paired rounds: the first's times the ratio.
@@ -234,7 +234,7 @@ def _at_speed(row: RunSummary, per_s: float) -> RunSummary:
 
 
 def _advice(record: RunRecord, ceilings: Ceilings | None, found: Bound, beside: Collection[str]) -> dict[str, Any]:
-    """What to try next, besides the recipes that were measured with it."""
+    """Returns what to try next, besides the recipes that were measured with it."""
     spec = record.spec
     plain = command_line("profile", spec, batch=spec.workload.batch, recipes=())
     return {
@@ -287,7 +287,7 @@ def _figures(record: RunRecord, ceilings: Ceilings | None, trust: Verdict) -> di
         return found
     found["phases_s"] = phase_medians(record)
     if (training := found["training"]) is not None:
-        # Of whole epochs: medians of single steps do not see a loader that stalls now and then.
+        # It is of whole epochs, as medians of single steps do not see a loader that stalls now and then.
         return found | {
             "throughput_per_s": training.samples_per_s,
             "utilisation": training.utilisation,
@@ -309,7 +309,7 @@ def _figures(record: RunRecord, ceilings: Ceilings | None, trust: Verdict) -> di
 
 
 def _stalled(per_s: float | None, interval: ThroughputInterval | None, by_wall: float | None) -> bool:
-    """Whether the wall clock contradicts the median step by more than its interval, and by more than matters."""
+    """Returns whether the wall clock contradicts the median step by more than its interval, and by more than matters."""
     if per_s is None or by_wall is None:
         return False
     return by_wall < min(per_s / (1 + TIME_BAND), interval.low if interval is not None else per_s)
@@ -340,7 +340,7 @@ def _median_step_s(record: RunRecord, rounds: Container[int]) -> float:
 
 
 def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
-    """By what the allocator reserved, or else by the whole process."""
+    """Compares what the allocator reserved, or else what the whole process held."""
     for name in ("peak_reserved_bytes", "peak_rss_bytes"):
         mine, theirs = getattr(own, name, None), getattr(first, name, None)
         if mine is not None and theirs is not None:
@@ -349,7 +349,7 @@ def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
 
 
 def with_price(rows: Sequence[RunSummary], per_hour: float) -> list[RunSummary]:
-    """With what a million items cost at this price of the machine."""
+    """Returns the rows with what a million items cost at this price of the machine."""
     return [
         msgspec.structs.replace(row, cost_per_million=cost_per_million(row.delivered_per_s, per_hour)) for row in rows
     ]
@@ -363,7 +363,7 @@ Process = tuple[RunRecord, RunSummary]
 
 
 def replicate_rows(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> list[RunSummary]:
-    """One row for all records of one spec, in the order of their first; a record alone keeps its own row."""
+    """Returns one row for all records of one spec, in the order of their first; a record alone keeps its own row."""
     rows = summarize(records, ceilings_of)
     together: dict[tuple[bytes, int], list[Process]] = {}
     copies: Counter[tuple[bytes, str]] = Counter()
@@ -434,7 +434,7 @@ def lines_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[L
 
 
 def _as_asked(records: Sequence[RunRecord]) -> list[int]:
-    """Their numbers, with those of a group by position, where the first of the group stands."""
+    """Returns their numbers, with those of a group by position, where the first of the group stands."""
     begun: dict[str, int] = {}
     for index, record in enumerate(records):
         begun.setdefault(record.group or record.id, index)
@@ -491,14 +491,14 @@ def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:
 
 
 def joined_row(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> RunSummary:
-    """The row over all processes of one thing. `firsts`: of each group, what the others are set against.
+    """Returns the row over all processes of one thing. `firsts`: of each group, what the others are set against.
 
     Processes whose numbers are doubted are left out where others are sound, and the row says how many.
     """
     if len(processes) == 1:
         return processes[0][1]
     ids = tuple(row.record_id for _, row in processes)
-    # That of the first, for all who were measured with it: whose middle process is in which group is chance.
+    # The group is that of the first, because whose middle process is in which group is chance.
     group = processes[0][1].group
     broken = next((row for _, row in processes if row.failure is not None), None)
     if broken is not None:  # what works in some processes only does not work
@@ -556,7 +556,7 @@ def _interval(values: Sequence[float]) -> ThroughputInterval:
 
 
 def _latency(of_each: Sequence[Latency]) -> Latency | None:
-    """Of the middle process; its p50 with an interval over all of them."""
+    """Returns the latency of the middle process, its p50 with an interval over all of them."""
     if len(of_each) < 2:
         return of_each[0] if of_each else None
     middle = sorted(of_each, key=lambda latency: latency.p50)[len(of_each) // 2]

@@ -27,7 +27,7 @@ FEWEST_EPOCHS = 3
 SHARED_CPU = 0.05
 """A worker that had to wait for a processor longer than this, of the time it could have run, was slowed by others."""
 OUTLIER = 2.0
-"""Times the median: a step that takes longer was held up by something."""
+"""A step that takes this many times the median was held up by something."""
 FEWEST_OUTLIERS = 0.001
 """Share of the steps: what is rarer is not worth a word."""
 NOTED_CORES = 0.25
@@ -68,11 +68,11 @@ class Verdict(Frozen, frozen=True, kw_only=True):
 
     @property
     def settles(self) -> bool:
-        """Whether a comparison may rest on the throughput: nothing disqualifies it, and its blocks are not noisy."""
+        """Returns whether a comparison may rest on the throughput: nothing disqualifies it, and its blocks are not noisy."""
         return not DISQUALIFYING & set(self.labels) and not self.doubts("throughput")
 
     def doubts(self, kind: BlockKind) -> bool:
-        """Whether one of the reasons is about the blocks of this kind."""
+        """Returns whether one of the reasons is about the blocks of this kind."""
         return any(reason.about == kind for reason in self.reasons)
 
     def noted(self, *codes: Code) -> list[Note]:
@@ -121,7 +121,7 @@ def _target(record: RunRecord, measure: MeasureSpec) -> float:
 
 
 def _scatter(record: RunRecord) -> Iterator[tuple[TrustLabel | None, Note]]:
-    """What the samples of each kind of block say, with a label where it is a doubt.
+    """Yields what the samples of each kind of block say, with a label where it is a doubt.
 
     The interval decides, whatever ended the timing: steps may scatter widely about a median that is known to a fraction of a
     percent, and a race ends when its pairs are told apart, however wide each interval is.
@@ -268,7 +268,7 @@ def _stop_notes(record: RunRecord) -> Iterator[Note]:
 
 
 def _comparison_notes(record: RunRecord) -> Iterator[Note]:
-    """What the verdict on its numbers leaves out."""
+    """Yields what the verdict on its numbers leaves out."""
     if (prepared := record.prepared) is None:
         return
     for each in prepared.workload.notes:
@@ -290,7 +290,7 @@ def _distinct(names: Iterable[str]) -> str:
 
 
 def farthest(checks: Iterable[Numerics | None]) -> Numerics | None:
-    """With several checks of one recipe, the one over the most steps: errors grow along a loss path.
+    """Returns, of several checks of one recipe, the one over the most steps: errors grow along a loss path.
 
     The first of those with equally many steps; records that were only timed do not count.
     """

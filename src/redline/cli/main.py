@@ -134,7 +134,7 @@ def command_named(name: str) -> Callable[..., int | None]:
 
 
 def _listed(name: str) -> Callable[..., int | None]:
-    """What stands for a command where commands are only listed: it has a name and a line of help."""
+    """Returns what stands for a command where commands are only listed: it has a name and a line of help."""
 
     def command() -> None:
         raise AssertionError(f"{name} was listed and not loaded")
@@ -144,7 +144,7 @@ def _listed(name: str) -> Callable[..., int | None]:
 
 
 def filled(*names: str) -> typer.Typer:
-    """An app with these commands and those below them, loaded; without names an app that lists every command."""
+    """Returns an app with these commands and those below them, loaded; without names an app that lists every command."""
     made = copy.copy(app)
     made.registered_commands = []
     for group, commands in GROUPS.items():
@@ -179,7 +179,7 @@ ArgumentMistake: type[Exception] = next(
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
-    """The app with only the command that `words` begin with: typer builds every command that is there, for 45 ms."""
+    """Returns the app with only the command that `words` begin with: typer builds every command that is there, for 45 ms."""
     first = words[0] if words else ""
     if first in RENAMED:
 

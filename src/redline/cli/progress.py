@@ -224,7 +224,7 @@ class LiveObserver(Observer):
 
 
 def pair_line(pair: Pair) -> str:
-    """A pair as a sentence about the second of the two."""
+    """Returns a pair as a sentence about the second of the two."""
     if pair.low is None or pair.high is None:
         return f"{pair.b} runs at {format_ratio(pair.ratio)} {pair.a} so far"
     words = {"faster": "faster than", "slower": "slower than", "same": "the same as", "inconclusive": "undecided against"}  # fmt: skip

@@ -97,7 +97,7 @@ def command_of(name: str) -> Callable[..., int]:
 
 
 def _parameters(function: Any, outputs: dict[str, Declared]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, default and annotation of each word of the command. What was not given is None."""
+    """Yields name, default and annotation of each word of the command. What was not given is None."""
     from redline.verbs.verb import options_of
 
     given, known = inspect.signature(function).parameters, function.verb
@@ -234,7 +234,7 @@ def _report(folder: Path, result: Any, workspace: Any) -> None:
 
 
 def tell(words: str) -> None:
-    """A line on stderr, which leaves stdout to the result."""
+    """Writes a line to stderr, which leaves stdout to the result."""
     print(words, file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 

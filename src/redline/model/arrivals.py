@@ -51,7 +51,7 @@ class Served(Frozen):
     ended_s: Seconds
     """When the run ended; requests that were not served by then had waited until then."""
     seed: int | None = None
-    """Of the arrivals; None: they came from a file."""
+    """This is the seed of the arrivals; None: they came from a file."""
     padded: Count = 0
     """Rows of padding: programs compiled for fixed sizes compute them too."""
 
@@ -122,7 +122,7 @@ class VirtualClock:
 
 
 def poisson_arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
-    """Moments of `count` requests, two or more, that come independently of each other and exactly `rate` per second in all.
+    """Returns moments of `count` requests, two or more, that come independently of each other and exactly `rate` per second in all.
 
     Without the latter, a short run at a rate would really be one at another rate.
     """
@@ -157,7 +157,7 @@ def read_arrivals(path: Path) -> tuple[float, ...]:
 
 
 def at_rate(arrivals_s: Sequence[float], rate: float) -> tuple[float, ...]:
-    """The same arrivals, stretched or squeezed in time so that they come at this rate."""
+    """Returns the same arrivals, stretched or squeezed in time so that they come at this rate."""
     factor = rate_of(arrivals_s) / rate
     return tuple(moment * factor for moment in arrivals_s)
 

@@ -117,7 +117,7 @@ class Exit(IntEnum):
 
 
 def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names that look most like `name`."""
+    """Returns the known names that look most like `name`."""
     lowered: dict[str, str] = {}
     for candidate in known:
         lowered.setdefault(candidate.lower(), candidate)

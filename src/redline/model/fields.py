@@ -10,7 +10,7 @@ from redline.model.errors import SpecError
 from redline.model.units import parse_seconds
 
 MOST_ITEMS = 2**31 - 1
-"""In a batch, a sequence, a set of classes or samples: no machine holds more, and messages carry 64 bits at most."""
+"""No machine holds more in a batch, a sequence, a set of classes or samples, and messages carry 64 bits at most."""
 MOST_PIXELS = 2**16
 """Per side."""
 MOST_THREADS = 2**12
@@ -22,9 +22,9 @@ MOST_CELLS = 20_000
 """In a grid. More would take weeks; a typing mistake easily makes millions."""
 MOST_REPLICATES = 1000
 MOST_DEPTH = 1000
-"""Of nested modules: Python's recursion limit."""
+"""This is the depth of nested modules, which is Python's recursion limit."""
 MOST_ROWS = 1_000_000
-"""In a listing or a table, or steps under a profiler: more than anybody reads."""
+"""More rows in a listing or a table, or steps under a profiler, nobody reads."""
 SEEDS = (-(2**63), 2**64 - 2)
 """The range torch accepts, less one: the second inputs are drawn from the next seed."""
 
@@ -62,7 +62,7 @@ def require_seconds(name: str, value: float, *, zero_too: bool = False) -> None:
 
 
 def seconds_of(name: str, value: float | str, *, zero_too: bool = False) -> float:
-    """The seconds in a number or a text such as "20ms"; an error names the field."""
+    """Returns the seconds in a number or a text such as "20ms"; an error names the field."""
     try:
         found = parse_seconds(value) if isinstance(value, str) else float(value)
     except SpecError as error:

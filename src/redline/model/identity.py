@@ -32,15 +32,15 @@ from redline.model.work import Ceilings
 
 KEY_LENGTH = 24
 NOT_OF_THE_WORKLOAD = ("artifact",)
-"""Where a pickled model lies: its hash says what it is."""
+"""It says where a pickled model lies; its hash says what it is."""
 NOT_OF_THE_DATA = ("folder", "download", "loader_timeout_s")
-"""Where they lie and how they came there: their fingerprint says what they are."""
+"""They say where the data lie and how they came there; their fingerprint says what they are."""
 NOT_SETTINGS = (*NOT_OF_THE_WORKLOAD, "model", "task", "batch")
 """What a benchmark and a subject name by themselves."""
 
 
 def record_key(spec: RunSpec, prepared: Prepared) -> str:
-    """Two records with the same key measured the same thing in the same way."""
+    """Returns a key: two records that have the same measured the same thing in the same way."""
     hashes = {"model": prepared.workload.model_hash, "inputs": prepared.workload.input_hash}
     return spec_key(spec, {**hashes, **_software(prepared.environment)})
 
@@ -51,7 +51,7 @@ def plan_key(spec: RunSpec, fingerprint: str, environment: Environment) -> str:
 
 
 def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> str:
-    """Of what was asked for, and of what is known `besides`."""
+    """Returns the key of what was asked for, and of what is known `besides`."""
     asked = {
         **given(spec, leave_out=("launch", "recipe", "device", "workload", "measure", "train", "load")),
         "workload": given(spec.workload, leave_out=NOT_OF_THE_WORKLOAD),
@@ -98,7 +98,7 @@ def _defaults_of(kind: type[Frozen]) -> tuple[tuple[str, Any], ...]:
 
 
 def different_fields(one: RunSpec, other: RunSpec) -> Iterator[str]:
-    """Fields of two specs that differ, as options name them; neither the recipe nor how the bench is opened."""
+    """Yields fields of two specs that differ, as options name them; neither the recipe nor how the bench is opened."""
     for field in msgspec.structs.fields(one.workload):
         if getattr(one.workload, field.name) != getattr(other.workload, field.name):
             yield field.name.replace("_", "-")
@@ -178,7 +178,7 @@ def series_of(record: RunRecord) -> Series:
 
 
 def settings_of(spec: RunSpec) -> dict[str, Any]:
-    """What was asked for besides model, task, batch and recipe and decides what is computed, or how fast."""
+    """Returns what was asked for besides model, task, batch and recipe and decides what is computed, or how fast."""
     found = given(spec.workload, leave_out=NOT_SETTINGS)
     if spec.workload.task != "train":
         found.pop("optimizer", None)
@@ -214,7 +214,7 @@ def differences(
     *,
     across: bool = False,
 ) -> tuple[list[Note], list[Note]]:
-    """What makes the two incomparable, and what is only worth knowing.
+    """Returns what makes the two incomparable, and what is only worth knowing.
 
     `across`: that they ran on different devices or with other threads is then worth knowing; each side must be of one.
     """
@@ -243,7 +243,7 @@ def differences(
 
 
 def _unlike_benchmarks(mine: Benchmark, yours: Benchmark) -> list[tuple[str, str, str]]:
-    """Name and both values of all that differs but the recipe: which of two recipes is faster is a fair question."""
+    """Returns the name and both values of all that differs but the recipe: which of two recipes is faster is a fair question."""
     ours, theirs = _fields(mine), _fields(yours)
     names = [name for name in dict.fromkeys((*ours, *theirs)) if ours.get(name) != theirs.get(name)]
     return [(name, ours.get(name) or "default", theirs.get(name) or "default") for name in names]
@@ -282,7 +282,7 @@ _DECIDING: dict[str, Callable[[RunRecord], str | None]] = {
     "loss": lambda record: record.prepared.workload.loss if record.prepared else None,
     "optimizer": lambda record: record.prepared.workload.optimizer if record.prepared else None,
 }
-"""Where these differ, the numbers are of two different things."""
+"""If these differ, the numbers are of two different things."""
 _WHERE_KNOWN = ("loss", "optimizer")
 """Records of older versions do not say them; the optimizer is the module's own, where it brings one."""
 
@@ -374,7 +374,7 @@ def setting_text(spec: RunSpec) -> str:
 
 
 def text_lengths(workload: WorkloadSpec) -> dict[str, int]:
-    """Prompt and new tokens of a generation, asked for or not; empty for other tasks."""
+    """Returns prompt and new tokens of a generation, asked for or not; empty for other tasks."""
     if workload.task != "generate":
         return {}
     return {
@@ -400,7 +400,7 @@ def data_words(spec: RunSpec) -> str | None:
 
 
 def conditions_of(record: RunRecord) -> dict[str, Any]:
-    """By name, as measured; where the bench never said it, as asked for. None is unknown, or means nothing here."""
+    """Returns the conditions by name, as measured; where the bench never said it, as asked for. None is unknown, or means nothing here."""
     spec, workload, prepared = record.spec, record.spec.workload, record.prepared
     info, environment = (prepared.workload, prepared.environment) if prepared is not None else (None, None)
     lengths = text_lengths(workload)
@@ -464,7 +464,7 @@ _UNSAID = ("seed", "effort", "redline")
 
 
 def condition_words(conditions: Mapping[str, Any], device: str = "cpu") -> dict[str, str]:
-    """The conditions that matter on this device, in words, by name. A size says more than the shapes of the inputs."""
+    """Returns the conditions that matter on this device, in words, by name. A size says more than the shapes of the inputs."""
     said = {name: value for name, value in conditions.items() if value not in (None, "", []) and name not in _UNSAID}
     if said.get("ranks") == 1:
         del said["ranks"]

@@ -75,7 +75,7 @@ class Metric(Frozen):
     value: float | None
     low: float | None = None
     high: float | None = None
-    """Where only one end is known, the number is a bound: at least `low`, or at most `high`."""
+    """If only one end is known, the number is a bound: at least `low`, or at most `high`."""
     doubt: Note | None = None
 
     @property
@@ -94,7 +94,7 @@ class Metric(Frozen):
 
     @property
     def is_too_noisy(self) -> bool:
-        """Whether its interval is so wide that a person could not use the number."""
+        """Returns whether its interval is so wide that a person could not use the number."""
         if self.value is None or self.low is None or self.high is None or self.low == self.high:
             return False
         if self.unit in ("share", "change", ""):  # differences and shares may be around zero; their scale is one
@@ -103,13 +103,13 @@ class Metric(Frozen):
 
     @property
     def half_width(self) -> float | None:
-        """Half of the interval, relative to the value."""
+        """Returns half of the interval, relative to the value."""
         if self.low is None or self.high is None or not self.value:
             return None
         return (self.high - self.low) / (2 * abs(self.value))
 
     def __str__(self) -> str:
-        """What stands in a cell of a table, below a header that names the unit of a rate.
+        """Returns what stands in a cell of a table, below a header that names the unit of a rate.
 
         There is no number where it is too noisy to use, and one that is doubted is marked.
         """
@@ -128,7 +128,7 @@ class Metric(Frozen):
 
     @property
     def in_words(self) -> str:
-        """What stands in a sentence: with the unit of a rate."""
+        """Returns what stands in a sentence: with the unit of a rate."""
         has_number = self.value is not None and not self.is_too_noisy
         return f"{self} {self.unit}" if has_number and self.unit not in WRITTEN else str(self)
 
@@ -138,7 +138,7 @@ WRITTEN = ("s", "B", "x", "share", "change", "error", "FLOP", "count", "B/s", "F
 
 
 def written(value: float, unit: str, half_width: float | None = None) -> str:
-    """A number in its unit, with as many digits as its interval supports and one more."""
+    """Returns a number in its unit, with as many digits as its interval supports and one more."""
     digits = 4 if half_width is not None and half_width <= 0.02 else 3
     match unit:
         case "s":
@@ -190,11 +190,11 @@ class Row(Frozen):
     depth: int = 0
     """How far its first fact is indented, for rows that form a tree."""
     is_detail: bool = False
-    """Shown with -v, in documents and on pages only."""
+    """It is shown with -v, in documents and on pages only."""
     record_id: str = ""
 
     def __getitem__(self, name: str) -> Metric | Fact:
-        """A figure or a fact by its name."""
+        """Returns a figure or a fact by its name."""
         for metric in self.metrics:
             if metric.name == name:
                 return metric
@@ -216,7 +216,7 @@ class Row(Frozen):
         return name in self.facts or any(metric.name == name for metric in self.metrics)
 
     def cell(self, name: str) -> str:
-        """What stands in a table under this name; empty where the row has nothing of that name."""
+        """Returns what stands in a table under this name; empty where the row has nothing of that name."""
         found = self.get(name)
         return "" if found is None else "yes" if found is True else "no" if found is False else str(found)
 
@@ -231,7 +231,7 @@ class Table(Frozen):
     columns: tuple[str, ...] = ()
     """What a person sees at first, most important first; the others come with -v, in documents and on pages."""
     is_detail: bool = False
-    """Shown with -v, in documents and on pages only."""
+    """It is shown with -v, in documents and on pages only."""
     is_list: bool = False
     """Its facts are sentences: a terminal shows numbered paragraphs in the place of columns."""
 
@@ -250,7 +250,7 @@ class Table(Frozen):
         return msgspec.structs.replace(self, rows=rows)
 
     def as_detail(self) -> Table:
-        """The same table, for -v, documents and pages only."""
+        """Returns the same table, for -v, documents and pages only."""
         return msgspec.structs.replace(self, is_detail=True)
 
     @property
@@ -280,7 +280,7 @@ class Table(Frozen):
         )
 
     def called(self, row: Row) -> str:
-        """What a sentence calls a row: the facts in which it differs from its neighbours, such as `fp16, batch 8`."""
+        """Returns what a sentence calls a row: the facts in which it differs from its neighbours, such as `fp16, batch 8`."""
         keys = self.keys
         apart = [name for name in keys if len({row.cell(name) for row in self.rows}) > 1] or keys[:1]
         return ", ".join(in_words(name, row.get(name)) for name in apart if row.cell(name))
@@ -323,7 +323,7 @@ class Block(Frozen):
 
 
 def disturbances(rows: Iterable[Row]) -> Iterator[Note]:
-    """What disturbed the figures that are too noisy to be shown; each reason once."""
+    """Yields what disturbed the figures that are too noisy to be shown; each reason once."""
     seen = set[Note]()
     for metric in (metric for row in rows for metric in row.metrics):
         if metric.is_too_noisy and metric.doubt is not None and metric.doubt not in seen:

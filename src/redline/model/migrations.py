@@ -66,7 +66,7 @@ def _renamed(plain: Any, old: str, new: str) -> Any:
 
 
 def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
-    """By name, which is all that records of then tell: these were the switches there were."""
+    """Returns them by name, which is all that records of then tell: these were the switches there were."""
     try:
         switches = msgspec.convert(recipe, Recipe).switches
     except (msgspec.ValidationError, SpecError):

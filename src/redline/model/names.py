@@ -71,7 +71,7 @@ def _texts(folder: str) -> tuple[str, ...]:
 
 
 def _known(source: str) -> Iterator[str]:
-    """Names to suggest, as far as the code shows them."""
+    """Yields names to suggest, as far as the code shows them."""
     if source == "torchvision":
         yield from BUILTIN_MODELS
     for text in _texts(_LIBRARIES[source]):

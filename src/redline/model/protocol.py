@@ -40,30 +40,30 @@ step slower rather than faster, and pays where a larger batch does."""
 
 
 class AskEnvironment(Frozen, tag=True):
-    """What is this machine, seen from torch?"""
+    """Asks what this machine is, seen from torch."""
 
     device: str = "auto"
     threads: int | None = None
 
 
 class AskModels(Frozen, tag=True):
-    """Which models go by name?"""
+    """Asks which models go by name."""
 
     pattern: str | None = None
 
 
 class AskCheck(Frozen, tag=True):
-    """Could these specs run here? Resolves `auto` devices; builds nothing."""
+    """Asks whether these specs could run here. Resolves `auto` devices; builds nothing."""
 
     specs: tuple[RunSpec, ...]
 
 
 class AskHealth(Frozen, tag=True):
-    """What does torch say about itself: build, visible devices, a compiler that works?"""
+    """Asks what torch says about itself: its build, visible devices, a compiler that works."""
 
 
 class AskSwitches(Frozen, tag=True):
-    """What does one step of this workload do, and which switches could it be given here? Runs a few steps of it on its
+    """Asks what one step of this workload does, and which switches it could be given here. Runs a few steps of it on its
     device, in strict fp32; the spec's recipe is ignored."""
 
     spec: RunSpec
@@ -76,7 +76,7 @@ class AskCount(Frozen, tag=True):
 
 
 class AskMemory(Frozen, tag=True):
-    """What does one step of this workload under the spec's recipe hold in memory, and who holds it? Runs two steps."""
+    """Asks what one step of this workload under the spec's recipe holds in memory, and who holds it. Runs two steps."""
 
     spec: RunSpec
     snapshot: str | None = None
@@ -90,7 +90,7 @@ class AskSnippet(Frozen, tag=True):
 
 
 class AskMetric(Frozen, tag=True):
-    """What does the user's own check say about the workload under the spec's recipe, and about it without any?"""
+    """Asks what the user's own check says about the workload under the spec's recipe, and about it without any."""
 
     spec: RunSpec
     check: str
@@ -163,7 +163,7 @@ class Checked(Frozen):
     fingerprint: str = ""
     """What is known of the model before it is built: the version of its library, a hash of the user's files."""
     capabilities: Capabilities = Capabilities()
-    """Of the spec's recipe."""
+    """These are those of the spec's recipe."""
 
 
 class CheckedSpecs(Frozen, tag=True):
@@ -196,7 +196,7 @@ class SwitchNeed(Frozen):
     """Only where this one is in the recipe; None: always."""
 
     def is_met(self, names: Collection[str]) -> bool:
-        """In a recipe of switches with these names."""
+        """Returns whether it is met in a recipe of switches with these names."""
         return (self.beside is not None and self.beside not in names) or any(name in names for name in self.wants)
 
 
@@ -351,7 +351,7 @@ class AllReduce(Frozen, tag=True):
 
 
 class Where(Frozen, tag=True):
-    """What is this rank doing right now? Answered also while it is busy with another request, or hangs."""
+    """Asks what this rank is doing right now. Answered also while it is busy with another request, or hangs."""
 
 
 class Squeeze(Frozen, tag=True):
@@ -526,7 +526,7 @@ def receive_reply(connection: socket.socket) -> Reply | None:
 
 
 def write_script(requests: Sequence[Request]) -> bytes:
-    """Requests for a worker without a connection to the desk."""
+    """Returns requests for a worker without a connection to the desk."""
     return _encoder.encode(list(requests))
 
 

@@ -105,7 +105,7 @@ class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in SECOND
     import_s: Seconds | None = None
     """Importing torch; in a forked worker, what the supervisor paid once."""
     start_s: Seconds | None = None
-    """From the request to a worker that answers."""
+    """The time from the request to a worker that answers."""
     build_s: Seconds | None = None
     """Model made and moved to the device."""
     first_call_s: Seconds | None = None
@@ -155,7 +155,7 @@ class Numerics(Frozen):
     greedy_tokens: int | None = None
     """Generation: how many new tokens were compared."""
     greedy_agreed: int | None = None
-    """Of those, from the first on, as many were the same in all sequences."""
+    """As many of those, from the first on, were the same in all sequences."""
     steps: int | None = None
     """Length of the loss path."""
     losses: tuple[float | None, ...] = ()
@@ -177,7 +177,7 @@ class Numerics(Frozen):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the outputs were found too far away; False where they were not checked."""
+        """Returns whether the outputs were found too far away; False where they were not checked."""
         return not self.passed and not self.is_left_out
 
 
@@ -450,7 +450,7 @@ class DataInfo(Frozen):
     shape: tuple[int, ...] = ()
     """The shape of one sample as the model sees it."""
     fingerprint: str = ""
-    """Of names, sizes and the first samples: whether two trainings saw the same data."""
+    """It is made of names, sizes and the first samples, and says whether two trainings saw the same data."""
     stem: Stem | None = None
     """For a ResNet; None for other models."""
     steps_per_epoch: int = 0
@@ -517,7 +517,7 @@ class Epoch(Frozen):
 
     @property
     def samples_per_s_with_validation(self) -> float | None:
-        """Samples per second, with the time of validation."""
+        """Returns samples per second, with the time of validation."""
         return self.samples / self.seconds if self.seconds > 0 else None
 
     @property
@@ -534,7 +534,7 @@ def steady_epochs(epochs: Sequence[Epoch]) -> list[Epoch]:
 
 
 def wait_share(epochs: Sequence[Epoch]) -> float | None:
-    """Share of the training time of all epochs."""
+    """Returns the share of the training time of all epochs."""
     whole = sum(sum(epoch.phases_s.values()) for epoch in epochs)
     return sum(epoch.phases_s.get(DATA_PHASE, 0.0) for epoch in epochs) / whole if whole > 0 else None
 

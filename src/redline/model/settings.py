@@ -94,7 +94,7 @@ class Declared:
 
 @cache
 def settings_of(owner: Any) -> Mapping[str, Declared]:
-    """The settings that a spec class or a function declares, by name and in their order."""
+    """Returns the settings that a spec class or a function declares, by name and in their order."""
     hints = get_type_hints(owner, include_extras=True)
     if isinstance(owner, type):
         defaults = {field.name: field.default for field in msgspec.structs.fields(owner)}
@@ -128,7 +128,7 @@ def check_settings(spec: Any) -> None:
 
 
 def read_setting(declared: Declared, value: Any) -> Any:
-    """What a person wrote as the setting's value; a mistake names the setting."""
+    """Returns what a person wrote as the setting's value; a mistake names the setting."""
     if declared.setting.read is None or not isinstance(value, str):
         return value
     try:

@@ -100,7 +100,7 @@ class Recipe(Frozen):
         return cls(switches=switches)
 
     def canonical(self) -> str:
-        """The same text for the same switches in any order."""
+        """Returns the same text for the same switches in any order."""
         return "+".join(sorted(str(switch) for switch in self.switches)) or BASELINE
 
 

@@ -87,7 +87,7 @@ def _owner(descriptor: int) -> int:
 
 
 def _code_named(table: Any) -> Iterator[str]:
-    """What in a table is run: pickles, commands, functions and models from files."""
+    """Yields what in a table is run: pickles, commands, functions and models from files."""
     if isinstance(table, list):
         for part in table:
             yield from _code_named(part)
@@ -193,7 +193,7 @@ def for_tasks(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def training_table(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat settings as a table of a spec: those of the data and of the training go below `train`."""
+    """Returns the flat settings as a table of a spec: those of the data and of the training go below `train`."""
     of_data = {field.name for field in msgspec.structs.fields(DataSpec)}
     of_train = {field.name for field in msgspec.structs.fields(TrainSpec)}
     rest = {name: value for name, value in settings.items() if name not in of_data | of_train}

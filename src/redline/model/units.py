@@ -26,7 +26,7 @@ THIN_SPACE = "\u2009"
 
 
 def parse_bytes(text: str) -> int:
-    """'16GiB', '14 GB' or '1000000' as a count of bytes; GB is 10⁹, GiB 2³⁰."""
+    """Reads '16GiB', '14 GB' or '1000000' as a count of bytes; GB is 10⁹, GiB 2³⁰."""
     return round(_parse(text, _BYTES, "b", "a size such as 16GiB or 14GB"))
 
 
@@ -40,7 +40,7 @@ _HOURS = {"h": 1.0, "hour": 1.0, "d": 24.0, "day": 24.0, "month": 730.0}
 
 
 def parse_price(text: str) -> float:
-    """'2.50/h', '$40/day' or '2.5' as a price per hour."""
+    """Reads '2.50/h', '$40/day' or '2.5' as a price per hour."""
     match = _PRICE.fullmatch(text)
     price = float(match.group(1)) / _HOURS[(match.group(2) or "h").lower()] if match else math.nan
     if not (math.isfinite(price) and price > 0):
@@ -63,7 +63,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """`value` with this many significant digits, no exponent, thousands separated."""
+    """Writes `value` with this many significant digits, no exponent, thousands separated."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -100,7 +100,7 @@ def exact_bytes(value: int) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """A number of things with k, M, G, T or P: 4.09 G."""
+    """Returns a number of things with k, M, G, T or P: 4.09 G."""
     if value is None:
         return "n/a"
     for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -110,7 +110,7 @@ def format_count(value: float | None) -> str:
 
 
 def format_rate(value: float | None) -> str:
-    """Things per second, to three digits, or four from a thousand on: 8.24, 973, 76 090."""
+    """Writes things per second to three digits, or four from a thousand on: 8.24, 973, 76 090."""
     return "n/a" if value is None else significant(value, 3 if abs(value) < 1000 else 4)
 
 

@@ -108,7 +108,7 @@ class WorkCount(Frozen):
 
     @property
     def operator_bytes(self) -> int:
-        """What must move when every operator reads its inputs and writes its outputs: unfused, all phases."""
+        """Returns what must move when every operator reads its inputs and writes its outputs: unfused, all phases."""
         return sum(one.bytes * one.calls for one in self.operators)
 
     def other_flops(self, kinds: Iterable[OperatorKind] | None = None) -> int:
@@ -120,7 +120,7 @@ class WorkCount(Frozen):
         )
 
     def flops_by_format(self) -> dict[str, int]:
-        """Products of all phases, by what they compute in."""
+        """Returns products of all phases, by what they compute in."""
         found: Counter[str] = Counter()
         for one in self.operators:
             if one.kind in PRODUCTS:
@@ -257,7 +257,7 @@ class Ceilings(Frozen):
         return not self.doubts
 
     def with_best_of(self, other: Ceilings) -> Ceilings:
-        """What both reached at their best: a ceiling is what a device can do, whichever run saw it."""
+        """Returns what both reached at their best: a ceiling is what a device can do, whichever run saw it."""
         ours = {form: self.flops_per_s.get(form, 0.0) for form in {*self.flops_per_s, *other.flops_per_s}}
         behind = [form for form, value in ours.items() if other.flops_per_s.get(form, 0.0) > value]
         better = {form: other.flops_per_s[form] for form in behind}

@@ -34,7 +34,7 @@ from redline.search.observer import Journal, Observer
 from redline.search.run import measure_together
 
 MAX_TRIALS = 8
-"""For the largest batch and the knee together."""
+"""The search for the largest batch and the knee together takes at most so many."""
 KNEE_NEIGHBOURHOOD = 1.5
 """A point this close, as a factor, says enough about the shape of the curve."""
 KNEE_MARGIN, KNEE_WITHIN = 1.03, 1.15
@@ -43,7 +43,7 @@ SLO_SAMPLES = 400
 SLO_SECONDS = 8.0
 SLO_WITHIN = 0.03
 SLO_MARGIN = 0.99
-"""Of the batch that should just meet the target: half of those that do would not, on the day."""
+"""The share that is tried of the batch that should just meet the target: half of those that do would not, on the day."""
 HOPELESS = ("user", "unsupported", "compile", "numerics")
 """A first trial that breaks like this breaks at any batch; so does one that cannot even open the device."""
 
@@ -87,12 +87,12 @@ class BatchSearch:
 
     @property
     def tried(self) -> list[Tried]:
-        """Trials that the search for the largest batch goes by; those of latency have another figure of memory."""
+        """Returns trials that the search for the largest batch goes by; those of latency have another figure of memory."""
         told = [trial for trial in self.trials if trial.purpose != "slo" and not self._is_odd(trial)]
         return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in told]
 
     def _is_odd(self, trial: BatchTrial) -> bool:
-        """Whether it failed because the model does not take this batch, which says nothing about larger ones."""
+        """Returns whether it failed because the model does not take this batch, which says nothing about larger ones."""
         return _is_hopeless(trial) and trial.batch % self.multiple > 0
 
     @property
@@ -219,7 +219,7 @@ def trial_measure(measure: MeasureSpec) -> MeasureSpec:
 
 
 def slo_measure(measure: MeasureSpec) -> MeasureSpec:
-    """Long enough for a tail to be promised."""
+    """Measures long enough for a tail to be promised."""
     return msgspec.structs.replace(
         trial_measure(measure),
         max_seconds=max(measure.max_seconds, SLO_SECONDS),
@@ -286,19 +286,19 @@ WITHIN = 0.02
 """Good enough: the bound lies no further above than this."""
 
 FIRST_STEP = 0.35
-"""Of the way to what surely fits, from the first trial: it was small, and a small batch says little about large ones."""
+"""This share of the way to what surely fits is gone from the first trial: it was small, and a small batch says little about large ones."""
 NEAR = 1.2
 """Line and sure bound this close together are believed."""
 GROWTH = 8.0
 """The most a batch is multiplied by on a line alone."""
 FAR, STEP = 0.7, 0.75
-"""Below this share of the aim, go only this part of the way: the last line should be drawn close to the end."""
+"""If the batch is below this share of the aim, go only this part of the way: the last line should be drawn close to the end."""
 MARGIN, LEAST_MARGIN = 0.05, 0.008
 """Stay this much under the aim: of the way left, and of the batch."""
 APART = 0.8
 """Two batches closer than this draw a line of little but rounding."""
 BLIND = 1.25
-"""Where figures say nothing, the batch is multiplied by this."""
+"""The batch is multiplied by this if the figures say nothing."""
 BACK = 0.6
 """After a failure that nothing announced: this part of the gap."""
 BENDS = 1.02
@@ -317,7 +317,7 @@ class Tried(Frozen):
 
 
 class Room(Frozen):
-    """What there is to fill."""
+    """How much memory there is to fill."""
 
     capacity_bytes: int | None
     """None where nothing says how much there is; then only trying tells."""
@@ -395,7 +395,7 @@ def _retreat(tried: Sequence[Tried]) -> int | None:
 
 
 def _points(tried: Sequence[Tried]) -> list[_Point]:
-    """What fitted, by batch; of those too close together to draw a line only the outer ones."""
+    """Returns the trials that fitted, by batch; of those too close together to draw a line only the outer ones."""
     fitted = sorted(_Point(trial.batch, trial.needed_bytes) for trial in tried if trial.needed_bytes is not None)
     kept = fitted[-1:]
     for point in reversed(fitted[:-1]):
@@ -410,7 +410,7 @@ def _ceiling(tried: Sequence[Tried], most: int | None) -> float:
 
 
 def _line(points: Sequence[_Point], room: Room) -> float:
-    """Where the line through the last two meets the capacity."""
+    """Returns where the line through the last two meets the capacity."""
     if len(points) < 2 or room.capacity_bytes is None:
         return math.inf
     before, last = points[-2:]
@@ -421,7 +421,7 @@ def _line(points: Sequence[_Point], room: Room) -> float:
 
 
 def _parabola(points: Sequence[_Point], room: Room) -> float:
-    """Where a parabola through the last three meets the capacity; what is resident stands in for a missing third."""
+    """Returns where a parabola through the last three meets the capacity; what is resident stands in for a missing third."""
     assert room.capacity_bytes is not None
     first = points[-3] if len(points) > 2 else _Point(0, _base(points[-1], room))
     middle, last = points[-2:]
@@ -436,14 +436,14 @@ def _parabola(points: Sequence[_Point], room: Room) -> float:
 
 
 def _bends(points: Sequence[_Point], room: Room) -> bool:
-    """Whether memory has grown by more than the batch did: then what was sure is not."""
+    """Returns whether memory has grown by more than the batch did: then what was sure is not."""
     before, last = points[-2:]
     base = _base(last, room)
     return last.needed - base > BENDS * (before.needed + _rounding(last) - base) * last.batch / before.batch
 
 
 def _base(point: _Point, room: Room) -> int:
-    """What does not grow with the batch, told low: the inputs of the trial were counted with what is resident."""
+    """Returns what does not grow with the batch, told low: the inputs of the trial were counted with what is resident."""
     return min(round(0.95 * room.resident_bytes), point.needed - _rounding(point))
 
 

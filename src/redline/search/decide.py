@@ -189,7 +189,7 @@ class Race:
         return UntilTold(self.kind, self.planned, lambda: self.left_s() <= kept_s)
 
     def _opening_order(self, count: int) -> list[int]:
-        """At random, and every other time the reverse of the last.
+        """Returns positions at random, and every other time the reverse of the last.
 
         What a process owes to its turn (every other one on another socket, the first on a cool device) then cancels out.
         """

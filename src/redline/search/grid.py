@@ -53,7 +53,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def parse_numbers(value: Any, what: str = "batch") -> list[int]:
-    """`8`, `[1, 8]`, `"1,8,16"` and `"16..512"`, which doubles from the first to the last."""
+    """Reads `8`, `[1, 8]`, `"1,8,16"` and `"16..512"`, which doubles from the first to the last."""
     numbers: list[int] = []
     for part in (word for item in listed(value) for word in (item.split(",") if isinstance(item, str) else [item])):
         if isinstance(part, int) and abs(part) > MOST_ITEMS:  # before it is written out, which may not be possible
@@ -97,7 +97,7 @@ class LeftOut(Frozen):
     """What is not measured: an impossible combination, such as training with a switch for inference, or a missing device."""
 
     name: str
-    """That of its run, or its model, task and recipe."""
+    """It is the name of its run, or else its model, task and recipe."""
     reason: Note
 
 
@@ -116,7 +116,7 @@ class Exclusion:
         return all(any(_has(cell, axis, value) for value in values) for axis, values in self.wanted.items())
 
     def idle(self, cells: Sequence[RunSpec]) -> IdleExclusion | None:
-        """What it asks for in vain. Cells are the whole product, so one that fits none has an axis with no value of it."""
+        """Returns what it asks for in vain, if anything. Cells are the whole product, so one that fits none has an axis with no value of it."""
         fits_none = not any(self.fits(cell) for cell in cells)
         missing = {
             axis: [value for value in values if not any(_has(cell, axis, value) for cell in cells)]
@@ -275,7 +275,7 @@ def setting_values(setting: str, value: Any) -> list[Any]:
 
 
 def value_of(cell: RunSpec, setting: str) -> Any:
-    """The value of a setting in a spec, wherever it stands there; None where the spec has no such field."""
+    """Returns the value of a setting in a spec, wherever it stands there; None where the spec has no such field."""
     if setting == "effort":
         return cell.measure.effort
     if setting == "max_memory":
@@ -289,7 +289,7 @@ def value_of(cell: RunSpec, setting: str) -> Any:
 
 
 def cell_name(template: str, cell: RunSpec) -> str:
-    """The name of a run, where `{threads}` stands for the value of that setting."""
+    """Returns the name of a run, where `{threads}` stands for the value of that setting."""
     return re.sub(r"\{(\w+)\}", lambda found: str(value_of(cell, found[1])), template)
 
 
@@ -344,7 +344,7 @@ def make_plan(
     is_kept: bool | None = None,
     left_out: Sequence[LeftOut] = (),
 ) -> Plan:
-    """From a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out.
+    """Makes a plan from a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out.
 
     `decides`: a group is measured until its pairs are decided; functions are then compared with each other too.
     `is_kept`: a later process may go on with it. A single group, which is settled all at once, is kept only where that is asked for: its keys cost
@@ -375,7 +375,7 @@ def make_plan(
     groups = [[cell_at(number) for number in numbers] for numbers in together.values()]
     ordered = in_informative_order(groups)
     return Plan(
-        # By what was asked for: what `auto` means may differ from machine to machine.
+        # The name follows from what was asked for, as what `auto` means may differ from machine to machine.
         name=name or default_name(grid.cells, "decide" if decides else ""),
         # All cells once before any is measured again: what drifts then hits all of them alike.
         groups=tuple(
@@ -450,7 +450,7 @@ def default_name(cells: Sequence[RunSpec], besides: str = "") -> str:
 
 
 def is_default_name(name: str) -> bool:
-    """Whether a grid was named by its cells, and not by a person."""
+    """Returns whether a grid was named by its cells, and not by a person."""
     return re.fullmatch(r".*-[0-9a-f]{8}", name) is not None
 
 
@@ -544,7 +544,7 @@ class GridSummary:
 
     @property
     def sweeps(self) -> bool:
-        """Whether more than models and recipes differ: batches, threads, devices, named runs."""
+        """Returns whether more than models and recipes differ: batches, threads, devices, named runs."""
         return bool(self.axes) or any(cell.run for cell, _ in self.cells)
 
 

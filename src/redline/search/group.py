@@ -44,7 +44,7 @@ from redline.search.observer import Journal, Observer
 SOLO_BLOCKS = 3
 """Before a GPU is shared with siblings: what processes that take turns do to each other shows against these."""
 FEWEST_SOLO_BLOCKS = 2
-"""Where other processes will say the same again."""
+"""As many are enough if other processes will say the same again."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Pending:
     """Others are prepared at the same time, so that its cold start takes longer than alone."""
     reply: Reply | None = None
     stage: str = ""
-    """Where it was when it was last heard of."""
+    """The stage in which it was last heard of."""
 
 
 class StopRule(ABC):
@@ -128,11 +128,11 @@ class Group:
     only: TimeKind | None = None
     solo_blocks: int = SOLO_BLOCKS
     pending: list[Pending] = field(default_factory=list)
-    """Being prepared, or prepared and not yet admitted. They stand still while an entry is timed."""
+    """They are being prepared, or prepared and not yet admitted. They stand still while an entry is timed."""
     entries: list[Entry] = field(default_factory=list)
-    """Open and prepared, in the order of opening."""
+    """They are open and prepared, in the order of opening."""
     done: dict[int, RunRecord] = field(default_factory=dict)
-    """What was closed, by position."""
+    """The records of what was closed are kept by position."""
     crowded: list[int] = field(default_factory=list)
     """Positions that ran out of memory beside the others: alone they may fit."""
     rounds: int = 0
@@ -171,7 +171,7 @@ class Group:
         return pending
 
     def is_ready(self, pending: Pending, timeout_s: float | None = None) -> bool:
-        """Whether it has been prepared, or has failed, after this many seconds (None: however long that takes)."""
+        """Returns whether it has been prepared, or has failed, after this many seconds (None: however long that takes)."""
         if pending.reply is None:
 
             def heard(progress: Progress) -> None:
@@ -213,7 +213,7 @@ class Group:
         return Pending(record, entry.session, contended=False, reply=reply)
 
     def admit(self, pending: Pending) -> Entry | None:
-        """What was prepared, among the entries. None: it failed and is done, or there was no room beside the others."""
+        """Returns what was prepared, among the entries. None: it failed and is done, or there was no room beside the others."""
         self.is_ready(pending)
         has_siblings = bool(self.entries) or pending.contended
         self.pending.remove(pending)
@@ -266,7 +266,7 @@ class Group:
         self.keep_still(entry)
 
     def measure(self, rule: StopRule, *, solo: bool = False) -> None:
-        """Rounds in random order until the rule visits no entry. `solo`: siblings are to come, but none has run yet."""
+        """Takes rounds in random order until the rule visits no entry. `solo`: siblings are to come, but none has run yet."""
         with self._others_still():
             while visited := rule.visited(self.entries):
                 turn = self._first_turn + self.rounds if len(visited) > 1 else None
@@ -303,7 +303,7 @@ class Group:
                 pending.session.resume()
 
     def _in_random_order(self, visited: Sequence[Entry]) -> list[Entry]:
-        """Who was opened last does not begin its first round, or that turn would be one more solo."""
+        """Returns them shuffled; who was opened last does not begin its first round, or that turn would be one more solo."""
         shuffled = self.order.sample(list(visited), len(visited))
         if self._newcomer is not None and shuffled[0] is self._newcomer:
             shuffled.append(shuffled.pop(0))
@@ -312,7 +312,7 @@ class Group:
     def _measure_blocks(
         self, entry: Entry, kinds: Sequence[BlockKind], number: int, *, solo: bool, turn: int | None = None
     ) -> list[Block]:
-        """One of each kind, in the record and in the journal; fewer where the session breaks."""
+        """Returns one block of each kind, in the record and in the journal; fewer where the session breaks."""
         measure, blocks = entry.spec.measure, []
         for kind in kinds:
             request = Measure(
@@ -339,7 +339,7 @@ class Group:
             entry.session.pause()
 
     def close(self, entry: Entry) -> RunRecord:
-        """The whole record of a session, which ends here; it was interrupted where no rule has stopped it."""
+        """Returns the whole record of a session, which ends here; it was interrupted where no rule has stopped it."""
         if entry in self.entries:
             self.entries.remove(entry)
         needed_bytes = _squeezed(entry)

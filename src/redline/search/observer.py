@@ -29,7 +29,7 @@ class Observer:
         """`records` more are to be measured; negative if a search needed fewer than planned."""
 
     def asked(self, progress: Progress) -> None:
-        """Where a bench is that answers a question and measures no record."""
+        """A bench that answers a question, and measures no record, says where it is."""
 
     def opened(self, record: RunRecord) -> None: ...
 

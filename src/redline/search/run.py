@@ -288,7 +288,7 @@ def _replicates_before(
 
 
 def _words(spec: RunSpec) -> str:
-    """Which cell, for those who look on."""
+    """Returns the name of a cell, for those who look on."""
     workload = spec.workload
     batch = f"batch {workload.batch}" if workload.batch else ""
     return " ".join(part for part in (workload.model, workload.task, str(spec.recipe), batch) if part)
@@ -409,7 +409,7 @@ class UntilPrecise(StopRule):
         return entry.is_sound and entry.timed_s < entry.spec.measure.max_seconds
 
     def _reason(self, entry: Entry) -> StopReason | None:
-        """Target reached, out of time, or bound to run out of it."""
+        """Returns why it stops: the target is reached, it is out of time, or bound to run out of it."""
         ceiling_s = entry.spec.measure.max_seconds
         is_over = entry.timed_s >= ceiling_s
         if not _has_enough_samples(entry):

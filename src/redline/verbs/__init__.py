@@ -103,7 +103,7 @@ def home_of(name: str) -> str | None:
 
 
 def public(name: str) -> Any:
-    """What `redline.NAME` is; raises AttributeError where there is nothing of that name."""
+    """Returns what `redline.NAME` is; raises AttributeError where there is nothing of that name."""
     home = home_of(name)
     if home is None:
         raise AttributeError(f"module 'redline' has no attribute {name!r}")

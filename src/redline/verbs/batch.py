@@ -127,7 +127,7 @@ def _require_sound(specs: Sequence[RunSpec], slo: SloTargets, max_batch: int | N
 
 
 def result_of(searches: Sequence[BatchSummary]) -> Result:
-    """The answers recipe by recipe, then every trial."""
+    """Returns the answers recipe by recipe, then every trial."""
     first = searches[0]
     trials = [
         trial_row(search, trial) for search in searches for trial in sorted(search.trials, key=lambda each: each.batch)
@@ -217,7 +217,7 @@ def _remark(trial: BatchTrial) -> str:
 
 
 def _headline(searches: Sequence[BatchSummary]) -> Headline:
-    """The largest batch and where throughput saturates, for the recipe that fits most."""
+    """Returns the largest batch and where throughput saturates, for the recipe that fits most."""
     running = [search for search in searches if search.max_batch is not None]
     if not running:
         return Headline(template="No batch of {model} runs.", figures={"model": searches[0].row.model})
@@ -239,7 +239,7 @@ def _headline(searches: Sequence[BatchSummary]) -> Headline:
 
 
 def _is_doubted(search: BatchSummary) -> bool:
-    """Whether other processes disturbed the trials, so that nothing is recommended by their speeds."""
+    """Returns whether other processes disturbed the trials, so that nothing is recommended by their speeds."""
     return any(each.code == "doubted-trials" for each in search.notes)
 
 

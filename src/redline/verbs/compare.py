@@ -82,7 +82,7 @@ def compare(
 
 
 def _side(words: str, workspace: Workspace) -> list[RunRecord]:
-    """All records that a word names, or several words joined by commas: replicates of one side."""
+    """Returns all records that a word names, or several words joined by commas: replicates of one side."""
     chosen = Chosen()
     for word in [words] if is_file(words) else words.split(","):
         chosen.add(_named(word.strip(), workspace))
@@ -90,7 +90,7 @@ def _side(words: str, workspace: Workspace) -> list[RunRecord]:
 
 
 def _named(word: str, workspace: Workspace) -> list[RunRecord]:
-    """The records of a file or a grid, else the one with this id."""
+    """Returns the records of a file or a grid, else the one with this id."""
     if is_file(word):
         return choose([word], workspace=workspace).records
     with workspace.reading() as history:
@@ -102,7 +102,7 @@ def _named(word: str, workspace: Workspace) -> list[RunRecord]:
 
 
 def _kernels(first: str, other: str, workspace: Workspace) -> Table:
-    """What the profiles of both sides say of each kernel."""
+    """Returns what the profiles of both sides say of each kernel."""
     diff = diff_profiles(*(read_profile(side, workspace=workspace) for side in (first, other)))
     rows = [
         Row(
@@ -221,12 +221,12 @@ def _part_rows(each: Comparison) -> Iterator[Row]:
 
 
 def _samples(side: Sequence[RunRecord]) -> list[float]:
-    """What the verdict was made from."""
+    """Returns what the verdict was made from."""
     return list(chain.from_iterable(block.samples for record in side for block in timed_blocks(record, "throughput")))
 
 
 def _figure(sides: Sequence[Sequence[RunRecord]], names: Sequence[str]) -> Any:
-    """The share of steps that took at most so long, up to the 99th percentile: one step that was held up would flatten the rest."""
+    """Draws the share of steps that took at most so long, up to the 99th percentile: one step that was held up would flatten the rest."""
     figure, axes = new_figure(8, 4)
     for name, letter, side in zip(names, "AB", sides, strict=True):
         shares = np.linspace(0, 0.99, 100)

@@ -97,7 +97,7 @@ def _prune(folder: Path) -> None:
 
 
 def digest(value: Any) -> str:
-    """The same for the same structure, code and state in any process. What is unknown makes it differ, never agree."""
+    """Returns a text that is the same for the same structure, code and state in any process. What is unknown makes it differ, never agree."""
     hashed = hashlib.sha256()
     try:
         _feed(value, hashed.update, {})

@@ -76,7 +76,7 @@ class QuickProfile(Result):
         return {name: each for name, each in made.items() if each is not None}
 
     def save(self, folder: str | Path) -> ReportFiles:
-        """Dashboard, Markdown, pictures, CSV, JSON, and the trace, for Perfetto or chrome://tracing."""
+        """Writes the dashboard, Markdown, pictures, CSV, JSON, and the trace, for Perfetto or chrome://tracing."""
         files = write_folder(self.contents, Path(folder))
         capture = self.profile.capture
         if capture is None or capture.trace is None or not Path(capture.trace).is_file():
@@ -88,7 +88,7 @@ class QuickProfile(Result):
         return msgspec.structs.replace(files, trace=str(kept))
 
     def _repr_html_(self) -> str:
-        """The tables, and the dashboard below in a frame of its own."""
+        """Returns the tables, and the dashboard below in a frame of its own."""
         page = html.escape(dashboard(self.contents, report.result_of(self.contents)))
         return f'{super()._repr_html_()}<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
 
@@ -141,7 +141,7 @@ def _sized(spec: RunSpec, batch: int, epochs: int | None = None) -> RunSpec:
 
 
 def _trained(spec: RunSpec, workspace: Workspace, *, profile: bool = False) -> RunRecord:
-    """A training, with a trace of a few steps after its last epoch; what broke raises."""
+    """Returns the record of a training, with a trace of a few steps after its last epoch; what broke raises."""
     request = ProfileRequest(path=trace_name(spec), wait=0, warmup=2, active=CAPTURED_STEPS, shapes=True)
     after = After(profile=request if profile else None, traces=workspace.traces)
     (record,) = train_specs([spec], workspace, after=after)
@@ -157,7 +157,7 @@ def _trained(spec: RunSpec, workspace: Workspace, *, profile: bool = False) -> R
 
 
 def _searched(before: RunRecord, batch_size: int, workspace: Workspace) -> BatchSummary:
-    """Batches of the bare step, on what the data turned out to be."""
+    """Returns batches of the bare step, on what the data turned out to be."""
     assert before.prepared is not None
     info, row = before.prepared.data, training_of(before)
     assert info is not None

@@ -103,7 +103,7 @@ def recipe(
     optimizer: OptimizerName = "sgd",
     threads: int | None = None,
 ) -> PlainRecipe:
-    """The recipe as plain PyTorch code for this machine, and that code applied to a model of yours.
+    """Returns the recipe as plain PyTorch code for this machine, and that code applied to a model of yours.
 
     `optimizer` is for training; `threads`, on a CPU, is what the code sets.
     """

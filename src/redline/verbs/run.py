@@ -336,7 +336,7 @@ def result_of(
 
 
 def _has_failed(found: Measured) -> bool:
-    """Whether any row could not be measured. Of a grid over more than models and recipes, each cell says so itself."""
+    """Returns whether any row could not be measured. Of a grid over more than models and recipes, each cell says so itself."""
     if found.summary is not None and found.summary.sweeps:
         return False
     return any(record.failure is not None or not (record.blocks or record.epochs) for record in found.records)
@@ -379,7 +379,7 @@ def _rows(
 
 
 def _identity_of(cell: Cell, axes: Sequence[str]) -> tuple[str, ...]:
-    """The same for all replicates of a combination."""
+    """Returns a key that is the same for all replicates of a combination."""
     spec = cell.spec
     values = (str(value_of(spec, name)) for name in axes)
     return cell.run, spec.workload.model, spec.workload.task, str(spec.recipe), *values
@@ -397,7 +397,7 @@ def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
 
 
 def in_reading_order(summary: GridSummary) -> list[tuple[Cell, SettledCell | None]]:
-    """Its cells sorted by model, task, other settings, recipe and size; they were measured in another order."""
+    """Returns its cells sorted by model, task, other settings, recipe and size; they were measured in another order."""
     specs = [cell.spec for cell, _ in summary.cells]
     models = list(dict.fromkeys(spec.workload.model for spec in specs))
     recipes = list(dict.fromkeys(str(spec.recipe) for spec in specs))

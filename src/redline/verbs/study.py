@@ -54,7 +54,7 @@ GAIN_OVER_FIRST = Figure(name="gain_over_first", unit="x", header="× first", be
 
 
 def experiments() -> list[str]:
-    """The names of the experiments that come with Redline."""
+    """Returns the names of the experiments that come with Redline."""
     return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
 
 
@@ -235,7 +235,7 @@ class _Study:
         return usual if spec.device == "cpu" else 2 * usual  # on a GPU most of them wait
 
     def _resolved(self, table: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The table with numbers and names in place of words; None where it cannot be measured, which is noted."""
+        """Returns the table with numbers and names in place of words; None where it cannot be measured, which is noted."""
         try:
             return self._with_values(dict(table))
         except _Skipped as skipped:
@@ -295,7 +295,7 @@ class _Study:
         return next(record for record in here if record.id == fastest.record_id)
 
     def _tuned(self, fastest: RunRecord, batch: Any, seconds: float) -> str:
-        """The best recipe for the bare step of the fastest run so far."""
+        """Returns the best recipe for the bare step of the fastest run so far."""
         workload, info = fastest.spec.workload, fastest.prepared.data if fastest.prepared is not None else None
         shape: dict[str, Any] = {"image_size": workload.image_size, "classes": workload.classes, "stem": workload.stem}
         if info is not None:
@@ -333,7 +333,7 @@ Rung = tuple[tuple[Metric, ...], dict[str, Fact]]
 def rungs_of(
     trainings: Sequence[tuple[str, RunRecord]], profiles: Mapping[str, Profile]
 ) -> dict[tuple[str, str], Rung]:
-    """What each training gains over those before it and what limits it, by its record and the name of its run.
+    """Returns what each training gains over those before it and what limits it, by its record and the name of its run.
 
     Gains are in samples per second, over the first that ran and over the one that ran before it.
     """
@@ -358,7 +358,7 @@ def _with_rung(rungs: Mapping[tuple[str, str], Rung], row: Row, run: str) -> Row
 
 
 def top_operator(profile: Profile) -> str | None:
-    """By the time of the device where there is one, else of the host; without those it called.
+    """Returns the operator that takes most, by the time of the device where there is one, else of the host; without those it called.
 
     A replayed graph is one launch: of its kernels the class that takes most is named.
     """
@@ -382,7 +382,7 @@ LIMITS: dict[str, str] = {
 
 
 def limit_of(row: TrainingSummary, profile: Profile | None, cores: int | None) -> str:
-    """What is in the way of a training, in one sentence."""
+    """Returns what is in the way of a training, in one sentence."""
     if row.failure is not None or not row.epochs:
         return ""
     if row.bound.label == "data":
@@ -409,7 +409,7 @@ def _busy(row: TrainingSummary, cores: int | None) -> str:
 
 
 def _as_study(result: Result, about: Mapping[str, Any], name: str, ceilings_of: CeilingsOf) -> Result:
-    """With the question above the table, and the answer that the experiment asks for."""
+    """Returns the result with the question above the table, and the answer that the experiment asks for."""
     title, question = about.get("title", name), about.get("question", "")
     table, headline, blocks = result.tables[0], result.headline, result.blocks
     limits = [f"{table.called(row)}: {row['limit']}" for row in table.rows if "limit" in row]
@@ -432,7 +432,7 @@ def _as_study(result: Result, about: Mapping[str, Any], name: str, ceilings_of: 
 
 
 def _of_rungs(table: Table) -> Headline:
-    """Which training is the fastest; nothing is said where a speed is not to be relied on."""
+    """Returns which training is the fastest; nothing is said where a speed is not to be relied on."""
     ran = [row for row in table.rows if "gain_over_first" in row]
     best = max(ran, key=lambda row: row.value("throughput"))
     doubted = [row for row in ran if row.get("trust") != "valid" or any(note.about == "throughput" for note in row.notes)]  # fmt: skip
@@ -462,7 +462,7 @@ CLEARLY = 0.02
 
 
 def why(table: Table, measured: Sequence[RunSummary]) -> Headline:
-    """Which model gains more from its best recipe, and why, as their rooflines tell it: one sentence.
+    """Returns which model gains more from its best recipe, and why, as their rooflines tell it: one sentence.
 
     For each model the largest proven gain counts, at the largest batch at which any is proven: at a small one the host decides.
     """
@@ -495,7 +495,7 @@ def why(table: Table, measured: Sequence[RunSummary]) -> Headline:
 
 
 def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> str:
-    """What sets the two apart, the plainest first."""
+    """Returns what sets the two apart, the plainest first."""
     if less.bound.label == "host" and more.bound.label != "host":
         return f"because {less.model}'s fastest step still waits for the host, which no number format makes faster"
     before = [_first_of(row, rows) for row in (more, less)]
@@ -521,7 +521,7 @@ def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> s
 
 
 def _first_of(row: RunSummary, rows: Sequence[RunSummary]) -> RunSummary | None:
-    """What it was set against."""
+    """Returns what it was set against."""
     same = (each for each in rows if each.model == row.model and each.batch == row.batch)
     return next((each for each in same if row.vs_first and each.recipe == row.vs_first.recipe), None)
 
@@ -530,7 +530,7 @@ def _first_of(row: RunSummary, rows: Sequence[RunSummary]) -> RunSummary | None:
 
 
 def _device_of(table: Mapping[str, Any]) -> str:
-    """The first device of a table of settings."""
+    """Returns the first device of a table of settings."""
     return str((listed(table.get("device")) or ["auto"])[0])
 
 
@@ -565,7 +565,7 @@ def _file_of(experiment: str | Path) -> Path:
 
 
 def columns_of(columns: Any, where: str) -> tuple[str, ...]:
-    """The names of figures and words that a file asks for; `epoch time` is `epoch_time`."""
+    """Returns the names of figures and words that a file asks for; `epoch time` is `epoch_time`."""
     if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
         raise SpecError(f"{where}: columns must be a list of names, got {columns!r}")
     known = (*(figure.name for figure, _ in FIGURES), GAIN.name, GAIN_OVER_FIRST.name, *WORDS)

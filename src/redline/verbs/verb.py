@@ -132,7 +132,7 @@ def verb(
 
 
 def _signature(function: Callable[..., Any], taken: Mapping[str, Declared]) -> inspect.Signature:
-    """With the shared settings and their defaults, for `help()` and completion."""
+    """Returns the signature with the shared settings and their defaults, for `help()` and completion."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shared = [
@@ -145,7 +145,7 @@ def _signature(function: Callable[..., Any], taken: Mapping[str, Declared]) -> i
 
 
 def options_of(function: Any) -> dict[str, Declared]:
-    """The settings of a verb's command, by name: its own first, then the shared ones."""
+    """Returns the settings of a verb's command, by name: its own first, then the shared ones."""
     known = function.verb
     own = {**settings_of(inspect.unwrap(function)), **(settings_of(known.settings) if known.settings else {})}
     return {**own, **{name: SHARED[name] for name in known.takes if name not in own}}

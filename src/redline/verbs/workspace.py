@@ -107,7 +107,7 @@ class Workspace:
         self._opened.doors.clear()
 
     def derived(self, *, door: Door | None = None, observer: Observer | None = None) -> Workspace:
-        """The same history behind another door or with another observer. Only the original is closed."""
+        """Returns the same history behind another door or with another observer. Only the original is closed."""
         other = copy.copy(self)
         other._door, other.observer = door or self._door, observer or self.observer
         return other
@@ -143,7 +143,7 @@ class Workspace:
             self.observer.asked(progress)
 
     def answers(self, specs: Sequence[RunSpec]) -> tuple[Checked, ...]:
-        """What the bench says of each spec: resolved, or refused."""
+        """Returns what the bench says of each spec: resolved, or refused."""
         if self._door is None:  # a door that was handed in may lead to models of its own
             for spec in specs:
                 refuse_impossible_name(spec.workload)
@@ -217,7 +217,7 @@ class Workspace:
 
     @contextmanager
     def reader(self) -> Iterator[Workspace]:
-        """A workspace for one request of a server: a history that was deleted or replaced since is read as it is now.
+        """Yields a workspace for one request of a server: a history that was deleted or replaced since is read as it is now.
 
         A database server that is away is not waited for.
         """
@@ -230,13 +230,13 @@ class Workspace:
 
     @property
     def journal(self) -> Journal:
-        """Where records go: the journal that was handed in, the history, or nowhere."""
+        """Returns where records go: the journal that was handed in, the history, or nowhere."""
         if self._opened.journal is not None:
             return self._opened.journal
         return self.history if self.keeps else NoJournal()
 
     def ceilings_of(self, records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings | None]:
-        """A lookup of the ceilings kept for the devices of these records. Nothing is measured."""
+        """Returns a lookup of the ceilings kept for the devices of these records. Nothing is measured."""
         keys = {
             record.id: device_key(record.prepared.environment)
             for record in records
@@ -298,7 +298,7 @@ def specs_of(
     teardown: Any | None = None,
     **settings: Any,
 ) -> tuple[list[RunSpec], Workspace]:
-    """The specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
+    """Returns the specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
     described, workspace = described_model(
         workspace, model, inputs, loss, targets, setup, teardown, task=settings.get("task")
     )
@@ -326,7 +326,7 @@ def described_model(
     *,
     task: Any = None,
 ) -> tuple[dict[str, Any], Workspace]:
-    """What a spec says of a model by name, of a live one, or of a function that is timed as it is."""
+    """Returns what a spec says of a model by name, of a live one, or of a function that is timed as it is."""
     export = sys.modules.get("torch.export")
     if export is not None and isinstance(model, export.ExportedProgram):  # it can be called, but refuses to run
         model = model.module()
@@ -361,7 +361,7 @@ def _handed_over(workspace: Workspace, live: Any, name: str, model: Any) -> tupl
 
 
 def is_function(model: Any) -> bool:
-    """Whether it is called as it is: anything callable that is no module of torch."""
+    """Returns whether it is called as it is: anything callable that is no module of torch."""
     torch = sys.modules.get("torch")  # where it was never loaded, nothing is a module
     is_module = torch is not None and isinstance(model, torch.nn.Module)
     return callable(model) and not is_module
@@ -370,7 +370,7 @@ def is_function(model: Any) -> bool:
 def _described_function(
     workspace: Workspace, function: Any, inputs: Any | None, setup: Any | None, teardown: Any | None
 ) -> tuple[dict[str, Any], Workspace]:
-    """What a spec says of a function that is timed as it is."""
+    """Returns what a spec says of a function that is timed as it is."""
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
