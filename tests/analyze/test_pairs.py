@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from redline.analyze.pairs import (
-    kind_measured,
     log_ratio,
     pair_of,
     pairs_of,
@@ -108,11 +107,3 @@ class TestLogs:
         single = log_ratio(record("baseline", [2.0], None), record("fp16", [1.0], None))
         assert single.error == 0.0
         assert log_ratio(first, record("fp16", [], None)) is None
-
-    def test_a_kind_that_was_not_measured_is_told_by_throughput(self) -> None:
-        only_throughput = record("baseline", [1.0])
-        assert kind_measured(only_throughput, "latency") == "throughput"
-        latency = Block(kind="latency", clock="host", samples=(1.0,))
-        only_latency = RunRecord(id="l", spec=only_throughput.spec, blocks=(latency,))
-        assert kind_measured(only_latency, "latency") == "latency"
-        assert kind_measured(only_latency, "throughput") == "throughput"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from by_hand import make_block, make_prepared, make_record
 
-from redline.analyze.trust import error_text, oversubscription, target_half_width, verdict
+from redline.analyze.trust import error_text, target_half_width, verdict
 from redline.model.note import note
 from redline.model.record import (
     DeviceInfo,
@@ -15,8 +15,6 @@ from redline.model.record import (
     Epoch,
     Failure,
     Numerics,
-    RankBlock,
-    RankInfo,
     TelemetrySample,
     Warmup,
 )
@@ -243,42 +241,6 @@ def test_outliers_are_noted_from_one_in_a_thousand_on(late: int, count: int, not
 )
 def test_the_error_of_a_recipe_in_words(numerics: Numerics | None, with_steps: bool, told: str) -> None:
     assert error_text(numerics, with_steps=with_steps) == told
-
-
-class TestRanks:
-    def record(self, hosts: str, **environment: Any) -> Any:
-        ranks = tuple(
-            RankInfo(rank=number, host=host, local_rank=0, device=DeviceInfo(kind="cpu"), items_per_step=1)
-            for number, host in enumerate(hosts)
-        )
-        where = Environment(device=DeviceInfo(kind="cpu"), **environment)
-        return make_record(device="cpu", prepared=make_prepared("cpu", environment=where, ranks=ranks))
-
-    @pytest.mark.parametrize(
-        ("hosts", "environment", "crowded"),
-        [
-            ("aa", {"threads": 2, "logical_cores": 4}, False),  # each has what it wants, and no more
-            ("aa", {"threads": 2, "logical_cores": 3}, True),
-            ("ab", {"threads": 2, "logical_cores": 2}, False),  # on machines of their own
-            ("aa", {"threads": 2, "logical_cores": 64, "affinity": (0, 1)}, True),
-            ("aa", {"threads": 2, "logical_cores": 2, "affinity": (0, 1, 2, 3)}, False),
-            ("aa", {"logical_cores": 2}, False),  # one thread where that is not known
-            ("aa", {}, True),  # and one processor
-        ],
-    )
-    def test_with_more_threads_than_processors_are_crowded(
-        self, hosts: str, environment: dict[str, Any], crowded: bool
-    ) -> None:
-        record = self.record(hosts, **environment)
-        found = oversubscription(record)
-        assert (found is not None) == crowded
-        assert bool(verdict(record).noted("oversubscribed")) == crowded
-
-    def test_a_slow_one_is_named(self) -> None:
-        ranks = tuple(RankBlock(rank=number, samples=(0.02 if number == 1 else 0.01,)) for number in range(3))
-        (found,) = verdict(make_record(blocks=(make_block(ranks=ranks),))).noted("straggler")
-        assert found.about == "1"
-        assert str(found).startswith("rank 1 takes 10.0 ms a step longer than the others")
 
 
 @pytest.mark.parametrize(("epochs", "noted"), [(3, False), (4, True)])

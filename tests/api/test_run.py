@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,22 +159,6 @@ def test_a_module_that_cannot_travel_comes_back_unchanged(task: str) -> None:
     model(inputs).sum().backward()
 
 
-def test_a_result_is_a_sequence_that_prints_and_exports() -> None:
-    result = redline.run("simple_cnn", batch=2, recipes=["baseline", "channels-last", "tf32"], **TINY)
-    assert isinstance(result, redline.Result)
-    assert len(result) == 3
-    assert result[0] is next(iter(result))
-    assert [row["recipe"] for row in result[1:]] == ["channels-last", "tf32"]
-    assert result[-1].failure.startswith("unsupported at ")
-    text = str(result)
-    assert "simple_cnn · infer · batch 2" in text
-    assert "tf32: unsupported at " in text
-    assert str(result.headline) in repr(result)
-    assert "\x1b" not in text, "plain text, for logs and notebooks"
-    document = json.loads(result.to_json())
-    assert [row["record_id"] for row in document["tables"]["results"]] == [record.id for record in result.records]
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
@@ -197,12 +180,6 @@ def test_a_mistake_is_raised_before_anything_is_measured(
         redline.run(**arguments)
     assert "\n" not in str(caught.value)
     assert not own_history.exists()
-
-
-def test_what_is_no_module_is_a_failed_row() -> None:
-    (row,) = redline.run(3.5, torch.ones(1), **TINY)
-    assert row.failure.startswith("user at ")
-    assert "gave float where a torch.nn.Module belongs" in row.failure
 
 
 class TestFunctions:

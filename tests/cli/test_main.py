@@ -28,7 +28,6 @@ from redline.cli.main import RENAMED, Interrupts
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.search.grid import grid_from_tables
-from redline.show.terminal import PIPE_WIDTH
 from redline.store import History
 from redline.verbs import GROUPS, NAMES
 from redline.verbs.run import Measured
@@ -214,9 +213,6 @@ def test_json_is_one_document_on_stdout_and_nothing_else(own_history: Path, tiny
     assert {record.id for record in history(own_history)} == set(ids), "what was printed is in the history"
 
 
-# The user's own model
-
-
 # From words to specs
 
 
@@ -305,32 +301,6 @@ def test_a_recipe_that_breaks_is_a_failed_row_and_the_others_still_run(
     assert says in broken["failure"]
     assert "\n" not in broken["failure"]
     assert ("failure" in last) == ("throughput" not in last) == ("Picky" in factory)
-
-
-# Names that try to break the table
-
-
-@pytest.mark.parametrize("name", ["[red]x[bold].py", "two\nlines.py", ":smile:.py", "a" * 250 + ".py"])
-def test_a_hostile_name_does_not_break_anything(tiny: str, model: WriteModel, name: str) -> None:
-    place = model("make()", name=name)
-    result = redline("run -r compile:backend=[/red] -r baseline -f", tiny, place)
-    assert result.exit_code == 5
-    lines = result.stdout.splitlines()
-    assert all(len(line) <= PIPE_WIDTH for line in lines)
-    unfolded = "".join(line.rstrip() for line in lines)
-    assert name.replace("\n", "") in unfolded, "shown as it is"
-    assert "compile:backend=[/red]: compile at " in unfolded
-    header = next(line for line in lines if line.startswith("recipe"))
-    row = next(line for line in lines if line.startswith("baseline "))
-    place = header.index("trust")
-    assert row[place - 1] == " " != row[place], "columns stand under their headers"
-    listed = redline("history show")
-    assert listed.exit_code == 0
-    assert all(len(line) <= PIPE_WIDTH for line in listed.stdout.splitlines())
-    assert len(re.findall(r"^[0-9a-f]{13} ", listed.stdout, re.MULTILINE)) == 2
-
-
-# Looking things up
 
 
 # Where it is printed

@@ -15,18 +15,14 @@ import typer
 from invoking import invoke
 
 import redline
-from redline.analyze.advice import command_line, tuning_command
+from redline.analyze.advice import command_line
 from redline.analyze.summary import summarize
 from redline.cli.main import RENAMED, filled
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
-from redline.model.spec import DataSpec, RunSpec
+from redline.model.spec import RunSpec
 from redline.model.spec_table import specs_from_table, training_table
 from redline.search.grid import grid_from_tables
-from redline.search.observer import NoJournal
-from redline.search.train import train_spec
-from redline.testing.fake import FakeDoor
-from redline.testing.landscape import Landscape
 from redline.verbs import NAMES
 from redline.verbs.run import Measured
 from redline.verbs.workspace import Workspace
@@ -152,12 +148,6 @@ def test_every_command_that_is_suggested_knows_the_options_it_is_given(command: 
         assert invoke(*shlex.split(of_two)[1:], "--help").exit_code == 0
 
 
-def test_only_what_is_not_the_default_is_said_and_a_search_for_the_batch_is_given_none() -> None:
-    assert command_line("batch", spec_of(batch=4, device="cuda:0")) == "redline batch simple_cnn -r baseline"
-    line = command_line("run", spec_of(image_size=32, task="train"), batch=8, recipes=["baseline", "amp"])
-    assert line == "redline run simple_cnn --task train --image-size 32 --batch 8 -r baseline -r amp"
-
-
 def test_a_live_module_has_no_command_line() -> None:
     assert command_line("run", spec_of(model="live:Net", artifact="/somewhere/net.pkl"), batch=4) is None
 
@@ -192,21 +182,3 @@ def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     assert invoke(*shlex.split(str(fed))[1:]).exit_code == 2
     assert seen[1].train.data == seen[0].train.data  # type: ignore[union-attr]
     assert seen[1].workload == spec.workload
-
-
-def test_a_training_suggests_to_tune_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"epochs": 2, "device": "cpu", "optimizer": "adamw", "threads": 1}
-    (spec,) = specs_from_table({"model": "resnet18", **training_table("cifar10", settings)})
-    record = train_spec(spec, FakeDoor(Landscape(step_s=0.01)), NoJournal())
-    line = tuning_command(record)
-    assert line is not None
-    for words in ("resnet18 --task train", "--image-size 32", "--classes 10", "--stem cifar", "--optimizer adamw",
-                  "--device cpu", "--threads 1"):  # fmt: skip
-        assert words in line
-    assert invoke(*shlex.split(line)[1:], "--help").exit_code == 0
-    own = msgspec.structs.replace(
-        spec, train=msgspec.structs.replace(spec.train, data=DataSpec(name="mine.py:loaders"))
-    )
-    assert tuning_command(msgspec.structs.replace(record, spec=own)) is None, (
-        "the inputs are not known to a command line"
-    )

@@ -21,7 +21,7 @@ from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.verbs.load import LoadQuestion, load, parse_rates, result_of, run_rates
+from redline.verbs.load import LoadQuestion, load, parse_rates, run_rates
 from redline.verbs.workspace import Workspace
 
 WITHIN = 0.02
@@ -98,18 +98,6 @@ def test_an_idle_server_waits_for_company_as_long_as_it_may() -> None:
     assert point.mean_batch == pytest.approx(1 + company, rel=WITHIN)
     assert point.batching_s == pytest.approx((wait_s + company * wait_s / 2) / (1 + company), rel=WITHIN)
     assert point.queue_s == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_full_batch_does_not_wait() -> None:
-    clock = VirtualClock()
-
-    def run(size: int) -> int:
-        clock.advance(0.001)
-        return size
-
-    served = run_arrivals((0.0, 0.1, 0.2, 0.3, 5.0), LoadSpec(max_batch=2, max_wait_s=1.0), clock, run, 100.0)
-    assert served.sizes == (2, 2, 1)
-    assert served.started_s == pytest.approx((0.1, 0.3, 6.0))
 
 
 def test_latency_counts_from_the_intended_arrival_of_those_who_were_never_served_too() -> None:
@@ -333,34 +321,3 @@ def test_the_sentence_names_the_best_load_whose_outputs_are_right(
         for recipe, (rate, numerics) in rates.items()
     )
     assert str(headline_of(Table(name="results", rows=tuple(rows)))) == told
-
-
-def curve(recipe: str, broken_from: float) -> LoadSummary:
-    """Rates of 100, 200 and 400 requests a second, sustained below `broken_from`."""
-    found = served_by(0.0001, 100.0, 800)
-    points = tuple(
-        msgspec.structs.replace(found.points[0], rate=rate, unfinished=int(rate >= broken_from))
-        for rate in (100.0, 200.0, 400.0)
-    )
-    kept = [point.rate for point in points if point.is_kept]
-    return msgspec.structs.replace(
-        found, recipe=recipe, points=points, sustainable_rate=max(kept, default=None), is_open_ended=len(kept) == 3
-    )
-
-
-@pytest.mark.parametrize(
-    ("first", "other", "told"),
-    [
-        (200.0, 400.0, "2.00×"),
-        (200.0, 500.0, "≥ 4.00×"),
-        (500.0, 200.0, "≤ 0.25×"),
-        (500.0, 500.0, "None"),
-        (50.0, 200.0, "None"),
-        (50.0, 60.0, "None"),
-    ],
-)
-def test_a_ratio_of_lower_bounds_is_told_as_a_bound(first: float, other: float, told: str) -> None:
-    result = result_of([curve("baseline", first), curve("fp16", other)])
-    assert str(result.rows[1].get("ratio")) == told
-    assert ("ask for higher rates than 400" in result.next) == (max(first, other) > 400)
-    assert ("ask for lower rates than 100" in result.next) == (max(first, other) < 100)

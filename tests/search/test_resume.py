@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -21,7 +20,6 @@ from grid_runner import CPU_GRID, FAKE_GRID, fake_door
 
 import redline
 from redline.model.errors import DoorError, Interrupted, UsageError
-from redline.model.protocol import SwitchChoice
 from redline.model.record import Failure
 from redline.search.observer import Observer
 from redline.store import History
@@ -55,7 +53,7 @@ def counts_of(result: redline.Result) -> tuple[Any, ...]:
 
 def assert_exactly_the_right_rows(history: History, place: Path, name: str) -> None:
     """All 60 cells of the fake grid in their order, each settled by one record of its own, which the history has."""
-    result = redline.run(**FAKE_GRID, name=name, resume=True, workspace=Workspace(door=fake_door(), history=history))
+    result = measured(history, **FAKE_GRID, name=name, resume=True)
     assert counts_of(result) == (60, 56, 4)
     assert len({row.record_id for row in result}) == 60
     stored = {row.id: row for row in history.rows()}
@@ -67,6 +65,10 @@ def assert_exactly_the_right_rows(history: History, place: Path, name: str) -> N
     assert [row.status for row in settling] == ["failed" if row.failure else "done" for row in result]
     with closing(sqlite3.connect(place)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def measured(history: History, *models: Any, door: FakeDoor | None = None, **grid: Any) -> redline.Result:
+    return redline.run(*models, **grid, workspace=Workspace(door=door or fake_door(), history=history))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -128,11 +130,9 @@ def test_two_grids_at_once_on_one_store_do_not_disturb_each_other(history: Histo
 def test_a_grid_that_is_being_run_is_left_to_its_runner(history: History) -> None:
     with history.sweep("study").held():
         with pytest.raises(UsageError, match=r"'study' is being run by process \d+.*another --name"):
-            redline.run(**FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history))
-        redline.run(
-            "other", launch={"door": "fake"}, name="another", workspace=Workspace(door=fake_door(), history=history)
-        )
-    redline.run(**FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history))
+            measured(history, **FAKE_GRID, name="study", resume=True)
+        measured(history, "other", launch={"door": "fake"}, name="another")
+    measured(history, **FAKE_GRID, name="study", resume=True)
 
 
 class Interrupting(Observer):
@@ -163,9 +163,7 @@ def test_ctrl_c_loses_the_group_in_flight_and_no_more(history: History) -> None:
     assert counts_of(finished) == (60, 8, 0)
     assert [row["trust"] == "to do" for row in finished].count(True) == 52
     assert {row.record_id for row in finished if row.record_id} == {row.id for row in history.rows()}
-    resumed = redline.run(
-        **FAKE_GRID, name="study", resume=True, workspace=Workspace(door=fake_door(), history=history)
-    )
+    resumed = measured(history, **FAKE_GRID, name="study", resume=True)
     assert counts_of(resumed) == (60, 56, 4)
     assert history.count() == 60
 
@@ -173,9 +171,7 @@ def test_ctrl_c_loses_the_group_in_flight_and_no_more(history: History) -> None:
 def test_running_it_again_measures_nothing_and_a_larger_grid_only_what_is_new(history: History) -> None:
     def sweep(**changes: Any) -> tuple[int, int]:
         door = fake_door()
-        result = redline.run(
-            **{**FAKE_GRID, **changes}, name="study", resume=True, workspace=Workspace(door=door, history=history)
-        )
+        result = measured(history, door=door, **{**FAKE_GRID, **changes}, name="study", resume=True)
         # Two of the openings are questions: whether the specs are sound, and what this place is.
         return len(result), door.opened - 2
 
@@ -194,13 +190,13 @@ def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
         step_s=0.001, failure={"fp16": Failure(stage="compile", kind="compile", message="no"), "*": None}
     )
     grid = {"model": "m", "recipes": ["baseline", "fp16"], "launch": {"door": "fake"}, "name": "study"}
-    first = redline.run(**grid, workspace=Workspace(door=FakeDoor(failing), history=history))
+    first = measured(history, door=FakeDoor(failing), **grid)
     assert [row["trust"] for row in first] == ["valid", "failed"]
     assert first[1].failure == "compile at compile: no"
     sound = FakeDoor(Landscape(step_s=0.001))
-    again = redline.run(**grid, resume=True, workspace=Workspace(door=sound, history=history))
+    again = measured(history, door=sound, **grid, resume=True)
     assert again.to_json() == first.to_json()
-    retried = redline.run(**grid, retry_failed=True, workspace=Workspace(door=sound, history=history))
+    retried = measured(history, door=sound, **grid, retry_failed=True)
     assert [row["trust"] for row in retried] == ["valid", "valid"]
     assert retried[0].record_id == first[0].record_id
     assert history.count() == 3
@@ -208,25 +204,21 @@ def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
 
 def test_without_a_resume_a_grid_starts_over_and_keeps_the_old_records(history: History) -> None:
     grid = {"model": "m", "batch": "1..4", "launch": {"door": "fake"}, "name": "study"}
-    first = redline.run(**grid, workspace=Workspace(door=fake_door(), history=history))
-    second = redline.run(**grid, workspace=Workspace(door=fake_door(), history=history))
+    first = measured(history, **grid)
+    second = measured(history, **grid)
     assert not {row.record_id for row in first} & {row.record_id for row in second}
     assert history.count() == 6
-    resumed = redline.run(**grid, resume=True, workspace=Workspace(door=fake_door(), history=history))
+    resumed = measured(history, **grid, resume=True)
     assert resumed.to_json() == second.to_json()
 
 
 def test_a_row_measured_after_its_baseline_has_no_ratio(history: History) -> None:
     """Only what was measured interleaved is compared."""
     grid = {"model": "m", "launch": {"door": "fake"}, "name": "study", "resume": True}
-    redline.run(**grid, recipes=["baseline"], workspace=Workspace(door=fake_door(), history=history))
-    larger = redline.run(**grid, recipes=["baseline", "fp16"], workspace=Workspace(door=fake_door(), history=history))
+    measured(history, **grid, recipes=["baseline"])
+    larger = measured(history, **grid, recipes=["baseline", "fp16"])
     assert [(row["recipe"], row.get("ratio")) for row in larger] == [("baseline", None), ("fp16", None)]
-    together = redline.run(
-        **{**grid, "resume": False},
-        recipes=["baseline", "fp16"],
-        workspace=Workspace(door=fake_door(), history=history),
-    )
+    together = measured(history, **{**grid, "resume": False}, recipes=["baseline", "fp16"])
     assert together[1]["ratio"].low is not None
 
 
@@ -241,12 +233,12 @@ def test_pairs_that_were_being_decided_go_on_with_the_replicates_that_are_there(
         redline.run(**grid, workspace=Workspace(door=fake_door(), history=history, observer=Interrupting()))
     assert [pair["verdict"] for pair in caught.value.result.table("pairs").rows] == ["undecided"]
     assert history.count() == 2
-    result = redline.run(**grid, resume=True, workspace=Workspace(door=fake_door(), history=history))
+    result = measured(history, **grid, resume=True)
     (pair,) = result.table("pairs").rows
     assert pair["verdict"] != "undecided"
     assert history.count() == 2 * pair["replicates"] == len(result.records)
     door = fake_door()
-    again = redline.run(**grid, resume=True, workspace=Workspace(door=door, history=history))
+    again = measured(history, door=door, **grid, resume=True)
     assert again.table("pairs") == result.table("pairs")
     assert history.count() == len(result.records), "what is decided is not measured again"
 
@@ -257,7 +249,7 @@ def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -
     failures = {kind: Failure(stage=stages[kind], kind=kind, message=f"it was {kind}") for kind in kinds}
     door = FakeDoor(Landscape(step_s=0.001, failure={**failures, "*": None}))
     models = ["sound", *kinds, "sound too"]
-    result = redline.run(models, launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
+    result = measured(history, models, door=door, launch={"door": "fake"})
     failed = {kind: f"{kind} at {stages[kind]}: it was {kind}" for kind in kinds}
     assert {row["model"]: row.failure for row in result} == {"sound": "", "sound too": "", **failed}
     assert counts_of(result) == (7, 2, 5)
@@ -275,34 +267,14 @@ class BrokenDoor(FakeDoor):
 def test_workers_that_cannot_be_started_end_the_grid_after_a_few(history: History) -> None:
     door = BrokenDoor(Landscape(step_s=0.001))
     with pytest.raises(DoorError, match="workers of 3 groups in a row could not be started: the fork server is gone"):
-        redline.run(**FAKE_GRID, name="study", workspace=Workspace(door=door, history=history))
+        measured(history, door=door, **FAKE_GRID, name="study")
     assert [row.status for row in history.rows()] == ["failed"] * 12
-    repaired = redline.run(
-        **FAKE_GRID, name="study", retry_failed=True, workspace=Workspace(door=fake_door(), history=history)
-    )
+    repaired = measured(history, **FAKE_GRID, name="study", retry_failed=True)
     assert counts_of(repaired) == (60, 56, 4)
 
 
 def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> None:
     door = FakeDoor(Landscape(step_s=0.001, unknown_models={"nosuch"}))
     with pytest.raises(UsageError, match="unknown model 'nosuch'"):
-        redline.run(["m", "nosuch"], launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
+        measured(history, ["m", "nosuch"], door=door, launch={"door": "fake"})
     assert history.count() == 0
-
-
-def run_of(door: FakeDoor, history: History, **settings: Any) -> redline.Result:
-    return redline.run("m", launch={"door": "fake"}, **settings, workspace=Workspace(door=door, history=history))
-
-
-def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_told(history: History) -> None:
-    choices = (SwitchChoice(switch="bf16", family="precision"),)
-    door = FakeDoor(Landscape(step_s=0.001, unknown_switches={"bff16"}, choices=choices))
-    with pytest.raises(UsageError, match=r"exclusion names the recipe bff16.* did you mean bf16") as caught:
-        run_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": ["fp16", "bff16"]}])
-    assert "\n" not in str(caught.value)
-    assert history.count() == 0
-    result = run_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": "bf16"}])
-    assert counts_of(result) == (2, 2, 0)
-    told = "the exclusion of recipe bf16: the grid has no recipe bf16"
-    assert told in str(result)
-    assert [(note["code"], note["text"]) for note in json.loads(result.to_json())["notes"]] == [("not-in-grid", told)]

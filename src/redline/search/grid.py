@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -134,26 +134,6 @@ def parse_exclusions(tables: Any) -> list[Exclusion]:
     if not isinstance(tables, list | tuple) or not all(isinstance(table, Mapping) for table in tables):
         raise SpecError("write each exclusion as a [[exclude]] table")
     return [_parsed(table) for table in tables]
-
-
-def recipe_probes(idle: Sequence[IdleExclusion], cell: RunSpec) -> list[RunSpec]:
-    """Only the bench knows all switches. So ask it whether a cell that is sound could have these recipes, in any task."""
-    recipes = dict.fromkeys(text for found in idle for text in found.exclusion.get("recipe", []))
-    return [
-        msgspec.structs.replace(
-            cell, recipe=Recipe.parse(text), workload=msgspec.structs.replace(cell.workload, task=task)
-        )
-        for text in recipes
-        for task in _TASKS
-    ]
-
-
-def refuse_unknown_recipes(answers: Sequence[Checked]) -> None:
-    """Raises for the first recipe that was refused in every task."""
-    for recipe, group in groupby(answers, key=lambda answer: str(answer.spec.recipe)):
-        reasons = [answer.usage for answer in group]
-        if all(reasons):
-            raise UsageError(f"an exclusion names the recipe {recipe}, which cannot be: {reasons[0]}")
 
 
 def _parsed(table: Mapping[str, Any]) -> Exclusion:

@@ -39,8 +39,6 @@ from redline.search.grid import (
     grid_from_tables,
     listed,
     make_plan,
-    recipe_probes,
-    refuse_unknown_recipes,
     standing,
     value_of,
 )
@@ -249,8 +247,6 @@ def measure(
     if how.decide:
         for group in plan.groups:
             check_racers([cell.spec for cell in group], how.replicates or REPLICATES)
-    if probes := recipe_probes(grid.idle, plan.cells[0].spec):
-        refuse_unknown_recipes(workspace.answers(probes))
     ledger = workspace.history.sweep(plan.name) if plan.is_kept else Account()
     settled = {**measured_elsewhere(plan, ledger), **ledger.cells()} if how.resumes else {}
     waiting = [cell for group in unsettled(plan, settled, retry_failed=how.retry_failed) for cell in group]
