@@ -160,7 +160,7 @@ def _part_of(block: Block, kind: TimeKind) -> Block:
         return msgspec.structs.replace(block, samples=block.phases["prefill"])
     further = len(block.token_s) // max(len(block.samples), 1)
     seconds = block.phases.get("decode", ()) if further else ()
-    return msgspec.structs.replace(block, samples=tuple(each / further for each in seconds))
+    return msgspec.structs.replace(block, samples=tuple(whole_s / further for whole_s in seconds))
 
 
 def metered_blocks(blocks: Iterable[Block]) -> list[Block]:
@@ -234,17 +234,17 @@ def _logs(blocks: Sequence[Block]) -> list[float]:
 
 def _scatter(logs: Sequence[float]) -> float:
     middle = median(logs)
-    return median(abs(each - middle) for each in logs)
+    return median(abs(log - middle) for log in logs)
 
 
 def _rescaled(block: Block, factor: float) -> Block:
     """Issue times are not rescaled: they are the host's."""
     return msgspec.structs.replace(
         block,
-        samples=tuple(factor * each for each in block.samples),
+        samples=tuple(factor * sample for sample in block.samples),
         settling=tuple(factor * each for each in block.settling),
         phases={name: tuple(factor * each for each in samples) for name, samples in block.phases.items()},
-        token_s=tuple(factor * each for each in block.token_s),
+        token_s=tuple(factor * seconds for seconds in block.token_s),
         wall_s=factor * block.wall_s,
     )
 

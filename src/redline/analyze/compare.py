@@ -99,7 +99,7 @@ class Comparisons(Frozen):
     def verdict(self) -> ComparisonVerdict:
         """The exit code follows from the worst of all verdicts."""
         order: tuple[ComparisonVerdict, ...] = ("invalid", "slower", "incomparable", "inconclusive", "same", "faster")
-        seen = {each.verdict for each in self.comparisons}
+        seen = {comparison.verdict for comparison in self.comparisons}
         return next((each for each in order if each in seen), "incomparable")
 
 
@@ -115,11 +115,11 @@ def compare_records(first: Sequence[RunRecord], other: Sequence[RunRecord], *, a
     if len(ours) == 1 and len(theirs) == 1:
         (mine, runs), (yours, others) = next(iter(ours.items())), next(iter(theirs.items()))
         return Comparisons(comparisons=(_compare(mine, runs, yours, others, across),))
-    common = sorted((each for each in ours if each in theirs), key=_reading_order)
+    common = sorted((benchmark for benchmark in ours if benchmark in theirs), key=_reading_order)
     return Comparisons(
         comparisons=tuple(_compare(each, ours[each], each, theirs[each], across) for each in common),
         only_first=tuple(each for each in ours if each not in theirs),
-        only_other=tuple(each for each in theirs if each not in ours),
+        only_other=tuple(benchmark for benchmark in theirs if benchmark not in ours),
     )
 
 
@@ -181,7 +181,9 @@ def _timed(first: list[RunRecord], other: list[RunRecord]) -> dict[str, Any]:
 
 def _verdict(basis: Basis, interval: Ratio | None, records: Iterable[RunRecord]) -> RaceVerdict:
     """The interval decides, unless something may have affected one side only; single runs are never the same."""
-    if interval is None or (basis != "interleaved" and any(SPOILING & set(verdict(each).labels) for each in records)):
+    if interval is None or (
+        basis != "interleaved" and any(SPOILING & set(verdict(record).labels) for record in records)
+    ):
         return "inconclusive"
     told = verdict_of(interval.low, interval.high)
     return "inconclusive" if basis == "single runs" and told == "same" else told
@@ -327,7 +329,7 @@ def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[M
 def _with_parts(told: RaceVerdict, metrics: Iterable[Metric]) -> tuple[RaceVerdict, list[Note]]:
     """A part that clearly got worse where none got better makes a generation slower, though the whole does not show it."""
     names = {"ttft_s": "the time to the first token", "tpot_s": "the time per further token"}
-    parts = {names[each.name]: each for each in metrics if each.name in names}
+    parts = {names[metric.name]: metric for metric in metrics if metric.name in names}
     worse = [f"{name} rose by {each.change:.1%}" for name, each in parts.items() if each.verdict == "more"]
     if told in ("faster", "slower") or not worse or any(each.verdict == "less" for each in parts.values()):
         return told, []

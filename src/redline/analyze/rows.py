@@ -278,7 +278,7 @@ def table_of(
     front = ["run"] if "run" in apart else ["model"] * names_differ + ["task"] * ("task" in apart) + ["recipe"]
     keys = [*front, *(key for key in conditions if key not in front and front != ["run"])]
     about = {key: value for key, value in shared.items() if key not in WORDS}
-    return Table(name=name, title=title, rows=own, columns=(*keys, *(each for each in columns if each not in keys))), about  # fmt: skip
+    return Table(name=name, title=title, rows=own, columns=(*keys, *(column for column in columns if column not in keys))), about  # fmt: skip
 
 
 def title_of(about: Mapping[str, Fact], rows: Iterable[RunSummary]) -> str:

@@ -214,7 +214,7 @@ def spread(samples: Sequence[float]) -> float | None:
 
 def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Ratio:
     """The ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
-    ours, theirs = [math.log(each) for each in first_s], [math.log(each) for each in other_s]
+    ours, theirs = [math.log(seconds) for seconds in first_s], [math.log(seconds) for seconds in other_s]
     low, middle, high = _welch(ours, theirs, 0.95)
     rounds = min(len(ours), len(theirs))
     return Ratio(ratio=math.exp(middle), low=math.exp(low), high=math.exp(high), rounds=rounds)

@@ -294,7 +294,7 @@ def farthest(checks: Iterable[Numerics | None]) -> Numerics | None:
 
     The first of those with equally many steps; records that were only timed do not count.
     """
-    known = [each for each in checks if each is not None]
+    known = [check for check in checks if check is not None]
     return max(known, key=lambda each: (not each.is_left_out, each.steps or 0), default=None)
 
 

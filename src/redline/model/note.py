@@ -240,5 +240,5 @@ def note(code: Code, text: object, about: str = "") -> Note:
 def notes_from_texts(texts: Any) -> Any:
     """Notes as plain tables, from the plain texts that records of schema 1 hold; anything else stays as it is."""
     if isinstance(texts, list):
-        return [notes_from_texts(each) for each in texts]
+        return [notes_from_texts(text) for text in texts]
     return {"code": "note", "about": "", "text": texts} if isinstance(texts, str) else texts

@@ -132,7 +132,7 @@ def result_of(
         codes["inconclusive"] = Exit.INCONCLUSIVE
     only = {name: ", ".join(map(str, alone)) for name, alone in (("A", found.only_first), ("B", found.only_other))}
     several = len(found.comparisons) > 1
-    parts = tuple(row for each in found.comparisons for row in _part_rows(each))
+    parts = tuple(row for comparison in found.comparisons for row in _part_rows(comparison))
     title = f"A {a} against B {b}; A/B above 1: B is faster"
     columns = ("benchmark", "verdict", "ratio", "first", "other", "runs", "p95_change", "memory_change")
     part_columns = ("benchmark", "part", "verdict", "change", "first", "other")
@@ -159,7 +159,7 @@ def _headline(found: Comparisons) -> Headline:
     if not found.comparisons:
         return Headline(template="incomparable: the two have no benchmark in common.")
     if len(found.comparisons) > 1:
-        counts = Counter(each.verdict for each in found.comparisons)
+        counts = Counter(comparison.verdict for comparison in found.comparisons)
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         return Headline(template=f"verdict of B: {told}.")
     (each,) = found.comparisons
