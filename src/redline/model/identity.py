@@ -143,7 +143,7 @@ class Benchmark(Frozen):
 
     def __str__(self) -> str:
         batch = f"batch {self.batch}" if self.batch else ""
-        settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.settings)
+        settings = ", ".join(condition_words(dict(self.settings)).values())
         return " · ".join(part for part in (self.model, self.task, self.recipe, batch, settings, self.device) if part)
 
 
@@ -317,13 +317,23 @@ def subjects_of(records: Sequence[RunRecord]) -> list[Subject]:
     for record in records:
         if name := _device_name(record):
             named.setdefault(device_of(record), set()).add(name)
-    subjects = [_subject(record, named) for record in records]
-    seen: dict[Subject, dict[str, set[str]]] = {}
-    for record, subject in zip(records, subjects, strict=True):
-        for name, words in _unasked(record).items():
-            seen.setdefault(subject, {}).setdefault(name, set()).add(words)
+    subjects, unasked = [], [_unasked(record) for record in records]
+    seen: dict[tuple[Subject, str], set[str]] = {}
+    for record, own in zip(records, unasked, strict=True):
+        workload, device = record.spec.workload, device_of(record)
+        known = named.get(device, set())
+        name = _device_name(record) or (next(iter(known)) if len(known) == 1 else device)
+        setting = setting_text(record.spec)
+        subjects.append(Subject(model=workload.model, task=workload.task, device=name, setting=setting))
+        for condition, words in own.items():
+            seen.setdefault((subjects[-1], condition), set()).add(words)
+    apart = [
+        [words for condition, words in own.items() if len(seen[subject, condition]) > 1]
+        for subject, own in zip(subjects, unasked, strict=True)
+    ]
     return [
-        _set_apart(record, subject, seen.get(subject, {})) for record, subject in zip(records, subjects, strict=True)
+        msgspec.structs.replace(subject, setting=", ".join(filter(None, (subject.setting, *words))))
+        for subject, words in zip(subjects, apart, strict=True)
     ]
 
 
@@ -334,21 +344,6 @@ def _unasked(record: RunRecord) -> dict[str, str]:
     words = condition_words(conditions_of(record), device_of(record))
     names = ["loss", "torch", "driver", *([] if record.spec.threads else ["threads"])]
     return {name: words[name] for name in names if name in words}
-
-
-def _set_apart(record: RunRecord, subject: Subject, seen: dict[str, set[str]]) -> Subject:
-    own = _unasked(record)
-    told = [own[name] for name, values in seen.items() if len(values) > 1 and name in own]
-    if not told:
-        return subject
-    return msgspec.structs.replace(subject, setting=", ".join(part for part in (subject.setting, *told) if part))
-
-
-def _subject(record: RunRecord, named: dict[str, set[str]]) -> Subject:
-    workload, device = record.spec.workload, device_of(record)
-    known = named.get(device, set())
-    name = _device_name(record) or (next(iter(known)) if len(known) == 1 else device)
-    return Subject(model=workload.model, task=workload.task, device=name, setting=setting_text(record.spec))
 
 
 def _device_name(record: RunRecord) -> str:
@@ -433,8 +428,8 @@ MOST_INPUTS = 2
 """Named in a headline; more are counted."""
 
 
-def _within(limit_bytes: int) -> str:
-    return f"within {format_bytes(limit_bytes)}"
+def _within(limit_bytes: int | str) -> str:
+    return f"within {format_bytes(int(limit_bytes))}"
 
 
 def _inputs(shapes: Sequence[str]) -> str:
@@ -453,7 +448,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "stem": "{} stem".format,
     "data": "trained on {}".format,
     "ranks": "{} ranks".format,
-    "threads": lambda threads: counted(threads, "thread"),
+    "threads": lambda threads: counted(int(threads), "thread"),
     "max_memory": _within,
     "max_memory_bytes": _within,
     "torch": "torch {}".format,

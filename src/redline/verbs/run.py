@@ -393,20 +393,16 @@ def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
 
 
 def in_reading_order(summary: GridSummary) -> list[tuple[Cell, SettledCell | None]]:
-    """Returns its cells sorted by model, task, other settings, recipe and size; they were measured in another order."""
-    specs = [cell.spec for cell, _ in summary.cells]
-    models = list(dict.fromkeys(spec.workload.model for spec in specs))
-    recipes = list(dict.fromkeys(str(spec.recipe) for spec in specs))
+    """Its cells sorted by model, task, other settings, recipe and size; they were measured in another order."""
     sizes = ("prompt", "new_tokens", "batch")
-
-    def place(standing: tuple[Cell, SettledCell | None]) -> tuple[Any, ...]:
-        spec, workload = standing[0].spec, standing[0].spec.workload
-        others = [value_of(spec, name) for name in summary.axes if name not in sizes]
-        alike = [(isinstance(value, str), value if isinstance(value, int | float | str) else 0) for value in others]
-        by_size = (getattr(workload, name) or 0 for name in sizes)
-        return models.index(workload.model), workload.task, alike, recipes.index(str(spec.recipe)), *by_size
-
-    return sorted(summary.cells, key=place)
+    names = ("model", "task", *(name for name in summary.axes if name not in sizes), "recipe", *sizes)
+    ranks: dict[str, dict[str, int]] = {}
+    for name in names:
+        values = {str(value): value for cell, _ in summary.cells for value in [value_of(cell.spec, name)]}
+        sizes_of = {text: value if isinstance(value, int | float) else 0 for text, value in values.items()}
+        # Numbers grow, and words keep the order in which they came.
+        ranks[name] = {text: rank for rank, text in enumerate(sorted(values, key=sizes_of.__getitem__))}
+    return sorted(summary.cells, key=lambda cell: [ranks[name][str(value_of(cell[0].spec, name))] for name in names])
 
 
 def counts_of(summary: GridSummary) -> str:
