@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -86,6 +87,8 @@ def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1_to_2}
+"""Each makes a record of the next schema, as a plain table, from one of its own."""
 REMOVED_SETTINGS = frozenset({"check_inputs"})
 
 
@@ -106,12 +109,14 @@ def decode(data: bytes) -> RunRecord:
 
 def migrate(plain: dict[str, Any]) -> dict[str, Any]:
     schema = plain.get("schema")
-    if not isinstance(schema, int) or schema < 1:
+    if not isinstance(schema, int):
         raise RecordError(f"not a record: its schema is {schema!r}")
     if schema > SCHEMA:
         raise RecordError(f"record of schema {schema}; this Redline reads up to {SCHEMA}: update Redline")
-    if schema == 1:
-        plain = {**_from_1_to_2(plain), "schema": 2}
+    for older in range(schema, SCHEMA):
+        if older not in MIGRATIONS:
+            raise RecordError(f"cannot update a record from schema {older} to {older + 1}")
+        plain = {**MIGRATIONS[older](plain), "schema": older + 1}
     return {**plain, "spec": without_removed_settings(plain["spec"])} if "spec" in plain else plain
 
 

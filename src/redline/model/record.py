@@ -16,7 +16,7 @@ from redline.model.spec import Augment, RunSpec, Stem
 from redline.model.work import GenerationInfo, WorkCount
 
 SCHEMA = 2
-"""Raised whenever a stored record of the day before would no longer decode; `migrations.py` then says how to read it."""
+"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to read it."""
 
 BENCHMARK_VERSION = "1"
 """Raised whenever the way of measuring changes so that new numbers must not be set against old ones."""
