@@ -71,7 +71,7 @@ def hardware_of(traces: Sequence[Trace], record: RunRecord | None = None) -> Har
 
 
 def hardware_by_kernels(kernels: Sequence[str], tool: str, record: RunRecord | None = None) -> Hardware:
-    """From a table of kernels that a vendor's tool made."""
+    """Returns what the kernels of a vendor's table tell of the GPU they ran on."""
     maker: Maker = "amd" if tool.startswith("roc") else "nvidia"
     return _hardware(_recorded_name(record), maker, None, kernels, 1)
 
@@ -92,7 +92,7 @@ def _recorded_name(record: RunRecord | None) -> str:
 
 
 def _own(trace: Trace) -> DeviceInfo | None:
-    """The header's entry for the device that worked; a process that sees one device may number it otherwise."""
+    """Returns the header's entry for the device that worked; a process that sees one device may number it otherwise."""
     devices = {int(device) for device in distinct(trace.work.device)}
     named = [info for info in trace.devices if info.index in devices]
     return next(iter(named or trace.devices), None)
@@ -128,7 +128,7 @@ IN_CACHE = 1.05
 
 
 class OperatorLimit(Frozen):
-    """All calls of one operator on inputs of one shape."""
+    """This is the row for all calls of one operator on inputs of one shape."""
 
     name: str
     kind: KernelClass
@@ -147,11 +147,11 @@ class OperatorLimit(Frozen):
     limited_by: LimitedBy | None
     """None where the device's limits are not known."""
     efficiency: float | None
-    """The least time that the device allows over the time it took."""
+    """This is the least time that the device allows, over the time it took."""
     in_cache: bool = False
-    """Faster than memory allows, which a cache explains; there is no efficiency then."""
+    """True if it was faster than memory allows, which a cache explains; there is no efficiency then."""
     limit_of: str = "the device"
-    """Whose limits these are."""
+    """Says whose limits these are."""
 
     @property
     def label(self) -> str:

@@ -59,7 +59,7 @@ KERNELS_WITH_COUNTERS = 10
 
 
 class Capture(Frozen):
-    """What was captured, by Redline itself."""
+    """This says what Redline itself captured."""
 
     record_id: str
     model: str
@@ -69,16 +69,16 @@ class Capture(Frozen):
     device: str
     device_name: str
     capture_s: float
-    """What capturing cost, all in all."""
+    """Capturing took so long, all in all."""
     step_s: float | None
     """Median of a step without the profiler."""
     trace: str | None = None
-    """Where the trace lies."""
+    """The trace lies here."""
     tool: str = "torch.profiler"
     setting: str = ""
     """Sizes, threads, versions, in words."""
     switches: dict[str, Capabilities] = {}
-    """What each switch of the recipe does to the program."""
+    """Says what each switch of the recipe does to the program."""
     issue_share: float | None = None
     """Host time to issue a step over the time of a step, without the profiler; None where that says nothing."""
     least_issue_s: float | None = None
@@ -110,7 +110,7 @@ class SlowestRank(Frozen):
 
     label: str
     waited_s: float
-    """How long the others waited for it, on average over them."""
+    """The others waited so long for it, on average over them."""
     why: Note
 
 
@@ -123,7 +123,7 @@ class Profile(Frozen):
     has_device: bool
     sources: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
-    """What would save the most time first."""
+    """The one that would save the most time comes first."""
     classes: tuple[ClassRow, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
     operators: tuple[OperatorRow, ...] = ()
@@ -139,11 +139,11 @@ class Profile(Frozen):
     outside: Outside = Outside()
     """Device work in the files that belongs to none of the steps, and is not counted."""
     waits: tuple[Wait, ...] = ()
-    """Where the host waited for the device."""
+    """Says where the host waited for the device."""
     collectives: tuple[CollectiveRow, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     slowest: SlowestRank | None = None
-    """With several ranks, the one that the others waited for, and why; None where none is clearly late."""
+    """Names the rank that the others waited for, and why; None if no rank is clearly late."""
     limits: tuple[OperatorLimit, ...] = ()
     """Operators against what the device can do, from the shapes of their inputs."""
     gradient_reductions: int | None = None
@@ -159,7 +159,7 @@ class Profile(Frozen):
     missing: str = ""
     """What the traces tell of a device whose work they do not hold: such a profile says nothing of the program's time."""
     tree: TreeNode | None = None
-    """The program as a tree, with host and device time: a flame graph, and what comparisons align."""
+    """This is the program as a tree with host and device time; flame graphs are drawn from it, and comparisons align it."""
 
     @property
     def unclassified_share(self) -> float:
@@ -194,7 +194,7 @@ class Profile(Frozen):
 
     @property
     def whole_work_s(self) -> float:
-        """What the device did, or the host where it is the device."""
+        """Returns what the device did, or the host where it is the device."""
         if self.has_device:
             return sum(row.total_s for row in self.kernels) + sum(row.total_s for row in self.copies)
         return sum(row.cpu_self_s for row in self.operators)
@@ -223,7 +223,7 @@ def facts_of(
     by_shape: bool = False,
     ceilings: Ceilings | None = None,
 ) -> TraceFacts:
-    """The tables without conclusions, and what the rules of the diagnosis look at."""
+    """Returns the tables without conclusions, and what the rules of the diagnosis look at."""
     traces = _without_captures(traces)
     each = [recorded(trace) for trace in traces]
     hosts = [HostView(one.links) for one in each]
@@ -292,7 +292,7 @@ def with_tool(
     notes: tuple[Note, ...] = (),
     sources: tuple[str, ...] = (),
 ) -> Profile:
-    """What another profiler's kernel table tells; it knows nothing of the host and of when things ran.
+    """Returns what another profiler's kernel table tells; it knows nothing of the host and of when things ran.
 
     `record`: what was measured where Redline ran the tool. `sources`: the files, where somebody else did.
     """
@@ -361,7 +361,7 @@ def _same_device(one: Trace, other: Trace) -> bool:
 
 
 def _missing(traces: Sequence[Trace], launched: int, record: RunRecord | None, has_device: bool) -> str:
-    """What the traces do not hold of the program's time, so that nothing can be concluded from it; empty where they are whole."""
+    """Returns what the traces do not hold of the program's time, so that nothing can be concluded from it; empty where they are whole."""
     cut = any(trace.lost.truncated and trace.lost.bytes for trace in traces)
     on_cpu = record is not None and record.spec.device.startswith("cpu")
     named = sorted({info.name for trace in traces for info in trace.devices if info.name})
@@ -429,9 +429,9 @@ def _capture(record: RunRecord) -> Capture:
 # Ranks
 
 NOTED = 0.02
-"""Of its own time: when the others wait less than this for a rank, it is not called slow."""
+"""A rank is not called slow if the others wait for it less than this share of its own time."""
 EXPLAINS = 0.2
-"""Of the waiting: what differs by less does not explain it."""
+"""A difference explains the waiting if it is at least this share of it."""
 CAUSES = {
     "host": "its host is late with launches: Python, or operators",
     "sync": "its host waits for the device",
@@ -492,7 +492,7 @@ def slowest_rank(
 
 
 def _beside(late: int, values: Sequence[int]) -> tuple[float, float]:
-    """The value of one rank, and the usual one of the others."""
+    """Returns the value of one rank, and the usual one of the others."""
     return values[late], median(value for index, value in enumerate(values) if index != late)
 
 
@@ -527,7 +527,7 @@ def _most_of_it(
 
 
 def _most_extra(late: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str | None:
-    """What one rank has most more of than the others; of what differs by less than a tenth of a millisecond, the least itself."""
+    """Returns what one rank has most more of than the others; of what differs by less than a tenth of a millisecond, the least itself."""
     extra = {name: own - median(each.get(name, 0.0) for each in others) for name, own in late.items()}
     return max(extra, key=lambda name: (round(extra[name], -5), -late[name]), default=None)
 

@@ -51,21 +51,21 @@ class ProfileDiff(Frozen):
     answer: str
     """How much faster, by which clock."""
     step: Changed
-    """The step without the profiler where both profiles know it; else the span of the trace."""
+    """This is the step without the profiler where both profiles know it, else the span of the trace."""
     busy: Changed
     classes: tuple[Changed, ...]
     kernels: tuple[Changed, ...]
-    """Here and below, those that changed most come first."""
+    """Those that changed most come first, here and below."""
     operators: tuple[Changed, ...]
     aligned: tuple[Changed, ...]
-    """By module, annotation and operator, wherever they stand in both programs."""
+    """Compares modules, annotations and operators, wherever they stand in both programs."""
     findings_gone: tuple[str, ...]
     findings_new: tuple[str, ...]
     notes: tuple[Note, ...] = ()
 
 
 Times = dict[str, tuple[float, float]]
-"""The seconds and the calls of each name."""
+"""It maps each name to its seconds and calls."""
 
 UNMARKED = note("steps-not-marked", "one of the traces has no step marks: times are of the whole traces")
 
@@ -86,7 +86,7 @@ def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
     for side, part in zip(sides, parts, strict=True):
         classes.append(_summed(((row.name, row.total_s, row.calls) for row in side.classes), part))
         kernels.append(_summed(((row.name, row.total_s, row.calls) for row in side.kernels), part))
-        # By device time where there is a device: host time then is mostly waiting.
+        # Where there is a device its time is compared: host time then is mostly waiting.
         timed = ((row.name, row.device_self_s if has_device else row.cpu_self_s, row.calls) for row in side.operators)
         operators.append(_summed(timed, part))
     codes = [{finding.code for finding in side.findings} for side in sides]
@@ -281,7 +281,7 @@ def _numbered(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _kinds(nodes: Nodes) -> set[str]:
-    """The names of nodes without the numbers of instances."""
+    """Returns the names of nodes without the numbers of instances."""
     return {_NUMBERED.sub(r"\1", _canonical(node)) for node in nodes}
 
 

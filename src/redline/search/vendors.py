@@ -50,19 +50,19 @@ class VendorTool:
     replays: ClassVar[bool] = False
     """Runs its target several times from the beginning, so that no connection to it can be kept."""
     exit_timeout_s: ClassVar[float] = 300.0
-    """Until it has written its files once the worker has left."""
+    """The tool has so long to write its files once the worker has left."""
     words: ClassVar[str] = ""
-    """The words in front of the worker's command."""
+    """These words stand in front of the worker's command."""
     files: ClassVar[tuple[str, ...]] = ()
     """Patterns of the files with its table; the first that holds kernels counts."""
     remark: ClassVar[str] = ""
-    """What to know about its table."""
+    """Says what to know about its table."""
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         return tuple(word.format(folder=folder) for word in self.words.split())
 
     def follow_ups(self, folder: Path) -> list[FollowUp]:
-        """What turns its own files into readable ones."""
+        """Returns what turns its own files into readable ones."""
         return []
 
     def read(self, folder: Path) -> VendorTable:
@@ -133,7 +133,7 @@ class Nsys(VendorTool):
 
 
 class RocmTool(VendorTool):
-    """What ROCm's profilers have in common. They cannot be told when to record."""
+    """ROCm's profilers have this in common. They cannot be told when to record."""
 
     devices = ("rocm",)
     also_in = ("/opt/rocm/bin",)
@@ -210,7 +210,7 @@ def check_device(tool: VendorTool, device: str) -> None:
 def profile_behind(
     spec: RunSpec, tool: VendorTool, folder: Path, steps: int | None = None, observer: Observer | None = None
 ) -> tuple[RunRecord, VendorTable | None]:
-    """What the tool told of a few steps; no table where the worker failed, the record then says why."""
+    """Returns what the tool told of a few steps; no table where the worker failed, the record then says why."""
     observer = observer or Observer()
     command = find_tool(tool)
     folder.mkdir(parents=True, exist_ok=True)

@@ -156,7 +156,7 @@ MOST_THREADS = 3
 NAMED_SHARE = 0.05
 """Boxes narrower than this share of the picture carry no name."""
 LETTERS = 150
-"""So many characters of the labels fit side by side."""
+"""The picture is wide enough for so many characters of labels side by side."""
 IDLE_COLOURS = {
     "host": "#d55e00", "sync": "#b5478a", "data": "#b07c00", "allocator": "#7a5c22", "warm-up": "#6b57a8",
     "latency": "#3d9bd6", "launch": "#e69f00", "dependency": "#8a94a3",

@@ -30,7 +30,7 @@ _OUTPUT_COUNTS = frozenset(("allgather", "gather"))
 
 
 class CollectiveRow(Frozen):
-    """All calls of one collective with one message size. Of several ranks, together."""
+    """This is the row for all calls of one collective with one message size, those of several ranks together."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class CollectiveRow(Frozen):
     hidden_s: float
     """While something computes on the same device."""
     wait_s: float | None
-    """From this rank's arrival to that of the last one: against the other ranks, where their traces are given, else
+    """It waits from its own arrival to that of the last rank: against the other ranks, where their traces are given, else
     against the fastest call of the same size. None where neither is known."""
     transfer_s: float | None
     """The rest."""
@@ -63,12 +63,12 @@ class Straggler(Frozen):
     """How often it came last."""
     collectives: int
     waited_s: float
-    """How long the other ranks waited for it, on average over them."""
+    """The other ranks waited so long for it, on average over them."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The collectives of one device, in order of their start."""
+    """This holds the collectives of one device, in order of their start."""
 
     label: str
     rows: Ints
@@ -98,7 +98,7 @@ def calls_of(view: DeviceView) -> Calls:
 
 
 def host_calls(links: Links) -> Calls:
-    """The collectives of a trace without a device, as the library that runs them marks them."""
+    """Returns the collectives of a trace without a device, as the library that runs them marks them."""
     trace = links.trace
     marks = np.flatnonzero(matching(trace, trace.annotations, ANNOTATED))
     marks = marks[np.argsort(trace.annotations.start[marks], kind="stable")]
@@ -114,7 +114,7 @@ def host_calls(links: Links) -> Calls:
 
 
 def _described(links: Links, rows: Ints) -> list[Collective]:
-    """From the kernel itself, from the operator that describes it, from the annotation around its launch."""
+    """Returns what the kernel itself says of each, else the operator that describes it, else the annotation around its launch."""
     trace, table, parent = links.trace, links.trace.annotations, links.nesting.parent
     number, operator = trace.work.collective[rows], links.operator[rows]
     while ((operator >= 0) & (number < 0)).any():
@@ -136,7 +136,7 @@ def _described(links: Links, rows: Ints) -> list[Collective]:
 
 
 def _kind_by_names(links: Links, row: int) -> str:
-    """By the kernel's name; kernels that send and receive serve several collectives, and there the operator tells."""
+    """Returns what the kernel's name tells. Kernels that send and receive serve several collectives, and there the operator's name tells."""
     trace, operator = links.trace, int(links.operator[row])
     kind = kind_of(trace.names[trace.work.name[row]])
     told = kind_of(trace.names[trace.operators.name[operator]]) if operator >= 0 else "other"
@@ -180,7 +180,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Waiting:
-    """For each device, for each of its collectives, how long it waited for others; NaN where that is not known."""
+    """Says how long each device waited for others in each of its collectives; NaN where that is not known."""
 
     waits: list[NDArray[np.float64]]
     late: int
@@ -191,7 +191,7 @@ class Waiting:
 
 
 def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
-    """Against the other ranks where they took part in the same collectives, else against the fastest of the same size."""
+    """Compares with the other ranks where they took part in the same collectives, else with the fastest call of the same size."""
     groups = matched(all_calls) if len(all_calls) > 1 else []
     if not groups:
         return Waiting([_against_fastest(calls) for calls in all_calls], 0, False, [])

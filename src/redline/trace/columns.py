@@ -1,4 +1,4 @@
-"""What a trace holds, as numpy columns: one row per event, times in whole nanoseconds.
+"""A trace is held as numpy columns, with one row per event and times in whole nanoseconds.
 
 A trace of a gigabyte has millions of events; as columns they take some tens of bytes each.
 """
@@ -24,7 +24,7 @@ UNKNOWN = -1
 
 
 class Work(IntEnum):
-    """What a device may be busy with."""
+    """A device may be busy with these."""
 
     KERNEL = 0
     COPY = 1
@@ -50,7 +50,7 @@ class HostRanges:
 
 @dataclass(frozen=True)
 class Marks(HostRanges):
-    """Ranges that the program or torch itself annotated."""
+    """These ranges were annotated by the program or by torch itself."""
 
     shape: Ids
     """Index into the trace's `shapes`; UNKNOWN where none were recorded."""
@@ -59,9 +59,9 @@ class Marks(HostRanges):
 @dataclass(frozen=True)
 class Operators(Marks):
     external: Ints
-    """The number by which launches name the operator they came from."""
+    """Launches name the operator that they came from by this number."""
     sequence: Ints
-    """Autograd's number of the node that a forward operator made, or that a backward operator evaluates."""
+    """Autograd gives this number to the node that a forward operator made, and that a backward operator evaluates."""
     forward_thread: Ints
     """Above 0 for backward operators."""
     collective: Ids
@@ -70,7 +70,7 @@ class Operators(Marks):
 
 @dataclass(frozen=True)
 class Calls(HostRanges):
-    """Calls of the CUDA or HIP runtime and driver."""
+    """These are calls of the CUDA or HIP runtime and driver."""
 
     correlation: Ints
     external: Ints
@@ -105,7 +105,7 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Allocations:
-    """What the allocators took (above 0) and gave back (below 0)."""
+    """The allocators took these bytes (above 0) or gave them back (below 0)."""
 
     at: Ints
     thread: Ids
@@ -113,7 +113,7 @@ class Allocations:
     on_device: Ids
     device: Ids
     allocated: Ints
-    """In use on that device afterwards, as the allocator counts; UNKNOWN where the file does not say."""
+    """The allocator says that so much is in use on that device afterwards; UNKNOWN where the file does not say."""
 
     def __len__(self) -> int:
         return len(self.at)
@@ -126,12 +126,12 @@ class Shape:
     dims: str
     types: str
     values: str = ""
-    """What its inputs that are no tensors were; kept only of operators whose work depends on it."""
+    """These are its inputs that are no tensors; they are kept only of operators whose work depends on them."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """What a collective moves, as the process group describes it."""
+    """The process group describes so what a collective moves."""
 
     name: str
     dtype: str
@@ -154,13 +154,13 @@ class DeviceInfo(Frozen):
 
 
 class Lost(Frozen):
-    """What a damaged file cost."""
+    """This says what a damaged file cost."""
 
     truncated: bool = False
     bytes: int = 0
-    """At the end of the file, after the last whole event: read, but of no use."""
+    """So much stands at the end of the file, after the last whole event, and is of no use."""
     events: int = 0
-    """Left out because they could not be understood."""
+    """So many were left out because they could not be understood."""
     launches: int = 0
     """For a truncated file: calls that launched work which is not in it."""
     reasons: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ class Trace:
     allocations: Allocations
     lost: Lost
     process: str | None = None
-    """Which process of a file that holds several."""
+    """Names the process where the file holds several."""
     trace_id: str | None = None
     notes: tuple[Note, ...] = ()
 

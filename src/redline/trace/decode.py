@@ -1,4 +1,4 @@
-"""From typed events to columns, batch by batch: a `Trace` for each process in a file."""
+"""Makes columns of typed events, batch by batch, and returns a `Trace` for each process in a file."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _CATEGORIES: dict[str, tuple[_Kind, Work | None] | None] = {
 }
 _OLD_OPERATOR = "operator"
 _OLD_MARKS = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.")
-"""Annotations, which torch 1.8 to 1.10 wrote as operators."""
+"""Annotations begin with these. torch 1.8 to 1.10 wrote them as operators."""
 _MEMORY_EVENT = "[memory]"
 
 LONG_FRAME_US = 100.0
@@ -252,7 +252,7 @@ def _wanted(kind: _Kind, events: list[AnyEvent]) -> list[AnyEvent]:
     if kind is ALLOCATION:
         return [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
     if kind is FRAME and events and isinstance(events[0], Event):
-        # Python functions that last long, and calls of modules. Exact times are not compared.
+        # Only Python functions that last long and calls of modules are kept. Exact times are not compared.
         return [
             event
             for event in events
@@ -309,7 +309,7 @@ LARGEST_SUM_NS = 2.0**62
 
 
 def read_file(path: Path) -> list[Trace]:
-    """A trace for each process in the file."""
+    """Returns a trace for each process in the file."""
     file, builder = TraceFile(path), Builder()
     reader = EventReader(file, path, builder.add)
     reader.read()
@@ -433,7 +433,7 @@ FITS_AS_WELL = 0.99
 
 
 def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:
-    """The trace itself where one process made it. `numbers`: of each device that its work names by index."""
+    """Returns the trace itself where one process made it. `numbers`: of each device that its work names by index."""
     processes: Numbering[int | str] = Numbering()
     of_thread = processes.of((pid for pid, _ in trace.threads), len(trace.threads))
     working = distinct(np.concatenate((of_thread[trace.operators.thread], of_thread[trace.calls.thread])))
@@ -456,7 +456,7 @@ def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:
 
 
 class _Fit(NamedTuple):
-    """How well a process explains the work of a device. The best comes first."""
+    """Says how well a process explains the work of a device. The best comes first."""
 
     distance: int
     """Devices and processes are numbered as they appear in the file, where those of one rank stand together."""
@@ -468,7 +468,7 @@ class _Fit(NamedTuple):
 
 
 def _owners(trace: Trace, of_thread: Ids, processes: list[int]) -> Ints:
-    """For each row of device work, the process that launched it."""
+    """Returns the process that launched each row of device work."""
     work = trace.work
     latest, owner = np.full(len(work), np.iinfo(np.int64).min), np.full(len(work), UNKNOWN, np.int64)
     launched = {process: _launched(trace, of_thread, process) for process in processes}

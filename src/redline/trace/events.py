@@ -1,4 +1,4 @@
-"""From trace files to typed events: files, folders and pipes, gunzipped where needed, then the JSON between two events' borders.
+"""Reads trace files, folders and pipes, gunzipped where needed, into typed events.
 
 Only what some table needs is decoded. The text is cut at what looks like the end of an event, and decoding a piece checks the
 cut. Only where that fails does Python's own JSON reader step from event to event, so that a damaged file still gives everything
@@ -68,7 +68,7 @@ class TraceFile:
         while compressed := rest or file.read(BLOCK_BYTES):
             before = stream.copy()
             try:
-                # No more than a block at a time: a few kilobytes of gzip can hold gigabytes.
+                # It is unpacked a block at a time, since a few kilobytes of gzip can hold gigabytes.
                 block = stream.decompress(compressed, BLOCK_BYTES)
             except zlib.error as error:
                 yield _up_to_the_damage(before, compressed)
@@ -127,7 +127,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _looks_like_a_trace(path: Path) -> bool:
-    """By its first block: metadata before the list of events is short."""
+    """Looks at its first block only: metadata before the list of events is short."""
     head = next(TraceFile(path).blocks(), b"")
     return b'"traceEvents"' in head or head.lstrip()[:1] == b"["
 
@@ -161,12 +161,12 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     values: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
-    # Of memory events.
+    # Memory events have these.
     allocated: Whole = msgspec.field(default=0, name="Bytes")
     device_type: Whole = msgspec.field(default=0, name="Device Type")
     device_id: Whole = msgspec.field(default=UNKNOWN, name="Device Id")
     total_allocated: Whole = msgspec.field(default=UNKNOWN, name="Total Allocated")
-    # Of collectives: on the kernel, and on the operator that describes it.
+    # Collectives have these, on the kernel and on the operator that describes it.
     collective: msgspec.Raw = msgspec.field(default=NOTHING, name="Collective name")
     dtype: msgspec.Raw = NOTHING
     in_elements: Whole = msgspec.field(default=UNKNOWN, name="In msg nelems")
@@ -179,7 +179,7 @@ NO_ARGS = Args()
 
 
 class _WithoutTimes(msgspec.Struct, gc=False):
-    """What both kinds of event have; they differ in how they hold times, in microseconds."""
+    """Both kinds of event have these fields; they differ in how they hold times, in microseconds."""
 
     ph: str = ""
     cat: str = ""
@@ -210,11 +210,11 @@ _fast_decoder = msgspec.json.Decoder(list[Event], strict=False)
 _exact_decoder = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises when a piece of text is not a list of events of the right types."""
+"""Decoding raises these when a piece of text is not a list of events of the right types."""
 
 
 class NeedsExactTimes(Exception):
-    """Times so large that floats blur them: decode this batch again, with exact times."""
+    """The times are so large that floats blur them: decode this batch again, with exact times."""
 
 
 def start_and_duration(events: Sequence[AnyEvent]) -> tuple[Ints, Ints]:
@@ -250,7 +250,7 @@ def _nanoseconds(microseconds: Any, largest_us: float, otherwise: int) -> Ints:
 _ESCAPE = re.compile(
     rb"(?s)\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
-"""A whole surrogate pair, half of one, or any other escape."""
+"""It matches a whole surrogate pair, half of one, or any other escape."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
@@ -269,7 +269,7 @@ _PYTHONS_JSON = json.JSONDecoder(parse_float=str, parse_constant=str, strict=Fal
 
 
 def understood(body: bytes) -> ExactEvent | None:
-    """What can be understood of one event that is not as it should be; None when that is nothing.
+    """Returns what can be understood of one event that is not as it should be; None when that is nothing.
 
     What it is must be right; a wrong time or argument counts as not given.
     """
@@ -286,7 +286,7 @@ def understood(body: bytes) -> ExactEvent | None:
 
 
 def _filled(struct: T, plain: dict[str, Any]) -> T:
-    """The struct with every value of the right type."""
+    """Returns the struct with every value of the right type."""
     for field in msgspec.structs.fields(type(struct)):
         if field.encode_name in plain and field.type is not msgspec.Raw:
             with suppress(msgspec.ValidationError):
@@ -328,13 +328,13 @@ class EventReader:
         self._after = b""
         self._exact = False
         self.ended = False
-        """Whether the end of the list of events was seen."""
+        """True once the end of the list of events was seen."""
         self.unreadable = 0
         """Values in the list that are no events."""
 
     @property
     def left_over(self) -> int:
-        """Bytes of an event that the file's end cut off."""
+        """Counts the bytes of an event that the file's end cut off."""
         return 0 if self.ended else len(self._pending.strip(b", \t\r\n"))
 
     def read(self) -> None:
@@ -364,7 +364,7 @@ class EventReader:
                 self._after += block
 
     def header(self) -> dict[str, msgspec.Raw]:
-        """What stands around the list of events. A damaged header says nothing, and nothing depends on it."""
+        """Returns what stands around the list of events. A damaged header says nothing, and nothing depends on it."""
         if self._before.strip().startswith(b"{"):
             for rest in (self._after, b"}"):
                 with suppress(*UNREADABLE):
@@ -454,13 +454,13 @@ def _end_of(rule: re.Pattern[str], text: str, position: int) -> int:
 
 
 def _comma_before(text: str, begin: int, wrong: int) -> int:
-    """Where to look for the next event: at what is wrong, or at a comma right before it."""
+    """Returns where to look for the next event: at what is wrong, or at a comma right before it."""
     before = text[max(begin, wrong - 64) : wrong]
     return wrong - len(before) + max(len(before.rstrip()) - 1, 0)
 
 
 def _begin_of_events(text: bytes) -> int | None:
-    """Where the first event may begin; None when no list of events of the document itself is in the text."""
+    """Returns where the first event may begin; None when no list of events of the document itself is in the text."""
     bare = text.lstrip(_BLANKS)
     if bare[:1] == b"[":
         return len(text) - len(bare) + 1
@@ -475,7 +475,7 @@ def _begin_of_events(text: bytes) -> int | None:
 
 
 def _last_boundary(block: bytes) -> int | None:
-    """The position of a comma that seems to stand between two events, as late as possible."""
+    """Returns the position of a comma that seems to stand between two events, as late as possible."""
     position = len(block)
     for _ in range(_MOST_GUESSES):
         position = block.rfind(b"{", 0, position)
@@ -496,7 +496,7 @@ _OTHER_FORMS = {
     b"\xfd7zXZ\x00": "compressed with xz: unpack it first",
     b"BZh": "compressed with bzip2: unpack it first",
 }
-"""What files begin with that may hold a trace in another form."""
+"""Files that may hold a trace in another form begin with these bytes."""
 
 
 def _what_it_is(text: bytes) -> str:

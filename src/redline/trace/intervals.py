@@ -24,7 +24,7 @@ def distinct(values: npt.NDArray[AnyInt]) -> npt.NDArray[AnyInt]:
 
 
 def summed(at: npt.NDArray[Any], values: npt.NDArray[Any] | int, count: int) -> Ints:
-    """The sum of the values for each index from 0 to below `count`."""
+    """Returns the sum of the values for each index from 0 to below `count`."""
     total = np.zeros(count, np.int64)
     np.add.at(total, at, values)
     return total
@@ -37,7 +37,7 @@ class Intervals:
     start: Ints
     end: Ints
     first: Ints
-    """For each, which of the given intervals began it."""
+    """Says which of the given intervals began each."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -51,7 +51,7 @@ class Intervals:
         return int(self.end[-1] - self.start[0]) if len(self) else 0
 
     def holds(self, moments: Ints) -> Mask:
-        """Whether each moment lies inside one of them; the end of an interval does not."""
+        """Returns whether each moment lies inside one of them; the end of an interval does not."""
         if not len(self):
             return np.zeros(len(moments), np.bool_)
         index = np.searchsorted(self.start, moments, side="right") - 1
@@ -59,7 +59,7 @@ class Intervals:
         return found
 
     def before(self, moments: Ints) -> Ints:
-        """How much of the intervals lies before each moment."""
+        """Returns how much of the intervals lies before each moment."""
         if not len(self):
             return np.zeros(len(moments), np.int64)
         lengths = self.end - self.start
@@ -71,7 +71,7 @@ class Intervals:
         return found
 
     def within(self, start: Ints, end: Ints) -> Ints:
-        """How much of the intervals lies inside each stretch of time."""
+        """Returns how much of the intervals lies inside each stretch of time."""
         return self.before(end) - self.before(start)
 
 
@@ -99,7 +99,7 @@ def overlap(one: Intervals, other: Intervals) -> int:
 
 
 def without(one: Intervals, other: Intervals) -> Intervals:
-    """What of the first lies outside the second."""
+    """Returns what of the first lies outside the second."""
     if not len(one) or not len(other):
         return one
     borders = distinct(np.concatenate((one.start, one.end, other.start, other.end)))

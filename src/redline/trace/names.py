@@ -1,4 +1,4 @@
-"""What the name of a kernel or operator tells: its function, a name short enough for a table, its class, and whose code it is.
+"""Reads the name of a kernel or operator: its function, a name short enough for a table, its class, and whose code it is.
 
 Names come demangled (`void at::native::foo<float>(int)`), mangled (`_ZN2ck6device6kernelI…`) and plain (`triton_poi_0`).
 Anyone may write a trace, so that only the beginning of a name is looked at, and never with a pattern that backtracks. The words
@@ -23,7 +23,7 @@ LONGEST_NAME = 1500
 """No function's own name, nor the functor that tells what it does, stands further on."""
 
 LABEL_LENGTH = 120
-"""Where people read them, names of operators, copies and annotations are cut to this many characters."""
+"""Names of operators, copies and annotations are cut to this many characters where people read them."""
 
 _LONGEST_TEMPLATE = 300
 _MOST_ARGUMENTS = 12
@@ -35,9 +35,9 @@ _LENGTH = re.compile(r"L[a-zA-Z_]n?\d+E|(\d{1,4})")
 _OWN_LENGTH = re.compile(r"\d{1,4}")
 _TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
 _TOLD_BY = ("Functor", "Op", "_kernel", "Epilogue", "KernelImpl")
-"""Where none of these stands, no telling word does."""
+"""A name without any of these has no telling word."""
 WORDS: dict[str, Any] = tomllib.loads((files("redline.trace") / "data" / "kernels.toml").read_text("utf-8"))
-"""What the words in names tell."""
+"""Says what the words in names tell."""
 _GENERIC, _NAMESPACES, _WRAPPERS, _BUILT_IN = (
     frozenset(WORDS["names"][kind].split()) for kind in ("generic", "namespaces", "wrappers", "types")
 )
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
     function: str
     """With its namespaces, without templates and parameters."""
     template: str = ""
-    """Its arguments as they stand in the name."""
+    """These are its arguments as they stand in the name."""
     is_mangled: bool = False
 
     @property
@@ -79,7 +79,7 @@ def parts_of(name: str) -> Parts:
 
 
 def words_of(text: str) -> set[str]:
-    """The words in an identifier, lower case, each alone and joined to the next: `SoftMaxForward` has `softmax`."""
+    """Returns the words in an identifier, lower case, each alone and joined to the next: `SoftMaxForward` has `softmax`."""
     words = [word.lower() for word in _WORD.findall(text)]
     return {*words, *map(str.__add__, words, words[1:])}
 
@@ -93,7 +93,7 @@ def short_name(name: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """A name from a trace, safe to print and cut to a sensible length."""
+    """Returns a name from a trace, safe to print and cut to a sensible length."""
     shown = printable(name[: LABEL_LENGTH + 1])
     return shown if len(shown) <= LABEL_LENGTH else shown[:LABEL_LENGTH] + "…"
 
@@ -111,7 +111,7 @@ def _base(parts: Parts) -> str:
 
 
 def _closing(plain: str, opening: int, closing: str = ">(") -> int:
-    """Where the bracket is closed again, or as far as is looked at; `closing` is what is expected there."""
+    """Returns where the bracket is closed again, or as far as is looked at; `closing` is what is expected there."""
     # Counted by `str`, not bracket by bracket: that would take most of the time of reading a name.
     end, limit = opening, opening + _LONGEST_TEMPLATE
     while (end := plain.find(closing, end + 1, limit)) >= 0:
@@ -129,7 +129,7 @@ def _is_balanced(plain: str, begin: int, end: int) -> bool:
 
 
 def _after_return_type(plain: str) -> Parts:
-    """Of `std::enable_if<…>::type ns::function<…>(…)`, the function."""
+    """Returns the function of `std::enable_if<…>::type ns::function<…>(…)`."""
     begin = plain.find(" ", _closing(plain, plain.find("<"), ">::"))
     return parts_of(plain[begin + 1 :]) if begin >= 0 else Parts(plain)
 
@@ -160,7 +160,7 @@ def _demangled(name: str) -> Parts:
 
 
 def _mangled_words(template: str) -> list[str]:
-    """The first identifiers among mangled template arguments, each written after its length."""
+    """Returns the first identifiers among mangled template arguments, each written after its length."""
     words: list[str] = []
     position = 0
     while len(words) < 2 * _MOST_ARGUMENTS and (found := _LENGTH.search(template, position)):
@@ -202,11 +202,11 @@ for _kind, _words in reversed(WORDS["classes"].items()):
     _CLASS_OF_WORD |= dict.fromkeys(_words.split(), _RANK[_kind])
 _KNOWN_WORDS = frozenset(_CLASS_OF_WORD)
 _RUN_OTHERS: frozenset[KernelClass] = frozenset(("elementwise", "reduction", UNCLASSIFIED))
-"""Of kernels called so, what they run may stand in the template arguments."""
+"""The template arguments of kernels of these classes may say what they run."""
 
 
 class Described(msgspec.Struct, frozen=True, gc=False):
-    """What a name tells, worked out once: a trace may hold hundreds of thousands of them. The data file explains the marks."""
+    """This is what a name tells. It is worked out once: a trace may hold hundreds of thousands of them. The data file explains the marks."""
 
     kernel_class: KernelClass
     converts_layout: bool = False
@@ -219,7 +219,7 @@ class Described(msgspec.Struct, frozen=True, gc=False):
 
 _ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _NUMBERS_TELL: frozenset[KernelClass] = frozenset(("copy", "matmul", "convolution", "fft"))
-"""In these, as in `tf32`, `fft2d` and `nchw2nhwc`; in the others numbers only tell one generated kernel from the next."""
+"""In these classes numbers in names tell something, as in `tf32`, `fft2d` and `nchw2nhwc`; in the others they only tell one generated kernel from the next."""
 
 
 @lru_cache(maxsize=1 << 18)

@@ -47,11 +47,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """The work of one call of an operator."""
+    """This is the work of one call of an operator."""
 
     kind: KernelClass
     number_format: str
-    """What it computes in: fp32, fp16, bf16, fp8 …"""
+    """It computes in fp32, fp16, bf16, fp8 …"""
     flops: int
     """Products; 0 where it makes none."""
     bytes: int
@@ -72,7 +72,7 @@ def number_format(dtype: str) -> str:
 
 
 def tensors_of(shape: Shape) -> list[Tensor]:
-    """The tensors among the inputs, those of lists one by one. Inputs that are no tensors have no dimensions."""
+    """Returns the tensors among the inputs, those of lists one by one. Inputs that are no tensors have no dimensions."""
     return [tensor for one in _inputs(shape) for tensor in one]
 
 
@@ -115,7 +115,7 @@ def _values(shape: Shape) -> tuple[str, ...]:
 Inputs = Sequence[Sequence[Tensor]]
 Values = Sequence[str]
 Formula = Callable[[Inputs, Values], tuple[int, int]]
-"""From an operator's inputs to its FLOPs and the elements of its output."""
+"""It maps an operator's inputs to its FLOPs and the elements of its output."""
 
 
 def work_of(name: str, shape: Shape) -> OperatorWork | None:
@@ -174,7 +174,7 @@ def _matmul(first: int, second: int, added: bool = False) -> Formula:
 
 
 def _numbers(values: Values, index: int, count: int, otherwise: int) -> list[int]:
-    """A list of numbers as torch prints one: `[2, 2]`."""
+    """Returns a list of numbers as torch prints one: `[2, 2]`."""
     found = [int(one) for one in re.findall(r"-?\d+", values[index])] if index < len(values) else []
     return found if len(found) == count else (found or [otherwise]) * count
 
@@ -182,7 +182,7 @@ def _numbers(values: Values, index: int, count: int, otherwise: int) -> list[int
 def _convolution(
     stride: int, padding: int, dilation: int, transposed: int | None = None, more: int | None = None, groups: int = 0
 ) -> Formula:
-    """With the indices of its options among the arguments, which differ from backend to backend.
+    """Takes the indices of its options among the arguments, which differ from backend to backend.
 
     `more` is the index of the output's own padding, for an operator that is always transposed: there every input value meets
     every weight of its channel.
@@ -215,7 +215,7 @@ def _convolution(
 
 
 def _convolution_backward(inputs: Inputs, values: Values) -> tuple[int, int]:
-    """As many products for each gradient that is wanted as forward."""
+    """Counts as many products for each gradient that is wanted as there are forward."""
     gradient, data, weight = (inputs[index][0].dims for index in range(3))
     wanted = re.findall(r"True|False", values[10]) if len(values) > 10 else ["True", "True"]
     is_transposed = len(values) > 7 and values[7] == "True"

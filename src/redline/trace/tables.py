@@ -31,7 +31,7 @@ class NamedTime(msgspec.Struct, frozen=True, gc=False):
     """Moved by all of them; None where one does not tell."""
 
     def plus(self, other: NamedTime) -> NamedTime:
-        """The calls of both, under the name of the first."""
+        """Returns the calls of both, under the name of the first."""
         lows = [value for value in (self.min_ns, other.min_ns) if value is not None]
         highs = [value for value in (self.max_ns, other.max_ns) if value is not None]
         return NamedTime(
@@ -54,30 +54,30 @@ class KernelRow(Frozen, gc=False, rename={"kernel_class": "class"}):
     min_s: float | None
     max_s: float | None
     share: float
-    """Of the time in all kernels."""
+    """This is its share of the time in all kernels."""
 
 
 class ClassRow(Frozen):
     name: KernelClass
     total_s: float
     share: float
-    """Of all device time: kernels, copies and fills."""
+    """This is its share of all device time: kernels, copies and fills."""
     calls: int
 
 
 class Direction(Frozen):
-    """Copies from one kind of memory to another."""
+    """This is the row for copies from one kind of memory to another."""
 
     name: str
     calls: int
     total_s: float
     share: float
-    """Of all device time."""
+    """This is their share of all device time."""
     bytes: int | None
     bytes_per_s: float | None
     kind: Literal["copy", "fill"] = "copy"
     is_apart: bool = False
-    """All of them ran on streams on which no kernel ran."""
+    """True if all of them ran on streams on which no kernel ran."""
 
 
 def times_by_name(traces: Sequence[Trace], kinds: Iterable[Work]) -> list[NamedTime]:
@@ -138,7 +138,7 @@ def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
 
 
 def class_rows(kernels: Sequence[NamedTime], copies: Sequence[NamedTime] = ()) -> list[ClassRow]:
-    """Every class that took any time, longest first. Copies and fills are copies, whatever their names."""
+    """Returns every class that took any time, longest first. Copies and fills are copies, whatever their names."""
     sums = {name: [0, 0] for name in CLASSES}
     for kind, time in (*((class_of(time.name), time) for time in kernels), *(("copy", time) for time in copies)):
         sums[kind] = [sums[kind][0] + time.total_ns, sums[kind][1] + time.calls]
@@ -180,7 +180,7 @@ def copy_rows(traces: Sequence[Trace]) -> list[Direction]:
 
 
 def _on_streams_of_kernels(trace: Trace) -> set[str]:
-    """Names of copies and fills that share a stream with kernels."""
+    """Returns the names of copies and fills that share a stream with kernels."""
     work = trace.work
     queues = (work.device.astype(np.int64) << 32) ^ work.stream.astype(np.int64)
     kernels = work.kind == Work.KERNEL
@@ -199,7 +199,7 @@ class OperatorRow(Frozen):
     name: str
     calls: int
     cpu_self_s: float
-    """On the host, without the operators it called."""
+    """It ran so long on the host, without the operators it called."""
     cpu_total_s: float
     """With them; an operator inside its own kind is not counted twice."""
     device_self_s: float
@@ -207,13 +207,13 @@ class OperatorRow(Frozen):
     device_total_s: float
     cpu_allocated_bytes: int
     device_allocated_bytes: int
-    """What it and those it called took from the allocator, given back or not; 0 when memory was not recorded."""
+    """It and those it called took so much from the allocator, given back or not; 0 if memory was not recorded."""
     dims: str | None = None
     """Input shapes, in a table by shape."""
     types: str | None = None
     source: OperatorSource = "operator"
     device_share: float = 0.0
-    """Share of all device time, by what it launched itself; over all rows this adds up to 1."""
+    """What it launched itself has this share of all device time; over all rows the shares add up to 1."""
 
 
 Key = tuple[str, str | None, str | None, OperatorSource]
@@ -250,7 +250,7 @@ def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[Ope
 
 
 def class_times(links: Sequence[Links]) -> list[NamedTime]:
-    """Host time of each operator without those it called: what time by class rests on where there is no device."""
+    """Returns the host time of each operator without those it called. Time by class rests on it where there is no device."""
     rows = [row for row in operator_rows(links) if row.source == "operator"]
     return [NamedTime(row.name, row.calls, round(row.cpu_self_s * 1e9), None, None) for row in rows]
 
@@ -303,7 +303,7 @@ def _by_operator(links: Links, by_shape: bool) -> Iterator[tuple[Key, Ints]]:
 
 
 def forward_rows(links: Links) -> tuple[Ints, Ints]:
-    """The operators of the backward pass, and for each the forward operator that it belongs to, or UNKNOWN."""
+    """Returns the operators of the backward pass, and for each the forward operator that it belongs to, or UNKNOWN."""
     operators = links.trace.operators
     numbered = operators.sequence >= 0
     forward = np.flatnonzero(numbered & (operators.forward_thread <= 0))
@@ -325,25 +325,25 @@ TOP = 5
 
 
 class Taken(Frozen):
-    """What an operator took of the memory in use at the peak, as far as the trace saw it taken."""
+    """An operator took so much of the memory in use at the peak, as far as the trace saw it taken."""
 
     operator: str
     bytes: int
 
 
 class MemoryLine(Frozen):
-    """One device, or the host, over the recorded time."""
+    """This is the memory of one device, or of the host, over the recorded time."""
 
     label: str
     on_device: bool
     device: int
     span_s: float
     allocated: tuple[int, ...]
-    """The most in use in each of `STRETCHES` equal parts of the time; counted from 0 where earlier use is not known."""
+    """This is the most in use in each of `STRETCHES` equal parts of the time; counted from 0 where earlier use is not known."""
     peak_bytes: int
     peak_at_s: float
     at_peak: tuple[Taken, ...]
-    """Which operators took what was in use then, the largest first."""
+    """Says which operators took what was in use then, the largest first."""
 
 
 def memory_lines(links: Sequence[Links]) -> Iterator[MemoryLine]:

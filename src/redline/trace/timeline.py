@@ -22,10 +22,10 @@ _WITHIN_DEVICE = re.compile(r"DtoD|Device -> Device").search
 
 
 class Timeline(Frozen):
-    """Each the length of a union of intervals; of several devices, the sum over them."""
+    """Each field is the length of a union of intervals; for several devices it is the sum over them."""
 
     span_s: float
-    """From the first device event to the end of the last."""
+    """It lasts from the first device event to the end of the last."""
     busy_s: float
     idle_s: float
     compute_s: float
@@ -36,7 +36,7 @@ class Timeline(Frozen):
     copy_s: float
     """Copies by the device's copy engines; kernels that copy count as compute."""
     exposed_copy_s: float
-    """Copies between host and device while no kernel runs."""
+    """These are copies between host and device while no kernel runs."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Strip(Frozen):
     copy: tuple[float, ...]
     """While no kernel runs."""
     idle: dict[Cause, tuple[float, ...]] = {}
-    """By cause; those that do not occur are left out."""
+    """It is split by cause; causes that do not occur are left out."""
 
 
 def strip_of(
@@ -192,7 +192,7 @@ def strip_of(
     moments, widths = np.rint(edges).astype(np.int64), np.maximum(np.diff(edges), 1.0)
 
     def shares(when: Intervals, beside: Intervals = NEVER) -> tuple[float, ...]:
-        """How much of each stretch lies inside the intervals and in none of those beside them."""
+        """Returns how much of each stretch lies inside the intervals and in none of those beside them."""
         inside = without(when, beside).within(moments[:-1], moments[1:]) / widths
         return tuple(np.round(np.clip(inside, 0, 1), 4).tolist())
 

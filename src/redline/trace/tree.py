@@ -49,10 +49,10 @@ class TreeNode(Frozen):
     """With everything inside it."""
     host_self_s: float
     device_s: float
-    """Device work launched from it and from everything inside it."""
+    """Counts device work launched from it and from everything inside it."""
     device_self_s: float
     backward_s: float = 0.0
-    """Of the device time, in operators of the backward pass."""
+    """So much of the device time is in operators of the backward pass."""
     children: tuple[TreeNode, ...] = ()
     """The longest first."""
 
@@ -73,7 +73,7 @@ class PartRow(Frozen):
     calls: int
     host_s: float
     device_s: float
-    """Of it and all inside it, forward and backward."""
+    """Counts its own work and that of all inside it, forward and backward."""
     device_self_s: float
     """Without the modules inside it."""
     backward_s: float
@@ -107,7 +107,7 @@ class _Node:
         self.values = [one + other for one, other in zip(self.values, values, strict=True)]
 
     def frozen(self) -> tuple[list[int], TreeNode]:
-        """Its times with everything inside it, and the node."""
+        """Returns its times with everything inside it, and the node."""
         below = [child.frozen() for child in self.children.values()]
         below.sort(key=lambda one: (-one[0][2], -one[0][1], one[1].name))
         totals = [own + sum(inner[at] for inner, _ in below) for at, own in enumerate(self.values)]
@@ -155,7 +155,7 @@ def _add_trace(links: Links, root: _Node, least_share: float) -> None:
 
 
 def _parents(links: Links, nesting: Nesting, kind: Ints, first_operator: int) -> tuple[Ints, Mask]:
-    """What each range stands under, and whether it is of the backward pass.
+    """Returns what each range stands under, and whether it is of the backward pass.
 
     A backward operator stands under the nearest module or annotation around its forward operator, if there is one.
     """
@@ -234,7 +234,7 @@ def _add_places(
 
 
 def parts_of(tree: TreeNode | None) -> list[PartRow]:
-    """Modules by their path, and annotations, longest first. Modules inside modules count in both."""
+    """Returns modules by their path, and annotations, longest first. Modules inside modules count in both."""
     if tree is None:
         return []
     sums: dict[tuple[str, Literal["module", "annotation"]], list[float]] = {}
@@ -278,13 +278,13 @@ def _walked(
 
 
 def _modules_inside(node: TreeNode) -> Iterator[TreeNode]:
-    """The nearest modules below, through whatever lies between."""
+    """Returns the nearest modules below, through whatever lies between."""
     for child in node.children:
         yield from (child,) if child.kind == "module" else _modules_inside(child)
 
 
 def module_times(links: Links) -> dict[str, float]:
-    """Seconds directly in each module that Redline marked, over all steps: of the device, or of operators without one."""
+    """Returns seconds directly in each module that Redline marked, over all steps: of the device, or of operators without one."""
     found: defaultdict[str, float] = defaultdict(float)
 
     def collect(node: TreeNode, module: str | None) -> None:

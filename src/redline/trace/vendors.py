@@ -49,7 +49,7 @@ class Counter(Frozen):
 
 @dataclass(frozen=True)
 class Reading:
-    """One value of one counter for one call of a kernel, or for all of them."""
+    """This is one value of one counter for one call of a kernel, or for all of them."""
 
     name: CounterName
     metric: str
@@ -92,7 +92,7 @@ _MEANINGS: dict[CounterName, tuple[float, tuple[Verdict, str], tuple[Verdict, st
 
 
 def counters_of(readings: Iterable[Reading], kernels: Sequence[str]) -> list[Counter]:
-    """The counters over all kernels first, then those of each of `kernels` by itself."""
+    """Returns the counters over all kernels first, then those of each of `kernels` by itself."""
     gathered = list(readings)
     own = [([one for one in gathered if one.kernel == kernel], kernel) for kernel in kernels]
     return [counter for some, kernel in ((gathered, None), *own) for counter in _means(some, kernel)]
@@ -139,7 +139,7 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class VendorTable:
-    """What a tool told, in Redline's own terms."""
+    """This is what a tool told, in Redline's own terms."""
 
     kernels: Sequence[NamedTime]
     readings: Sequence[Reading] = ()
@@ -191,7 +191,7 @@ def safe_lines(text: str) -> Iterator[str]:
 
 
 def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
-    """The rows below lines that name all of `needed`; lines with another number of cells are chatter.
+    """Returns the rows below lines that name all of `needed`; lines with another number of cells are chatter.
 
     A line without any number begins another table, whose rows belong to these only where it names all of them too.
     """
@@ -205,7 +205,7 @@ def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def ends_in_a_row(text: str) -> bool:
-    """Whether the last line was cut off; a file may end without a line break and be whole."""
+    """Returns whether the last line was cut off; a file may end without a line break and be whole."""
     if text.endswith(("\n", "\r")):
         return False
     before, last = ["", "", *(line for line in text.splitlines() if line.strip())][-2:]
@@ -227,7 +227,7 @@ _BYTES = {"": 1.0, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte
 
 
 def nanoseconds(value: float, unit: str) -> float | None:
-    """A time in ns, nsecond, us, usecond, ms, msecond, s or second; a bare number is nanoseconds."""
+    """Returns a time in ns, nsecond, us, usecond, ms, msecond, s or second; a bare number is nanoseconds."""
     word = unit.strip().lower()
     prefix = next((word[: -len(end)] for end in ("second", "sec", "s") if word.endswith(end)), "n" if not word else "?")
     return value * _SCALES[prefix] if prefix in _SCALES else None
@@ -298,7 +298,7 @@ NCU_COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Value")
 
 
 def kernel_table(text: str, source: str = "") -> tuple[str, VendorTable] | None:
-    """The tool that wrote a text, and its table; None where no row of a kernel can be read."""
+    """Returns the tool that wrote a text, and its table; None where no row of a kernel can be read."""
     if (found := read_ncu(text)) is not None:
         return "ncu", _without(found, source, int(ends_in_a_row(text)))
     for layout in LAYOUTS:
@@ -398,7 +398,7 @@ def read_ncu(text: str) -> VendorTable | None:
 
 
 _Cell = tuple[tuple[str, ...], str, str, str | None, str]
-"""Which call it is of, its kernel, the metric, its value and unit."""
+"""It holds which call it is of, its kernel, the metric, its value and unit."""
 
 
 def _ncu_rows(text: str) -> Iterator[_Cell]:
@@ -429,7 +429,7 @@ def _raw_ncu_rows(text: str) -> Iterator[_Cell]:
 
 
 def read_file(path: Path) -> tuple[str, VendorTable]:
-    """The tool that wrote a file, and its table. Raises `TraceError` with what was found instead."""
+    """Returns the tool that wrote a file, and its table. Raises `TraceError` with what was found instead."""
     head = _head(path)
     if head.startswith(SQLITE):
         return _database(path)
@@ -453,7 +453,7 @@ _OTHER_KINDS = {
 
 
 def _other_kind(path: Path, head: bytes) -> str:
-    """What a file is that no reader here could read; nothing for text."""
+    """Returns what a file is that no reader here could read; nothing for text."""
     if path.suffix == ".nsys-rep":
         return f"is a report of nsys: 'nsys stats -r cuda_gpu_kern_sum --format csv {path}' makes a table of it"
     if path.suffix == ".ncu-rep":
@@ -577,7 +577,7 @@ _ANALYSED: tuple[tuple[str, CounterName, bool], ...] = (
 
 
 def counters_in(text: str) -> Iterator[Reading]:
-    """The counters in the tables that `rocprof-compute analyze` draws with lines, each once."""
+    """Returns the counters in the tables that `rocprof-compute analyze` draws with lines, each once."""
     columns: list[str] = []
     seen: set[CounterName] = set()
     for line in text.splitlines():

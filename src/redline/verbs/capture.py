@@ -1,4 +1,4 @@
-"""What several verbs share of profiling: capturing a spec, reading a profile again, and what steps held in memory."""
+"""Several verbs share this part of profiling: capturing a spec, reading a profile again, and keeping what steps held in memory."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _captured_record(record_id: str, workspace: Workspace) -> RunRecord:
 
 
 KEPT = ".memory.json"
-"""The ending of the files with rows of memory, which lie beside the history's traces."""
+"""Files with rows of memory end so; they lie beside the history's traces."""
 
 
 def keep_memory(row: MemoryRow, workspace: Workspace) -> None:

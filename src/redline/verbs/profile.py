@@ -60,7 +60,7 @@ What = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileResult(Result):
-    """What was found, with the profile itself and the record of what was measured beside it, or with the rows of memory."""
+    """The result holds the profile itself and the record of what was measured beside it, or with the rows of memory."""
 
     profile: Profile | None = None
     record: RunRecord | None = None
@@ -179,7 +179,7 @@ def profile(
 
 
 def is_trace(word: str) -> bool:
-    """Whether a word names what was captured before, and not a model: a path, stdin, or the id of a record."""
+    """Returns whether a word names what was captured before, and not a model: a path, stdin, or the id of a record."""
     if word == "-" or word.endswith((".json", ".json.gz")) or re.fullmatch(r"[0-9a-f]{6,}", word):
         return True
     path = Path(word).expanduser()
@@ -224,7 +224,7 @@ def _with_tool(
 
 
 def _imported(sources: Sequence[str | Path]) -> Profile:
-    """A profile from files that a vendor's profiler wrote; several of one tool are added up."""
+    """Returns a profile from files that a vendor's profiler wrote; several of one tool are added up."""
     found = [read_file(Path(source).expanduser()) for source in sources]
     tools = sorted({tool for tool, _ in found})
     if len(tools) > 1:
@@ -234,7 +234,7 @@ def _imported(sources: Sequence[str | Path]) -> Profile:
 
 
 def captured_lanes(found: Profile) -> Lanes | None:
-    """The first trace of a profile as lanes of boxes; None where there is no trace file to read."""
+    """Returns the first trace of a profile as lanes of boxes; None where there is no trace file to read."""
     named = found.capture.trace if found.capture is not None else next(iter(found.sources), None)
     if not named or not Path(named).is_file() or not (found.strips or found.operators):
         return None
@@ -247,13 +247,13 @@ def _stem(found: Profile) -> str:
     return Path(found.sources[0]).name.partition(".")[0] or "trace"
 
 
-# What it shows: the fields of the profile's own rows are its figures, and their names carry the units.
+# The fields of the profile's own rows are the figures that it shows, and their names carry the units.
 
 UNITS = {
     "bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "_per_s": "", "_s": "s", "bytes": "B", "share": "share", "efficiency": "share",
     "spread": "share", "ratio": "x", "gain_bound": "x", "flops": "FLOP",
 }  # fmt: skip
-"""The unit of a field, by the end of its name."""
+"""The end of a field's name tells its unit."""
 HEADERS = {
     "cpu_self_s": "host self", "cpu_total_s": "host total", "algorithm_bytes_per_s": "alg.", "bus_bytes_per_s": "bus",
     "efficiency": "of the limit", "flops_per_s": "reached", "bytes_per_s": "bandwidth", "gain_bound": "at most",
@@ -292,7 +292,7 @@ def table_of(name: str, title: str, structs: Iterable[Any], columns: str, **call
 
 
 def result_of(found: Profile, record: RunRecord | None = None, sort: Sort | None = None) -> ProfileResult:
-    """The findings in the order of what they bring, then every table."""
+    """Returns the findings in the order of what they bring, then every table."""
     return ProfileResult(
         verb="profile",
         headline=_headline(found),
@@ -432,7 +432,7 @@ SECONDS, SHARE = Figure(name="seconds", unit="s", header="time"), Figure(name="s
 
 
 def _timeline(found: Profile) -> Iterator[Row]:
-    """What the device did, or the host where it is the device, and why it was idle."""
+    """Returns what the device did, or the host where it is the device, and why it was idle."""
     timeline = found.timeline
     depths = {"exposed_communication": 2, "exposed_copy": 2, "span": 0, "busy": 0, "idle": 0}
     parts = [(name, value, depths.get(name, 1)) for name, value in _seconds(timeline)]
@@ -521,7 +521,7 @@ def _about(found: Profile) -> dict[str, Fact]:
 
 
 def _notes(found: Profile) -> Iterator[Note]:
-    """What is missing first."""
+    """Returns what is missing first."""
     yield from (note("lost", reason) for reason in (found.lost.reasons if found.lost else ()))
     if found.slowest is not None:
         late = found.slowest
@@ -553,7 +553,7 @@ def _picture(found: Profile) -> Any:
 
 
 def diff_result(changed: ProfileDiff) -> ProfileResult:
-    """Which kernels and operators changed between two profiles, what changed most first."""
+    """Returns which kernels and operators changed between two profiles, what changed most first."""
     sides = f"before: {changed.before}; after: {changed.after}"
     gone = (("resolved", changed.findings_gone), ("new", changed.findings_new))
     return ProfileResult(
@@ -674,7 +674,7 @@ def _memory_row(row: MemoryRow, rows: Sequence[MemoryRow], kinds: Sequence[str])
 
 
 def _after_memory(rows: Sequence[MemoryRow], spec: RunSpec) -> str:
-    """What to do about the largest part. A batch that is not known is not searched for either."""
+    """Returns what to do about the largest part. A batch that is not known is not searched for either."""
     first, parts = rows[0], rows[0].use.categories
     most = max(parts, key=lambda kind: parts[kind])
     if most == "optimizer state":
