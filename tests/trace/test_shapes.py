@@ -34,14 +34,6 @@ def attention(*more: str) -> list[str]:
 
 
 CASES: dict[str, tuple[str, Shape, int, int]] = {
-    "mm": ("aten::mm", shape([[8, 32], [32, 16]], [BF16, BF16]), 2 * 8 * 32 * 16, 2 * (8 * 32 + 32 * 16 + 8 * 16)),
-    "bmm": ("aten::bmm", shape([[4, 8, 32], [4, 32, 16]], [FP32] * 2), 2 * 4 * 8 * 32 * 16, 4 * 4 * (8 * 32 + 32 * 16 + 8 * 16)),
-    "addmm": (
-        "aten::addmm",
-        shape([[16], [8, 32], [32, 16], [], []], [FP32] * 3 + ["Scalar"] * 2),
-        2 * 8 * 32 * 16 + 8 * 16,
-        4 * (16 + 8 * 32 + 32 * 16 + 8 * 16),
-    ),
     "a strided convolution in groups": (
         "aten::cudnn_convolution",
         shape([[2, 8, 20, 20], [16, 4, 3, 3], [], [], [], []], [FP32] * 2 + ["ScalarList"] * 3 + ["Scalar"],
