@@ -286,10 +286,13 @@ class OnHost:
         return int(self.own_ns[around].sum())
 
     def python_beside(self, rows: Mask) -> int:
-        """Returns how much of the Python between operators is right before or behind one of these."""
-        operators, python = self.trace.operators, self.python
-        touching = np.isin(python.start, operators.end[rows]) | np.isin(python.end, operators.start[rows])
-        return int((python.end - python.start)[touching].sum())
+        """Returns how much of the Python between operators is right before or behind one of these, or what does little but call it."""
+        operators, parent, found = self.trace.operators, self.links.nesting.parent, np.flatnonzero(rows)
+        for _ in range(int(self.links.nesting.depth.max(initial=0))):
+            little = operators.duration[parent[found]] < operators.duration[found] / MOSTLY
+            found = np.where((parent[found] >= 0) & little, parent[found], found)
+        touching = np.isin(self.python.start, operators.end[found]) | np.isin(self.python.end, operators.start[found])
+        return int((self.python.end - self.python.start)[touching].sum())
 
     @cached_property
     def dispatch_ns(self) -> int:
