@@ -28,6 +28,7 @@ WORTH_A_LINE = 0.02
 FIRST_CACHE_BYTES = 32 << 10
 """The first data cache of most processors is this large."""
 
+_MANY_VIEWS = re.compile(r"^aten::(unbind|chunk|(tensor_|unsafe_)?split(_with_sizes)?)$")
 _READS_A_NUMBER = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|equal)$")
 
 
@@ -322,7 +323,12 @@ class OnHost:
         calls = np.bincount(self._alike)
         middle = self.own_ns[order[np.cumsum(calls) - (calls + 1) // 2]]
         found: Mask = (middle > self.call_ns)[self._alike]
-        return found
+        return found & ~self.views
+
+    @cached_property
+    def views(self) -> Mask:
+        """The mask is true for operators that make many views: they take time for each of them, and compute nothing."""
+        return matching(self.trace, self.trace.operators, _MANY_VIEWS)
 
     @cached_property
     def is_little(self) -> Mask:
@@ -341,7 +347,7 @@ class OnHost:
         """The time that operators take to be called, outside of loops that read numbers: all of their own time, but of those that
         take longer only what calling them takes."""
         inside = ~self.reading.holds(self.trace.operators.start)
-        most = np.where(self.is_little, self.own_ns, self.call_ns)
+        most = np.where(self.is_little | self.views, self.own_ns, self.call_ns)
         called, taken = (np.bincount(self._alike, np.where(inside, each, 0)) for each in (most, self.own_ns))
         return int(np.minimum(taken, called).sum())
 
@@ -352,16 +358,16 @@ class OnHost:
 
     @cached_property
     def reading(self) -> Intervals:
-        """When tensors are turned into numbers one by one: the operators that do it, and the time between two of them in
-        which no operator takes longer than being called."""
-        operators, main = self.trace.operators, self.view.main_thread
-        reads = self.numbers_read & (operators.thread == main)
+        """This is when tensors are turned into numbers one by one: the operators that do it, and the time before each since an operator
+        last computed something, such as the views of a loop over rows. Stalls are another matter."""
+        operators = self.trace.operators
+        on_main = operators.thread == self.view.main_thread
+        reads = self.numbers_read & on_main
+        computed = np.sort(operators.end[self.is_work & on_main & ~self.with_helpers(reads)])
         read = union(operators.start[reads], operators.end[reads])
-        computes = self.is_work & (operators.thread == main) & ~self.with_helpers(reads)
-        begun = np.searchsorted(np.sort(operators.start[computes]), np.append(read.start, self.bounds[1]))
-        same = begun[1:-1] == begun[:-2]
-        found = joined(read, union(read.end[:-1][same], read.start[1:][same])) if len(read) else NEVER
-        return both(found, all_time(self.bounds))
+        since = np.append(self.bounds[0], computed)[np.searchsorted(computed, read.start, side="right")]
+        before = without(union(np.minimum(since, read.start), read.end), self.stalls)
+        return both(joined(read, before), all_time(self.bounds))
 
     def longest(self, rows: Mask) -> str:
         return _longest(self.trace, self.trace.operators.name[rows], self.own_ns[rows])
