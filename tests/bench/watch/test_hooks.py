@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -450,6 +451,25 @@ def test_only_steps_that_repeat_are_not_heard_in_full(
     assert rates_in(tmp_path).samples == sum(sizes[number % len(sizes)] for number in range(200))
     heard = sum(row.kind == "forward" for row in reader.heard)
     assert heard == 200 if is_full else EARLY_STEPS <= heard < 100
+
+
+def test_what_a_library_saves_in_its_own_way_is_saving(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its functions are looked for after the first step, and call each other and `torch.save` in between."""
+    library = SimpleNamespace(serialize_file=lambda: None)
+    trainer = SimpleNamespace(_save_checkpoint=lambda: library.serialize_file())
+    monkeypatch.setitem(sys.modules, "safetensors.torch", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "transformers.trainer", SimpleNamespace(Trainer=trainer))  # type: ignore[arg-type]
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        step(model, optimizer)
+        trainer._save_checkpoint()
+    library.serialize_file()
+    watch.remove()
+    assert sum(row.kind == "saving" for row in heard_in(tmp_path).heard) == 3 + 1
+    assert not hasattr(library.serialize_file, "__wrapped__")
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):

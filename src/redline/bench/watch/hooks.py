@@ -62,6 +62,18 @@ EARLY_PULSES = (2, 10, 18)
 SYNCS_FROM, SYNCS_TO = 6, 16
 """Steps in which what makes the host wait for the device is listened to."""
 WAITING_METHODS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__")
+SAVERS = (
+    (
+        "safetensors.torch",
+        "_flatten",
+    ),  # with the next one: `save_file` itself is called by whatever name a script has for it
+    ("safetensors.torch", "serialize_file"),
+    ("transformers.modeling_utils", "PreTrainedModel.save_pretrained"),
+    ("transformers.trainer", "Trainer._save_checkpoint"),
+    ("accelerate.accelerator", "Accelerator.save_state"),
+    ("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint"),
+)
+"""Functions of libraries that save, besides `torch.save`."""
 COPIES_ASKED = 64
 """Asking the driver whether memory is pinned takes a few microseconds: in the first steps, then in one of so many."""
 
@@ -77,6 +89,8 @@ class Watch:
         """Classes of models whose calls are heard."""
         self._stepped: set[type] = set()
         """Classes of optimizers whose `step` is heard."""
+        self._savers = set[tuple[str, str]]()
+        """Functions of libraries that are heard."""
         self._graphs: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """Recorded graphs, and whether an optimizer's step is in them."""
         self._models = Models(self._watch_class)
@@ -166,6 +180,7 @@ class Watch:
         self._undo.clear()
         self._watched.clear()
         self._stepped.clear()
+        self._savers.clear()
 
     def failed(self, error: BaseException) -> None:
         """Our mistake, not the script's: write it down and stop listening."""
@@ -582,7 +597,7 @@ class Watch:
             self._models.find_frozen()
             measures = log.steps == DESCRIBED_AFTER[-1]
             facts.describe(self._models.roots(facts.trained()), is_called=self._forwards > 0, measures=measures)
-            self._hear_safetensors()
+            self._hear_savers()
             log.device = log.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.
         if self._forwards == 0 and self._models.known and log.steps > self._found_at + 1:
@@ -598,13 +613,17 @@ class Watch:
         if log.steps > log.looks_until or log.steps in EARLY_PULSES:
             facts.pulse(log.steps)
 
-    def _hear_safetensors(self) -> None:
-        """Models of Hugging Face are saved by its own library, which exists only where a script has imported it."""
-        library = sys.modules.get("safetensors.torch")
-        if library is not None and not hasattr(library.serialize_file, "__wrapped__"):
-            for name in ("_flatten", "serialize_file"):  # both are called by whatever name a script has for `save_file`
-                if hasattr(library, name):
-                    self._wrap(library, name, functools.partial(self._timed, SAVING))
+    def _hear_savers(self) -> None:
+        """Libraries that save in their own way exist only where a script has imported them."""
+        for module, path in SAVERS:
+            *owners, name = path.split(".")
+            owner: Any = sys.modules.get(module)
+            for attribute in owners:
+                owner = getattr(owner, attribute, None)
+            saver = getattr(owner, name, None)
+            if saver is not None and (module, path) not in self._savers:
+                self._savers.add((module, path))
+                self._wrap(owner, name, functools.partial(self._timed, SAVING))
 
     def _listen_for_waits(self) -> None:
         """For a few steps: what makes the host wait for the device, and from which line."""
