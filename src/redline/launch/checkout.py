@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from redline.launch.connection import last_line
 from redline.launch.supervisor import checkout_of, current_folder
 from redline.model.errors import UsageError
 from redline.model.fields import Frozen
@@ -20,8 +21,9 @@ from redline.model.spec import LaunchSpec
 
 GIT_TIMEOUT_S = 120.0
 SETUP_TIMEOUT_S = 1800.0
+NOTHING = "it said nothing"
 PREFIX = "redline-checkout-"
-"""Of the folder that a checkout is in, followed by the process that made it."""
+"""The folder of a checkout is called this, followed by the process that made it."""
 DEPENDENCIES = (
     "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock",
     "environment.yml", "pixi.lock",
@@ -65,7 +67,7 @@ def resolve_commit(ref: str, folder: str | None = None) -> str:
     where = folder or current_folder() or "/"
     if ref.startswith("-") or not ref.isprintable():
         raise UsageError(f"{ref!r} is not a git ref")
-    if not _is_checkout(where):
+    if not (Path(checkout_of(where)) / ".git").exists():
         raise UsageError(f"no git checkout at {where}: a baseline {ref!r} must be a file of records, or a ref of one")
     # A clone of CI has no branches of its own, only those of its origin.
     for name in (ref, f"refs/remotes/origin/{ref}"):
@@ -104,7 +106,7 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
         # Without the project's hooks: they may install or change things, and are meant for people's own checkouts.
         added = _git(root, "-c", f"core.hooksPath={os.devnull}", "worktree", "add", "--detach", str(tree), commit)
         if added.returncode != 0:
-            raise UsageError(f"git cannot check out {ref!r}: {_last_line(added.stderr)}")
+            raise UsageError(f"git cannot check out {ref!r}: {last_line(added.stderr, NOTHING)}")
         _fill_submodules(root, str(tree), ref)
         python = _prepared(tree, environment)
         folder = tree / os.path.relpath(os.path.realpath(here), os.path.realpath(root))
@@ -114,7 +116,9 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
             # A folder that this commit does not have yet: its root is the best there is.
             folder=str(folder if folder.is_dir() else tree),
             python=python,
-            other_packages=() if environment.python else tuple(_different(Path(root), tree)),
+            other_packages=()
+            if environment.python
+            else tuple(name for name in DEPENDENCIES if _content(Path(root) / name) != _content(tree / name)),
         )
     finally:
         _git(root, "worktree", "remove", "--force", str(tree))
@@ -123,7 +127,7 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
 
 
 def _remove_left_behind(root: str) -> None:
-    """Checkouts of processes that were killed."""
+    """Removes the checkouts of processes that were killed."""
     for line in _git(root, "worktree", "list", "--porcelain").stdout.splitlines():
         temporary = Path(line.removeprefix("worktree ")).parent
         pid = temporary.name.removeprefix(PREFIX).partition("-")[0]
@@ -157,7 +161,9 @@ def _fill_submodules(root: str, tree: str, ref: str) -> None:
         if filled.returncode != 0:
             filled = _git(tree, *update)
         if filled.returncode != 0:
-            raise UsageError(f"git cannot check out the submodule {path} of {ref!r}: {_last_line(filled.stderr)}")
+            raise UsageError(
+                f"git cannot check out the submodule {path} of {ref!r}: {last_line(filled.stderr, NOTHING)}"
+            )
 
 
 def _prepared(tree: Path, environment: Setup) -> str:
@@ -169,7 +175,7 @@ def _prepared(tree: Path, environment: Setup) -> str:
         except subprocess.TimeoutExpired:
             raise UsageError(f"the environment's setup took longer than {SETUP_TIMEOUT_S:g} s") from None
         if made.returncode != 0:
-            reason = _last_line(made.stderr or made.stdout)
+            reason = last_line(made.stderr or made.stdout, NOTHING)
             raise UsageError(f"the environment's setup failed with status {made.returncode}: {reason}")
     if not environment.python:
         return ""
@@ -179,12 +185,6 @@ def _prepared(tree: Path, environment: Setup) -> str:
     return str(python)
 
 
-def _different(here: Path, there: Path) -> Iterator[str]:
-    for name in DEPENDENCIES:
-        if _content(here / name) != _content(there / name):
-            yield name
-
-
 def _content(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
@@ -192,27 +192,14 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _is_checkout(folder: str) -> bool:
-    return (Path(checkout_of(folder)) / ".git").exists()
-
-
 def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return _run(["git", "-C", folder, *words])
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     # A hook of git hands these down, and they would lead every command to the hook's own repository.
-    variables = {
-        name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-    }
+    of_hook = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    variables = {name: value for name, value in os.environ.items() if name not in of_hook}
+    command = ["git", "-C", folder, *words]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, env=variables)
     except FileNotFoundError:
         raise UsageError("git is not installed: a baseline must then be a file of records") from None
     except subprocess.TimeoutExpired:
-        raise UsageError(f"git did not answer within {GIT_TIMEOUT_S:g} s: {' '.join(command[3:])}") from None
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it said nothing"
+        raise UsageError(f"git did not answer within {GIT_TIMEOUT_S:g} s: {' '.join(words)}") from None

@@ -376,6 +376,11 @@ def log_tail(log: IO[bytes]) -> str:
     return tail.decode("utf-8", "replace")
 
 
+def last_line(text: str, otherwise: str) -> str:
+    """The last line that says something; `otherwise` if none does."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), otherwise)
+
+
 def timeout_of(request: Request, launch: LaunchSpec) -> float:
     if isinstance(request, Measure | Feed):
         return launch.measure_timeout_s + request.seconds

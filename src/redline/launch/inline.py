@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from redline.launch.door import Session
 from redline.model.protocol import Close, ClosedReply, OnProgress, Progress, Reply, Request
 from redline.model.record import Closed
 from redline.model.spec import LaunchSpec, RunSpec
 
 
-class InlineSession:
+class InlineSession(Session):
     def __init__(self, handed_over: dict[str, Any]) -> None:
         from redline.bench.session import BenchSession
 
@@ -20,17 +21,14 @@ class InlineSession:
         self._begun: Request | None = None
         self._bench = BenchSession(on_progress=self._progress, isolated=False, handed_over=handed_over)
 
-    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
-        self._on_progress = on_progress
-        return self._bench.handle(request)
-
     def begin(self, request: Request) -> None:
+        """In one process nothing runs beside the caller, so the work is done in `wait`."""
         self._begun = request
 
     def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply:
-        """Works only now: in one process nothing runs beside the caller."""
         assert self._begun is not None
-        return self.ask(self._begun, on_progress)
+        self._on_progress = on_progress
+        return self._bench.handle(self._begun)
 
     def pause(self) -> None:
         """Nothing runs between two questions."""

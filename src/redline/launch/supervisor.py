@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import msgspec
 
-from redline.launch.connection import log_tail, signal_group, worker_log
+from redline.launch.connection import last_line, log_tail, signal_group, worker_log
 from redline.model.errors import DoorError
 from redline.model.spec import LaunchSpec
 from redline.system.processes import keep_standard_descriptors
@@ -133,8 +133,7 @@ class Supervisor:
                 body = b""
             if not body:
                 self._process.poll()
-                lines = log_tail(self._log).strip().splitlines()
-                why = lines[-1] if lines else f"it exited with status {self._process.returncode}"
+                why = last_line(log_tail(self._log), f"it exited with status {self._process.returncode}")
                 raise DoorError(f"the process that starts workers is gone: {why}")
             event: dict[str, Any] = msgspec.msgpack.decode(body)
             if "exited" in event:

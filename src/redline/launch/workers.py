@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from redline.launch.connection import Line, WorkerDoor, WorkerSession, log_tail, worker_log
+from redline.launch.connection import Line, WorkerDoor, WorkerSession, last_line, log_tail, worker_log
 from redline.launch.supervisor import SOURCE, WorkerProcess, shared_supervisor
 from redline.model.errors import DoorError, UsageError
 from redline.model.protocol import Request, write_script
@@ -105,9 +105,9 @@ def _behind(tool: str, log: IO[bytes], launch: LaunchSpec) -> Line:
     ours = callback.wait(lambda: process.wait(0.0) is None, CALL_TIMEOUT_S)
     if ours is None:
         process.kill()
-        words = log_tail(log).strip().splitlines()
+        reason = last_line(log_tail(log), "it said nothing")
         log.close()
-        raise DoorError(f"no worker came up behind {tool!r}" + (f": {words[-1]}" if words else ""))
+        raise DoorError(f"no worker came up behind {tool!r}: {reason}")
     return Line(ours, process.pid, process)
 
 
@@ -184,8 +184,7 @@ def run_script(launch: LaunchSpec, requests: Sequence[Request], folder: Path, ti
             process.kill()
             raise DoorError(f"{tool} did not end within {timeout_s:g} s; it was stopped")
         if status != 0:
-            words = log_tail(log).strip().splitlines()
-            raise DoorError(f"{tool} failed: {words[-1] if words else f'status {status >> 8}'}")
+            raise DoorError(f"{tool} failed: {last_line(log_tail(log), f'status {status >> 8}')}")
 
 
 def run_after(command: Sequence[str], output: Path, timeout_s: float = FOLLOW_UP_TIMEOUT_S) -> None:
@@ -198,5 +197,5 @@ def run_after(command: Sequence[str], output: Path, timeout_s: float = FOLLOW_UP
         raise DoorError(f"{command[0]} {command[1]} did not end within {timeout_s:g} s; it was stopped") from None
     output.write_bytes(done.stdout)
     if done.returncode != 0:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise DoorError(f"{command[0]} {command[1]} failed: {words[-1] if words else f'status {done.returncode}'}")
+        reason = last_line(done.stderr.decode("utf-8", "replace"), f"status {done.returncode}")
+        raise DoorError(f"{command[0]} {command[1]} failed: {reason}")
