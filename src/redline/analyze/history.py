@@ -31,12 +31,11 @@ MOST_POINTS = 5000
 """How many of the latest records of a series are analysed."""
 MOST_CHANGES = 10
 """Steps that are looked for in one series: the time this takes grows with their cube."""
-REACH = 3
-"""Neighbours on each side that a record is compared with to see whether it is an outlier."""
 CORRELATIONS = (0.0, 0.4, 0.8)
 """How much a record may follow the one before it; the criterion chooses."""
 SHORTEST = 3
-"""A stretch of fewer records is an outlier. One of fewer than `FEWEST_A_SIDE` is set aside before the others are looked at again."""
+"""What lasts for fewer records is an outlier: it is compared with as many on each side. A stretch between two steps that has this many and
+fewer than `FEWEST_A_SIDE` is set aside before the others are looked at again."""
 PER_STEP, PER_SLOPE = 3.5, 2.0
 """What a step and a power of the time cost, in logarithms of the number of records. Zhang and Siegmund derive 3 for a step in a long series; with
 60 records these keep false alarms at 1 to 3 %, also beside drift and waves."""
@@ -96,11 +95,13 @@ def trend_of(seconds: Sequence[float], moments: Sequence[float] | None = None) -
     bounds = [0, *steps, values.size]
     changes = []
     for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        low, middle, high = shift_between(values[before:at], values[at:after], 0.95)
+        sides = values[before:at], values[at:after]
+        surely_low, _, surely_high = shift_between(*sides, SURE)
+        low, middle, high = shift_between(*sides, 0.95)
         # Of few sessions nobody knows how far they differ, so a step between two must exceed what single runs may differ by.
         is_between = not are_many and any(abs(start - at) <= 1 for start in starts[1:])
         least = math.log1p(OTHER_ALLOWANCE) if is_between else SMALLEST_CHANGE
-        if abs(middle) >= least and not low <= 0 <= high:
+        if abs(middle) >= least and not surely_low <= 0 <= surely_high:
             ratio, lowest, highest = (math.exp(log) for log in (middle, low, high))
             changes.append(Change(index=skipped + places[at], ratio=ratio, low=lowest, high=highest))
     return Trend(changes=tuple(changes), drift=drift if are_many or len(starts) == 1 else None)
@@ -111,9 +112,9 @@ def _settled(values: Floats) -> Floats:
 
     An outlier lies apart from the middle of the records before it and from that of those after it; at a change a record is like one of the two.
     """
-    padded = np.pad(values, REACH, mode="reflect")
-    windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, REACH), axis=1)[:, REACH // 2]
-    before, after = windows[: values.size], windows[REACH + 1 :]
+    padded = np.pad(values, SHORTEST, mode="reflect")
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, SHORTEST), axis=1)[:, SHORTEST // 2]
+    before, after = windows[: values.size], windows[SHORTEST + 1 :]
     nearer = np.where(np.abs(values - before) < np.abs(values - after), before, after)
     scatter = 1.4826 * median(np.abs(np.diff(values)).tolist()) / math.sqrt(2)
     settled: Floats = np.where(np.abs(values - nearer) > np.maximum(5 * scatter, SMALLEST_CHANGE), nearer, values)
@@ -126,7 +127,6 @@ class _Series:
     def __init__(self, values: Floats, correlation: float) -> None:
         self.count = values.size
         self.correlation = correlation
-        self.raw = values
         self.values = self.whitened(values)
 
     def whitened(self, columns: Floats) -> Floats:
@@ -191,7 +191,6 @@ def _fitted(values: Floats) -> tuple[list[int], Drift | None]:
         if not short or kept.size - sum(b - a for a, b in short) < 2 * FEWEST_A_SIDE:
             break
         kept = np.delete(kept, np.concatenate([np.arange(a, b) for a, b in short]))
-    steps = _abrupt(series, order, steps)
     return [int(kept[step]) for step in steps], _drift(series, steps)
 
 
@@ -207,26 +206,6 @@ def _path(series: _Series, order: int) -> tuple[_Series, int, list[int]]:
         if series.criterion(order, steps) < series.criterion(order, best):
             best = steps
     return series, order, best
-
-
-def _abrupt(series: _Series, order: int, steps: list[int]) -> list[int]:
-    """The steps whose two sides differ for sure."""
-    while steps:
-        fitted, *_ = np.linalg.lstsq(series.design(order, steps), series.values, rcond=None)
-        times = np.linspace(-1, 1, series.count)
-        level = series.raw - np.stack([times**power for power in range(order + 1)], axis=1) @ fitted[: order + 1]
-        bounds = [0, *steps, series.count]
-        doubts = {}
-        for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
-            sides = level[before:at], level[at:after]
-            low, middle, high = shift_between(sides[0], sides[1], SURE)
-            if low <= 0 <= high:
-                doubts[at] = abs(middle) / max(high - low, 1e-12)
-        if not doubts:
-            break
-        worst = min(doubts, key=lambda step: doubts[step])
-        steps = [step for step in steps if step != worst]
-    return steps
 
 
 def _drift(series: _Series, steps: Sequence[int]) -> Drift | None:
