@@ -7,68 +7,54 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from history_trials import NOISES, share
 from numpy.typing import NDArray
 
 from redline.analyze.history import Trend, trend_of
 from redline.verbs.history import sparkline
 
-POINTS, AT, RUNS = 60, 33, 20
+RUNS = 20
+CLEAN = ("0.5 %", "1 %", "heavy tails", "two modes", "outliers 5 %", "correlated 0.6", "drift 4 %")
 
 
-def logs(machine: str, seed: int) -> NDArray[np.float64]:
-    random = np.random.default_rng(seed)
-    values = random.normal(0, 0.003 if machine in ("quiet", "slope") else 0.01, POINTS)
-    if machine == "two modes":
-        values += 0.04 * (random.random(POINTS) < 0.4)
-    if machine == "outliers":
-        values += random.exponential(0.3, POINTS) * (random.random(POINTS) < 0.08)
-    if machine == "slope":
-        values += np.linspace(0, 0.08, POINTS)
-    return values
+@pytest.mark.parametrize("name", CLEAN)
+def test_five_percent_are_caught_and_none_is_not_told(name: str) -> None:
+    """`benchmarks/history_trials.py` counts more of them; with so few, one false alarm is luck and two are not."""
+    assert share(NOISES[name], 0.05, 60, RUNS) >= 0.9
+    assert share(NOISES[name], 0.0, 60, RUNS) <= 1 / RUNS
 
 
-def found(machine: str, slowdown: float, seed: int) -> Trend:
-    values = logs(machine, seed)
-    values[AT:] += math.log1p(slowdown)
-    return trend_of((0.01 * np.exp(values)).tolist())
+@pytest.mark.parametrize("name", ["0.5 %", "1 %"])
+def test_two_percent_are_caught_where_the_spread_allows(name: str) -> None:
+    assert share(NOISES[name], 0.02, 60, RUNS) >= 0.8
 
 
-def is_near(trend: Trend) -> bool:
-    return any(abs(change.index - AT) <= 4 and change.ratio < 1 for change in trend.changes)
-
-
-@pytest.mark.parametrize("machine", ["quiet", "noisy", "two modes", "outliers"])
-def test_five_percent_are_caught_and_none_is_not_told(machine: str) -> None:
-    assert sum(is_near(found(machine, 0.05, seed)) for seed in range(RUNS)) >= 0.9 * RUNS
-    assert sum(bool(found(machine, 0.0, 50 + seed).changes) for seed in range(RUNS)) <= 1
-
-
-@pytest.mark.parametrize("machine", ["quiet", "noisy"])
-def test_two_percent_are_caught_where_the_spread_allows(machine: str) -> None:
-    assert sum(is_near(found(machine, 0.02, seed)) for seed in range(RUNS)) >= 0.8 * RUNS
+def draw(name: str, seed: int, step: float = 0.0) -> Trend:
+    """What is found in one of the series of the trials, with a step in its middle."""
+    logs = NOISES[name](np.random.default_rng([seed, 60]), 60)
+    return trend_of(np.exp(stepped(logs, (30, math.log1p(step)))).tolist())
 
 
 def test_drift_is_told_from_a_step() -> None:
-    trends = [found("slope", 0.0, seed) for seed in range(RUNS)]
+    """Also in draws in which it was cut into a staircase before."""
+    trends = [draw("drift 4 %", seed) for seed in (*range(RUNS), 83, 99, 101, 118)]
     assert sum(bool(trend.changes) for trend in trends) <= 1
-    assert all(trend.drift is not None and trend.drift.high < 1 for trend in trends)
-    assert all(found("quiet", 0.05, seed).drift is None for seed in range(5))
+    drifts = [trend.drift for trend in trends if trend.drift is not None]
+    assert len(drifts) >= len(trends) - 2
+    assert all(drift.high < 1 for drift in drifts)
+    assert all(draw("0.5 %", seed, 0.05).drift is None for seed in range(5))
 
 
 def test_the_interval_covers_the_truth() -> None:
-    covered = 0
-    for seed in range(RUNS):
-        (change,) = found("quiet", 0.05, seed).changes
-        covered += change.low <= 1 / 1.05 <= change.high
-    assert covered >= 0.85 * RUNS
+    found = [change for seed in range(RUNS) for change in draw("0.5 %", seed, 0.05).changes]
+    assert len(found) == RUNS
+    assert sum(change.low <= 1 / 1.05 <= change.high for change in found) >= 0.85 * RUNS
 
 
-def test_two_steps_are_both_found() -> None:
-    values = logs("quiet", 1)
-    values[20:] += 0.05
-    values[40:] -= 0.08
-    first, second = trend_of(np.exp(values).tolist()).changes
-    assert (first.ratio < 1 < second.ratio, abs(first.index - 20) <= 1, abs(second.index - 40) <= 1) == (True,) * 3
+def test_a_step_is_told_beside_outliers_that_become_more() -> None:
+    """Draws in which several in a row had looked like a slope."""
+    for seed in (12, 16, 20, 45, 46):
+        assert any(abs(change.index - 30) <= 3 for change in draw("outliers 2 → 15 %", seed, 0.05).changes)
 
 
 def stepped(values: NDArray[np.float64], *steps: tuple[int, float]) -> NDArray[np.float64]:
@@ -128,27 +114,6 @@ def test_what_is_no_step_is_not_called_one(name: str) -> None:
         moments = [86400.0 * (index // a_session) + 60.0 * (index % a_session) for index in range(values.size)]
         told += bool(trend_of(np.exp(values).tolist(), moments).changes)
     assert told <= 1
-
-
-def test_drift_that_could_be_cut_into_a_staircase_is_drift() -> None:
-    """Draws of `benchmarks/history_trials.py` in which it was."""
-    told = 0
-    for seed in (3, 83, 99, 101, 118):
-        values = np.random.default_rng([seed, 60]).normal(0, 0.005, 60) + np.linspace(0, 0.04, 60)
-        trend = trend_of(np.exp(values).tolist())
-        assert trend.changes or trend.drift is not None
-        told += bool(trend.changes)
-    assert told <= 1
-
-
-def test_a_step_is_told_beside_outliers_that_become_more() -> None:
-    """Draws in which several in a row had looked like a slope."""
-    for seed in (12, 16, 20, 45, 46):
-        random = np.random.default_rng([seed, 60])
-        share = np.where(np.arange(60) < 30, 0.02, 0.15)
-        values = random.normal(0, 0.005, 60) + np.where(random.random(60) < share, np.log(1.2), 0.0)
-        changes = trend_of(np.exp(stepped(values, (30, np.log1p(0.05)))).tolist()).changes
-        assert any(abs(change.index - 30) <= 3 for change in changes)
 
 
 def test_an_outlier_among_few_records_does_not_hide_a_step() -> None:
