@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeAlias, TypeVar
 
@@ -113,10 +114,17 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[Note]]:
     return list(files.values()), notes
 
 
+MOST_FILES = 100_000
+"""In a folder of traces and below it: more are a disk and no folder of traces, and listing them takes a second."""
+
+
 def _in_folder(folder: Path) -> list[Path]:
     """As TensorBoard lays them out; else every file in it that looks like a trace, ranks in the order of their number."""
     # Unlike rglob, a walk passes over folders that vanish meanwhile, and over those that may not be read.
-    paths = (Path(below, name) for below, _, names in os.walk(folder) for name in names)
+    walk = (Path(below, name) for below, _, names in os.walk(folder) for name in names)
+    paths = list(islice(walk, MOST_FILES))
+    if len(paths) == MOST_FILES:
+        raise TraceError(f"the folder {folder} holds {MOST_FILES} files or more: name the one that has the traces")
     inside = [path for path in paths if path.name.endswith((".json", ".json.gz")) and path.is_file()]
     named = [path for path in inside if path.name.endswith((".pt.trace.json", ".pt.trace.json.gz"))]
     traces = named or [path for path in inside if _looks_like_a_trace(path)]
