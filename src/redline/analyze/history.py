@@ -182,7 +182,7 @@ def _fitted(values: Floats) -> tuple[list[int], Drift | None]:
     """The steps of the model with the best criterion, and the drift beside them."""
     kept = np.arange(values.size)
     while True:
-        series, order, steps = min(
+        series, _, steps = min(
             (_path(_Series(values[kept], correlation), order) for correlation in CORRELATIONS for order in (0, 1, 2)),
             key=lambda found: found[0].criterion(found[1], found[2]),
         )

@@ -114,8 +114,8 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[Note]]:
     return list(files.values()), notes
 
 
-MOST_FILES = 100_000
-"""In a folder of traces and below it: more are a disk and no folder of traces, and listing them takes a second."""
+MOST_FILES = 20_000
+"""In a folder of traces and below it: more are a disk and no folder of traces, and listing them takes long."""
 
 
 def _in_folder(folder: Path) -> list[Path]:
