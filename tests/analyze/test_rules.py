@@ -365,6 +365,19 @@ def reading_values_one_by_one(program: OnHost, bad: bool, _: int) -> None:
         program.work("aten::item", 2 * US)
 
 
+@fault("sync-in-loop", make=OnHost)
+def deciding_over_the_rows_of_a_tensor(program: OnHost, bad: bool, _: int) -> None:
+    """The loop takes the tensor apart first, with a view for each row."""
+    program.work("aten::addmm", 900 * US)
+    for number in range(160 if bad else 0):
+        program.maker.operator("aten::select", program.now + number * 2 * US, US)
+    if bad:
+        program.work("aten::unbind", 320 * US)
+    for _ in range(160 if bad else 1):
+        program.work("aten::gt", 2 * US)
+        program.work("aten::is_nonzero", 2 * US)
+
+
 @fault("copies", change="copy less", bound="memory", make=OnHost)
 def copying_values(program: OnHost, bad: bool, _: int) -> None:
     program.layers()

@@ -80,10 +80,12 @@ def _leave_out(facts: TraceFacts, gone: Removal) -> str:
     profile = facts.profile
     how = "capture with --stacks" if profile.capture is not None else "record with with_stack=True"
     see = "" if gone.what else f" ({how} to see the Python functions)"
-    server = "" if gone.what or profile.steps_seen else ". A server that has no requests looks the same"
+    also = "" if gone.what or profile.steps_seen else ". A server that has no requests looks the same"
+    unseen = profile.has_device and all(wait.copies for wait in profile.waits)
+    also += ". No call that waits for the device was recorded: it may wait there" if unseen else ""
     return (
         "take what the program does there out of the step, or do it less often or in another process: logging, "
-        f"metrics, checkpoints, preprocessing on the host{see}{server}"
+        f"metrics, checkpoints, preprocessing on the host{see}{also}"
     )
 
 
