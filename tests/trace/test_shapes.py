@@ -48,6 +48,13 @@ CASES: dict[str, tuple[str, Shape, int, int]] = {
         2 * (2 * 8 * 100) * 16 * 4,
         4 * (2 * 8 * 100 + 8 * 16 * 4 + 2 * 16 * 400),
     ),
+    "any convolution, transposed": (
+        "aten::convolution",
+        shape([[2, 8, 10, 10], [8, 16, 2, 2]] + [[]] * 7, [FP32] * 2 + [""] * 7,
+              ["", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"]),
+        2 * (2 * 8 * 100) * 16 * 4,
+        4 * (2 * 8 * 100 + 8 * 16 * 4 + 2 * 16 * 400),
+    ),
     "both gradients of a convolution": (
         "aten::convolution_backward",
         shape([[2, 16, 10, 10], [2, 8, 10, 10], [16, 8, 3, 3]] + [[]] * 8, [FP32] * 3 + ["ScalarList"] * 8,

@@ -173,43 +173,30 @@ def _matmul(first: int, second: int, added: bool = False) -> Formula:
     return formula
 
 
-def _numbers(values: Values, index: int, count: int, otherwise: int) -> list[int]:
-    """Returns a list of numbers as torch prints one: `[2, 2]`."""
-    found = [int(one) for one in re.findall(r"-?\d+", values[index])] if index < len(values) else []
-    return found if len(found) == count else (found or [otherwise]) * count
-
-
-def _convolution(
-    stride: int, padding: int, dilation: int, transposed: int | None = None, more: int | None = None, groups: int = 0
-) -> Formula:
-    """Takes the indices of its options among the arguments, which differ from backend to backend.
-
-    `more` is the index of the output's own padding, for an operator that is always transposed: there every input value meets
-    every weight of its channel.
-    """
+def _convolution(order: str) -> Formula:
+    """`order`: the lists among its arguments as they follow each other, which differs from backend to backend."""
 
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
         data, weight = inputs[0][0].dims, inputs[1][0].dims
-        spatial = len(weight) - 2
-        if spatial < 1 or len(data) != len(weight) or not values:
+        spatial, lists = len(weight) - 2, [index for index, value in enumerate(values) if value.startswith("[")]
+        if spatial < 1 or len(data) != len(weight) or not lists:
             raise ValueError("strides are not known")
-        if transposed is not None and values[transposed] == "True":
-            return _convolution(stride, padding, dilation, more=transposed + 1, groups=transposed + 2)(inputs, values)
-        options = (
-            _numbers(values, index, spatial, usual) for index, usual in ((stride, 1), (padding, 0), (dilation, 1))
-        )
+        given = {name: re.findall(r"-?\d+", values[index]) for name, index in zip(order.split(), lists, strict=False)}
+        options = []
+        for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
+            numbers = [int(number) for number in given.get(name, [])]
+            options.append(numbers if len(numbers) == spatial else (numbers or [usual]) * spatial)
         along = list(zip(data[2:], weight[2:], *options, strict=True))
-        if more is None:
-            sizes = [(size + 2 * pad - dil * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, dil in along]
+        if "True" not in values[: lists[-1]] and not order.startswith("padding output_padding"):
+            sizes = [(size + 2 * pad - dil * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, dil, _ in along]
             output = data[0] * weight[0] * math.prod(sizes)
             return convolution_flops(output, weight), output
-        extra = _numbers(values, more, spatial, 0)
+        # It is transposed: every input value meets every weight of its channel.
         sizes = [
-            (size - 1) * step - 2 * pad + dil * (kernel - 1) + own + 1
-            for (size, kernel, step, pad, dil), own in zip(along, extra, strict=True)
+            (size - 1) * step - 2 * pad + dil * (kernel - 1) + more + 1 for size, kernel, step, pad, dil, more in along
         ]
-        output = data[0] * weight[1] * _numbers(values, groups, 1, 1)[0] * math.prod(sizes)
-        return convolution_flops(math.prod(data), weight), output
+        groups = next((int(value) for value in values[lists[-1] + 1 :] if value.isdigit()), 1)
+        return convolution_flops(math.prod(data), weight), data[0] * weight[1] * groups * math.prod(sizes)
 
     return formula
 
@@ -260,13 +247,14 @@ def _looked_up(inputs: Inputs, values: Values) -> tuple[int, int]:
 _RULES: tuple[tuple[KernelClass, str, Formula], ...] = (
     ("matmul", r"^(mm|bmm|mv|_scaled_mm|dot)$", _matmul(0, 1)),
     ("matmul", r"^(addmm|baddbmm|_addmm_activation|addmv)$", _matmul(1, 2, added=True)),
-    ("convolution", r"^cudnn_convolution$", _convolution(3, 2, 4)),
-    ("convolution", r"^cudnn_convolution_transpose$", _convolution(4, 2, 5, more=3, groups=6)),
-    ("convolution", r"^miopen_convolution_transpose$", _convolution(5, 3, 6, more=4, groups=7)),
-    ("convolution", r"^(miopen|mkldnn)_(depthwise_)?convolution$", _convolution(4, 3, 5)),
-    ("convolution", r"^_?(convolution|convolution_overrideable)$", _convolution(3, 4, 5, 6)),
-    ("convolution", r"^(_slow_conv\dd_forward|thnn_conv2d|slow_conv3d_forward)$", _convolution(4, 5, 99)),
-    ("convolution", r"^_conv_depthwise2d$", _convolution(4, 5, 6)),
+    ("convolution", r"^_?convolution(_overrideable)?$", _convolution("stride padding dilation output_padding")),
+    ("convolution", r"^(cudnn|miopen|mkldnn)_(depthwise_)?convolution$", _convolution("padding stride dilation")),
+    ("convolution", r"_convolution_transpose$", _convolution("padding output_padding stride dilation")),
+    (
+        "convolution",
+        r"^(_slow_conv\dd_forward|thnn_conv2d|slow_conv3d_forward|_conv_depthwise2d)$",
+        _convolution("kernel stride padding dilation"),
+    ),
     ("convolution", r"^convolution_backward(_overrideable)?$", _convolution_backward),
     ("attention", r"^_?flash_att(n|ention)_forward$", _attention(0, heads_first=False, causal=8)),
     ("attention", r"^_?flash_att(n|ention)_backward$", _attention(1, heads_first=False, causal=11, backward=True)),

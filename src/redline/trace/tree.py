@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -238,18 +238,29 @@ def parts_of(tree: TreeNode | None) -> list[PartRow]:
     if tree is None:
         return []
     sums: dict[tuple[str, Literal["module", "annotation"]], list[float]] = {}
+
+    def add(node: TreeNode, path: tuple[str, ...], marks: frozenset[str]) -> float:
+        """Add up what is below a node, and return the device time of the nearest modules there."""
+        in_modules = 0.0
+        for child in node.children:
+            name, device = child.plain_name, child.device_s
+            own = (*path, name) if child.kind == "module" else path
+            inside = add(child, own, marks | {name} if child.kind == "annotation" else marks)
+            in_modules += device if child.kind == "module" else inside
+            if child.kind == "module":
+                values = (child.calls, child.host_s, device, device - inside, child.backward_s)
+            elif child.kind == "annotation" and name not in marks:
+                values = (child.calls, child.host_s, device, child.device_self_s, child.backward_s)
+            elif child.kind == "annotation":  # the rest of its time is in the one of its name around it
+                values = (child.calls, 0.0, 0.0, child.device_self_s, 0.0)
+            else:
+                continue
+            key = ("/".join(own) if child.kind == "module" else name, child.kind)
+            sums[key] = [total + value for total, value in zip(sums.get(key, [0.0] * 5), values, strict=True)]
+        return in_modules
+
+    add(tree, (), frozenset())
     whole = tree.device_s or tree.host_s
-    for path, node, is_repeated in _walked(tree, (), frozenset()):
-        if node.kind not in ("module", "annotation"):
-            continue
-        kind: Literal["module", "annotation"] = "module" if node.kind == "module" else "annotation"
-        own = node.device_s - sum(inner.device_s for inner in _modules_inside(node)) if kind == "module" else 0.0
-        values = (node.calls, node.host_s, node.device_s, own or node.device_self_s, node.backward_s)
-        if is_repeated:  # its time is in the one around it
-            values = (node.calls, 0.0, 0.0, node.device_self_s, 0.0)
-        found = sums.setdefault(("/".join(path) if kind == "module" else node.plain_name, kind), [0.0] * 5)
-        for index, value in enumerate(values):
-            found[index] += value
     rows = [
         PartRow(
             path=path,
@@ -264,23 +275,6 @@ def parts_of(tree: TreeNode | None) -> list[PartRow]:
         for (path, kind), (calls, host, device, own, backward) in sums.items()
     ]
     return sorted(rows, key=lambda row: (-row.device_s, -row.host_s, row.path))
-
-
-def _walked(
-    node: TreeNode, path: tuple[str, ...], marks: frozenset[str]
-) -> Iterator[tuple[tuple[str, ...], TreeNode, bool]]:
-    """Each node with the modules around it, and whether it is an annotation inside one of the same name."""
-    for child in node.children:
-        own = (*path, child.plain_name) if child.kind == "module" else path
-        is_mark = child.kind == "annotation"
-        yield own, child, is_mark and child.plain_name in marks
-        yield from _walked(child, own, marks | {child.plain_name} if is_mark else marks)
-
-
-def _modules_inside(node: TreeNode) -> Iterator[TreeNode]:
-    """Returns the nearest modules below, through whatever lies between."""
-    for child in node.children:
-        yield from (child,) if child.kind == "module" else _modules_inside(child)
 
 
 def module_times(links: Links) -> dict[str, float]:

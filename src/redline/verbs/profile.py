@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -370,9 +370,10 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
         name="counters", title="hardware counters", rows=tuple(_counter(each, short) for each in found.counters),
         columns=("kernel", "name", "value", "verdict", "meaning"),
     )  # fmt: skip
+    by, rank = SORTS[sort]
     device, below = ("device_self_s device_share ", "device_total_s ") if found.has_device else ("", "")
     yield table_of(
-        "operators", f"operators, by {SORTS[sort]}", sorted(found.operators, key=lambda row: -_rank(row, sort)),
+        "operators", f"operators, by {by}", sorted(found.operators, key=rank, reverse=True),
         f"{device}calls cpu_self_s {below}cpu_total_s" + _allocated(found), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
     )  # fmt: skip
     is_judged = any(row.efficiency is not None for row in found.limits)
@@ -401,13 +402,12 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
     )  # fmt: skip
 
 
-SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
-
-
-def _rank(row: OperatorRow, sort: Sort) -> float:
-    if sort == "memory":
-        return row.device_allocated_bytes + row.cpu_allocated_bytes
-    return row.calls if sort == "calls" else row.device_self_s if sort == "device" else row.cpu_self_s
+SORTS: dict[Sort, tuple[str, Callable[[OperatorRow], float]]] = {
+    "device": ("device time", lambda row: row.device_self_s),
+    "host": ("host time", lambda row: row.cpu_self_s),
+    "memory": ("memory taken", lambda row: row.device_allocated_bytes + row.cpu_allocated_bytes),
+    "calls": ("calls", lambda row: row.calls),
+}
 
 
 def _allocated(found: Profile) -> str:
@@ -432,18 +432,17 @@ SECONDS, SHARE = Figure(name="seconds", unit="s", header="time"), Figure(name="s
 
 
 def _timeline(found: Profile) -> Iterator[Row]:
-    """Returns what the device did, or the host where it is the device, and why it was idle."""
-    timeline = found.timeline
-    depths = {"exposed_communication": 2, "exposed_copy": 2, "span": 0, "busy": 0, "idle": 0}
-    parts = [(name, value, depths.get(name, 1)) for name, value in _seconds(timeline)]
-    if found.counters or (not found.ranks and not found.operators):  # a table of kernels has no timeline
-        parts = [part for part in parts if part[1] and part[0] not in ("span", "idle")]
-    causes = [(name, value, 1) for name, value in _seconds(found.idle) if value]
-    at = [name for name, _, _ in parts].index("idle") + 1 if any(name == "idle" for name, _, _ in parts) else len(parts)
-    for name, value, depth in [*parts[:at], *sorted(causes, key=lambda one: -one[1]), *parts[at:]]:
-        if value or name in ("span", "busy", "idle"):
-            share = value / timeline.span_s if timeline.span_s else None
-            yield Row(facts={"part": name.replace("_", " ")}, metrics=(SECONDS(value), SHARE(share)), depth=depth)
+    """Yields what the device did, or the host where it is the device, and why it was idle."""
+    times, whole = dict(_seconds(found.timeline)), found.timeline.span_s
+    is_table = bool(found.counters) or not (found.ranks or found.operators)  # of kernels, which has no timeline
+    rows = [(name, times.pop(name), 0) for name in ("span", "busy", "idle")]
+    rows += sorted(((name, value, 1) for name, value in _seconds(found.idle)), key=lambda row: -row[1])
+    rows += [(name, value, 2 if name.startswith("exposed") else 1) for name, value in times.items()]
+    for name, value, depth in rows:
+        if (is_table and name in ("span", "idle")) or (depth and not value):
+            continue
+        metrics = (SECONDS(value), SHARE(value / whole if whole else None))
+        yield Row(facts={"part": name.replace("_", " ")}, metrics=metrics, depth=depth)
 
 
 def _seconds(struct: msgspec.Struct) -> list[tuple[str, float]]:
@@ -631,13 +630,14 @@ def memory_result(rows: Sequence[MemoryRow], failures: dict[str, str] | None = N
     """Recipes beside each other by kind of memory, then who holds each peak."""
     first = rows[0]
     kinds = [kind for kind in get_args(MemoryCategory) if any(kind in row.use.categories for row in rows)]
-    smallest = sorted(kinds, key=lambda kind: -max(row.use.categories.get(kind, 0) for row in rows))
-    columns = ("recipe", "model", "peak_bytes", "saved_share", *smallest, "fragments_bytes")
+    largest = sorted(kinds, key=lambda kind: -max(row.use.categories.get(kind, 0) for row in rows))
+    model = ("model",) if len({row.model for row in rows}) > 1 else ()
+    columns = ("recipe", *model, "peak_bytes", "saved_share", *largest, "fragments_bytes")
     made = [_memory_row(row, rows, kinds) for row in rows]
     failed = [Row(facts={"recipe": name}, failure=f"failed: {said}") for name, said in (failures or {}).items()]
     batch = f" · batch {first.batch}" if first.batch else ""
     title = " · ".join(dict.fromkeys(row.model for row in rows)) + f" · {first.task}{batch} · {first.device}"
-    most = smallest[0]
+    most = largest[0]
     return ProfileResult(
         verb="profile",
         headline=Headline(
@@ -645,7 +645,7 @@ def memory_result(rows: Sequence[MemoryRow], failures: dict[str, str] | None = N
             figures={"model": first.model, "peak": PEAK(first.use.peak_bytes), "phase": first.use.peak_phase, "most": most},
         ),
         tables=(
-            Table(name="recipes", title=title, rows=(*made, *failed), columns=columns if len({row.model for row in rows}) > 1 else tuple(name for name in columns if name != "model")),
+            Table(name="recipes", title=title, rows=(*made, *failed), columns=columns),
             *(
                 table_of("holders" if row is first else f"holders_{number}", f"who holds the peak of {row.model} {row.recipe}",
                          row.use.holders, "bytes share category line", module=lambda one: one.module or "(no module)")
