@@ -65,7 +65,7 @@ def built(case: dict[str, Any]) -> Result:
 
 
 class Cells(HTMLParser):
-    """The texts of a page's table cells, row by row."""
+    """The texts of a page's table cells, row by row; a row that stands alone is a list of names and values."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ class Cells(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.rows += [[]] if tag == "tr" else []
-        self._is_in = tag == "td"
+        self.rows += [[]] if tag in ("tr", "dl") else []
+        self._is_in = tag in ("td", "dd")
         if self._is_in:
             self.rows[-1].append("")
 
@@ -103,7 +103,7 @@ def test_every_printer_carries_the_same_values(case: dict[str, Any]) -> None:
     table = found.tables[0]
     document = json.loads(found.to_json())["tables"]["results"]
     lines = list(csv.DictReader(comma_separated(table).splitlines()))
-    page = [cells for cells in Cells(web(found)).rows if cells]
+    page = [cells for cells in Cells(web(found)).rows if len(cells) == len(table.names)]
     marked = [line for line in markdown(found).splitlines() if line.startswith("| ")][2:]
     wide = io.StringIO()
     Console(file=wide, width=4000).print(terminal(found, verbose=True))

@@ -78,5 +78,5 @@ def test_a_phone_shows_names_in_words_and_nothing_beside_the_screen(browser: Any
     browser.driver.get(address)
     browser.until("return document.querySelector('a[href^=\"/series/\"]')")
     assert browser.ask("return document.documentElement.scrollWidth") <= 400
-    tallest = "return Math.max(...[...document.querySelectorAll('td')].map(each => each.offsetHeight))"
+    tallest = "return Math.max(...[...document.querySelectorAll('td, dd')].map(each => each.offsetHeight))"
     assert browser.ask(tallest) < 100, "a name is not written one letter below the other"

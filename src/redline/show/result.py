@@ -257,7 +257,26 @@ def web(result: Result, link: Link = no_link) -> str:
 
 
 def web_table(table: Table, link: Link = no_link) -> str:
-    names = table.names
+    """The columns that a terminal shows, and all of them behind a fold; a single row is a list of names and values."""
+    title = f"<h3>{_safe(table.title)}</h3>" if table.title else ""
+    if len(table.rows) == 1 and len(table.names) > MOST_COLUMNS:
+        (row,) = table.rows
+        texts = [_safe(row.cell(name)) for name in table.names]
+        texts[0] = _linked(texts[0], link(table, row)) + _safe(f": {row.failure}" if row.failure else "")
+        pairs = zip(table.names, texts, strict=True)
+        items = (f"<div><dt>{_safe(table.header(name))}</dt><dd>{text}</dd></div>" for name, text in pairs)
+        return f"{title}<dl class='row'>{''.join(items)}</dl>"
+    brief = [name for name in table.columns if name in table.names][:MOST_COLUMNS] or list(table.names)
+    shown = f"{title}{_html_table(table, brief, link)}"
+    if len(brief) < len(table.names):
+        whole = _html_table(table, list(table.names), link)
+        shown += f"<details><summary>all {len(table.names)} columns</summary>{whole}</details>"
+    return (
+        f"<details><summary>{_safe(table.title or table.name)}</summary>{shown}</details>" if table.is_detail else shown
+    )
+
+
+def _html_table(table: Table, names: Sequence[str], link: Link) -> str:
     headers = [_safe(table.header(name)) for name in names]
     kinds = [
         "class='n' style='text-align:right'" if table.is_number(name) and at else "style='text-align:left'"
@@ -268,12 +287,15 @@ def web_table(table: Table, link: Link = no_link) -> str:
     for row in table.rows:
         cells = [_safe(row.cell(name)) for name in names]
         cells[0] = "\u2003" * row.depth + cells[0] + _safe(f": {row.failure}" if row.failure else "")
-        if address := link(table, row):
-            cells[0] = f"<a href='{_safe(address)}'>{cells[0]}</a>"
+        cells[0] = _linked(cells[0], link(table, row))
         lines = zip(headers, kinds, cells, strict=True)
         body.append("".join(f"<td data-label='{header}' {kind}>{cell}</td>" for header, kind, cell in lines))
-    title = f"<caption>{_safe(table.title)}</caption>" if table.title else ""
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in body)}</tbody></table>"
+    rows = "".join(f"<tr>{line}</tr>" for line in body)
+    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
+def _linked(text: str, address: str) -> str:
+    return f"<a href='{_safe(address)}'>{text}</a>" if address else text
 
 
 def _safe(text: str) -> str:

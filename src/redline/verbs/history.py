@@ -243,7 +243,7 @@ def _trends_result(trends: Sequence[_Trend], left_out: int, *, with_points: bool
     return Result(
         verb="history",
         headline=Headline(
-            template=f"{counted(len(trends), 'series')}, {counted(len(changes), 'change')}." if trends else none
+            template=f"{counted(len(trends), 'benchmark')}, {counted(len(changes), 'change')}." if trends else none
         ),
         tables=(
             Table(

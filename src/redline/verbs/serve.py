@@ -25,7 +25,7 @@ import msgspec
 from redline.analyze.gate import middle_s
 from redline.model.errors import Exit, MissingExtra, RecordError, RedlineError, StoreError, UsageError
 from redline.model.fields import Frozen
-from redline.model.metrics import Row, Table
+from redline.model.metrics import Metric, Row, Table, in_words
 from redline.model.record import TelemetrySample
 from redline.model.settings import WAY, setting
 from redline.model.spec import BASELINE
@@ -52,6 +52,8 @@ MOST_VIEWERS = 200
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
 SHOWN_POINTS = 200
+CHOICES = 200
+"""Of the latest records two can be picked to compare; any other pair by its ids in the address."""
 LONGEST_URL, LONGEST_HEADERS = 4096, 16384
 FRESH_S = 1.0
 """How long a page, or a look at what is being measured, is served again before it is made anew."""
@@ -181,7 +183,20 @@ def compared(workspace: Workspace, words: Words) -> Answer:
     if not all(part.strip().isalnum() for side in sides if side for part in side.split(",")):
         raise UsageError("give ids of records, or several joined by commas")
     results = [compare(*sides, workspace=workspace)] if all(sides) else []
-    return Answer(page("compare", *results, sides=sides))
+    latest = show(limit=CHOICES, workspace=workspace).tables[0]
+    choices = [(row.record_id, _choice(row)) for row in latest.rows if row.record_id]
+    known = {record_id for record_id, _ in choices}
+    choices += [(side, side) for side in sides if side and side not in known]
+    return Answer(page("compare two records", *results, sides=sides, choices=choices))
+
+
+def _choice(row: Row) -> str:
+    """What a list calls a record: what was measured, how fast it was, and when."""
+    names = ("model", "task", "recipe", "batch", "throughput", "measured_at")
+    values = ((name, row.get(name)) for name in names)
+    return " · ".join(
+        value.in_words if isinstance(value, Metric) else in_words(name, value) for name, value in values if value
+    )
 
 
 def report(workspace: Workspace, words: Words) -> Answer:

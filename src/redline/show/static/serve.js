@@ -12,6 +12,16 @@
       return element;
     }));
   };
+  // The lists below show the rows that have every word of the search.
+  const filter = document.getElementById("filter");
+  const narrow = () => {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of document.querySelectorAll("section tbody tr")) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+    }
+  };
+  filter.addEventListener("input", narrow);
   // Tables are fetched anew some seconds after a record begins or ends, and not by all viewers at the same moment.
   let waiting = false;
   const refresh = async () => {
@@ -20,6 +30,7 @@
     if (!answer || !answer.ok) return;
     const other = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const id of ["history", "history-show"]) document.getElementById(id).replaceWith(other.getElementById(id));
+    narrow();
   };
   const source = new EventSource("/events");
   let latest;
