@@ -556,6 +556,10 @@ LIMITS = 0.1
 """Share of the time: a first finding that saves less is not what limits the steps."""
 MOSTLY = 0.5
 """Work that makes up more than half of the device's time names its limit."""
+NO_SHAPES = note(
+    SAME_AS_DEVICE.code,
+    "host and device are the same; recorded with record_shapes=True, a trace also tells which operators are slow for their size",
+)
 _NOTES: dict[BoundLabel, Code] = {
     "host": "host",
     "launch": "launch",
@@ -577,7 +581,8 @@ def limit_of(profile: Profile, record: RunRecord | None, ceilings: Ceilings | No
         return Bound(label=label, evidence=note(_NOTES.get(label, "not-measured"), first.evidence))
     if not profile.has_device:
         python = runs_python(record) if record is not None else None
-        return python or by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
+        known = SAME_AS_DEVICE if profile.limits or record is not None else NO_SHAPES
+        return python or by_work(record, ceilings, known, otherwise="device")
     share = min(profile.timeline.busy_s / profile.whole_s, 1.0) if profile.whole_s else 0.0
     busy = f"the device is busy {share:.0%} of the time"
     found = by_work(record, ceilings, note("device-busy", f"{busy}: it is the limit"))
