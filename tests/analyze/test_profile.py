@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from by_hand import make_block, make_record
-from kineto import ADD, GEMM, REDUCE, TraceMaker, training_trace
+from kineto import ADD, GEMM, TraceMaker, training_trace
 
 from redline.analyze.profile import profile_of
 from redline.model.record import RunRecord, TraceRef
@@ -16,23 +16,6 @@ from redline.model.spec import Recipe
 from redline.trace.decode import read_trace, read_traces
 
 US = 1000
-REQUIRED = {
-    "timeline": {
-        "span_s",
-        "busy_s",
-        "idle_s",
-        "compute_s",
-        "communication_s",
-        "exposed_communication_s",
-        "copy_s",
-    },
-    "idle": {"host_wait_s", "launch_gap_s"},
-}
-REQUIRED_ROWS = {
-    "classes": {"name", "total_s", "share", "calls"},
-    "kernels": {"name", "class", "calls", "total_s", "mean_s", "min_s", "max_s", "share"},
-    "findings": {"code", "evidence", "next", "gain_bound"},
-}
 
 
 def two_steps(*, late_us: int = 0, names: tuple[str, str] = (GEMM, ADD)) -> TraceMaker:
@@ -48,19 +31,13 @@ def two_steps(*, late_us: int = 0, names: tuple[str, str] = (GEMM, ADD)) -> Trac
     return maker
 
 
-def test_the_document_carries_what_was_promised(tmp_path: Path) -> None:
+def test_phases_are_told_apart_and_shares_add_up(tmp_path: Path) -> None:
     training_trace(tmp_path / "a.json", megabytes=4)
-    document = msgspec.json.decode(msgspec.json.encode(profile_of(read_traces([tmp_path / "a.json"]))))
-    for name, keys in REQUIRED.items():
-        assert keys <= document[name].keys()
-    for name, keys in REQUIRED_ROWS.items():
-        assert document[name]
-        assert all(keys <= row.keys() for row in document[name])
-    assert {"operators", "counters", "lost"} <= document.keys()
-    assert document["lost"] is None
-    assert {phase["name"] for phase in document["phases"]} == {"data", "forward", "backward", "optimizer"}
-    assert sum(row["share"] for row in document["classes"]) == pytest.approx(1)
-    assert sum(row["share"] for row in document["kernels"]) == pytest.approx(1)
+    profile = profile_of(read_traces([tmp_path / "a.json"]))
+    assert profile.lost is None
+    assert {phase.name for phase in profile.phases} == {"data", "forward", "backward", "optimizer"}
+    assert sum(row.share for row in profile.classes) == pytest.approx(1)
+    assert sum(row.share for row in profile.kernels) == pytest.approx(1)
 
 
 def test_ranks_add_up_and_stay_apart(tmp_path: Path) -> None:
@@ -167,16 +144,6 @@ class TestWithItsRecord:
         record = msgspec.structs.replace(record, prepared=waits)
         assert two_steps().profile(record).bound.label != "host"
         assert two_steps(late_us=150).profile(record).bound.label == "host"
-
-
-def test_communication_is_no_compute() -> None:
-    maker = TraceMaker()
-    maker.kernel(GEMM, 0, 100 * US, launched=-US)
-    maker.kernel(REDUCE, 0, 100 * US, launched=-US, stream=20)
-    maker.kernel("hipblaslt_gemm", 100 * US, 10 * US, launched=-US)
-    timeline = maker.profile().timeline
-    assert (timeline.compute_s, timeline.communication_s) == (110e-6, 100e-6)
-    assert timeline.exposed_communication_s == 0
 
 
 def test_launches_without_records_of_their_work_are_not_a_run_on_the_cpu() -> None:

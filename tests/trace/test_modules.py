@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kineto import ADD, AUTOGRAD, GEMM, TraceMaker
+from kineto import ADD, GEMM, TraceMaker
 from torch import nn
 
 from redline.bench.capture import MODULE_PREFIX as BENCH_PREFIX
@@ -44,24 +44,6 @@ def test_kernels_belong_to_the_innermost_module_around_their_launch() -> None:
     maker.kernel(ADD, 800 * US, 9 * US, launched=202 * US, operator=late)  # outside of every module
     found = module_times(Links(maker.read()))
     assert found == pytest.approx({"": 5 * US_S, "a": 3 * US_S, "a.b": 70 * US_S})
-
-
-def test_backward_kernels_belong_to_the_module_of_their_forward() -> None:
-    maker = TraceMaker()
-    mark(maker, "", 0, 100)
-    mark(maker, "a", 10, 20)
-    mark(maker, "b", 40, 20)
-    for name, start, number in (("aten::t", 12, 7), ("aten::mm", 15, 7), ("aten::relu", 45, 8)):
-        maker.operator(name, start * US, 3 * US)
-        maker.events[-1]["args"] |= {"Sequence number": number, "Fwd thread id": 0}
-    for name, start, number in (("ReluBackward0", 210, 8), ("MmBackward0", 240, 7)):
-        maker.operator(name, start * US, 20 * US, thread=AUTOGRAD)
-        maker.events[-1]["args"] |= {"Sequence number": number, "Fwd thread id": 1}
-        inside = maker.operator("aten::mm", (start + 5) * US, 5 * US, thread=AUTOGRAD)
-        duration = (30 if number == 7 else 4) * US
-        maker.kernel(GEMM, (start + 100) * US, duration, launched=(start + 6) * US, operator=inside, thread=AUTOGRAD)
-    found = module_times(Links(maker.read()))
-    assert found == pytest.approx({"": 0, "a": 30 * US_S, "b": 4 * US_S})
 
 
 def test_without_marks_there_is_nothing_to_tell() -> None:

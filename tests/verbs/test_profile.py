@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import threading
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -104,13 +102,6 @@ def test_a_file_that_was_cut_is_read_and_says_so(trace: Path) -> None:
     assert "end early" in lost
 
 
-def test_several_files_are_ranks(tmp_path: Path) -> None:
-    for rank in range(3):
-        training_trace(tmp_path / f"{rank}.json", megabytes=0.3, seed=rank, rank=rank)
-    ranks = values(document(*(tmp_path / f"{rank}.json" for rank in range(3)))["tables"]["ranks"])
-    assert [rank["rank"] for rank in ranks] == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("sort", "first"), [("host", "aten::slow_on_the_host"), ("memory", "aten::large"), ("calls", "aten::often")]
 )
@@ -137,16 +128,6 @@ def test_what_is_no_trace_is_one_line_and_exit_2(tmp_path: Path, text: str) -> N
     ran = run(tmp_path / "bad.json")
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert ran.stderr.startswith("redline: ")
-
-
-def test_a_pipe_is_a_trace_too(tmp_path: Path) -> None:
-    two_kernels(tmp_path / "a.json", 100)
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes((tmp_path / "a.json").read_bytes()))
-    writer.start()
-    kernels = document(tmp_path / "pipe")["tables"]["kernels"]
-    writer.join()
-    assert len(kernels) == 2
 
 
 def test_strips_add_up_to_the_busy_time(tmp_path: Path) -> None:

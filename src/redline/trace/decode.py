@@ -455,43 +455,29 @@ def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:
     return traces
 
 
-class _Fit(NamedTuple):
-    """Says how well a process explains the work of a device. The best comes first."""
-
-    distance: int
-    """Devices and processes are numbered as they appear in the file, where those of one rank stand together."""
-    delay: float
-    """From launch to work, the median."""
-    matches: int
-    device: int
-    process: int
-
-
 def _owners(trace: Trace, of_thread: Ids, processes: list[int]) -> Ints:
     """Returns the process that launched each row of device work."""
     work = trace.work
     latest, owner = np.full(len(work), np.iinfo(np.int64).min), np.full(len(work), UNKNOWN, np.int64)
     launched = {process: _launched(trace, of_thread, process) for process in processes}
-    fits: list[_Fit] = []
     for process, (rows, at) in launched.items():
         is_later = at > latest[rows]
         latest[rows[is_later]], owner[rows[is_later]] = at[is_later], process
-        for device in distinct(work.device[rows]).tolist():
-            mine = work.device[rows] == device
-            delay = float(np.median(work.start[rows[mine]] - at[mine]))
-            fits.append(_Fit(abs(device - process), delay, int(mine.sum()), device, process))
     # A device is nearly always driven by one process; only elsewhere must the latest launch before the work decide.
-    most = {device: max(fit.matches for fit in fits if fit.device == device) for device in {fit.device for fit in fits}}
-    likely = sorted(fit for fit in fits if fit.matches >= FITS_AS_WELL * most[fit.device])
-    driver: dict[int, int] = {}
-    for fit in likely:  # each drives a device of its own, where that is possible
-        if fit.process not in driver.values():
-            driver.setdefault(fit.device, fit.process)
-    driver = {fit.device: fit.process for fit in reversed(likely)} | driver
-    usual = np.array([driver.get(device, processes[0]) for device in range(int(work.device.max(initial=0)) + 1)])
-    for process, (rows, _) in launched.items():
-        owner[rows[usual[work.device[rows]] == process]] = process
-    return np.where(owner == UNKNOWN, usual[work.device], owner)
+    for device in distinct(work.device).tolist():
+        delays = {
+            process: work.start[rows[mine]] - at[mine]
+            for process, (rows, at) in launched.items()
+            if (mine := work.device[rows] == device).any()
+        }
+        most = max(map(len, delays.values()), default=0)
+        likely = [process for process, delay in delays.items() if len(delay) >= FITS_AS_WELL * most] or processes
+        # Devices and processes are numbered as they appear in the file, where those of one rank stand together.
+        driver = min(likely, key=lambda process: (abs(device - process), np.median(delays.get(process, 0)), process))
+        rows, _ = launched[driver]
+        owner[rows[work.device[rows] == device]] = driver
+        owner[(work.device == device) & (owner == UNKNOWN)] = driver
+    return owner
 
 
 def _launched(trace: Trace, of_thread: Ids, process: int) -> tuple[Ints, Ints]:
