@@ -111,7 +111,7 @@ class Latency:
             gaps = (busy.start - before)[1:][links.is_launched[first[1:]]]
             # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
             latencies = links.trace.calls.duration[calls] if len(calls) else gaps[gaps > 1]
-        return cls(usual_at_least(latencies))
+        return cls(max(usual_at_least(latencies), 0))  # clocks that disagree, or damaged times, may say less
 
 
 QUARTILES = 4
