@@ -165,9 +165,13 @@ def _headline(found: Comparisons) -> Headline:
     (each,) = found.comparisons
     if each.ratio is None:
         return Headline(template=f"verdict of B: {each.verdict}.")
+    ratio = RATIO(each.ratio, each.low, each.high)
+    if ratio.is_too_noisy:
+        template = "verdict of B: {verdict}; the runs are too noisy for a ratio."
+        return Headline(template=template, figures={"verdict": each.verdict})
     return Headline(
         template="verdict of B: {verdict}; it is {ratio} as fast as A.",
-        figures={"verdict": each.verdict, "ratio": RATIO(each.ratio, each.low, each.high)},
+        figures={"verdict": each.verdict, "ratio": ratio},
     )
 
 
