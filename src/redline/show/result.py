@@ -142,15 +142,14 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
     return Group(*parts)
 
 
-def _paragraphs(table: Table) -> Iterator[Text]:
+def _paragraphs(table: Table) -> Iterator[RenderableType]:
     """Each row as sentences: what it is with its figures, what is said of it, and the other facts a line each."""
     for number, row in enumerate(table.rows, 1):
         (_, first), (_, said), *others = row.facts.items()
         figures = ", ".join(f"{metric.header} {metric}" for metric in row.metrics)
-        yield Text(
-            f"{number}. {first} ({figures}): {said}" if figures else f"{number}. {first}: {said}", style="yellow"
-        )
-        yield from (Text(f"   {name}: {value}", style="bold") for name, value in others if value)
+        name = f"{first} ({figures})" if figures else str(first)
+        yield Remark(f"{name}: {said}", "yellow", first=f"{number}. ")
+        yield from (Remark(f"{fact}: {value}", "bold", first="   ") for fact, value in others if value)
 
 
 def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:

@@ -60,15 +60,18 @@ def make_table(title: Text | None) -> Table:
 
 
 class Remark:
-    """A sentence below a table; all of its lines are indented."""
+    """A sentence beside a table; all of its lines are indented, the first less where it begins with a number or a name."""
 
-    def __init__(self, text: str, style: str) -> None:
+    def __init__(self, text: str, style: str, *, first: str = "") -> None:
         self._text = Text(text, style=style)
+        self._first = Text(first or "  ", style=style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in self._text.wrap(console, max(options.max_width - 2, 1)):
+        start, width = self._first, max(options.max_width - len(self._first), 1)
+        for line in self._text.wrap(console, width):
             line.rstrip()
-            yield Text("  ").append_text(line)
+            yield start.copy().append_text(line)
+            start = Text(" " * len(start))
 
 
 GAP = 3
