@@ -168,8 +168,11 @@ class TestLadder:
             shown = redline("study ladder --effort quick", *more)
             assert shown.exit_code == 0
             assert why in printed(shown)
-        told = results(redline("study ladder --effort quick --json"))
+        document = json.loads(redline("study ladder --effort quick --json").stdout)
+        told = document["tables"]["results"]
         assert [rung["run"] for rung in told if "throughput" in rung] == [rung["run"] for rung in told][:2]
+        assert document["headline"]["text"].startswith("The fastest is CPU, 8 threads and 4 loader workers: ")
+        assert document["next"].startswith("redline "), "a model by name is measured by a command"
 
 
 @pytest.mark.slow

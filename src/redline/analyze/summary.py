@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from redline.analyze.advice import command_line, options_of, worth_trying
+from redline.analyze.advice import bare_step, command_line, options_of, worth_trying
 from redline.analyze.blocks import (
     Latency,
     ThroughputInterval,
@@ -235,7 +235,8 @@ def _at_speed(row: RunSummary, per_s: float) -> RunSummary:
 
 def _advice(record: RunRecord, ceilings: Ceilings | None, found: Bound, beside: Collection[str]) -> dict[str, Any]:
     """Returns what to try next, besides the recipes that were measured with it."""
-    spec = record.spec
+    # Other commands measure the bare step of a training on data.
+    spec = record.spec if record.spec.train is None else bare_step(record) or record.spec
     plain = command_line("profile", spec, batch=spec.workload.batch, recipes=())
     return {
         "worth_trying": worth_trying(record, ceilings, host_bound=found.label == "host", known=beside),

@@ -174,7 +174,7 @@ class LiveObserver(Observer):
         # A gate measures one recipe at two commits: the other one lies in a folder of its own.
         parts += ["at the baseline's commit"] if record.spec.launch.folder else []
         if self._plan is not None:
-            parts += [in_words(name, str(value_of(record.spec, name))) for name in self._plan.axes]
+            parts += [in_words(name, value_of(record.spec, name)) for name in self._plan.axes]
         parts += [f"batch {workload.batch}", self._purpose] if self._purpose else []
         return " ".join(filter(None, " ".join(parts).splitlines()))
 

@@ -433,7 +433,7 @@ def _as_study(result: Result, about: Mapping[str, Any], name: str, ceilings_of: 
 
 def _of_rungs(table: Table) -> Headline:
     """Returns which training is the fastest; nothing is said where a speed is not to be relied on."""
-    ran = [row for row in table.rows if "gain_over_first" in row]
+    ran = [row for row in table.rows if "throughput" in row]
     best = max(ran, key=lambda row: row.value("throughput"))
     doubted = [row for row in ran if row.get("trust") != "valid" or any(note.about == "throughput" for note in row.notes)]  # fmt: skip
     figures: dict[str, Metric | Fact] = {
@@ -446,7 +446,8 @@ def _of_rungs(table: Table) -> Headline:
     if doubted:
         figures["doubted"] = table.called(doubted[0])
         return Headline(template="It is not decided which is the fastest, because the speed of {doubted} is doubted; {called} was seen at {speed}.", figures=figures)  # fmt: skip
-    return Headline(template="The fastest is {called}: {speed}, {gain} as fast as the first.", figures=figures)
+    gain = ", {gain} as fast as the first" if best is not ran[0] else ", and no run after it is faster"
+    return Headline(template=f"The fastest is {{called}}: {{speed}}{gain}.", figures=figures)
 
 
 def _step_notes(table: Table) -> Iterator[Note]:
