@@ -89,6 +89,11 @@ class TestNoisy:
         assert (reason.code, reason.about) == ("wide-interval", "throughput")
         assert re.fullmatch(said, str(reason))
 
+    def test_an_interval_of_more_than_a_factor_of_four_has_no_number(self) -> None:
+        blocks = tuple(make_block(samples=(0.01, 0.2) * 5, round=number) for number in range(4))
+        (reason, *_) = verdict(make_record(blocks=blocks, stopped="unreachable")).reasons
+        assert str(reason) == "throughput: stopped early, too noisy: reaching ±1 % would exceed the time limit"
+
     def test_a_cpu_has_its_own_target(self) -> None:
         on_cpu = make_record(device="cpu", blocks=self.wide(), stopped="ceiling")
         assert target_half_width(on_cpu) == on_cpu.spec.measure.cpu_target_half_width

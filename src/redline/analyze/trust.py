@@ -12,6 +12,7 @@ from redline.analyze.blocks import device_kind, shift, timed_blocks, waited_s
 from redline.analyze.ranks import late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
 from redline.model.fields import Frozen
+from redline.model.metrics import TOO_NOISY, WIDEST
 from redline.model.note import Code, Note, note
 from redline.model.record import BlockKind, Numerics, RunRecord, steady_epochs
 from redline.model.spec import MeasureSpec
@@ -135,8 +136,9 @@ def _scatter(record: RunRecord) -> Iterator[tuple[TrustLabel | None, Note]]:
         if interval is None and has_interval and record.stopped not in (None, "target"):
             text = f"{kind}: {_stopped(record)}: too few samples for an interval"
             yield "noisy", note("few-samples", text, about=kind)
-        elif width > own and record.stopped is not None:
-            told = f"{_stopped(record)} at ±{format_share(width)}"
+        elif interval is not None and width > own and record.stopped is not None:
+            is_usable = interval.high <= WIDEST * interval.low
+            told = f"{_stopped(record)}{f' at ±{format_share(width)}' if is_usable else f', {TOO_NOISY}'}"
             yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, own)}", about=kind)
         elif normal < width <= own:  # narrow enough for a quick run, and would not be for a normal one
             told = f"±{format_share(width)} meets the target of this effort, ±{format_share(own)}"
