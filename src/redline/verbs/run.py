@@ -496,7 +496,7 @@ def _noise_floor(pairs: Sequence[Pair]) -> Note:
     far = max(max(bound, 1 / bound) - 1 for bound in bounds)
     told = f"one recipe was compared with itself: differences up to ±{format_share(far)} are noise on this machine"
     is_false = any(pair.verdict in ("faster", "slower") for pair in pairs)
-    return note("spread", f"{told}; a verdict of faster or slower here is false: the machine is not quiet" if is_false else told)  # fmt: skip
+    return note("noisy", f"{told}; a verdict of faster or slower here is false: the machine is not quiet" if is_false else told)  # fmt: skip
 
 
 # What to do next
