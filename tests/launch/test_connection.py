@@ -10,13 +10,14 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import psutil
 import pytest
+from alive import wait_until
 
 from redline.launch import connection, open_door, supervisor
 from redline.launch.connection import Line, WorkerDoor, WorkerSession, log_tail, worker_log
@@ -134,13 +135,6 @@ def desk(child: Child) -> Desk:
 def failure_of(reply: Reply) -> Failure:
     assert isinstance(reply, FailureReply), reply
     return reply.failure
-
-
-def wait_until(fact: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return fact()
 
 
 class TestAsking:

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-import psutil
 import pytest
+from alive import is_alive
 
 from redline.analyze.ranks import late_rank
 from redline.launch import open_door
@@ -86,13 +86,6 @@ def first_failure(spec: RunSpec, sign: Path | None = None) -> Failure:
     assert isinstance(reply, FailureReply), reply
     assert not any(map(is_alive, pids))
     return reply.failure
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_ranks_answer_as_one(tmp_path: Path) -> None:

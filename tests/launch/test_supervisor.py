@@ -6,12 +6,12 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from alive import is_alive, wait_until
 
 from redline.launch.connection import log_tail, worker_log
 from redline.launch.supervisor import Supervisor
@@ -26,20 +26,6 @@ def supervisor() -> Iterator[Supervisor]:
     supervisor = Supervisor(forks=False)
     yield supervisor
     supervisor.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(fact: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return fact()
 
 
 def test_how_each_command_ended_is_told_and_ctrl_c_is_for_the_desk(supervisor: Supervisor) -> None:

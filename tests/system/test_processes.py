@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from alive import is_alive, wait_until
 
 from redline.system import processes
 from redline.system.processes import (
@@ -37,20 +38,6 @@ def in_child(deed: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return child
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(fact: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return fact()
 
 
 class TestIdentity:
