@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import Text, case, delete, func, select
+from sqlalchemy import Text, case, delete, func, or_, select
 
 from redline.model.errors import RecordError, StoreError
 from redline.model.identity import Series
@@ -275,26 +275,24 @@ class History:
 
     def load_with_groups(self, ids_or_prefixes: Iterable[str]) -> list[RunRecord]:
         """Records, each followed by those measured interleaved with it. A named one that cannot be read is an error."""
-        groups: dict[str, str | None] = {}
         with self._database.reading() as connection:
-            ids = list(dict.fromkeys(_the_id(connection, word, self.location) for word in ids_or_prefixes))
-            for chunk in _chunks(ids):
-                asked = select(records.c.id, records.c.group_id).where(records.c.id.in_(chunk))
-                groups |= {row.id: row.group_id for row in connection.execute(asked)}
+            ids = dict.fromkeys(_the_id(connection, word, self.location) for word in ids_or_prefixes)
 
         def refuse(record_id: str, error: RecordError) -> None:
-            if record_id in groups:
+            if record_id in ids:
                 raise error
             _log_unreadable(record_id, error)
 
-        found: dict[str | None, list[RunRecord]] = {}
-        for chunk in _chunks({group for group in groups.values() if group is not None}):
-            members = select(*HEAD).where(records.c.group_id.in_(chunk))
-            for record in self._records(members.order_by(records.c.group_position, records.c.id), refuse):
-                found.setdefault(record.group, []).append(record)
-        alone = self.load_many((one for one, group in groups.items() if group is None), on_unreadable=refuse)
-        together = ([alone[one]] if groups[one] is None else found[groups[one]] for one in ids)
-        return list({record.id: record for members in together for record in members}.values())
+        named: dict[str, str] = {}
+        together: dict[str, dict[str, RunRecord]] = {}
+        for chunk in _chunks(ids):
+            own = records.c.id.in_(chunk)
+            members = or_(own, records.c.group_id.in_(select(records.c.group_id).where(own)))
+            order = (records.c.group_position, records.c.id)
+            for record in self._records(select(*HEAD).where(members).order_by(*order), refuse):
+                named[record.id] = f"group {record.group}" if record.group else record.id
+                together.setdefault(named[record.id], {})[record.id] = record
+        return list({record.id: record for one in ids for record in together[named[one]].values()}.values())
 
     def id_of(self, prefix: str) -> str:
         """The full id of the one record whose id starts with this."""
