@@ -1,4 +1,4 @@
-"""What a gate says of one benchmark: is the candidate slower than the baseline, and is that certain?
+"""Judges one benchmark of a gate: is the candidate slower than the baseline, and is that certain?
 
 The threshold is the slowdown that must be caught. Where the estimate is beyond half of the
 threshold, a candidate is `slower` as soon as the interval excludes "no change"; below half of it, `same` as soon as the interval excludes the threshold on
@@ -51,17 +51,17 @@ class Compared(Frozen, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
-    """The confidence of the interval from `low` to `high`."""
+    """The interval from `low` to `high` has this confidence."""
 
     @property
     def change(self) -> tuple[float | None, float | None, float | None]:
-        """The change of the time of a step and its interval: +0.05 is 5 % slower."""
+        """Returns the change of the time of a step and its interval: +0.05 is 5 % slower."""
         value, low, high = (None if bound is None else 1 / bound - 1 for bound in (self.ratio, self.high, self.low))
         return value, low, high
 
 
 class GateRow(Compared, frozen=True, kw_only=True):
-    """What the gate says of one benchmark."""
+    """The gate says this of one benchmark."""
 
     name: str
     threshold: float
@@ -195,7 +195,7 @@ def verdict_at(logs: tuple[float, float, float], threshold: float) -> GateVerdic
 
 
 def judged_at(found: Judged, threshold: float) -> GateVerdict:
-    """The verdict where a smaller threshold decides it: below half of a large one may still be far above a small one."""
+    """Returns the verdict by a smaller threshold: a change below half of a large one may be far above a small one."""
     if found.verdict != "same" or found.low is None or found.high is None:
         return found.verdict
     again = verdict_at((math.log(found.low), math.log(found.ratio), math.log(found.high)), threshold)
@@ -217,6 +217,6 @@ def inputs_apart(baseline: RunRecord, candidate: RunRecord) -> Note | None:
 
 
 def middle_s(records: Sequence[RunRecord]) -> float | None:
-    """The step of the middle process."""
+    """Returns the step of the middle process."""
     found = [seconds for record in records if (seconds := valid_step_s(record))]
     return median(found) if found else None

@@ -22,11 +22,11 @@ from redline.analyze.statistics import shift_between, student_t
 from redline.model.fields import Frozen
 
 NEW_SESSION_S = 1800.0
-"""A pause after which records belong to another session: longer than any command waits between two of its processes."""
+"""After such a pause records belong to another session. No command waits as long between two of its processes."""
 FEWEST_A_SIDE = 5
 """Records before and after a change: with fewer, one session may be the cause."""
 SMALLEST_CHANGE = 0.01
-"""Of the time: smaller changes do not matter, however sure."""
+"""A change of the time that is smaller does not matter, however sure it is."""
 MOST_POINTS = 5000
 """How many of the latest records of a series are analysed."""
 MOST_CHANGES = 10
@@ -37,28 +37,28 @@ SHORTEST = 3
 """What lasts for fewer records is an outlier: it is compared with as many on each side. A stretch between two steps that has this many and
 fewer than `FEWEST_A_SIDE` is set aside before the others are looked at again."""
 PER_STEP, PER_SLOPE = 3.5, 2.0
-"""What a step and a power of the time cost, in logarithms of the number of records. Zhang and Siegmund derive 3 for a step in a long series; with
+"""A step and a power of the time cost so many logarithms of the number of records. Zhang and Siegmund derive 3 for a step in a long series; with
 60 records these keep false alarms at 1 to 3 %, also beside drift and waves."""
 SURE = 0.999
-"""That both sides of a change differ: the best of many places always shows some difference."""
+"""The sides of a change must differ with this certainty: the best of many places always shows some difference."""
 CONFIDENCE = 0.99
-"""That there is drift."""
+"""Drift must be as certain as this."""
 
 Floats = NDArray[np.float64]
 
 
 class Change(Frozen):
-    """An abrupt one. `ratio` is time before over time after: below 1 it got slower."""
+    """A change is abrupt. `ratio` is time before over time after: below 1 it got slower."""
 
     index: int
-    """Of the first record after it."""
+    """The first record after the change has this index."""
     ratio: float
     low: float
     high: float
 
 
 class Drift(Frozen):
-    """Little by little, from the first record to the last. `ratio` as in a change."""
+    """A drift goes little by little from the first record to the last. Its `ratio` is that of a change."""
 
     ratio: float
     low: float
@@ -140,7 +140,7 @@ class _Series:
         return self.whitened(np.stack(columns, axis=1).astype(np.float64))
 
     def left(self, order: int, steps: Sequence[int]) -> tuple[Floats, Floats]:
-        """What is left of the values, and an orthonormal basis of what explains the rest."""
+        """Returns what is left of the values, and an orthonormal basis of what explains the rest."""
         basis, _ = np.linalg.qr(self.design(order, steps))
         left: Floats = self.values - basis @ (basis.T @ self.values)
         return left, basis
@@ -171,7 +171,7 @@ class _Series:
         return best if explained[best] >= 0 else None
 
     def placed(self, order: int, steps: Sequence[int]) -> list[int]:
-        """Each step where it explains most beside the others."""
+        """Moves each step to where it explains most beside the others."""
         for step in steps:
             others = [each for each in steps if each != step]
             steps = sorted([*others, self.best_step(order, others) or step])
@@ -179,7 +179,7 @@ class _Series:
 
 
 def _fitted(values: Floats) -> tuple[list[int], Drift | None]:
-    """The steps of the model with the best criterion, and the drift beside them."""
+    """Returns the steps of the model with the best criterion, and the drift beside them."""
     kept = np.arange(values.size)
     while True:
         series, _, steps = min(

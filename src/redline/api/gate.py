@@ -1,4 +1,4 @@
-"""What `redline gate` is asked (the benchmarks of its file, and the baseline) and how one of them is measured against it.
+"""Reads what `redline gate` is asked, the benchmarks of a file and a baseline, and measures one against the other.
 
 The pytest plug-in measures by the same functions.
 """
@@ -50,7 +50,7 @@ PROFILED_STEPS = 8
 LOOK_BACK = 200
 """How many of the latest stored records of a benchmark are its baseline."""
 MOST = {"threshold": 1, "memory_threshold": 10, "compile_threshold": 10}
-"""What each threshold must be below."""
+"""Each threshold must be below this."""
 TEXTS = {"name", "baseline_recipe", "baseline_model"}
 LONGEST_NAME = 200
 REJECTED = "rejected"
@@ -63,7 +63,7 @@ ACCEPTED = "accepted"
 
 
 def check_budget(budget_s: float) -> None:
-    """Of a gate, or of all gates of a bisection."""
+    """Raises for a budget of a gate, or of all gates of a bisection, that makes no sense."""
     if not 1 <= budget_s <= LONGEST_BUDGET_S:
         raise SpecError(f"budget must be between 1 and {LONGEST_BUDGET_S:g} seconds, got {budget_s:g}")
 
@@ -81,7 +81,7 @@ class GateBenchmark(Frozen):
     baseline_recipe: Recipe | None = None
     """Measured against this recipe instead of another commit."""
     baseline_model: str | None = None
-    """What the model is called at the other commit, where its file or factory has moved since."""
+    """The model has this name at the other commit, where its file or factory has moved since."""
 
 
 def load_benchmarks(
@@ -173,7 +173,7 @@ def checked_benchmark(benchmark: GateBenchmark) -> GateBenchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """Where the other side comes from: a checkout that can be measured, stored records, or another recipe."""
+    """The other side comes from a checkout that can be measured, from stored records, or is another recipe."""
 
     name: str
     checkout: Checkout | None = None
@@ -183,7 +183,7 @@ class Baseline:
     recipe: Recipe | None = None
 
     def stored(self, spec: RunSpec, workspace: Workspace) -> list[RunRecord]:
-        """What is kept of this benchmark, whatever its settings; of a commit, what was measured at it."""
+        """Returns what is kept of this benchmark, whatever its settings; of a commit, what was measured at it."""
         if self.records is not None:
             return list(self.records)
         with workspace.reading() as history:
@@ -224,7 +224,7 @@ def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: Ex
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """The records of an exported document, a back-up or another history."""
+    """Returns the records of an exported document, a back-up or another history."""
     with history_in(path) as history:
         return read_exported(path) if history is None else history.find(status="done")
 
@@ -364,7 +364,7 @@ class Gate:
         self.basis = "stored" if running.baseline else "none"
 
     def _comparable(self, stored: Sequence[RunRecord], first: RunRecord) -> list[RunRecord]:
-        """Stored records of the same device and settings as the first process of the candidate."""
+        """Returns stored records of the same device and settings as the first process of the candidate."""
         mine = benchmark_of(first)
         alike, reasons = [], dict[str, Note]()
         for record in stored:
@@ -396,7 +396,7 @@ class Gate:
         return count_check("kernels", *(self._kernels_of(side) for side in (baseline, spec)))
 
     def _kernels_of(self, spec: RunSpec) -> float | None:
-        """How many kernels a step launches, from a short profile; on a CPU, which launches none, how many operators it calls."""
+        """Returns how many kernels a step launches, from a short profile; on a CPU, which launches none, how many operators it calls."""
         try:
             found = profile_spec(spec, ProfileRequest(path="", active=PROFILED_STEPS), self.workspace).profile
         except BenchError as error:

@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 
 
 class GateRun:
-    """One benchmark on its way through the gate."""
+    """Takes one benchmark through the gate."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class GateRun:
 
     @property
     def broken(self) -> RunRecord | None:
-        """The first process of either side that failed."""
+        """Returns the first process of either side that failed."""
         return next((record for record in (*self.baseline, *self.candidate) if record.failure is not None), None)
 
     def interleaved(self, baseline: RunSpec, candidate: RunSpec) -> None:
@@ -93,7 +93,7 @@ class GateRun:
         self._until_decided(racer_names([candidate]), measure, FEWEST_PROCESSES)
 
     def one_process(self, spec: RunSpec) -> list[RunRecord]:
-        """The record of a fresh process, by itself."""
+        """Returns the record of a fresh process, by itself."""
         return self._race.run_replicate([spec])
 
     def _until_decided(

@@ -34,10 +34,10 @@ LONGEST = 1 << 30
 OTHERS = (tunes, ceilings)
 TABLES = {table.name: table for table in (records, *OWNED, *OTHERS)}
 PACKING_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
-"""What damaged bytes make gzip raise."""
+"""These are the errors that gzip raises for damaged bytes."""
 
 StoredRow = tuple[str, dict[str, Any]]
-"""A row of a table, by the table's name."""
+"""The name of a table comes first, then one row of it."""
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(connection: Connection, ids: Sequence[str]) -> Iterator[StoredRow]:
-    """All records in order, or some, with what belongs to each; then searches and ceilings, if all are asked for."""
+    """Yields all records in order, or some, each followed by what belongs to it. Searches and ceilings follow if all are asked for."""
     asked = select(records.c.id).order_by(records.c.id)
     for record_id in sorted(ids) if ids else connection.execute(asked).scalars().all():
         for table in (records, *OWNED):
@@ -81,7 +81,7 @@ def store_rows(connection: Connection, rows: Iterable[StoredRow]) -> Imported:
 
 
 def write_archive(rows: Iterable[StoredRow], out: IO[bytes]) -> int:
-    """Write rows with a digest at the end; how many records they were."""
+    """Writes rows with a digest at the end, and returns how many records they were."""
     digest, count = hashlib.sha256(), 0
     out.write(MAGIC)
     for row in rows:
@@ -95,7 +95,7 @@ def write_archive(rows: Iterable[StoredRow], out: IO[bytes]) -> int:
 
 
 def read_archive(path: Path) -> Iterator[StoredRow]:
-    """The rows of a back-up. Raises at the first damage, so that whoever stores them stores nothing."""
+    """Yields the rows of a back-up. Raises at the first damage, so that whoever stores them stores nothing."""
     digest = hashlib.sha256()
     try:
         with open_unpacked(path) as file:
@@ -160,7 +160,7 @@ def open_unpacked(path: Path) -> BufferedIOBase:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, also where gzip has compressed it."""
+    """Returns what a JSON file holds, also where gzip has compressed it."""
     try:
         with open_unpacked(path) as file:
             return msgspec.json.decode(read_up_to(file, MOST_DOCUMENT_BYTES, str(path)))
@@ -173,12 +173,12 @@ def read_json(path: Path) -> Any:
 
 
 def has_raw_records(document: Any) -> bool:
-    """Whether it is a document of `history export --format json --raw`."""
+    """Returns whether `history export --format json --raw` wrote the document."""
     return isinstance(document, dict) and all(isinstance(document.get(name), list) for name in ("results", "records"))
 
 
 def read_exported(path: Path) -> list[RunRecord]:
-    """The records of an exported document, old ones through the migrations, without the paths of their traces."""
+    """Returns the records of an exported document without the paths of their traces. Old ones go through the migrations."""
     document = read_json(path)
     if not has_raw_records(document):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What of a record becomes columns, what becomes bytes, and the way back."""
+"""Turns a record into columns and bytes, and back."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from redline.model.work import CEILINGS_SCHEMA, Ceilings
 
 Status = Literal["running", "done", "failed", "interrupted"]
 CutOff = Literal["cut off"]
-"""What `running` is called once its writer is gone."""
+"""`running` is called this once its writer is gone."""
 
 DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What damaged or foreign bytes make msgspec, a migration or a spec's own checks raise."""
+"""These are the errors that msgspec, a migration or a spec's own checks raise for damaged or foreign bytes."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,20 +78,20 @@ ActivityKind = Literal["sweep", "tune", "watch"]
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process said it was at: for those who look on."""
+    """A process writes this to say how far it is, for those who look on."""
 
     kind: ActivityKind
     name: str
     begun_at: float
     process: str
     done_before: int = 0
-    """Of what is to be done: not by this process."""
+    """Counts what earlier processes have done."""
     done: int = 0
     total: int | None = None
     now: str = ""
     """In words."""
     telemetry: TelemetrySample | None = None
-    """The latest reading of the device, as the measuring process took it."""
+    """The measuring process took this reading of the device last."""
     is_over: bool = False
     """The process is gone and did not end it."""
 
@@ -101,7 +101,7 @@ MarkKind = Literal["tag", "note", "gate"]
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody said of a record."""
+    """A mark is what somebody said of a record."""
 
     record_id: str
     kind: MarkKind
@@ -124,7 +124,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is a trend of."""
+    """There is a trend of this."""
 
     key: str
     series: Series
@@ -159,7 +159,7 @@ def row_of(record: RunRecord, *, over: bool) -> Row:
 
 
 def point_values(record: RunRecord) -> dict[str, Any] | None:
-    """The columns of a record's point in its trend; None for one that was not timed, or only beside a profile.
+    """Returns the columns of a record's point in its trend, or None if it was not timed, or only beside a profile.
 
     A gate measures another commit in a folder of its own, between measurements of the person's checkout. In the trend that
     record stands where its commit does, or nowhere where the time of the commit is not known.
@@ -190,7 +190,7 @@ def series_body(record: RunRecord) -> str:
 
 
 def row_from(row: Row) -> Row:
-    """A time outside the calendar, in a damaged or foreign history, becomes the nearest valid one."""
+    """Replaces a time outside the calendar, as in a damaged or foreign history, by the nearest valid one."""
     sane = 0 <= row.created_at <= LAST_MOMENT
     return row if sane else msgspec.structs.replace(row, created_at=LAST_MOMENT if row.created_at > 0 else 0.0)
 
@@ -264,7 +264,7 @@ def with_found_trace(record: RunRecord, folder: Path) -> RunRecord:
 
 
 def _is_inside(path: str, folder: Path) -> bool:
-    """Whether a file is in a folder, also when links are followed."""
+    """Returns whether a file is in a folder, also when links are followed."""
     try:
         return os.path.isabs(path) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     except (OSError, ValueError):  # too long, or with a NUL

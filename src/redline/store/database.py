@@ -1,4 +1,4 @@
-"""Where a history is, and the open database: several writers, a server that goes away, errors in one line."""
+"""Finds and opens the database of a history. Several processes may write to it, a server may go away, and errors are one line."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ VARIABLE = "REDLINE_STORE"
 """Environment variable: a database URL, or the path of a SQLite file."""
 KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 SQLITE_MAGIC = b"SQLite format 3\0"
-"""What every SQLite file begins with."""
+"""Every SQLite file begins with this."""
 
 SYNCHRONOUS = {"durable": "FULL", "usual": "NORMAL"}
-"""What SQLite waits for in a write: with its write-ahead log, NORMAL is safe from crashes and FULL from a power cut too."""
+"""With its write-ahead log, SQLite is safe from crashes with NORMAL, and with FULL from a power cut too."""
 
 PATIENCE_S = 300.0
-"""How long to wait for a server that was there before and has gone away."""
+"""A server that was there before and has gone away is waited for this long."""
 RETRY_S = 1.0
 BUSY_SECONDS = 60
-"""How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
+"""A writer waits this long for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -50,7 +50,7 @@ _DRIVER = "psycopg"
 _SERVER_OPTIONS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A server whose machine is gone must be noticed, not waited for until the network gives up."""
 _AWAY_STATES = ("57P01", "57P02", "57P03")
-"""PostgreSQL's codes for shutting down, crashed and starting up; class 08 is a broken connection."""
+"""PostgreSQL uses these codes for shutting down, crashed and starting up. Class 08 is a broken connection."""
 _ELSEWHERE = f"set {VARIABLE} to another location"
 
 # SQLite forbids even closing a connection that came through a fork, so the child keeps the parent's alive, unused.
@@ -58,7 +58,7 @@ _abandoned: list[object] = []
 
 
 def resolve(location: str | None = None) -> URL:
-    """The URL meant by `location`, else by the environment, else the history of this user."""
+    """Returns the URL meant by `location`, else by the environment, else that of this user's history."""
     location = location or os.environ.get(VARIABLE)
     if not location:
         return _file(str(platformdirs.user_data_path("redline") / "history.sqlite"))
@@ -67,7 +67,7 @@ def resolve(location: str | None = None) -> URL:
     try:
         url = make_url(location)
     except (ArgumentError, ValueError):
-        # What cannot be parsed may hold a password anywhere: show only what surely is none.
+        # A text that cannot be parsed may hold a password anywhere, so only what surely is none is shown.
         shown = _SECRETS.sub("…", location)
         raise StoreError(f"cannot read {shown!r} as a location for the history: write {KINDS}") from None
     backend, _, driver = url.drivername.partition("+")
@@ -91,7 +91,7 @@ def _file(path: str) -> URL:
 
 
 def describe(url: URL) -> str:
-    """The location for people to read: a path, or a URL without its password."""
+    """Returns the location for people to read: a path, or a URL without its password."""
     if url.get_backend_name() == "sqlite":
         return url.database or ":memory:"
     secrets = [name for name in url.query if "password" in name.lower()]
@@ -99,18 +99,18 @@ def describe(url: URL) -> str:
 
 
 def file_of(url: URL) -> Path | None:
-    """The SQLite file behind a URL; None for a server and for memory."""
+    """Returns the SQLite file behind a URL, or None for a server and for memory."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def folder_of_files(url: URL) -> Path:
-    """Where the files that belong to a history are: beside a SQLite file, else in this user's data folder."""
+    """Returns the folder of the files that belong to a history: beside a SQLite file, else this user's data folder."""
     path = file_of(url)
     return path.parent if path is not None else Path(platformdirs.user_data_path("redline"))
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file says that it is one of SQLite's. One that cannot be read gives no answer."""
+    """Returns whether a file says that it is one of SQLite's. One that cannot be read does not."""
     try:
         with path.open("rb") as file:
             return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
@@ -176,7 +176,7 @@ class Database:
 
     @classmethod
     def _stand_in(cls, url: URL, connection: Connection, found: int | None) -> Database:
-        """What a database of another layout, or without any, is read as."""
+        """Returns what a database of another layout, or without any, is read as."""
         location = describe(url)
         if found is None:
             schema.check_foreign(connection, location)
@@ -252,7 +252,7 @@ class Database:
         return now, started
 
     def _is_away(self, error: BaseException | None) -> bool:
-        """Whether a server that answered before does not any more. One that never did is a mistake in its URL."""
+        """Returns whether a server that answered before does not any more. One that never did is a mistake in its URL."""
         if not self.on_server or not self._was_there or not isinstance(error, DBAPIError):
             return False
         state = getattr(error.orig, "sqlstate", None)
@@ -261,7 +261,7 @@ class Database:
         return str(state).startswith("08") or state in _AWAY_STATES
 
     def _wait(self, error: BaseException) -> None:
-        """Until the server answers; raises when it takes too long."""
+        """Waits until the server answers, and raises when it takes too long."""
         self._on_note(f"the server of the history at {self.location} is away; waiting up to {self._patience_s:g} s")
         deadline = time.monotonic() + self._patience_s
         while time.monotonic() < deadline:
@@ -297,7 +297,7 @@ class Database:
 
     @contextmanager
     def _in_one_line(self, doing: str) -> Iterator[None]:
-        """Turn errors of the database into one line. Whatever fails on a damaged file fails because of the damage."""
+        """Turns errors of the database into one line. Whatever fails on a damaged file fails because of the damage."""
         try:
             yield
         except RedlineError:
@@ -324,7 +324,7 @@ class Database:
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether a file is not there. A folder that may not be looked into gives no answer."""
+    """Returns whether a file is not there, which a folder that may not be looked into does not tell."""
     try:
         return not os.lstat(path)
     except FileNotFoundError:
@@ -338,7 +338,7 @@ def _is_corrupt(error: BaseException | None) -> bool:
 
 
 def damage_of(path: Path) -> str | None:
-    """What SQLite says is damaged in a file; None for a sound one, and for something else's file."""
+    """Returns what SQLite says is damaged in a file, or None for a sound one and for a file of something else."""
     if not is_sqlite(path):
         return None
     try:

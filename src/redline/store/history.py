@@ -67,7 +67,7 @@ IDS_AT_ONCE = 10_000
 
 
 class Filters(TypedDict, total=False):
-    """Which records `rows` and `find` of a history return; a filter that is left out excludes none."""
+    """Filters choose the records that `rows` and `find` of a history return. One that is left out excludes none."""
 
     model: str | None
     task: str | None
@@ -89,7 +89,7 @@ def _matching(
     newest_first: bool = True,
     **exact: Any,
 ) -> Select[Any]:
-    """`columns` of the records that fit, in order of time."""
+    """Selects `columns` of the records that fit, in order of time."""
     fits = {records.c[RENAMED.get(name, name)]: value for name, value in exact.items()}
     statement = select(*columns).where(*(column == column_text(v) for column, v in fits.items() if v is not None))
     if since is not None:
@@ -115,7 +115,7 @@ class History:
         self._appending = Lock()
         self._next_blocks: dict[str, int] = {}
         self.has_written = False
-        """Whether this process has written a record."""
+        """Says whether this process has written a record."""
 
     @classmethod
     def open(
@@ -141,12 +141,12 @@ class History:
 
     @property
     def location(self) -> str:
-        """A path, or a URL without its password; for people."""
+        """This is for people to read: a path, or a URL without its password."""
         return self._database.location
 
     @property
     def folder(self) -> Path:
-        """Where the files that belong to this history are, such as traces."""
+        """The files that belong to this history, such as traces, are here."""
         return folder_of_files(self._database.url)
 
     def close(self) -> None:
@@ -198,11 +198,11 @@ class History:
         self.has_written = True
 
     def sweep(self, name: str) -> SweepLedger:
-        """What is known of the cells of a sweep."""
+        """Returns what is known of the cells of a sweep."""
         return SweepLedger(self._database, name)
 
     def ceilings(self) -> CeilingShelf:
-        """What is known of the devices' limits."""
+        """Returns what is known of the devices' limits."""
         return CeilingShelf(self._database)
 
     def tunes(self) -> TuneLedger:
@@ -216,7 +216,7 @@ class History:
     # Reading
 
     def activities(self) -> list[Activity]:
-        """What processes said they are at."""
+        """Returns what processes said they are at."""
         return activities(self._database)
 
     def load(self, id_or_unique_prefix: str) -> RunRecord:
@@ -248,7 +248,7 @@ class History:
         return [msgspec.structs.replace(row, status="cut off") if row.id in gone else row for row in rows]
 
     def is_cut_off(self, record_id: str) -> bool:
-        """Whether a record is unfinished and the process that wrote it is gone."""
+        """Returns whether a record is unfinished and the process that wrote it is gone."""
         with self._database.reading() as connection:
             return bool(_without_writer(connection, [record_id]))
 
@@ -257,7 +257,7 @@ class History:
         return self._records(_matching(HEAD, **filters), on_unreadable)
 
     def latest_group(self) -> list[RunRecord]:
-        """The newest record and those measured interleaved with it; empty where there is none."""
+        """Returns the newest record and those measured interleaved with it, or nothing where there is none."""
         return self.load_with_groups(row.id for row in self.rows(limit=1))
 
     def load_many(
@@ -274,7 +274,7 @@ class History:
         return found
 
     def load_with_groups(self, ids_or_prefixes: Iterable[str]) -> list[RunRecord]:
-        """Records, each followed by those measured interleaved with it. A named one that cannot be read is an error."""
+        """Returns records, each followed by those measured interleaved with it. A named one that cannot be read is an error."""
         with self._database.reading() as connection:
             ids = dict.fromkeys(_the_id(connection, word, self.location) for word in ids_or_prefixes)
 
@@ -295,7 +295,7 @@ class History:
         return list({record.id: record for one in ids for record in together[named[one]].values()}.values())
 
     def id_of(self, prefix: str) -> str:
-        """The full id of the one record whose id starts with this."""
+        """Returns the full id of the one record whose id starts with this."""
         with self._database.reading() as connection:
             return _the_id(connection, prefix, self.location)
 
@@ -316,7 +316,7 @@ class History:
         return self._database.write(lambda connection: connection.execute(own).rowcount, durable=True) > 0
 
     def marks(self, *, series: Sequence[str] | None = None) -> list[Mark]:
-        """All tags and notes, oldest first, or those of the records of some series."""
+        """Returns all tags and notes, oldest first, or those of the records of some series."""
         asked = select(marks).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
         if series is not None:
             asked = asked.where(
@@ -326,7 +326,7 @@ class History:
             return self._database.readable(connection.execute(asked).mappings(), Mark)
 
     def tagged(self, tag: str) -> list[str]:
-        """The ids of the records with this tag."""
+        """Returns the ids of the records with this tag."""
         asked = select(marks.c.record_id).where(marks.c.kind == "tag", marks.c.words == column_text(tag))
         with self._database.reading() as connection:
             return list(connection.execute(asked).scalars())
@@ -334,7 +334,7 @@ class History:
     # Trends
 
     def series(self) -> list[SeriesSeen]:
-        """What there are trends of, the latest measured first."""
+        """Returns what there are trends of, the latest measured first."""
         number, latest = func.count().label("number"), func.max(points.c.created_at).label("latest")
         with self._database.reading() as connection:
             bodies = {row.series_key: row.body for row in connection.execute(select(series))}
@@ -350,7 +350,7 @@ class History:
         return sorted(found, key=lambda one: -one.latest)
 
     def points(self, keys: Iterable[str]) -> dict[str, list[Point]]:
-        """The points of some series, oldest first."""
+        """Returns the points of some series, oldest first."""
         found: dict[str, list[Point]] = {}
         order = (points.c.series_key, points.c.created_at, points.c.record_id)
         with self._database.reading() as connection:
@@ -372,7 +372,7 @@ class History:
             return [(sweep, settled, int(failed)) for sweep, settled, failed in connection.execute(asked)]
 
     def fastest_cell(self, sweep: str) -> tuple[str, float] | None:
-        """The settled cell of a sweep with the most items per second, in words, and how many."""
+        """Returns the settled cell of a sweep with the most items per second, in words, and how many those are."""
         speed = points.c["items"] / points.c.step_s
         batch = "batch " + records.c.batch.cast(Text)
         asked = (
@@ -389,7 +389,7 @@ class History:
     # Files
 
     def export_archive(self, out: IO[bytes], ids: Sequence[str] = ()) -> int:
-        """Write the whole history, or some records, byte by byte; how many records that were."""
+        """Writes the whole history, or some records, byte by byte, and returns how many records that were."""
         with self._database.reading() as connection:
             return write_archive(rows_of(connection, ids), out)
 
@@ -424,7 +424,7 @@ class History:
             self.ceilings().put(ceilings)
 
     def delete(self, ids: Sequence[str]) -> list[str]:
-        """Delete records with all that belongs to them; the names of sweeps that have lost a cell by it.
+        """Deletes records with all that belongs to them, and returns the names of sweeps that have lost a cell by it.
 
         Files of traces in the history's folder go too.
         """
@@ -494,7 +494,7 @@ def _the_id(connection: Connection, prefix: str, location: str) -> str:
 
 
 def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:
-    """Those of some records whose writer is known to be gone."""
+    """Returns those of some records whose writer is known to be gone."""
     gone: set[str] = set()
     for chunk in _chunks(f"{WRITER}{record_id}" for record_id in record_ids):
         asked = select(holders.c.name, holders.c.process).where(holders.c.name.in_(chunk))

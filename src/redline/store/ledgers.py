@@ -1,4 +1,4 @@
-"""Who works on what, what is known of sweeps and of searches, and the ceilings of devices.
+"""Ledgers say who works on what, what is known of sweeps and of searches, and the ceilings of devices.
 
 A `Hold` is a row of the history that a thread renews, so all who may write to the history see it. A lock of a server's own
 would end with the connection it was made on: connections drop and servers are restarted while their clients go on.
@@ -43,7 +43,7 @@ KEYS_AT_ONCE = 500
 
 
 class Hold:
-    """That this process works on something, and how far it is. The hold ends with the process, however that ends."""
+    """A hold says that this process works on something, and how far it is. It ends with the process, however that ends."""
 
     def __init__(self, database: Database, kind: ActivityKind, name: str) -> None:
         self._database = database
@@ -70,7 +70,7 @@ class Hold:
             _HELD.discard(self._token)
             self._is_over.set()
             self._thread.join()
-            # Where a server is away, the hold ends by itself.
+            # If a server is away now, the hold ends by itself.
             with contextlib.suppress(StoreError):
                 self._database.write(
                     lambda connection: connection.execute(delete(holders).where(self._mine)), patient=False
@@ -107,7 +107,7 @@ class Hold:
         self._write()
 
     def observe(self, telemetry: TelemetrySample) -> None:
-        """The latest reading of the device; what comes too soon after the last is not written."""
+        """Passes on the latest reading of the device. One that comes too soon after the last is not written."""
         self._activity = msgspec.structs.replace(self._activity, telemetry=telemetry)
         if time.monotonic() - self._written_at >= OBSERVED_EVERY_S:
             self._write()
@@ -144,7 +144,7 @@ def _is_forgotten(process: str, token: str) -> bool:
 
 
 def activities(database: Database) -> list[Activity]:
-    """What processes are at; those whose process is gone, or silent for too long, are over."""
+    """Returns what processes are at. Where the process is gone, or silent for too long, it is over."""
     with database.reading() as connection:
         now, started = database.clocks(connection)
         rows = connection.execute(select(holders).where(holders.c.said.is_not(None)).order_by(holders.c.name)).all()
@@ -160,11 +160,11 @@ def activities(database: Database) -> list[Activity]:
 SETTLED = tuple(
     sweep_cells.c["cell_key" if name == "key" else name].label(name) for name in SettledCell.__struct_fields__
 )
-"""The columns of a `SettledCell`, by its names."""
+"""These are the columns of a `SettledCell`, by its names."""
 
 
 class SweepLedger:
-    """The settled cells of one sweep, by name."""
+    """A sweep, of which the ledger knows the settled cells, has a name."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
@@ -186,7 +186,7 @@ class SweepLedger:
             self._hold.tell(done, total, now, done_before=done_before)
 
     def observe(self, telemetry: TelemetrySample) -> None:
-        """The latest reading of the device, for those who look on."""
+        """Passes on the latest reading of the device, for those who look on."""
         if self._hold is not None:
             self._hold.observe(telemetry)
 
@@ -286,7 +286,7 @@ class TuneLedger:
 
 
 class CeilingShelf:
-    """What devices can do at most: one entry per device, and a new one replaces the old."""
+    """The shelf has what each device can do at most. A new entry replaces the old one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""What can still be read of a damaged SQLite file, as the records of a new one. The damaged file is never written to.
+"""Reads what a damaged SQLite file still holds, for a new one. The damaged file is never written to.
 
 SQLite refuses a whole table when one page on the way to it is damaged, and the whole file when its schema is. The rows
 themselves lie in leaf pages that are complete without the rest (https://www.sqlite.org/fileformat2.html), so this looks at
@@ -24,7 +24,7 @@ from redline.store.codec import TuneRow, read_ceilings, unpack
 TABLE_LEAF = 0x0D
 """The first byte of a page that holds rows."""
 FREE_PAGES_AT = 32
-"""Where the header of a file names the first of the pages that are not used any more."""
+"""Here the header of a file names the first of the pages that are not used any more."""
 WAL_HEADER, WAL_FRAME = 32, 24
 """Bytes before the first page in a write-ahead log, and before each of its pages."""
 MARK_KINDS = ("tag", "note", "gate")
@@ -34,7 +34,7 @@ Pages = dict[int, bytes]
 
 
 class Salvage(msgspec.Struct, frozen=True):
-    """The rows that could be read."""
+    """These rows could be read."""
 
     records: list[tuple[RunRecord, bool]]
     """With whether nothing more was to come."""
@@ -191,7 +191,7 @@ def _row(body: bytes) -> list[Value]:
 
 
 def _number(body: bytes, at: int) -> tuple[int, int]:
-    """A number of one to nine bytes, and where it ends."""
+    """Returns a number of one to nine bytes, and where it ends."""
     value = 0
     for index in range(8):
         byte = body[at + index]

@@ -97,7 +97,7 @@ marks = Table(
     Column("created_at", Double, nullable=False),
     Index("marks_by_words", "kind", "words"),
 )
-"""What people have said of records: tags and notes. Gates mark records too."""
+"""People tag records and note something about them. Gates mark records too."""
 
 sweep_cells = Table(
     "sweep_cells",
@@ -133,7 +133,7 @@ ceilings = Table(
     Column("measured_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
-"""What each device can do at most."""
+"""Each device has one row, with what it can do at most."""
 
 holders = Table(
     "holders",
@@ -144,10 +144,10 @@ holders = Table(
     Column("until", Double),
     Column("said", Text),
 )
-"""Who is working on what: a sweep, a search, a watched script or a record, until when unless renewed, and how far it is as JSON."""
+"""A row says who works on a sweep, a search, a watched script or a record, until when unless it is renewed, and as JSON how far that is."""
 
 series = Table("series", metadata, Column("series_key", Text, primary_key=True), Column("body", Text, nullable=False))
-"""What trends are of, as JSON."""
+"""A series, of which there is a trend, is described as JSON."""
 
 points = Table(
     "points",
@@ -166,7 +166,7 @@ points = Table(
 """The step of each finished record, so that a trend needs no samples. Derived: it can be made again from the records."""
 
 WRITER = "record "
-"""What names of holders begin with that write a record."""
+"""The name of a holder that writes a record begins with this."""
 RENAMED = {"key": "spec_key", "group": "group_id", "position": "group_position", "schema": "record_schema"}
 """Columns of a `Row` that have another name in the table."""
 ROW = tuple(records.c[RENAMED.get(name, name)].label(name) for name in Row.__struct_fields__)
@@ -192,7 +192,7 @@ def put(connection: Connection, table: Table, *rows: dict[str, Any], replace: bo
 
 
 def record_row(record: RunRecord, *, over: bool) -> dict[str, Any]:
-    """The row of a record in its table."""
+    """Returns the row of a record in its table."""
     plain = asdict(row_of(record, over=over))
     return {**{RENAMED.get(name, name): value for name, value in plain.items()}, "head": pack_head(record)}
 
@@ -239,7 +239,7 @@ def keep_points(connection: Connection, ids: list[str] | None = None) -> None:
 
 
 def version(connection: Connection) -> int | None:
-    """The layout of this database; None where there is none yet."""
+    """Returns the layout of this database, or None where there is none yet."""
     if not inspect(connection).has_table(meta.name):
         return None
     value = connection.execute(select(meta.c.value).where(meta.c.name == "layout")).scalar()

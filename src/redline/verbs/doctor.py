@@ -71,7 +71,7 @@ NVML_CODES: dict[str, NvmlProblem] = {
 
 @dataclass(frozen=True)
 class NvidiaDriver:
-    """What NVML answered."""
+    """NVML answered this."""
 
     version: str = ""
     cuda: str = ""
@@ -79,7 +79,7 @@ class NvidiaDriver:
     processes: tuple[int, ...] = ()
     problem: NvmlProblem | None = None
     error: str = ""
-    """What the driver's library said about the problem."""
+    """The driver's library said this about the problem."""
 
 
 def ask_nvml() -> NvidiaDriver:
@@ -108,7 +108,7 @@ def _processes_on(nvml: Any, handle: Any) -> list[Any]:
 
 
 def output_of(command: Sequence[str]) -> str | None:
-    """What a command prints; None when it fails or does not answer."""
+    """Returns what a command prints, or None when it fails or does not answer."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TOOL_TIMEOUT_S, check=False
@@ -126,14 +126,14 @@ def installed_version(package: str) -> str | None:
 
 
 def our_family() -> set[int]:
-    """This process, those it started and those that started it: none of them is a stranger on the GPU."""
+    """Returns this process, those it started and those that started it: none of them is a stranger on the GPU."""
     me = psutil.Process()
     return {me.pid, *(one.pid for one in (*me.children(recursive=True), *me.parents()))}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Every way in which the doctor looks at a machine; tests hand in a faked one."""
+    """The doctor looks at a machine in these ways; tests hand in a faked one."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -154,7 +154,7 @@ class Machine:
             return ""
 
     def found(self, path: str, pattern: str) -> str:
-        """The first group of what a pattern finds in a file; empty where it finds nothing."""
+        """Returns the first group of what a pattern finds in a file, or nothing."""
         match = re.search(pattern, self.read(path), re.MULTILINE)
         return match[1] if match else ""
 
@@ -191,7 +191,7 @@ def nvidia_facts(machine: Machine) -> Facts:
 
 
 def _neighbours(pids: Sequence[int], where: str, variable: str, machine: Machine) -> HealthItem:
-    """Whether other people's processes are on a GPU."""
+    """Says whether other people's processes are on a GPU."""
     name, others = f"{where} is ours alone", sorted(set(pids) - machine.family())
     if not others:
         return fact(name, True, "no other process on it")
@@ -330,7 +330,7 @@ def torch_facts(health: Health | None) -> Facts:
 
 
 def examine(health: Health | None, machine: Machine | None = None) -> list[HealthItem]:
-    """All facts about a machine, with what the bench said of torch and the devices."""
+    """Returns all facts about a machine, with what the bench said of torch and the devices."""
     machine = machine or Machine()
     return [
         *(item for check in BEFORE_TORCH for item in check(machine)),

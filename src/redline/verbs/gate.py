@@ -244,7 +244,7 @@ def junit_of(rows: Sequence[GateRow], baseline: str, *, undecided_ok: bool = Fal
 
 
 Open = Callable[[RunSpec, ExitStack], RunSpec]
-"""From the benchmark to the benchmark of one candidate; the stack holds what that needs."""
+"""It turns the benchmark into that of one candidate. The stack holds what that needs."""
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ class _Search:
         whole = self._gate(good, high, self.benchmark.threshold)
         if whole is None or whole.verdict != "slower":
             return ()
-        # Half way between no change and the whole of it: what is slower by more has the change in it.
+        # A candidate that is slower by more than half of the whole has the change in it.
         threshold = max(1 / whole.ratio - 1, self.benchmark.threshold)
         skipped: set[int] = set()
         while left := [index for index in range(low + 1, high) if index not in skipped]:

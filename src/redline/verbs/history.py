@@ -136,7 +136,7 @@ def history(
 
 
 def _marks(kept: History, key: str) -> dict[tuple[str, str], str]:
-    """What was said of each record of a series, by the record and by whether it is a tag or a note."""
+    """Returns what was said of each record of a series, by the record and by whether it is a tag or a note."""
     words: dict[tuple[str, str], str] = {}
     for mark in kept.marks(series=[key]):
         kind, said = ("notes", f"{mark.words} by the gate") if mark.kind == "gate" else (f"{mark.kind}s", mark.words)
@@ -230,7 +230,7 @@ class _Trend:
 
 
 def _change(found: Any) -> tuple[float, float, float]:
-    """A ratio of times before over after, and its interval, as the change of the time."""
+    """Turns a ratio of times before over after, and its interval, into the change of the time."""
     return 1 / found.ratio - 1, 1 / found.high - 1, 1 / found.low - 1
 
 
