@@ -121,13 +121,14 @@ def _settled(values: Floats) -> Floats:
     return settled
 
 
-class _Series:
-    """A series whitened by its correlation, and what steps in it would explain."""
+class _Model:
+    """A smooth trend of one order and noise of one correlation, and what steps would explain beside them."""
 
-    def __init__(self, values: Floats, correlation: float) -> None:
+    def __init__(self, values: Floats, correlation: float, order: int) -> None:
         self.count = values.size
-        self.correlation = correlation
+        self.correlation, self.order = correlation, order
         self.values = self.whitened(values)
+        self._known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
 
     def whitened(self, columns: Floats) -> Floats:
         first = columns[:1] * math.sqrt(1 - self.correlation**2)
@@ -139,24 +140,25 @@ class _Series:
         columns = [times**power for power in range(order + 1)] + [np.arange(self.count) >= step for step in steps]
         return self.whitened(np.stack(columns, axis=1).astype(np.float64))
 
-    def left(self, order: int, steps: Sequence[int]) -> tuple[Floats, Floats]:
+    def left(self, steps: tuple[int, ...]) -> tuple[Floats, Floats]:
         """Returns what is left of the values, and an orthonormal basis of what explains the rest."""
-        basis, _ = np.linalg.qr(self.design(order, steps))
-        left: Floats = self.values - basis @ (basis.T @ self.values)
-        return left, basis
+        if steps not in self._known:
+            basis, _ = np.linalg.qr(self.design(self.order, steps))
+            self._known[steps] = self.values - basis @ (basis.T @ self.values), basis
+        return self._known[steps]
 
-    def criterion(self, order: int, steps: Sequence[int]) -> float:
+    def criterion(self, steps: tuple[int, ...]) -> float:
         """Zhang and Siegmund's, to be made small."""
-        left, _ = self.left(order, steps)
+        left, _ = self.left(steps)
         lengths = np.diff([0, *steps, self.count])
-        parameters = PER_STEP * len(steps) + PER_SLOPE * order + (self.correlation > 0)
+        parameters = PER_STEP * len(steps) + PER_SLOPE * self.order + (self.correlation > 0)
         penalty = parameters * math.log(self.count) + float(np.log(lengths / self.count).sum())
         spread = max(float(np.square(left).sum()) / self.count, 1e-12)
         return self.count * math.log(spread) - math.log(1 - self.correlation**2) + penalty
 
-    def best_step(self, order: int, steps: Sequence[int]) -> int | None:
-        """The step that explains most of what is left; None where every stretch is too short for one."""
-        left, basis = self.left(order, steps)
+    def best_step(self, steps: tuple[int, ...]) -> int | None:
+        """Returns the step that explains most of what is left, or None where every stretch is too short for one."""
+        left, basis = self.left(steps)
         rest = 1 - self.correlation
         columns = np.concatenate((left[:, None], basis), axis=1)
         # The product of each column with each step: a step is 1 where it begins and `rest` afterwards.
@@ -165,57 +167,49 @@ class _Series:
         places = np.arange(self.count)
         sizes = 1 + rest**2 * (self.count - 1 - places) - np.square(product[:, 1:]).sum(axis=1)
         explained = np.where(sizes > 1e-9, np.square(product[:, 0]) / np.maximum(sizes, 1e-9), 0.0)
-        nearest = np.abs(places[:, None] - np.array([0, *steps, self.count])).min(axis=1)
-        explained[nearest < SHORTEST] = -1.0
+        for edge in (0, *steps, self.count):
+            explained[max(edge - SHORTEST + 1, 0) : edge + SHORTEST] = -1.0
         best = int(explained.argmax())
         return best if explained[best] >= 0 else None
 
-    def placed(self, order: int, steps: Sequence[int]) -> list[int]:
-        """Moves each step to where it explains most beside the others."""
-        for step in steps:
-            others = [each for each in steps if each != step]
-            steps = sorted([*others, self.best_step(order, others) or step])
-        return list(steps)
+    def steps(self) -> tuple[int, ...]:
+        """Adds steps one by one, each where it explains most, as long as one of the next two makes the criterion smaller."""
+        best: tuple[int, ...] = ()
+        steps: tuple[int, ...] = ()
+        while len(steps) < min(len(best) + 2, MOST_CHANGES):
+            step = self.best_step(steps)
+            if step is None:
+                break
+            steps = tuple(sorted((*steps, step)))
+            for placed in steps if len(steps) > 1 else ():  # each moves to where it explains most beside the others
+                others = tuple(other for other in steps if other != placed)
+                steps = tuple(sorted((*others, self.best_step(others) or placed)))
+            if self.criterion(steps) < self.criterion(best):
+                best = steps
+        return best
 
 
 def _fitted(values: Floats) -> tuple[list[int], Drift | None]:
     """Returns the steps of the model with the best criterion, and the drift beside them."""
     kept = np.arange(values.size)
     while True:
-        series, _, steps = min(
-            (_path(_Series(values[kept], correlation), order) for correlation in CORRELATIONS for order in (0, 1, 2)),
-            key=lambda found: found[0].criterion(found[1], found[2]),
-        )
+        models = [_Model(values[kept], correlation, order) for correlation in CORRELATIONS for order in (0, 1, 2)]
+        model, steps = min(((one, one.steps()) for one in models), key=lambda found: found[0].criterion(found[1]))
         edges = [0, *steps, kept.size]
         short = [(a, b) for a, b in itertools.pairwise(edges) if b - a < FEWEST_A_SIDE]
         if not short or kept.size - sum(b - a for a, b in short) < 2 * FEWEST_A_SIDE:
-            break
+            return [int(kept[step]) for step in steps], _drift(model, steps)
         kept = np.delete(kept, np.concatenate([np.arange(a, b) for a, b in short]))
-    return [int(kept[step]) for step in steps], _drift(series, steps)
 
 
-def _path(series: _Series, order: int) -> tuple[_Series, int, list[int]]:
-    """Steps one by one, each where it explains most, as long as one of the next two makes the criterion smaller."""
-    best: list[int] = []
-    steps: list[int] = []
-    while len(steps) < min(len(best) + 2, MOST_CHANGES):
-        step = series.best_step(order, steps)
-        if step is None:
-            break
-        steps = series.placed(order, sorted([*steps, step]))
-        if series.criterion(order, steps) < series.criterion(order, best):
-            best = steps
-    return series, order, best
-
-
-def _drift(series: _Series, steps: Sequence[int]) -> Drift | None:
-    """The slope beside the steps, if it is certain and matters."""
-    if series.count < 4 * FEWEST_A_SIDE:
+def _drift(model: _Model, steps: Sequence[int]) -> Drift | None:
+    """Returns the slope beside the steps, if it is certain and matters."""
+    if model.count < 4 * FEWEST_A_SIDE:
         return None
-    design = series.design(1, steps)
-    fitted, *_ = np.linalg.lstsq(design, series.values, rcond=None)
-    left = series.values - design @ fitted
-    degrees = series.count - design.shape[1] - 1
+    design = model.design(1, steps)
+    fitted, *_ = np.linalg.lstsq(design, model.values, rcond=None)
+    left = model.values - design @ fitted
+    degrees = model.count - design.shape[1] - 1
     variance = float(np.square(left).sum()) / degrees * float(np.linalg.inv(design.T @ design)[1, 1])
     whole, half = 2 * float(fitted[1]), 2 * student_t(degrees, CONFIDENCE) * math.sqrt(variance)
     if abs(whole) <= half or abs(whole) < SMALLEST_CHANGE:

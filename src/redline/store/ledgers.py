@@ -164,7 +164,7 @@ SETTLED = tuple(
 
 
 class SweepLedger:
-    """A sweep, of which the ledger knows the settled cells, has a name."""
+    """The ledger of one sweep knows its settled cells."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
