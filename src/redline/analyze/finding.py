@@ -70,7 +70,7 @@ class Rule(Generic[F]):
     removes: Callable[[F], Removal | None]
     """Returns what is gone with the cause; None where the facts do not show it."""
     says: str | Callable[[F, Removal], str]
-    """The evidence. The facts at hand fill the gaps of a text."""
+    """The evidence. The facts at hand fill the gaps of a text, here and in the change."""
     change: str | Callable[[F, Removal], Advice | str]
     least_share: float = WORTH_A_LINE
     limit: BoundLabel | None = None
@@ -80,11 +80,12 @@ class Rule(Generic[F]):
         gone = self.removes(facts)
         if gone is None or not gone.saves_s or gone.saves_s < self.least_share * facts.whole_s:
             return None
-        change = self.change if isinstance(self.change, str) else self.change(facts, gone)
+        words = facts.words(gone)
+        change = self.change.format(**words) if isinstance(self.change, str) else self.change(facts, gone)
         advice = Advice(change) if isinstance(change, str) else change
         return Finding(
             code=self.code,
-            evidence=self.says.format(**facts.words(gone)) if isinstance(self.says, str) else self.says(facts, gone),
+            evidence=self.says.format(**words) if isinstance(self.says, str) else self.says(facts, gone),
             next=advice.text,
             recipe=advice.recipe,
             gain_bound=gain_of(gone.saves_s, facts.whole_s),
@@ -111,6 +112,7 @@ def words_of(gone: Removal) -> dict[str, str]:
         "seconds": format_seconds(gone.seconds),
         "count": f"{gone.count:,}",
         "what": gone.what,
+        "first": gone.what.partition(" ")[0],
         "mean": mean,
         "often": "once" if gone.count == 1 else f"{gone.count:,} times, {mean} each on average",
     }

@@ -347,8 +347,8 @@ def exchanges(facts: TraceFacts) -> Removal | None:
     return Selection(kind="other", on_device=on_device)(facts)
 
 
-def _serial(ns: int, facts: TraceFacts) -> Removal:
-    return Removal(saves_s=seconds(ns), seconds=seconds(ns), count=sum(map(len, facts.calls)))
+def _serial(ns: int, facts: TraceFacts, what: str = "") -> Removal:
+    return Removal(saves_s=seconds(ns), seconds=seconds(ns), count=sum(map(len, facts.calls)), what=what)
 
 
 def _waited_on_hosts(facts: TraceFacts) -> int:
@@ -368,14 +368,14 @@ def straggler(facts: TraceFacts) -> Removal | None:
     waiting, runs = facts.waiting, [seen.run for seen in facts.devices]
     if waiting is None or not waiting.stragglers:
         return None
+    worst = waiting.stragglers[0]
     if not runs:
         waited = _waited_on_hosts(facts)
-        return _serial(waited, facts) if waited and waiting.late else None
-    worst = waiting.stragglers[0]
+        return _serial(waited, facts, worst.label) if waited and waiting.late else None
     gone = [Without(is_awaited=run.calls.label != worst.label) for run in runs]
     saved = facts.replay.saved(gone) * len(runs) / (len(runs) - 1)
     exposed = sum(_exposed_waits(run.calls, waits) for run, waits in zip(runs, waiting.waits, strict=True))
-    return Removal(saves_s=seconds(saved), seconds=seconds(exposed), count=worst.last)
+    return Removal(saves_s=seconds(saved), seconds=seconds(exposed), count=worst.last, what=worst.label)
 
 
 def beyond_need(facts: TraceFacts) -> Removal | None:

@@ -120,18 +120,6 @@ def _read_less_often(facts: TraceFacts, gone: Removal) -> str:
     )
 
 
-def _loader(facts: TraceFacts, gone: Removal) -> str:
-    time = facts.words(gone)["time"]
-    if facts.profile.has_device:
-        return f"the device sits idle {time} while the host waits for the data loader"
-    return f"the data loader takes {time}, in {gone.count:,} batches"
-
-
-def _load_faster(facts: TraceFacts, gone: Removal) -> str:
-    pinned = ", pinned memory" if facts.profile.has_device else ""
-    return f"more loader workers, persistent workers{pinned} and prefetching; or cheaper decoding"
-
-
 def _record_later(facts: TraceFacts, gone: Removal) -> str:
     again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(facts.profile).compiles else ""
     return f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}"
@@ -270,13 +258,6 @@ def _straggler(facts: TraceFacts, gone: Removal) -> str:
     )
 
 
-def _look_at_rank(facts: TraceFacts, gone: Removal) -> str:
-    return (
-        f"look at {facts.profile.stragglers[0].label} by itself: more work than the others (uneven batches, sequence lengths, "
-        "sharding), a slower loader, or a slower or shared device"
-    )
-
-
 # This work could be done in another way
 
 
@@ -356,8 +337,8 @@ RULES: tuple[Rule[TraceFacts], ...] = (
     Rule(
         code="data-wait",
         removes=removals.named("data"),
-        says=_loader,
-        change=_load_faster,
+        says="{idle} {time} while the host waits for the data loader, in {count} batches",
+        change="more loader workers, persistent workers and prefetching, with pinned memory for a GPU; or cheaper decoding",
         limit="data",
     ),
     Rule(
@@ -443,7 +424,8 @@ RULES: tuple[Rule[TraceFacts], ...] = (
         code="straggler",
         removes=removals.straggler,
         says=_straggler,
-        change=_look_at_rank,
+        change="look at {what} by itself: more work than the others (uneven batches, sequence lengths, sharding), a slower loader, or a "
+        "slower or shared device",
         limit="communication",
     ),
     Rule(

@@ -338,7 +338,7 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         code="unfused-optimizer",
         removes=_unfused,
         says="{what} takes {share} of the time and updates its {count} tensors in several passes",
-        change=lambda facts, removal: f"torch.optim.{removal.what.partition(' ')[0]}(..., fused=True)",
+        change="torch.optim.{first}(..., fused=True)",
         least_share=0.05,
     ),
     Rule(
@@ -353,7 +353,7 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         removes=_threads,
         says="{count} threads compute on {what} and wait for each other: forward and backward pass and optimizer take {share} of the "
         "time",
-        change=lambda facts, removal: f"torch.set_num_threads({removal.what.partition(' ')[0]}), or OMP_NUM_THREADS",
+        change="torch.set_num_threads({first}), or OMP_NUM_THREADS",
     ),
     Rule(
         code="tiny-operators",
