@@ -131,24 +131,39 @@ def again(facts: TraceFacts) -> dict[str, Finding]:
     return {found.code: found for found in diagnose(facts)}
 
 
-def test_advice_builds_on_the_recipe_at_hand() -> None:
-    profile = facts_of([row(TraceMaker(), (TO_NHWC, 20), (CONV, 80), (ADD, 40)).read()])
-    assert "-r fp16+channels-last:" in again(captured(profile, "fp16"))["layout-conversions"].next
-    assert "-r channels-last:" in again(captured(profile, "baseline"))["layout-conversions"].next
-    assert "on already" in again(captured(profile, "fp16+channels-last"))["layout-conversions"].next
-    assert "elementwise" not in again(captured(profile, "fp16+compile"))
-    late = facts_of([row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True).read()])
-    assert "-r fp16+channels-last+graphs:" in again(captured(late, "fp16+channels-last"))["host-bound"].next
-    assert "-r fp16+compile+graphs:" in again(captured(late, "fp16+compile"))["host-bound"].next
-    scripted = again(captured(late, "fp16+torchscript"))["host-bound"].next
-    assert "-r fp16+compile:reduce-overhead:" in scripted, "torchscript and graphs exclude each other"
-    assert "-r fp16+compile:reduce-overhead:" in again(captured(late, "fp16+onnx"))["host-bound"].next
-    assert "elementwise" not in again(captured(profile, "onnx")), "another engine fuses by itself"
-    for recipe in ("graphs", "compile:reduce-overhead", "fp16+compile:max-autotune"):
-        assert "graphs are on already" in again(captured(late, recipe))["host-bound"].next
-    assert "-r compile:max-autotune-no-cudagraphs+graphs:" in (
-        again(captured(late, "compile:max-autotune-no-cudagraphs"))["host-bound"].next
-    )
+TURNED = facts_of([row(TraceMaker(), (TO_NHWC, 20), (CONV, 80), (ADD, 40)).read()])
+LATE = facts_of([row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True).read()])
+
+
+@pytest.mark.parametrize(
+    ("facts", "recipe", "code", "says"),
+    [
+        (TURNED, "fp16", "layout-conversions", "-r fp16+channels-last:"),
+        (TURNED, "baseline", "layout-conversions", "-r channels-last:"),
+        (TURNED, "fp16+channels-last", "layout-conversions", "on already"),
+        (TURNED, "fp16+compile", "elementwise", None),
+        (TURNED, "onnx", "elementwise", None),  # another engine fuses by itself
+        (LATE, "fp16+channels-last", "host-bound", "-r fp16+channels-last+graphs:"),
+        (LATE, "fp16+compile", "host-bound", "-r fp16+compile+graphs:"),
+        (LATE, "fp16+torchscript", "host-bound", "-r fp16+compile:reduce-overhead:"),  # no graphs of torchscript
+        (LATE, "fp16+onnx", "host-bound", "-r fp16+compile:reduce-overhead:"),
+        (LATE, "graphs", "host-bound", "graphs are on already"),
+        (LATE, "compile:reduce-overhead", "host-bound", "graphs are on already"),
+        (LATE, "fp16+compile:max-autotune", "host-bound", "graphs are on already"),
+        (LATE, "compile:max-autotune-no-cudagraphs", "host-bound", "-r compile:max-autotune-no-cudagraphs+graphs:"),
+        (LATE, "amp", "host-bound", "-r amp+graphs:"),
+        (LATE, "amp for training", "host-bound", "-r amp+fused-optimizer+graphs:"),
+        (LATE, "amp+fused-optimizer for training", "host-bound", "-r amp+fused-optimizer+graphs:"),
+    ],
+)
+def test_advice_builds_on_the_recipe_at_hand(facts: TraceFacts, recipe: str, code: str, says: str | None) -> None:
+    recipe, _, trains = recipe.partition(" for ")
+    found = again(captured(facts, recipe, task="train" if trains else "infer")).get(code)
+    assert (found is None) == (says is None)
+    if found is not None and says is not None:
+        assert says in found.next
+        assert found.recipe == (says[3:-1] if says.startswith("-r ") else None)
+        assert again(facts)[code].recipe is None, "nobody's recipe"
 
 
 def test_a_trace_of_a_compiled_program_is_not_told_to_compile() -> None:
@@ -158,16 +173,6 @@ def test_a_trace_of_a_compiled_program_is_not_told_to_compile() -> None:
     rest = row(TraceMaker(), ("triton_poi_fused_add_mul_3", 40), *[(ADD, 60)] * 3).profile()
     assert "graph_breaks" in finding(rest, "elementwise").next
     assert finding(row(TraceMaker(), *[(ADD, 60)] * 3).profile(), "elementwise").next.startswith("torch.compile(model)")
-
-
-def test_a_finding_carries_the_recipe_that_it_names() -> None:
-    late = facts_of([row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True).read()])
-    assert again(late)["host-bound"].recipe is None, "nobody's recipe"
-    assert again(captured(late, "fp16"))["host-bound"].recipe == "fp16+graphs"
-    assert again(captured(late, "amp"))["host-bound"].recipe == "amp+graphs"
-    assert again(captured(late, "amp", task="train"))["host-bound"].recipe == "amp+fused-optimizer+graphs"
-    fused = again(captured(late, "amp+fused-optimizer", task="train"))
-    assert fused["host-bound"].recipe == "amp+fused-optimizer+graphs"
 
 
 def test_work_that_the_profiler_slows_down_is_not_taken_from_faster_steps() -> None:
