@@ -473,21 +473,19 @@ def slowest_rank(
         names = [{one.name: one for one in each if class_of(one.name) != "communication"} for each in computing]
         took = f"it computes {_time(compute[0])}, the others {_time(compute[1])}"
         why = note("computes-longer", f"{took}{_most_of_it(names.pop(late), names, short_name if runs else label_of)}")
-    elif runs:
-        causes: list[dict[str, float]] = [{cause: float(run.idle.ns(cause)) for cause in run.idle.when} for run in runs]
-        most = _most_extra(causes.pop(late), causes)
-        pauses = f"its device is idle {_time(idle[0])}, those of the others {_time(idle[1])}"
-        why = note("waits-for-something", f"{pauses}: {CAUSES[most or 'unknown']}")
     else:
-        marks = [_annotated(trace) for trace in traces]
-        own = marks.pop(late)
-        most = _most_extra(own, marks)
-        is_more = most is not None and own[most] > median(each.get(most, 0.0) for each in marks)
-        inside = f", most of it in {most}" if is_more else ""
-        pauses = f"it spends outside any operator {_time(idle[0])}, the others {_time(idle[1])}"
-        why = note(
-            "waits-for-something", f"{pauses}: Python code, loading data, or a processor that others use{inside}"
-        )
+        spent = [{str(cause): float(run.idle.ns(cause)) for cause in run.idle.when} for run in runs]
+        spent = spent or [_annotated(trace) for trace in traces]
+        own = spent.pop(late)
+        most = _most_extra(own, spent)
+        if runs:
+            what, who, where = "its device is idle", "those of the others", CAUSES[most or "unknown"]
+        else:
+            what, who = "it spends outside any operator", "the others"
+            is_more = most is not None and own[most] > median(each.get(most, 0.0) for each in spent)
+            inside = f", most of it in {most}" if is_more else ""
+            where = f"Python code, loading data, or a processor that others use{inside}"
+        why = note("waits-for-something", f"{what} {_time(idle[0])}, {who} {_time(idle[1])}: {where}")
     return SlowestRank(label=traces[late].label, waited_s=seconds(cost), why=why)
 
 
