@@ -39,8 +39,6 @@ class Hardware(Frozen):
     """NVIDIA's compute capability."""
     at_least: bool = False
     """The capability is only the highest that a kernel was built for: the GPU may be newer."""
-    devices: int = 0
-    """Devices with work in the traces."""
 
     @property
     def has_tf32(self) -> bool:
@@ -59,7 +57,6 @@ class Hardware(Frozen):
 
 
 def hardware_of(traces: Sequence[Trace], record: RunRecord | None = None) -> Hardware:
-    used = {(trace.source, int(device)) for trace in traces for device in distinct(trace.work.device)}
     listed = [info for trace in traces if (info := _own(trace)) is not None]
     names = Counter(info.name for info in listed if info.name)
     name = names.most_common(1)[0][0] if names else _recorded_name(record)
@@ -67,23 +64,21 @@ def hardware_of(traces: Sequence[Trace], record: RunRecord | None = None) -> Har
     kernels = [trace.names[number] for trace in traces for number in distinct(trace.work.name).tolist()]
     calls = {trace.names[number] for trace in traces for number in distinct(trace.calls.name).tolist()}
     maker = _maker(calls, name, kernels)
-    return _hardware(name, maker, capability, kernels, len(used))
+    return _hardware(name, maker, capability, kernels)
 
 
 def hardware_by_kernels(kernels: Sequence[str], tool: str, record: RunRecord | None = None) -> Hardware:
     """Returns what the kernels of a vendor's table tell of the GPU they ran on."""
     maker: Maker = "amd" if tool.startswith("roc") else "nvidia"
-    return _hardware(_recorded_name(record), maker, None, kernels, 1)
+    return _hardware(_recorded_name(record), maker, None, kernels)
 
 
-def _hardware(
-    name: str, maker: Maker | None, capability: tuple[int, int] | None, kernels: Sequence[str], devices: int
-) -> Hardware:
+def _hardware(name: str, maker: Maker | None, capability: tuple[int, int] | None, kernels: Sequence[str]) -> Hardware:
     if maker != "nvidia":
-        return Hardware(name=name, maker=maker, devices=devices)
+        return Hardware(name=name, maker=maker)
     told = capability or _built_for(kernels)
     at_least = capability is None and told is not None
-    return Hardware(name=name, maker=maker, capability=told, at_least=at_least, devices=devices)
+    return Hardware(name=name, maker=maker, capability=told, at_least=at_least)
 
 
 def _recorded_name(record: RunRecord | None) -> str:

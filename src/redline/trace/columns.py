@@ -149,8 +149,6 @@ class DeviceInfo(Frozen):
     name: str = ""
     capability: tuple[int, int] | None = None
     """NVIDIA's compute capability; of AMD, the first two digits of the gfx version."""
-    multiprocessors: int | None = None
-    memory_bytes: int | None = None
 
 
 class Lost(Frozen):
@@ -174,8 +172,6 @@ class Trace:
     """One process of one file, decoded. Events that no table needs (flow arrows, short Python frames) are not kept."""
 
     source: str
-    size_bytes: int
-    """Uncompressed."""
     events: int
     """In the file, whether kept or not."""
     rank: int | None

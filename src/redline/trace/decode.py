@@ -330,7 +330,6 @@ def read_file(path: Path) -> list[Trace]:
     job = _part(header, "distributedInfo", dict[str, Any], {})
     whole = Trace(
         source=str(path),
-        size_bytes=file.size_bytes,
         events=builder.events,
         rank=_count(job.get("rank"), rank_in_name(path)),
         world_size=_count(job.get("world_size")),
@@ -405,8 +404,6 @@ def _devices(header: dict[str, msgspec.Raw]) -> tuple[DeviceInfo, ...]:
             index=_count(device.get("id")),
             name=device["name"] if isinstance(device.get("name"), str) else "",
             capability=_capability(device),
-            multiprocessors=_count(device.get("numSms")),
-            memory_bytes=_count(device.get("totalGlobalMem")),
         )
         for device in listed[:MOST_DEVICES]
     )
