@@ -86,9 +86,9 @@ def archive_problems(
         problems += [f"{path}: {now.record_id}: {found} now, {was} then" for found, was in medians if found != was]
     for search in chosen.tunes:
         told = msgspec.to_builtins(search)
-        for then in searches.get(search.name, ()):
+        for then in searches.get(search.tune.name, ()):
             if set(then["record_ids"]) == set(told["record_ids"]):
-                problems += [f"{path}: {search.name}: {each}" for each in lost(then, told, rel=1e-12)]
+                problems += [f"{path}: {search.tune.name}: {each}" for each in lost(then, told, rel=1e-12)]
     return problems
 
 
