@@ -16,9 +16,10 @@ US = 1000
 BF16, FP32, LONG = "c10::BFloat16", "float", "long int"
 
 
-def shape(dims: list[Any], types: list[str], values: list[str] | None = None) -> Shape:
-    written = (msgspec.json.encode(one).decode() for one in (dims, types, values or []))
-    return Shape(*written)
+def shape(dims: list[Any], types: str | list[str], values: list[str] | None = None) -> Shape:
+    """`types`: of each argument, or of all tensors."""
+    listed = [types if size else "Scalar" for size in dims] if isinstance(types, str) else types
+    return Shape(*(msgspec.json.encode(one).decode() for one in (dims, listed, values or [])))
 
 
 QKV = [[2, 16, 128, 64], [2, 4, 256, 64], [2, 4, 256, 64]]
@@ -36,77 +37,77 @@ def attention(*more: str) -> list[str]:
 CASES: dict[str, tuple[str, Shape, int, int]] = {
     "a strided convolution in groups": (
         "aten::cudnn_convolution",
-        shape([[2, 8, 20, 20], [16, 4, 3, 3], [], [], [], []], [FP32] * 2 + ["ScalarList"] * 3 + ["Scalar"],
+        shape([[2, 8, 20, 20], [16, 4, 3, 3], [], [], [], []], FP32,
               ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "2"]),
         2 * (2 * 16 * 10 * 10) * 4 * 9,
         4 * (2 * 8 * 400 + 16 * 4 * 9 + 2 * 16 * 100),
     ),
     "a transposed convolution": (
         "aten::cudnn_convolution_transpose",
-        shape([[2, 8, 10, 10], [8, 16, 2, 2], [], [], [], [], []], [FP32] * 2 + ["ScalarList"] * 4 + ["Scalar"],
+        shape([[2, 8, 10, 10], [8, 16, 2, 2], [], [], [], [], []], FP32,
               ["", "", "[0, 0]", "[0, 0]", "[2, 2]", "[1, 1]", "1"]),
         2 * (2 * 8 * 100) * 16 * 4,
         4 * (2 * 8 * 100 + 8 * 16 * 4 + 2 * 16 * 400),
     ),
     "any convolution, transposed": (
         "aten::convolution",
-        shape([[2, 8, 10, 10], [8, 16, 2, 2]] + [[]] * 7, [FP32] * 2 + [""] * 7,
+        shape([[2, 8, 10, 10], [8, 16, 2, 2]] + [[]] * 7, FP32,
               ["", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"]),
         2 * (2 * 8 * 100) * 16 * 4,
         4 * (2 * 8 * 100 + 8 * 16 * 4 + 2 * 16 * 400),
     ),
     "both gradients of a convolution": (
         "aten::convolution_backward",
-        shape([[2, 16, 10, 10], [2, 8, 10, 10], [16, 8, 3, 3]] + [[]] * 8, [FP32] * 3 + ["ScalarList"] * 8,
+        shape([[2, 16, 10, 10], [2, 8, 10, 10], [16, 8, 3, 3]] + [[]] * 8, FP32,
               ["", "", "", "[0]", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"]),
         2 * 2 * (2 * 16 * 100) * 8 * 9,
         4 * (2 * 16 * 100 + 2 * (2 * 8 * 100) + 2 * (16 * 8 * 9)),
     ),
     "flash": (
         "aten::_flash_attention_forward",
-        shape(INSIDE + [[]] * 6, [BF16] * 3 + ["Scalar"] * 6, attention("", "", "128", "256", "0.", "False")),
+        shape(INSIDE + [[]] * 6, BF16, attention("", "", "128", "256", "0.", "False")),
         2 * PAIRS * 128,
         2 * (sum(ELEMENTS) + ELEMENTS[0]),
     ),
     "flash, causal": (
         "aten::_scaled_dot_product_flash_attention",
-        shape(QKV + [[]] * 3, [BF16] * 3 + ["Scalar"] * 3, attention("0.", "True", "False")),
+        shape(QKV + [[]] * 3, BF16, attention("0.", "True", "False")),
         2 * CAUSAL_PAIRS * 128,
         2 * (sum(ELEMENTS) + ELEMENTS[0]),
     ),
     "efficient, causal": (
         "aten::_scaled_dot_product_efficient_attention",
-        shape(QKV + [[]] * 4, [BF16] * 3 + ["Scalar"] * 4, attention("", "True", "0.", "True")),
+        shape(QKV + [[]] * 4, BF16, attention("", "True", "0.", "True")),
         2 * CAUSAL_PAIRS * 128,
         2 * (sum(ELEMENTS) + ELEMENTS[0]),
     ),
     "cuDNN, not causal": (
         "aten::_scaled_dot_product_cudnn_attention",
-        shape(QKV + [[]] * 5, [BF16] * 3 + ["Scalar"] * 5, attention("", "True", "0.", "False", "False")),
+        shape(QKV + [[]] * 5, BF16, attention("", "True", "0.", "False", "False")),
         2 * PAIRS * 128,
         2 * (sum(ELEMENTS) + ELEMENTS[0]),
     ),
     "efficient, backward, causal": (
         "aten::_efficient_attention_backward",
-        shape([INSIDE[0], *INSIDE] + [[]] * 11, [BF16] * 4 + ["Scalar"] * 11, [""] * 11 + ["0.", "", "", "1"]),
+        shape([INSIDE[0], *INSIDE] + [[]] * 11, BF16, [""] * 11 + ["0.", "", "", "1"]),
         2 * CAUSAL_PAIRS * (3 * 64 + 2 * 64),
         2 * (ELEMENTS[0] + 2 * sum(ELEMENTS)),
     ),
     "cuDNN, backward, causal": (
         "aten::_scaled_dot_product_cudnn_attention_backward",
-        shape([QKV[0], *QKV] + [[]] * 11, [BF16] * 4 + ["Scalar"] * 11, [""] * 11 + ["128", "256", "0.", "True"][1:] + ["True"]),
+        shape([QKV[0], *QKV] + [[]] * 11, BF16, [""] * 11 + ["128", "256", "0.", "True"][1:] + ["True"]),
         2 * CAUSAL_PAIRS * (3 * 64 + 2 * 64),
         2 * (ELEMENTS[0] + 2 * sum(ELEMENTS)),
     ),
     "layer norm": (
         "aten::native_layer_norm",
-        shape([[8, 64], [], [64], [64], []], [BF16, "ScalarList", BF16, BF16, "Scalar"]),
+        shape([[8, 64], [], [64], [64], []], BF16),
         0,
         2 * (8 * 64 * 2 + 2 * 64),
     ),
-    "a broadcast product": ("aten::mul", shape([[8, 64], [64]], [FP32, FP32]), 0, 4 * (8 * 64 * 2 + 64)),
+    "a broadcast product": ("aten::mul", shape([[8, 64], [64]], FP32), 0, 4 * (8 * 64 * 2 + 64)),
     "rows of a table": ("aten::embedding", shape([[1000, 64], [8, 4]], [FP32, LONG]), 0, 8 * 32 + 4 * 32 * 64 * 2),
-    "a compiled kernel": ("triton_poi_fused_add_0", shape([[64], [64], [64], []], [FP32] * 3 + ["Scalar"]), 0, 4 * 3 * 64),
+    "a compiled kernel": ("triton_poi_fused_add_0", shape([[64], [64], [64], []], FP32), 0, 4 * 3 * 64),
 }  # fmt: skip
 
 
@@ -118,19 +119,19 @@ def test_work_of_one_call(name: str, given: Shape, flops: int, moved: int) -> No
 
 MIB = 2**20
 TRACELENS: dict[str, tuple[str, Shape, float, float]] = {
-    "mm": ("aten::mm", shape([[8944, 1024], [1024, 2816]], [BF16] * 2), 51.581550592, 71.0078125),
+    "mm": ("aten::mm", shape([[8944, 1024], [1024, 2816]], BF16), 51.581550592, 71.0078125),
     "addmm": (
-        "aten::addmm", shape([[1024], [8944, 1024], [1024, 1024], [], []], [BF16] * 3 + ["Scalar"] * 2),
+        "aten::addmm", shape([[1024], [8944, 1024], [1024, 1024], [], []], BF16),
         18.766086144, 36.939453125,
     ),
-    "bmm": ("aten::bmm", shape([[1, 32, 1], [1, 1, 559]], [FP32] * 2), 3.5776e-05, 0.07049179077148438),
+    "bmm": ("aten::bmm", shape([[1, 32, 1], [1, 1, 559]], FP32), 3.5776e-05, 0.07049179077148438),
     "attention": (
         "aten::_scaled_dot_product_flash_attention",
-        shape([[16, 16, 559, 64]] * 3 + [[]] * 4, [BF16] * 3 + ["Scalar"] * 4, ["", "", "", "0.", "True", "False", "0.125"]),
+        shape([[16, 16, 559, 64]] * 3 + [[]] * 4, BF16, ["", "", "", "0.", "True", "False", "0.125"]),
         10.239377408, 69.875,
     ),
-    "mul that widens": ("aten::mul", shape([[16, 16, 559, 64], [1, 1, 559, 64]], [BF16] * 2), 0, 35.0057373046875),
-    "add": ("aten::add", shape([[16, 559, 1024]] * 2 + [[]], [BF16] * 2 + ["Scalar"]), 0, 52.40625),
+    "mul that widens": ("aten::mul", shape([[16, 16, 559, 64], [1, 1, 559, 64]], BF16), 0, 35.0057373046875),
+    "add": ("aten::add", shape([[16, 559, 1024]] * 2 + [[]], BF16), 0, 52.40625),
 }  # fmt: skip
 """GFLOP and MiB of one call, as TraceLens' own tests expect them for a trace of Qwen1.5-0.5B on an H100. It also gives
 elementwise operators a FLOP per element, which Redline does not count: memory limits them."""
@@ -146,9 +147,7 @@ def test_the_same_figures_as_tracelens(name: str, given: Shape, gflop: float, mi
 def test_both_gradients_of_a_convolution_read_what_comes_in_once() -> None:
     """TraceLens counts two passes, which read the incoming gradient twice: 15.453125 MiB. The FLOPs are the same."""
     values = ["", "", "", "[0]", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"]
-    given = shape(
-        [[10, 64, 56, 56], [10, 64, 56, 56], [64, 64, 3, 3]] + [[]] * 8, [BF16] * 3 + ["ScalarList"] * 8, values
-    )
+    given = shape([[10, 64, 56, 56], [10, 64, 56, 56], [64, 64, 3, 3]] + [[]] * 8, BF16, values)
     found = work_of("aten::convolution_backward", given)
     assert found.flops == 4_624_220_160
     assert found.bytes + 2 * 10 * 64 * 56 * 56 == 15.453125 * MIB
