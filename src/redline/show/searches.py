@@ -36,7 +36,7 @@ def vs_baseline(ranked: Ranked) -> Metric:
 
 
 def answer(found: TuneSummary) -> str:
-    """The result of the search in one sentence."""
+    """Returns the result of the search in one sentence."""
     leader, codes = found.leader, {each.code for each in found.tune.notes}
     if leader is None:
         if "not-finite" in codes:
@@ -113,7 +113,7 @@ class Bar(Frozen):
     seconds: float
     kind: Literal["baseline", "without", "winner", "roofline"]
     told: str
-    """What the bar says, in words."""
+    """Says in words what the bar shows."""
 
 
 class GainPath(Frozen):
@@ -126,7 +126,7 @@ class GainPath(Frozen):
     title: str
     bars: tuple[Bar, ...]
     record_id: str = ""
-    """Of the leader."""
+    """The record of the leader."""
 
 
 def gain_path_of(found: TuneSummary, rows: Sequence[RunSummary]) -> GainPath | None:
@@ -172,7 +172,7 @@ def _step_s(row: RunSummary, objective: str) -> float | None:
 
 
 def with_search_ratios(lines: Sequence[Line], tunes: Sequence[TuneSummary]) -> list[Line]:
-    """Lines with the ratios that a search ranked them by: it saw them in more processes than one group.
+    """Returns lines with the ratios that a search ranked them by, as it saw them in more processes than one group.
 
     `tunes`: newest last, which is the one that counts.
     """

@@ -57,7 +57,7 @@ COST = Figure(
     name="cost_per_million", header="per million", better="lower", doc="Cost of a million items at the price given."
 )
 SHOWN = 5
-"""Rows of the ranking that a person sees without -v."""
+"""A person sees so many rows of the ranking without -v."""
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
@@ -76,11 +76,11 @@ def _batch(name: str, value: Any) -> int | str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult(Result):
-    """What a search found, with all that it rests on."""
+    """Holds what a search found, with all that it rests on."""
 
     tune: TuneRecord
     recorded: Mapping[str, RunRecord]
-    """What was measured, by id."""
+    """All records of the search, by id."""
     summary: TuneSummary
     inputs: Any | None = None
     """The example inputs the search was given."""
@@ -108,7 +108,7 @@ class TuneResult(Result):
         return recipe(self.recipe, task=workload.task, optimizer=workload.optimizer, device=device)
 
     def apply(self, model: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Callable[..., Any]:
-        """The winner applied to a copy of a model, or with `inplace=True` to the model itself.
+        """Applies the winner to a copy of a model, or with `inplace=True` to the model itself.
 
         It is made for inputs like these, or like those of the search where none are given.
         """
@@ -311,23 +311,23 @@ def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monot
 
 
 class _Sent(Frozen):
-    """What a machine of a cluster is asked."""
+    """The question to a machine of a cluster."""
 
     search: Wanted
     kept: bytes = b""
-    """Where the search goes on: how far it came, with the records that it rests on."""
+    """How far a search came that goes on there, with the records that it rests on."""
     records: tuple[bytes, ...] = ()
 
 
 class _Found(Frozen):
-    """What it answers."""
+    """The answer of a machine of a cluster."""
 
     tune: bytes
     records: tuple[bytes, ...]
 
 
 def _search_on_cluster(wanted: Wanted, workspace: Workspace, address: str | None) -> TuneResult:
-    """The search whole on one machine of a cluster; what it found is kept here."""
+    """Runs the whole search on one machine of a cluster and keeps here what it found."""
     history, ledger = workspace.history, workspace.history.tunes()
     searches = KeptSearches(ledger)
     with ledger.held(wanted.name):
@@ -353,7 +353,7 @@ def _search_on_cluster(wanted: Wanted, workspace: Workspace, address: str | None
 
 
 def _search_there(payload: bytes) -> bytes:
-    """On the machine of the cluster, in a history that lasts as long as the search."""
+    """Runs the search on the machine of the cluster, in a history that lasts as long as the search."""
     sent = msgspec.msgpack.decode(payload, type=_Sent)
     with TemporaryDirectory(prefix="redline-tune-") as folder:
         with Workspace(history=Path(folder) / "history.sqlite") as workspace:
@@ -388,7 +388,7 @@ def kept_tune(
 
 
 def _with_snippet(search: Search, workspace: Workspace) -> TuneResult:
-    """What was found, with the winner's code kept, or a note why there is none."""
+    """Keeps the winner's code, or a note why there is none, and returns what was found."""
     result = _found(search.tune, search.records, workspace)
     if result.winner is None:
         return result
@@ -423,7 +423,7 @@ def result_of(
     snippet_file: str | Path | None = None,
     per_hour: float | None = None,
 ) -> TuneResult:
-    """The winner and its code, five rows of the ranking; with -v all that the search knows."""
+    """Shows the winner, its code and five rows of the ranking; with -v all that the search knows."""
     first = next((ranked.row for ranked in summary.ranking), None)
     device = first.device if first is not None else tune.tune.spec.device
     roofline = summary.leader.row.roofline if summary.leader is not None else None
@@ -542,20 +542,20 @@ def facts_told(facts: Facts) -> list[str]:
     return told or ["nothing that stands out"]
 
 
-# What to know beside it
+# Notes beside the figures
 
 DISTURBANCES = ("shared-cpu", "shared-gpu", "throttled", "others-at-work")
 """Doubts about times that are not the recipe's doing."""
 MUCH_DOUBLE = 0.2
-"""Of the operators' time: a model that computes with 64 bits in so much of it does so on purpose."""
+"""A model that computes with 64 bits in this share of its operators' time does so on purpose."""
 DIGITS = {"bf16": 2, "fp16": 3, "tf32": 3}
 """Decimal digits that a number format keeps, about."""
 LEFT_OUT_OF_COMPARISON = ("masked-positions", "one-input-set")
-"""What a workload says about how its outputs are compared."""
+"""Codes of notes that say what the comparison of outputs leaves out."""
 
 
 def _notes(tune: TuneRecord, found: TuneSummary, records: Mapping[str, RunRecord]) -> Iterator[Note]:
-    """What failed, once for each reason and the baseline first; how the search ended; what the leader's figures rest on."""
+    """Yields what failed, the baseline first, how the search ended, and what the leader's figures rest on."""
     reasons: dict[str, list[str]] = {}
     for each in sorted(found.rejected, key=lambda each: each.recipe != BASELINE):
         reasons.setdefault(each.text, []).append(each.recipe)

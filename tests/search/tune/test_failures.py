@@ -117,11 +117,6 @@ class TestTheRaceTeachesToo:
         assert steps == sorted(steps)
         assert (steps[0], steps[-1]) == (5, 20)
 
-    def test_no_recipe_that_holds_it_is_recommended(self, tune: Tune) -> None:
-        result = tune(self.losing("fp16"), task="train")
-        assert "fp16" not in result.recipe.split("+")
-        assert any("fp16" in each.recipe.split("+") for each in result.summary.rejected)
-
     def test_one_that_falls_in_its_first_replicate_is_not_raced_again(self, tune: Tune) -> None:
         """Only the first replicate checks the numbers; those after it went on with the fallen."""
         result = tune(self.losing("fp16", "bf16", "channels-last", "compile", "graphs"), task="train", budget="5m")

@@ -58,21 +58,6 @@ class TestBudget:
             assert result.tune.seconds <= 1.15 * budget_s
             assert result.winner.ratio > 2
 
-    def test_the_fastest_gets_its_interval_though_rivals_are_close(self, tune: Tune) -> None:
-        """A noisy CPU and three minutes: better one recipe in all replicates than four in one."""
-        brings = {"channels-last": 0.75, "compile": 0.7, "cudnn-benchmark": 0.99}
-        noisy = landscape(
-            device_kind="cpu",
-            step_s=lambda spec: 0.08 * math.prod(brings.get(switch, 1.0) for switch in switches_of(spec)),
-            compile_s=lambda spec: 5.0 if "compile" in switches_of(spec) else 0.0,
-            noise_sigma=0.15,
-            noise_rho=0.5,
-        )
-        result = tune(noisy, budget="3m", without=["fp16", "bf16"], batch=4)
-        assert len(result.tune.finals) >= 3
-        assert result.winner.low > 1.05
-        assert result.tune.seconds < 200
-
     def test_what_is_left_of_it_narrows_a_wide_interval(self, tune: Tune) -> None:
         """Processes that differ by a third: two replicates leave a gain of 1 to 20 times open."""
         alone = {"choices": CHOICES[:1], "step_s": lambda spec: 0.001 if switches_of(spec) else 0.01}
@@ -113,7 +98,7 @@ class TestBudget:
         assert "winner" not in told
         assert told.rstrip().endswith("next: the same command with --resume and a larger --budget continues")
 
-    @pytest.mark.parametrize("budget_s", [3.0, 25.0, 60.0, 90.0])
+    @pytest.mark.parametrize("budget_s", [3.0, 60.0])
     def test_what_ended_for_want_of_it_goes_on_with_more(self, history: History, budget_s: float) -> None:
         short = tuned(FakeDoor(landscape()), history, budget=budget_s)
         assert short.tune.state == "out-of-budget"

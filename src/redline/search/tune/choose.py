@@ -18,14 +18,14 @@ import numpy as np
 from redline.model.protocol import AFTER_COMPILING
 from redline.search.group import Pending
 from redline.search.tune.beliefs import Beliefs, Floats
-from redline.search.tune.costs import CONTENTION, HANGS, Costs, unproven_of
+from redline.search.tune.costs import CONTENTION, Costs
 from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.standings import Estimate
 from redline.search.tune.state import FAILED_SHARE, Search
 
 LEAST_GAIN = 0.0025
-"""Of the fastest time: a trial must promise so much for each half percent of the budget that it takes, and never less."""
+"""A trial must promise this share of the fastest time for each half percent of the budget that it takes, and never less."""
 LIKELY = 0.3
 """A recipe is begun only if it is so likely to be ready in time for its race."""
 LOOKED_AT = 100
@@ -38,7 +38,7 @@ class OnItsWay:
 
     switches: Switches
     gain: float = math.inf
-    """What it promised when it was begun."""
+    """The improvement that it promised when it was begun."""
     pending: Pending | None = None
     is_held: bool = False
     """A second process of it is prepared too, for the last race."""
@@ -56,7 +56,7 @@ class OnItsWay:
 
     @property
     def is_compiled(self) -> bool:
-        """What is left takes no longer than with any other recipe."""
+        """Its compiler is done: the rest takes no longer than with any other recipe."""
         return self.pending is not None and self.pending.stage in AFTER_COMPILING
 
 
@@ -66,7 +66,7 @@ class Choice:
 
     switches: Switches
     gain: float
-    """The improvement it promises, as a share of the fastest time so far."""
+    """The improvement that it promises, as a share of the fastest time so far."""
     cost_s: float
     ready: float
     """The chance that it is ready in time for its race."""
@@ -102,13 +102,12 @@ def next_recipe(search: Search, beliefs: Beliefs, on_its_way: Sequence[OnItsWay]
         within_s = search.left_s - max(costs.race_s(switches), costs.race_s(search.leader() or BASELINE))
         chance = costs.ready_chance(switches, within_s, beside=len(others))
         choice = Choice(switches, gain, cost_s, chance)
-        # What compiles keeps one of several workers busy; for what may take minutes nobody has said that it is worth them.
+        # A compile keeps one of several workers busy. Whether one that takes minutes is worth it, nobody has said.
         if gain < least_gain(
             search, cost_s / half if compiles and not costs.is_slow_for_its_gain(switches) else cost_s
         ):
             continue
-        is_gamble = costs.is_slow_for_its_gain(switches) and (1 - chance) * cost_s > search.allowance_s / 2
-        if chance < LIKELY or is_gamble:
+        if chance < LIKELY:
             too_dear.append(choice)
         else:
             fitting.append(choice)
@@ -119,7 +118,7 @@ def next_recipe(search: Search, beliefs: Beliefs, on_its_way: Sequence[OnItsWay]
 
 
 def quick_to_race(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> Switches | None:
-    """Where there is no time for any trial: what promises most of that which can be raced at once, without one."""
+    """Returns the most promising recipe that can be raced at once, where there is no time for any trial."""
     quick = [
         each for each in too_dear if not costs.compiles(each.switches) and costs.race_s(each.switches) <= search.left_s
     ]
@@ -127,7 +126,7 @@ def quick_to_race(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> S
 
 
 def _only_timed(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> Choice | None:
-    """Where there is no time for any race, a recipe to be timed beside the baseline: its ratio has no interval."""
+    """Returns a recipe to be timed beside the baseline where there is no time for any race; its ratio will have no interval."""
     if quick_to_race(search, costs, too_dear) is not None:
         return None
     likely = [each for each in too_dear if costs.ready_chance(each.switches, search.left_s) > 0.5]
@@ -135,7 +134,7 @@ def _only_timed(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> Cho
 
 
 def known_times(search: Search) -> dict[Switches, Estimate]:
-    """What was timed; before the baseline was, what the facts say of it."""
+    """Returns all recipes that were timed; before the baseline was, what the facts say of it stands in."""
     facts, timed = search.tune.facts, search.timed()
     if timed or facts is None or not facts.step_s:
         return timed
@@ -152,12 +151,12 @@ def known_times(search: Search) -> dict[Switches, Estimate]:
 
 
 def least_gain(search: Search, cost_s: float) -> float:
-    """What a trial must promise: more, the larger its part of the budget."""
+    """Returns what a trial must promise, which grows with its part of the budget."""
     return LEAST_GAIN * max(200 * cost_s / search.budget_s, 1.0)
 
 
 def ready_chance(search: Search, costs: Costs, flight: OnItsWay, delay_s: float = 0.0) -> float:
-    """That what is being prepared is ready in time for its race."""
+    """Returns the chance that a recipe that is being prepared is ready in time for its race."""
     race_s = costs.race_s(flight.switches, is_held=flight.is_held)
     return costs.ready_chance(flight.switches, search.left_s - delay_s - race_s, flight.taken_s, flight.beside)
 
@@ -165,8 +164,8 @@ def ready_chance(search: Search, costs: Costs, flight: OnItsWay, delay_s: float 
 def _most_promising(
     search: Search, beliefs: Beliefs, costs: Costs, gains: Floats, others: Sequence[Switches]
 ) -> list[tuple[Switches, float]]:
-    """Recipes with what they bring on average, the most promising first; what is likely to break counts for less."""
-    lessons, timed = search.lessons(), search.timed().keys()
+    """Returns recipes with what they bring on average, the most promising first; one that is likely to break counts for less."""
+    lessons = search.lessons()
     done = {*search.tried(), *others, *search.given_up}
     at_risk_s = max(search.allowance_s, 0.1 * FAILED_SHARE * search.budget_s) / 2
     found: list[tuple[Switches, float]] = []
@@ -178,10 +177,9 @@ def _most_promising(
         compiles = costs.compiles(switches)
         if switches in done or not left[compiles] or _is_shown_already(search, switches):
             continue
-        known = lessons.chance(switches)
-        if (1 - known) * costs.seconds(switches) > at_risk_s:
+        chance = lessons.chance(switches)
+        if (1 - chance) * costs.seconds(switches) > at_risk_s:
             continue
-        chance = known * (1 - HANGS) ** len(unproven_of(switches, timed, search.space))
         if gains[index] * chance >= LEAST_GAIN:
             found.append((switches, float(gains[index]) * chance))
             left[compiles] -= 1
@@ -202,7 +200,7 @@ def _promises(
     others: Sequence[Switches],
     ready: Mapping[Switches, float],
 ) -> Floats:
-    """What each recipe is expected to bring beyond what is there by then.
+    """Returns what each recipe is expected to bring beyond all that will be there by then.
 
     What is being prepared is taken to turn out as expected; what is being compiled, by the chance that it is ready in time.
     """

@@ -1,4 +1,4 @@
-"""What recipes take to prepare: one model of costs, from what is known of the switch's class and what this search has seen.
+"""This module says how long recipes take to prepare, from what is known of each switch's class and what this search has seen.
 
 A recipe takes what a plain one takes, and what its compiler takes: seconds to begin with and seconds for each operator of a step. How
 far this machine is from that is learned from what was compiled here, in this search or an earlier one. Nobody knows exactly, so
@@ -8,14 +8,14 @@ every answer is a chance: the logarithm of the seconds is normal, and a few comp
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from statistics import NormalDist, median
 
 from redline.model.protocol import SwitchChoice
 from redline.model.spec import Task
 from redline.model.work import Facts
-from redline.search.tune.space import BASELINE, BY_BLOCK, Space, Switches
+from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.state import Search
 
 COMPILE_START_S, COMPILE_OPERATOR_S = 5.0, 0.035
@@ -24,21 +24,21 @@ third more; a CPU, where each kernel goes through a C++ compiler, three times as
 UNKNOWN_COMPILE_S = 25.0
 """For a model of which nothing is known: half of what was compiled on an H200 took 19 to 30 s."""
 SLOW_FACTOR = 6.0
-"""What a compiler that tries many forms of each kernel takes, over what compiling takes."""
+"""A compiler that tries many forms of each kernel takes this many times as long as one that does not."""
 WARM_SHARE = 0.25
-"""Of what compiling took, to find it in the cache: reading it, and loading what was made."""
+"""Finding a program in the cache takes this share of compiling it: it is read, and what was made is loaded."""
 TUNED_CONVOLUTION_S = 0.17
-"""To try a library's kernels for one kind of convolution: the 15 of a U-Net took an H200 two seconds and a half."""
+"""A library tries its kernels for one kind of convolution in this time: the 15 of a U-Net took an H200 two seconds and a half."""
 CONTENTION = 0.1
-"""By so much each worker that prepares slows down the others."""
+"""Each worker that prepares slows down the others by this share."""
 UNKNOWN_SD, KNOWN_SD = 0.55, 0.3
-"""Of the logarithm of the seconds: before anything like it was timed nine in ten take less than twice what is expected, then 1.5 times."""
+"""How far the logarithm of the seconds spreads: before anything like it was timed nine in ten take less than twice what is expected, then 1.5 times."""
 HANGS = 0.03
 """The chance that preparing a recipe with a switch that nobody has seen running never ends."""
 
 
 def compile_s(facts: Facts | None, *, on_cpu: bool, task: Task, by_block: bool = False) -> float:
-    """What compiling the model may take, by how many operators its step was seen to run; or its blocks, each kind once."""
+    """Returns how long compiling the model may take, by how many operators its step was seen to run; `by_block` compiles each kind of repeated block once."""
     operators, blocks = (facts.launches, facts.blocks) if facts is not None else (0, None)
     share = 1.0 if not by_block else blocks.kinds / blocks.count if blocks is not None and blocks.kinds else 0.4
     if not operators:
@@ -48,14 +48,14 @@ def compile_s(facts: Facts | None, *, on_cpu: bool, task: Task, by_block: bool =
 
 
 class Costs:
-    """What trials took so far, and what other recipes will take by that."""
+    """Knows what trials took so far, and expects what other recipes will take by that."""
 
     def __init__(self, search: Search) -> None:
         space, tune = search.space, search.tune
         self._space, self._facts, self._on_cpu = space, tune.facts, search.on_cpu
         self._search = search
         self.timed_s = 3.0 if search.on_cpu else 1.0
-        """To time one recipe in one replicate."""
+        """Timing one recipe in one replicate takes so long."""
         self._compiled = {self.program(search.recipe_of(each)) for each in search.records.values() if each.prepared}
         plain: list[float] = []
         cold: list[tuple[Switches, float]] = []
@@ -73,7 +73,7 @@ class Costs:
                 warm.append(trial.cost_s)
             met.add(self.program(switches))
         self.plain_s = median(plain) if plain else 4.0
-        """To prepare, check and time a recipe with nothing to compile; four seconds where none was tried yet."""
+        """Preparing, checking and timing a recipe with nothing to compile takes so long; four seconds where none was tried yet."""
         self._warm_s = median(warm) if warm else None
         ratios = {
             switches: max(seconds - self.plain_s, 0.1) / self._expected_compile_s(switches)
@@ -83,7 +83,7 @@ class Costs:
         for switches, ratio in ratios.items():
             self._ratios.setdefault(self._kind(switches), []).append(ratio)
         self.learned_scale = median(ratios.values()) if ratios else tune.compile_scale
-        """What compiling takes here over what is expected of it; None where nobody knows."""
+        """Compiling takes so many times what is expected of it here; None where it is not known."""
         self.scale = self.learned_scale or 1.0
         for late in tune.given_up:  # it takes longer than that
             switches = space.switches_of(late.recipe)
@@ -96,7 +96,7 @@ class Costs:
         return bool(self._slow(switches))
 
     def program(self, switches: Switches) -> Switches:
-        """What decides which kernels are compiled: recipes that share it find them in the cache."""
+        """Returns the switches that decide which kernels are compiled: recipes that share them find their kernels in the cache."""
         return frozenset(switch for switch in switches if not self._space.by_switch[switch].leaves_program)
 
     def is_cached(self, switches: Switches) -> bool:
@@ -106,11 +106,11 @@ class Costs:
         return any(choice.is_slow_to_prepare and choice.prepare_s is None for choice in self._slow(switches))
 
     def is_first_of_kind(self, one: Switches, other: Switches) -> bool:
-        """Both are compiled in the same way, of which nobody has seen yet whether it works and what it takes here."""
+        """Whether both are compiled in the same way, of which it was not seen yet whether it works and what it takes here."""
         return self._kind(one) == self._kind(other) and self._kind(one) not in self._ratios
 
     def ready_chance(self, switches: Switches, within_s: float, taken_s: float = 0.0, beside: float = 0.0) -> float:
-        """That it is prepared and timed within so many seconds more, after it has taken so many beside others."""
+        """Returns the chance that it is prepared and timed within so many seconds more, after it has taken so many beside others."""
         hangs = HANGS if self.compiles(switches) and not self.is_cached(switches) else HANGS / 3
         usual = NormalDist(math.log(self.seconds(switches) * (1 + CONTENTION * beside)), self._spread(switches))
 
@@ -121,7 +121,7 @@ class Costs:
         return max(done_by(taken_s + within_s) - before, 0.0) / (1 - before) if within_s > 0 else 0.0
 
     def replicates_s(self, racers: Sequence[Switches], count: int) -> float:
-        """To race these in so many replicates of fresh processes: all prepared at the same time, or one after the other."""
+        """Returns what racing these takes in so many replicates of fresh processes, all prepared at the same time or one after the other."""
         search = self._search
         one_by_one_s = count * sum(map(self.reopen_s, racers))
         missing = {racer: max(count - search.held_of(racer), 0) for racer in racers}
@@ -133,7 +133,7 @@ class Costs:
         return min(one_by_one_s, at_once_s) if not any(map(search.held_of, racers)) else at_once_s
 
     def race_s(self, switches: Switches, *, is_held: bool = False) -> float:
-        """The shortest last race that gives an interval: two replicates of the baseline and this one. `is_held`: of the
+        """Returns what the shortest last race takes that gives an interval: two replicates of the baseline and this one. `is_held`: of the
         processes for it only the baseline's still have to be prepared."""
         if switches == BASELINE:
             return 0.0
@@ -147,7 +147,7 @@ class Costs:
         return [each for each in chosen if each.family in ("compiler", "runtime") or each.is_slow_to_prepare]
 
     def _kind(self, switches: Switches) -> str:
-        """How a recipe is compiled: who compiles the whole model is like who compiles it, whatever the mode."""
+        """Returns how a recipe is compiled; all modes of compiling the whole model are alike."""
         choice = self._slow(switches)[0]
         is_usual = choice.family == "compiler" and choice.switch != BY_BLOCK and not choice.is_slow_to_prepare
         return "compile" if is_usual else choice.switch
@@ -161,15 +161,15 @@ class Costs:
         return seconds
 
     def seconds(self, switches: Switches) -> float:
-        """To open this recipe, now for the first time or again, to check it and to time it."""
+        """Returns what it takes to open this recipe, now for the first time or again, to check it and to time it."""
         return self._seconds(switches, is_warm=self.is_cached(switches))
 
     def reopen_s(self, switches: Switches) -> float:
-        """To open it again once its program has been compiled."""
+        """Returns what it takes to open a recipe again once its program has been compiled."""
         return self._seconds(switches, is_warm=True)
 
     def anew_s(self, switches: Switches) -> float:
-        """At a batch it was never opened at: whatever it compiles is compiled again."""
+        """Returns what it takes at a batch it was never opened at, where everything is compiled again."""
         return self._seconds(switches, is_warm=False)
 
     def _seconds_anew(self, switches: Switches, *, is_warm: bool) -> float:
@@ -182,12 +182,12 @@ class Costs:
         return plain_s + share * self._scale_of(switches) * self._expected_compile_s(switches)
 
     def _scale_of(self, switches: Switches) -> float:
-        """What compiling takes here over what is expected, by recipes that are compiled in the same way, or by all."""
+        """Returns how many times the expected time compiling takes here, by recipes that are compiled in the same way, or by all."""
         own = self._ratios.get(self._kind(switches))
         return median(own) if own else self.scale
 
     def _first_use_s(self, switches: Switches) -> float:
-        """What a library takes that tries its kernels: for each kind of convolution, and thrice in training."""
+        """Returns what a library takes that tries its kernels, for each kind of convolution and thrice in training."""
         tunes = any(self._space.by_switch[switch].family == "autotune" for switch in switches)
         layer = self._facts.layers.get("convolution") if self._facts is not None and tunes else None
         if layer is None:
@@ -197,9 +197,3 @@ class Costs:
     def _sd(self, switches: Switches) -> float:
         is_known = self.is_cached(switches) or not self.compiles(switches) or self._kind(switches) in self._ratios
         return KNOWN_SD if is_known else UNKNOWN_SD
-
-
-def unproven_of(switches: Switches, timed: Collection[Switches], space: Space) -> list[str]:
-    """The switches of a recipe that no sound recipe has held yet; those of one name stand for each other."""
-    names = {switch.partition(":")[0] for recipe in timed for switch in recipe}
-    return [switch for switch in switches if switch.partition(":")[0] not in names]

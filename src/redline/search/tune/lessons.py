@@ -22,9 +22,9 @@ from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Lesso
 from redline.search.tune.space import Switches
 
 CHECK_LOSS = 0.01
-"""Share of the baseline's metric that a recipe may lose: what `--check` promises."""
+"""A recipe may lose this share of the baseline's metric, as `--check` promises."""
 FULL_LOSS_PATH = 20
-"""Training steps over which the last race follows the losses; a trial follows fewer."""
+"""The last race follows the losses over so many training steps; a trial follows fewer."""
 EXACTLY = ("oom", "timeout", "late")
 """Kinds of failure that another switch may cure: only the recipe itself is ruled out. `late`: it was given up after far longer than
 was expected, so that something in it may hang, and its parts are accused like those of what broke."""
@@ -76,13 +76,13 @@ def _too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
 
 
 def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
-    """Those that change the weights themselves: a switch is what its name says, whatever its options."""
+    """Returns the switches that change the weights themselves; a switch is what its name says, whatever its options."""
     names = {switch.partition(":")[0] for switch in tune.quantizing}
     return {switch for switch in switches if switch.partition(":")[0] in names} if names else set()
 
 
 def metric_of(recipe: str, tune: TuneRecord) -> Metric | None:
-    """What the user's check said about a recipe; None where it was not run on it."""
+    """Returns what the user's check said about a recipe; None where it was not run on it."""
     return next((metric for metric in tune.metrics if metric.recipe == recipe), None)
 
 
@@ -111,7 +111,7 @@ def unproven(recipe: str, tune: TuneRecord) -> Note | None:
 
 
 def lesson_of(switches: Switches, text: str, record: RunRecord, tune: TuneRecord, *, raced: bool) -> Lesson | None:
-    """What is ruled out when this recipe breaks; None where nothing is. `raced`: it broke in the last race."""
+    """Returns what is ruled out when this recipe breaks, or None. `raced`: it broke in the last race."""
     why, failure = rejection(record, tune), record.failure
     if why is None or why.code == "too-late":
         return None
@@ -130,7 +130,7 @@ def lesson_of(switches: Switches, text: str, record: RunRecord, tune: TuneRecord
 
 
 def overruled_by(switches: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
-    """What speaks against a recipe though its trial went well."""
+    """Returns the lesson that speaks against a recipe though its trial went well."""
     recipe, overruling = frozenset(switches), (lesson for lesson in lessons if lesson.overrules_trials)
     return next((lesson for lesson in overruling if _rules_out(lesson, recipe)), None)
 
@@ -141,19 +141,19 @@ def _rules_out(lesson: Lesson, recipe: Switches) -> bool:
 
 
 def is_exact(lesson: Lesson) -> bool:
-    """Whether only the very recipe is ruled out: it ran out of memory or time, or broke once in the race after it had run."""
+    """Whether only the recipe itself is ruled out, as it ran out of memory or time, or broke once in the race after it had run."""
     by_chance = lesson.overrules_trials and lesson.reason.about != "numerics"
     return lesson.reason.about in EXACTLY or (by_chance and lesson.scope == "recipe")
 
 
 PAIR_WEIGHT = 0.3
-"""Blame of a pair, or of all variants of a switch alike, over that of one switch: most faults are of one switch."""
+"""A pair, or all variants of a switch alike, is blamed this much less than one switch: most faults are of one switch."""
 THERE_AGAIN = 20.0
-"""By so much each further broken recipe speaks against the parts that were in it too."""
+"""Each further broken recipe multiplies the blame of the parts that were in it too by this."""
 
 
 class Lessons:
-    """What is ruled out, and what is suspected."""
+    """Knows what is ruled out, and suspects what may break."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Lessons:
         return any(_rules_out(lesson, recipe) for lesson in self._lessons)
 
     def chance(self, recipe: Switches) -> float:
-        """That this recipe runs and keeps its numbers."""
+        """Returns the chance that this recipe runs and keeps its numbers."""
         if self.rules_out(recipe):
             return 0.0
         whole = self._with(recipe)
@@ -217,7 +217,7 @@ class Lessons:
         return frozenset(name for switch in switches for name in self._lineage(switch))
 
     def _parts(self, recipe: Iterable[str]) -> list[Switches]:
-        """What may be to blame: a switch or all variants of it, alone or beside another one."""
+        """Returns the parts that may be to blame: a switch or all variants of it, alone or beside another one."""
         lineages = [self._lineage(switch) for switch in sorted(recipe)]
         alone = [frozenset({name}) for names in lineages for name in names]
         return alone + [frozenset(pair) for one, other in combinations(lineages, 2) for pair in product(one, other)]

@@ -27,7 +27,7 @@ HOST_SEEN = ("throughput", "tpot")
 
 
 def run_search(search: Search) -> None:
-    """To the end, of the budget at the latest, or to Ctrl-C: what is known then is kept, and the state says which."""
+    """Runs until the search is done, the budget ends or Ctrl-C is pressed; what is known then is kept, and the state says which it was."""
     if search.tune.state == "done":
         return
     try:
@@ -58,7 +58,7 @@ def run_search(search: Search) -> None:
 
 
 def explore(search: Search) -> None:
-    """Try the baseline, the person's own recipes, then whatever brings most per second and still ends in time."""
+    """Tries the baseline, then the user's own recipes, then whatever brings most per second and still ends in time."""
     with search.spending("other"):
         beliefs = Beliefs(search.space, on_cpu=search.on_cpu, host_is_seen=search.asked.objective in HOST_SEEN)
     search.observer.tune_planned(search.tune.name, len(beliefs.recipes), search.budget_s, search.elapsed_s)
@@ -127,7 +127,7 @@ def _firsts(search: Search, beliefs: Beliefs) -> Iterator[tuple[Switches, str]]:
 
 
 def race_the_last(search: Search) -> None:
-    """The race, with the user's check on all that go there."""
+    """Runs the user's check on all that go to the last race, and holds it."""
     search.kept_back_s = batch_share_s(search)
     with search.spending("other"):
         prove_finalists(search)
@@ -137,7 +137,7 @@ def race_the_last(search: Search) -> None:
         search.drop_held()
 
 
-# What an earlier search of the same workload leaves: hints, by which nothing is left out or recommended
+# An earlier search of the same workload leaves hints; nothing is left out or recommended for them.
 
 
 def with_hints(
@@ -178,7 +178,7 @@ def _begun_with(record: TuneRecord, before: TuneRecord, records: Records, space:
 
 
 def _won_before(search: Search) -> Iterator[tuple[Switches, str]]:
-    """The winner of the search before, where it may still be in time."""
+    """Yields the winner of the search before, where it may still be in time."""
     earlier, costs = search.tune.earlier, Costs(search)
     switches = search.space.known(earlier.winner) if earlier is not None and earlier.winner else None
     if switches and costs.ready_chance(switches, search.left_s - costs.race_s(switches)) > 0:
@@ -228,7 +228,7 @@ def prove_fastest(search: Search) -> None:
 
 
 def prove_finalists(search: Search) -> None:
-    """Run the check on every recipe that goes to the last race; each that falls makes room for another."""
+    """Runs the check on every recipe that goes to the last race; each that fails it makes room for another."""
     while search.asked.check is not None:
         prove_fastest(search)
         racers = finalists(search)
@@ -268,11 +268,11 @@ def _run_check(search: Search, switches: Switches) -> None:
     search.keep(metrics=(*search.tune.metrics, metric))
 
 
-# What there is to say of how it ended
+# Notes that say how the search ended
 
 
 def _cannot_compare(search: Search) -> bool:
-    """Whether every recipe would be rejected because the baseline's own outputs or losses say nothing; a note says why."""
+    """Returns whether every recipe would be rejected because the baseline's own outputs or losses say nothing; a note says why."""
     prepared = (record.prepared for record in search.records.values() if record.prepared is not None)
     reasons = (each.numerics.reason for each in prepared if each.numerics.reason is not None)
     unlike_itself = next((reason for reason in reasons if reason.code == "not-repeatable"), None)

@@ -26,15 +26,15 @@ FINALISTS = 4
 FEWEST, USUAL_MOST = 2, 5
 """Replicates: with one there is no interval; after so many two recipes that cannot be told apart are taken for equal."""
 WIDE = 1.1
-"""The upper end of an interval over its lower one: while it is wider and time is left, the race goes on."""
+"""While the upper end of an interval is more than so many times its lower end and time is left, the race goes on."""
 WORTH_A_LITTLE_MORE = 0.8
-"""Of what the first interval is expected to take: it is begun when so much is left, as without it there is no winner."""
+"""The first interval is begun with this share of the time that it is expected to take: without it there is no winner."""
 ABLATION_SHARE = 0.25
-"""Of the budget: what each switch brings is good to know, and worth no exceeded budget."""
+"""This share of the budget at most tells what each switch brings, which is good to know and not needed for the answer."""
 BATCH_SHARE = 0.35
-"""Of the budget, for the batch and the race there, where the batch is asked for."""
+"""This share of the budget is kept for the batch and the race there, where the batch is asked for."""
 ENOUGH = 0.97
-"""Of the highest throughput: the smallest batch that has it is the one to take."""
+"""The smallest batch with this share of the highest throughput is the one to take."""
 
 
 # The last race
@@ -58,7 +58,7 @@ def race(search: Search) -> None:
 
 
 def finalists(search: Search) -> list[Switches]:
-    """Those that could be the fastest for all that is known of processes of one recipe, the fastest first.
+    """Returns the recipes that could be the fastest for all that is known of processes of one recipe, the fastest first.
 
     A trial is one process. How far processes lie apart is believed as usual at first, and as the race has shown it then, so that one whose
     trial may have been unlucky joins late; unless nothing is surely faster than the baseline: the best of many that are not would
@@ -83,7 +83,7 @@ def finalists(search: Search) -> list[Switches]:
 
 
 def _with_time(search: Search, able: list[Switches]) -> list[Switches]:
-    """The baseline and as many finalists as there is time for, the fastest first: an interval of the fastest is worth more than rivals.
+    """Returns the baseline and as many finalists as there is time for, as an interval of the fastest is worth more than rivals.
 
     Where even the fastest takes too long, it is the next whose race fits, if that is faster than the baseline.
     """
@@ -101,7 +101,7 @@ def _with_time(search: Search, able: list[Switches]) -> list[Switches]:
 
 
 def _is_decided(search: Search, racers: Sequence[Switches]) -> bool:
-    """Enough replicates for the interval, and the first two told apart or too close to matter."""
+    """Whether there are enough replicates for the interval, and the first is told apart from the others or too close to matter."""
     standings, usual = search.standings(), search.asked.replicates
     first, *others = [search.space.text(switches) for switches in racers[1:]]
     if min(map(standings.times_met, (first, *others))) < usual:
@@ -122,7 +122,7 @@ def _is_settled(pair: Pair | None) -> bool:
 
 
 def _count(search: Search, racers: Sequence[Switches]) -> int:
-    """How many replicates to prepare at the same time: one, or several where there is no time for one after the other.
+    """Returns how many replicates to prepare at the same time: one, or several where there is no time for one after the other.
 
     None fits where it is 0.
     """
@@ -172,7 +172,7 @@ def _was_late(record: RunRecord) -> bool:
 
 
 def _learn(search: Search) -> None:
-    """What broke or lost its numbers in the last race is ruled out. What was not ready in time may be so with a larger budget."""
+    """Rules out what broke or lost its numbers in the last race. What was not ready in time may be so with a larger budget."""
     known = {lesson.recipe for lesson in search.tune.lessons if lesson.overrules_trials}
     for record in (record for replicate in search.standings().replicates for record in replicate):
         switches = search.recipe_of(record)
@@ -188,7 +188,7 @@ def _learn(search: Search) -> None:
 
 
 def take_apart(search: Search) -> None:
-    """What each switch of the winner brings, and the batch for it."""
+    """Measures what each switch of the winner brings, and looks for its batch."""
     if search.standings().winner() is None:
         return
     search.observer.stage("what each switch brings")
@@ -206,7 +206,7 @@ def take_apart(search: Search) -> None:
 
 
 def _ablate(search: Search) -> None:
-    """Race the winner against itself without one switch each, the cheapest first, as many as the time allows."""
+    """Races the winner against itself without one switch each, the cheapest first, as many as the time allows."""
     started_s, chosen = search.elapsed_s, search.standings().winner()
     while chosen not in (None, "baseline"):
         costs = Costs(search)
@@ -222,7 +222,7 @@ def _ablate(search: Search) -> None:
 
 
 def _unsettled(search: Search, chosen: str) -> list[Switches]:
-    """The winner without one switch each, where that may run, is not settled and was not asked twice."""
+    """Returns the winner without one switch each, where that may run, is not settled and was not measured twice."""
     lessons, unsound = search.lessons(), _rejected_on_trial(search)
     ablations = replicates_of(search.tune.ablations, search.records)
     found = []
@@ -241,7 +241,7 @@ def _rejected_on_trial(search: Search) -> set[Switches]:
 
 
 def _not_left_out(search: Search) -> list[str]:
-    """Switches of the winner that there was no time to leave out once; several where they go together."""
+    """Returns the switches of the winner that there was no time to leave out; several are joined where they go together."""
     chosen = search.standings().winner() or "baseline"
     known = {gain.switch for gain in gains_of(chosen, search.tune, search.records)}
     ablations = replicates_of(search.tune.ablations, search.records)
@@ -276,7 +276,7 @@ def _simplify(search: Search) -> None:
 
 
 def batch_share_s(search: Search) -> float:
-    """What is kept back of the budget for the batch and the race there; nothing where it would not be enough."""
+    """Returns what is kept back of the budget for the batch and the race there; nothing where it would not be enough."""
     leader, share_s = search.leader(), BATCH_SHARE * search.budget_s
     return share_s if search.asked.tunes_batch and share_s >= _batch_search_s(search, leader or BASELINE) else 0.0
 
@@ -287,7 +287,7 @@ def _batch_search_s(search: Search, switches: Switches) -> float:
 
 
 def _choose_batch(search: Search) -> None:
-    """Search the batch for the winner and one with another memory appetite; the one with the higher throughput is raced there."""
+    """Searches the batch for the winner and a recipe with another need for memory; the one with the higher throughput is raced there."""
     if not search.asked.tunes_batch:
         return
     for switches in _best_two(search):
@@ -325,7 +325,7 @@ def _best_two(search: Search) -> list[Switches]:
 
 
 def _best_batch(found: BatchSummary) -> BatchChoice | None:
-    """Under a latency target what the finder says; else the smallest batch that is as good as any."""
+    """Returns what the finder says under a latency target, and else the smallest batch that is as good as any."""
     rates = {trial.batch: trial.throughput_per_s for trial in found.trials if trial.fits and trial.throughput_per_s}
     known = {batch: rate for batch, rate in rates.items() if rate is not None}
     least = ENOUGH * max(known.values(), default=0.0)

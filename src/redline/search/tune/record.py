@@ -30,7 +30,7 @@ TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
 
 TUNE_SCHEMA = 3
 NUMERICS_FACTOR = 4.0
-"""Times the floor: what the bench itself judges by."""
+"""The bench itself accepts so many times the error that rounding alone makes."""
 LARGEST_TOLERANCE = 0.8
 """Beyond it a recipe that ignores its input would come close to passing."""
 
@@ -57,18 +57,18 @@ class Tolerance(Frozen):
 
 
 class TuneSpec(Frozen):
-    """What is searched for."""
+    """Says what is searched for."""
 
     spec: RunSpec
     """The workload under the baseline."""
     objective: Objective = "throughput"
     tunes_batch: bool = False
-    """Also look for the batch, with the best two recipes."""
+    """Whether to look for the batch too, with the best two recipes."""
     slo_p95_s: float | None = None
     tolerance: Tolerance = Tolerance()
     allow_quantized: bool = False
     check: str | None = None
-    """The user's own metric, `file.py:function` or a pickled function: higher is better."""
+    """The user's own metric, `file.py:function` or a pickled function; higher is better."""
     switches: tuple[str, ...] = ()
     """Only these may be used; empty: all there are."""
     without: tuple[str, ...] = ()
@@ -93,18 +93,18 @@ class TuneSpec(Frozen):
 
 
 class Trial(Frozen):
-    """One recipe tried in the search, measured in turns with the fastest one so far."""
+    """One recipe that the search tried, measured interleaved with the fastest one so far."""
 
     recipe: str
     record_id: str
     anchor_id: str | None = None
-    """The record it was measured in turns with; None where it stood alone."""
+    """The record that it was interleaved with; None where it was timed alone."""
     cost_s: float = 0.0
-    """From opening the worker to the last block."""
+    """The seconds from opening the worker to the last block."""
 
 
 class Lesson(Frozen):
-    """What a failure taught: recipes with all of these switches are not tried again on this workload."""
+    """A failure taught that recipes with all of these switches are not to be tried again on this workload."""
 
     switches: tuple[str, ...]
     scope: FailureScope
@@ -112,7 +112,7 @@ class Lesson(Frozen):
     recipe: str
     """In which it was seen."""
     overrules_trials: bool = False
-    """It speaks against recipes whose trial went well, too: it was seen in the last race, or by a check as long as there."""
+    """Whether it speaks against recipes whose trial went well, too, as it was seen in the last race or by a check as long as there."""
     suspects: tuple[str, ...] = ()
     """Switches that the bench suspects; empty: all of them."""
 
@@ -122,7 +122,7 @@ class Untried(Frozen):
 
     recipe: str
     gain: float
-    """Expected, as a share of the fastest time."""
+    """The gain that was expected, as a share of the fastest time."""
     cost_s: float
     budget_s: float | None = None
     """A budget that would have held it and its race; None in old records."""
@@ -133,11 +133,11 @@ class GivenUp(Frozen):
 
     recipe: str
     seconds: float
-    """That it had taken by then."""
+    """The seconds that it had taken by then."""
 
 
 class Earlier(Frozen):
-    """What the search before this one, of the same workload, leaves it: hints for where to look, nothing that decides."""
+    """The search before this one, of the same workload, leaves it hints for where to look, and nothing that decides."""
 
     at: float
     winner: str | None
@@ -146,7 +146,7 @@ class Earlier(Frozen):
     device: str
     """As `redline.model.identity.device_key` names it."""
     doubted: tuple[tuple[str, ...], ...] = ()
-    """Switches, alone or in pairs, that broke or lost their numbers."""
+    """The switches, alone or in pairs, that broke or lost their numbers."""
 
     @property
     def when(self) -> str:
@@ -154,7 +154,7 @@ class Earlier(Frozen):
 
 
 class Spent(Frozen):
-    """Seconds of a search, by what they went into; over all sessions that worked on it."""
+    """The seconds of a search by what they went into, over all sessions that worked on it."""
 
     baseline: float = 0.0
     trials: float = 0.0
@@ -162,13 +162,13 @@ class Spent(Frozen):
     ablation: float = 0.0
     batch: float = 0.0
     failed: float = 0.0
-    """Trials that broke or gave wrong numbers, and finding out why."""
+    """Seconds of trials that broke, gave wrong numbers or were given up."""
     other: float = 0.0
-    """Starting up, the facts, a check of the user's, deciding."""
+    """Seconds of starting up, the facts, the user's check and deciding."""
     reserved: float = 0.0
-    """Kept for the race when no more recipes were tried."""
+    """Seconds that were kept for the race when no more recipes were tried."""
     left: float = 0.0
-    """Of the last session's budget."""
+    """Seconds that were left of the last session's budget."""
 
 
 class Refused(Frozen):
@@ -179,7 +179,7 @@ class Refused(Frozen):
 
 
 class Metric(Frozen):
-    """What the user's own check said about one recipe."""
+    """The value that the user's own check gave for one recipe."""
 
     recipe: str
     value: float | None
@@ -188,7 +188,7 @@ class Metric(Frozen):
 
 
 class BatchChoice(Frozen):
-    """The batch found for one recipe, and what it brings there."""
+    """The batch that was found for one recipe, and its throughput there."""
 
     recipe: str
     batch: int
@@ -209,12 +209,12 @@ class TuneRecord(Frozen):
     """Switches that change the weights themselves."""
     trials: tuple[Trial, ...] = ()
     finals: tuple[tuple[str, ...], ...] = ()
-    """Replicates of the last few with the baseline: record ids."""
+    """The record ids of each replicate of the last race."""
     ablations: tuple[tuple[str, ...], ...] = ()
-    """Replicates of the winner with itself less one switch."""
+    """The record ids of each replicate of the winner with itself less one switch."""
     batches: tuple[BatchChoice, ...] = ()
     batch_replicates: tuple[tuple[str, ...], ...] = ()
-    """Replicates of the winner with the baseline at the batch that was found."""
+    """The record ids of each replicate at the batch that was found."""
     metrics: tuple[Metric, ...] = ()
     lessons: tuple[Lesson, ...] = ()
     untried: tuple[Untried, ...] = ()
@@ -223,14 +223,14 @@ class TuneRecord(Frozen):
     earlier: Earlier | None = None
     """None where there was no search before, or its model or device was another."""
     machine: str = ""
-    """The device and its software, as `redline.model.identity.device_key` names them."""
+    """Names the device and its software as `redline.model.identity.device_key` does."""
     compile_scale: float | None = None
-    """What compiling took over what was expected of it, seen in this search or in earlier ones on this machine; None: not known."""
+    """Compiling took so many times what was expected of it, in this search or in earlier ones on this machine; None where it is not known."""
     facts: Facts | None = None
-    """What one step of the workload was seen doing before the search."""
+    """One step of the workload was watched before the search, with these facts."""
     spent: Spent = Spent()
     budget_s: float = 0.0
-    """Of the last session."""
+    """The budget of the last session."""
     snippet: str | None = None
     notes: tuple[Note, ...] = ()
     seconds: float = 0.0
@@ -294,7 +294,7 @@ def _switches(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 LISTS = ("switches", "without", "seeds")
-"""Their order asks nothing."""
+"""Fields whose order does not matter."""
 
 
 class KeptSearches:
@@ -337,7 +337,7 @@ class KeptSearches:
 
 
 def question_of(asked: TuneSpec) -> dict[str, Any]:
-    """What two searches of the same workload must both ask to be the same. How often they race is not part of it."""
+    """Returns what two searches of the same workload must both ask to be the same. How often they race is not part of it."""
     lists = {name: sorted(getattr(asked, name)) for name in LISTS if getattr(asked, name)}
     return {**given(asked, leave_out=("spec", "replicates", *LISTS)), **lists}
 
@@ -347,7 +347,7 @@ WORDS = {"tunes_batch": "batch", "slo_p95_s": "slo-p95", "allow_quantized": "all
 
 
 def differences(one: TuneSpec, other: TuneSpec) -> list[str]:
-    """What differs, in the words in which it is asked for. How long it may take and how often it races does not count."""
+    """Returns what differs, in the words in which it is asked for. How long it may take and how often it races does not count."""
     asked, others = question_of(one), question_of(other)
     differing = [name for name in TuneSpec.__struct_fields__ if asked.get(name) != others.get(name)]
     return list(

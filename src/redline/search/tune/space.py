@@ -24,7 +24,7 @@ BY_BLOCK = "compile:regional"
 
 @dataclass(frozen=True)
 class Expectation:
-    """Of one switch: what it does to the device's time and to the host's."""
+    """What one switch is expected to do to the device's time and to the host's, as logarithms, with standard deviations."""
 
     device: float
     device_sd: float
@@ -59,7 +59,7 @@ ON_GPU: dict[str, Expectation] = {
     # torch chooses among these by itself.
     **dict.fromkeys(("sdpa:flash", "sdpa:efficient", "sdpa:cudnn"), Expectation(0.0, 0.1)),
     "sdpa:math": Expectation(0.15, 0.2),
-    # Of an H200's training steps: 12 % of ResNet-18's at 32 pixels, 6 % of RegNet-Y's, 3 % of ResNet-50's. RegNet-Y's host took 30 % longer.
+    # It saved an H200 12 % of ResNet-18's training step at 32 pixels, 6 % of RegNet-Y's, 3 % of ResNet-50's. RegNet-Y's host took 30 % longer.
     "overlap-gradients": Expectation(-0.05, 0.06, 0.25, 0.2),
     "tensorrt": Expectation(-0.5, 0.4, -0.5, 0.5),
     "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
@@ -77,7 +77,7 @@ DECODING_ON_GPU: dict[str, Expectation] = {
     # Eager norms and activations keep it from much; with a compiler for these it is about as fast as memory.
     "decode-kernels": Expectation(-0.5, 0.35, 0.0, 0.3),
 }
-"""Of generation, which reads all weights for every token, and where these differ from a forward of many items."""
+"""Expectations for generation, which reads all weights for every token, where they differ from those of a forward of many items."""
 ON_CPU: dict[str, Expectation] = {
     "static-cache": Expectation(0.05, 0.15),
     # Few CPUs have arithmetic for them; where they do not, they are many times slower.
@@ -104,10 +104,10 @@ UNKNOWN = {
 """Expectations for unknown switches, such as plug-ins: by what they say they relieve."""
 SHARED_BY_FAMILY = {"precision": 0.4, "compiler": 0.2}
 ON_CPU_SHARED = {"precision": 1.0, "compiler": 0.2}
-"""What all switches of a family have in common: one slow half precision makes the others suspect."""
+"""The standard deviation that all switches of a family have in common: one slow half precision makes the others suspect."""
 DEFAULT_SHARED = 0.1
 CASTS = 0.1
-"""What autocast adds to the logarithm of the time: it casts weights and activations again in every step."""
+"""Autocast adds this to the logarithm of the time, as it casts weights and activations again in every step."""
 
 
 def expectation(choice: SwitchChoice, *, on_cpu: bool, task: Task = "infer") -> Expectation:
@@ -126,7 +126,7 @@ def shared_sd(family: str, *, on_cpu: bool, is_measured: bool = False) -> float:
 
 
 def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
-    """What two switches do beyond their own effects."""
+    """Returns what two switches are expected to do beyond their own effects."""
     names, families = {one.switch, other.switch}, {one.family, other.family}
     if "tf32" in names and "precision" in families:
         return 0.42  # little is left in fp32
@@ -136,7 +136,7 @@ def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
 
 
 Switches = frozenset[str]
-"""A recipe as the set of its switches' texts."""
+"""A recipe is the set of its switches' texts."""
 
 BASELINE: Switches = frozenset()
 
@@ -181,7 +181,7 @@ class Space:
 
     @cached_property
     def kin(self) -> dict[str, str]:
-        """What a switch shares with others that often break where it breaks: its variants (`sdpa:*` for `sdpa:flash`), and all that compile the model."""
+        """Maps a switch to what it shares with others that often break where it breaks: its variants (`sdpa:*` for `sdpa:flash`), and all that compile the model."""
         names = {choice.switch: choice.switch.partition(":")[0] for choice in self.choices}
         counts = Counter(names.values())
         variants = {switch: f"{name}:*" for switch, name in names.items() if counts[name] > 1}
@@ -194,7 +194,7 @@ class Space:
 
     @cached_property
     def recipes(self) -> tuple[Switches, ...]:
-        """All valid ones, those with fewer switches first; the baseline is the first."""
+        """Holds all valid recipes, those with fewer switches first; the baseline is the first."""
         grown: list[tuple[SwitchChoice, ...]] = [()]
         for family in self.families.values():
             grown += [(*chosen, choice) for chosen in grown for choice in family if self._fits(chosen, choice)]
@@ -204,7 +204,7 @@ class Space:
 
     @cached_property
     def _order(self) -> dict[str, int]:
-        """Where a switch stands in a recipe's text."""
+        """Maps a switch to where it stands in a recipe's text."""
         in_order = (choice.switch for family in self.families.values() for choice in family)
         return {switch: index for index, switch in enumerate(in_order)}
 
@@ -243,7 +243,7 @@ class Space:
         return switches
 
     def known(self, text: str) -> Switches | None:
-        """The recipe of a text of another search; None where it cannot be had any more."""
+        """Returns the recipe of a text from another search, or None where it cannot be had any more."""
         switches = frozenset(text.split("+")) - {"baseline"}
         return switches if switches <= self.by_switch.keys() and self.is_valid(switches) else None
 
@@ -319,7 +319,7 @@ def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
 
 
 def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list[SwitchChoice]:
-    """Switches of a person's recipes with arguments or options of their own: tried like the plain switch."""
+    """Returns the switches of the user's recipes that have arguments or options of their own; they are tried like the plain switch."""
     known = {choice.switch for choice in choices}
     own = []
     for switch in (switch for seed in seeds for switch in Recipe.parse(seed).switches):

@@ -39,7 +39,7 @@ from redline.search.tune.record import Trial, TuneRecord
 Records = Mapping[str, RunRecord]
 
 PROCESS_SD = 0.01
-"""How far two processes of one recipe lie apart, as a share: 0.15 to 4.4 % were seen on an H200."""
+"""Two processes of one recipe lie about this share apart: 0.15 to 4.4 % were seen on an H200."""
 PRIOR_DEGREES = 3
 """What is known beforehand of how far processes lie apart counts as much as so many further replicates: two that agree by
 chance must not say that all would."""
@@ -67,7 +67,7 @@ class Standing:
     """One recipe against the baseline."""
 
     log_gain: float
-    """The logarithm of the baseline's time, or energy, over its own."""
+    """The logarithm of the baseline's time, or energy, over that of the recipe."""
     sd: float
     """How far another pair of processes may lie from that."""
     low: float | None = None
@@ -90,7 +90,7 @@ class Standing:
 
 
 class Standings:
-    """What a search and its records say of its recipes. Everything is computed when it is first asked for."""
+    """Says how the recipes of a search stand by its records. Everything is computed when it is first asked for."""
 
     def __init__(self, tune: TuneRecord, records: Records, *, at_batch: bool = False) -> None:
         """`at_batch`: at the batch that was found, where only the race that was held there counts."""
@@ -103,7 +103,7 @@ class Standings:
 
     @cached_property
     def met(self) -> list[str]:
-        """Who was still in the race at its end; the baseline always is."""
+        """Names the recipes that were still in the race at its end; the baseline always is."""
         return met_in(self.replicates[-1]) if self.replicates else []
 
     def times_met(self, recipe: str) -> int:
@@ -111,7 +111,7 @@ class Standings:
 
     @cached_property
     def process_sd(self) -> float:
-        """How far processes of one recipe lie apart: what is usual, and what the recipes that ran in all of the race have shown."""
+        """Returns how far processes of one recipe lie apart, by what is usual and by what the recipes that ran in all of the race have shown."""
         variance, degrees = process_spread(self.replicates, self.tune.tune.kind) or (0.0, 0)
         return math.sqrt((PRIOR_DEGREES * PROCESS_SD**2 + degrees * variance) / (PRIOR_DEGREES + degrees))
 
@@ -160,7 +160,7 @@ class Standings:
 
 
 def conclusive(tune: TuneRecord, records: Records) -> tuple[Standings, str | None]:
-    """The standings that count at the end, and who leads them: at the batch that was found where a race was held there."""
+    """Returns the standings that count at the end and who leads them: those at the batch that was found, where a race was held there."""
     there = Standings(tune, records, at_batch=True)
     if BASELINE in there.met and (winner := there.winner()) is not None:
         return there, winner
@@ -185,7 +185,7 @@ def met_in(replicate: Replicate) -> list[str]:
 
 
 def fallen_in_race(tune: TuneRecord, records: Records) -> dict[str, Note]:
-    """Recipes that the last race rejected, or that hold what it ruled out, though their trials went well; and why."""
+    """Returns the recipes that the last race rejected, or that hold what it ruled out, though their trials went well; and why."""
     fallen = {}
     for recipe in {trial.recipe for trial in tune.trials}:
         lesson = overruled_by(recipe.split("+"), tune.lessons)
@@ -198,7 +198,7 @@ def fallen_in_race(tune: TuneRecord, records: Records) -> dict[str, Note]:
 
 
 def pair_with(replicates: Sequence[Replicate], one: str, other: str, kind: TimeKind) -> Pair | None:
-    """Time of the one over time of the other, with an interval over processes; None where they never met.
+    """Returns the time of the one over the time of the other, with an interval over processes; None where they never met.
 
     How far processes lie apart is not known from two or three replicates alone: what is usual counts too. Where the rounds of two replicates
     agree, that decides; where they do not, the interval is as wide as they say.
@@ -222,7 +222,7 @@ def pair_with(replicates: Sequence[Replicate], one: str, other: str, kind: TimeK
 
 
 def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
-    """Every recipe that was timed on trial and kept its numbers; the last look at it counts.
+    """Returns every recipe that was timed on trial and kept its numbers; the last look at it counts.
 
     A trial's time is that of the recipe beside it by their ratio, and the chain begins with the baseline's own time.
     """
@@ -261,7 +261,7 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
 def _time_of(
     record: RunRecord, trial: Trial, records: Records, on_scale: Mapping[str, tuple[float, float]], kind: TimeKind
 ) -> tuple[float, float]:
-    """The logarithm of a step's seconds on the scale of the search, and its standard error."""
+    """Returns the logarithm of a step's seconds on the scale of the search, and its standard error."""
     anchor = records.get(trial.anchor_id or "")
     log = log_ratio(record, anchor, kind) if anchor is not None and anchor.id in on_scale else None
     if log is None or anchor is None:

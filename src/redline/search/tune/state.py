@@ -1,4 +1,4 @@
-"""The state of a search while it runs: what was tried and seen, what it may still spend, and where it is kept."""
+"""The state of a search while it runs knows what was tried and seen, what may still be spent, and where it is kept."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Clock = Callable[[], float]
 Purpose = Literal["baseline", "trials", "race", "ablation", "batch", "failed", "other"]
 
 FAILED_SHARE = 0.1
-"""Of the budget: what recipes that break, or are given up, may take. It is what `redline tune` promises."""
+"""Recipes that break or are given up may take this share of the budget, as `redline tune` promises."""
 RESERVE = 0.03
-"""Of the budget: closing workers and writing the code come after all that is planned."""
+"""This share of the budget is kept for closing workers and writing the code, which come after all that is planned."""
 
 
 class SearchKeeper(Protocol):
-    """Where the state of the search is saved: `KeptSearches`, or nothing."""
+    """Saves the state of the search; `KeptSearches` does, others keep nothing."""
 
     def save(self, record: TuneRecord) -> None: ...
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 def derived(*fields: str) -> Callable[[Callable[[Search], T]], Callable[[Search], T]]:
-    """What follows from these fields of the kept search is computed once for the same values of them."""
+    """Computes what follows from these fields of the kept search once for the same values of them."""
 
     def decorate(make: Callable[[Search], T]) -> Callable[[Search], T]:
         def once(search: Search) -> T:
@@ -86,19 +86,19 @@ class Search:
     jobs: int = 1
     """Recipes that may be prepared at the same time."""
     before_s: float = 0.0
-    """Spent in this session before the search began."""
+    """The seconds that were spent in this session before the search began."""
     kept_back_s: float = 0.0
-    """Of the budget, for the batch that comes last."""
+    """The seconds of the budget that are kept for the batch, which comes last."""
     is_short: bool = False
     """More was left to do than this session's budget held."""
     given_up: set[Switches] = field(default_factory=set)
-    """What was begun in this session and not ready in time."""
+    """The recipes that were begun in this session and were not ready in time."""
     guess: Switches | None = None
     """Raced without a trial, where there was no time to try anything."""
     held: list[Pending] = field(default_factory=list)
     """Processes that are prepared beside a trial, for the last race."""
     _charged_s: float = 0.0
-    """Of the clock, up to where all seconds are charged to a purpose."""
+    """The time up to which all seconds are charged to a purpose."""
     _derived: dict[str, tuple[list[object], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Search:
 
     @cached_property
     def runner(self) -> Race:
-        """It runs replicates in fresh processes, and remembers in which order it opened the last."""
+        """Runs replicates in fresh processes, and remembers in which order it opened the last."""
         return Race(
             self.door,
             self.journal,
@@ -140,12 +140,12 @@ class Search:
 
     @property
     def left_s(self) -> float:
-        """Of the budget, less what comes last: the batch, and writing the code."""
+        """The seconds left of the budget, less what comes last: the batch, and writing the code."""
         return (1 - RESERVE) * self.budget_s - self.kept_back_s - self.elapsed_s
 
     @property
     def allowance_s(self) -> float:
-        """What may still be lost on failures in this session."""
+        """The seconds that may still be lost on failures in this session."""
         return FAILED_SHARE * self.budget_s - (self.tune.spent.failed - self._failed_before_s)
 
     @contextmanager
@@ -158,7 +158,7 @@ class Search:
             self.charge(purpose)
 
     def charge(self, purpose: Purpose) -> None:
-        """Charge all that passed since the last charge to a purpose."""
+        """Charges all that passed since the last charge to a purpose."""
         now_s = self.clock()
         self._move({purpose: now_s - self._charged_s})
         self._charged_s = now_s
@@ -177,7 +177,7 @@ class Search:
     # Memory
 
     def has_memory_for(self, workers: int) -> bool:
-        """Whether so many workers fit on the device beside each other, half as large again as the baseline, and one more on the host.
+        """Returns whether so many workers fit on the device beside each other, half as large again as the baseline, and one more on the host.
 
         By what the baseline needed; before it was timed, by what the facts say.
         """
@@ -227,33 +227,33 @@ class Search:
 
     @derived("trials", "lessons", "finals", "metrics")
     def standings(self) -> Standings:
-        """How the recipes stand against the baseline by now, at the first batch."""
+        """Returns how the recipes stand against the baseline by now, at the first batch."""
         return Standings(self.tune, self.records)
 
     @derived("trials")
     def timed(self) -> dict[Switches, Estimate]:
-        """What was timed and kept its numbers in its trial, by its switches; also what the last race has rejected since."""
+        """Returns what was timed and kept its numbers in its trial, by its switches; also what the last race has rejected since."""
         return {self.space.switches_of(text): estimate for text, estimate in self.standings().trials.items()}
 
     @derived("trials", "lessons", "finals")
     def seen(self) -> dict[Switches, Estimate]:
-        """What was timed and is still believed to keep its numbers."""
+        """Returns what was timed and is still believed to keep its numbers."""
         return {switches: each for switches, each in self.timed().items() if not self._is_doubted(switches)}
 
     def _is_doubted(self, switches: Switches) -> bool:
-        """Whether a longer check has found its numbers wrong, or probably would: such a check has found others like it wrong."""
+        """Returns whether a longer check has found its numbers wrong, or probably would, as it has found others like it wrong."""
         if overruled_by(switches, self.tune.lessons) is not None:
             return True
         overruling = any(lesson.overrules_trials for lesson in self.tune.lessons)
         return overruling and switches not in self.checked_long() and self.lessons().chance(switches) < 0.5
 
     def checked_long(self) -> set[Switches]:
-        """Recipes whose numbers held over as many steps as the last race looks at."""
+        """Returns the recipes whose numbers held over as many steps as the last race looks at."""
         sound = (record for record in self.records.values() if is_checked_long(record))
         return {self.recipe_of(record) for record in sound if rejection(record, self.tune) is None}
 
     def tried(self) -> set[Switches]:
-        """What need not be tried again. What is doubted since may be looked at more closely."""
+        """Returns what need not be tried again. What is doubted since may be looked at more closely."""
         ruled_out = self.lessons()
         tried = {self.space.switches_of(trial.recipe) for trial in self.tune.trials}
         doubted = self.timed().keys() - self.seen().keys()
@@ -261,7 +261,7 @@ class Search:
 
     @derived("lessons", "trials", "finals", "earlier")
     def lessons(self) -> Lessons:
-        """What is ruled out and what is suspected by now."""
+        """Returns what is ruled out and what is suspected by now."""
         tune = self.tune
         overruling = any(lesson.overrules_trials for lesson in tune.lessons)
         sound = {*self.checked_long(), BASELINE} if overruling else self.timed().keys()
@@ -273,7 +273,7 @@ class Search:
         return self.timed().get(BASELINE)
 
     def ranked(self) -> list[Switches]:
-        """What may be recommended for all that is known, the fastest first."""
+        """Returns what may be recommended for all that is known, the fastest first."""
         able = [switches for switches, estimate in self.seen().items() if self.may_win(estimate)]
         return sorted(able, key=lambda switches: self.seen()[switches].log_s)
 
@@ -292,10 +292,10 @@ class Search:
         return any(switch in self.space.switches_of(recipe) for recipe in fallen for switch in quantizing)
 
     def fastest_log_s(self) -> float:
-        """Of all that may still win."""
+        """Returns the fastest time of all that may still win."""
         return min(each.log_s for switches, each in self.seen().items() if not self.is_only_shown(switches))
 
-    # What is asked of the bench
+    # Questions to the bench
 
     def recipe_of(self, record: RunRecord) -> Switches:
         return self.space.switches_of(str(record.spec.recipe))

@@ -1,4 +1,4 @@
-"""What a search found: the leader with its interval, the ranking, what each switch brings, what was rejected and why.
+"""This module sums up what a search found: the leader with its interval, the ranking, what each switch brings, what was rejected and why.
 
 All of it follows from the kept search and its records.
 """
@@ -28,7 +28,7 @@ class Ranked(Frozen):
     row: RunSummary
     """Its figures, over all of its processes."""
     low: float | None = None
-    """None where fewer than two processes of it met the baseline."""
+    """It is None where fewer than two processes of the recipe met the baseline."""
     high: float | None = None
     may_be_off: float | None = None
     """Without an interval: the ratio may be wrong by this factor, in either direction."""
@@ -44,7 +44,7 @@ class Ranked(Frozen):
 
 
 class SwitchGain(Frozen):
-    """Time without the switch over time with it: above 1 it helps."""
+    """The time without a switch over the time with it: above 1 it helps."""
 
     switch: str
     """Several, as in a recipe, where some cannot do without another: they were left out together."""
@@ -58,9 +58,9 @@ class Rejected(Frozen):
 
     recipe: str
     switch: str | None
-    """What caused it, joined by `+`; None where that is not known."""
+    """The switches that caused it, joined by `+`; None where that is not known."""
     scope: FailureScope
-    """What is not tried again: the switch in any recipe, the pair, or only the recipe."""
+    """Says what is not tried again: the switch in any recipe, the pair, or only the recipe."""
     code: str
     text: str
 
@@ -81,7 +81,7 @@ class TuneSummary(Frozen):
 
     @property
     def has_answer(self) -> bool:
-        """That nothing beats the baseline is known only when all that promised something was tried."""
+        """Whether the search has an answer: that nothing beats the baseline is known only when all that promised something was tried."""
         return self.tune.state == "done" or (self.tune.state == "out-of-budget" and self.winner is not None)
 
 
@@ -130,7 +130,7 @@ def records_of(tune: TuneRecord, records: Records) -> list[RunRecord]:
 
 
 def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[SwitchGain]:
-    """What leaving out each switch of this recipe costs, by all replicates in which the two met."""
+    """Returns what leaving out each switch of this recipe costs, by all replicates in which the two met."""
     finals, ablations = replicates_of(tune.finals, records), replicates_of(tune.ablations, records)
     words = _words(chosen or BASELINE)
     taken_apart = {str(record.spec.recipe) for replicate in ablations for record in replicate}
@@ -157,7 +157,7 @@ def _first_compile_s(recipe: str, measured: list[RunRecord]) -> float | None:
 
 
 def _rejected(tune: TuneRecord, measured: list[RunRecord]) -> Iterator[Rejected]:
-    """Each recipe once, with what its failure taught."""
+    """Yields each rejected recipe once, with what its failure taught."""
     taught = {lesson.recipe: lesson for lesson in tune.lessons}
     reasons: dict[str, tuple[Note, Any]] = {}
     for record in measured:

@@ -24,11 +24,11 @@ from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.state import Search, final_measure
 
 LOOK_AGAIN = 0.05
-"""Of the budget: after waiting so long, what to start next is asked again, as what compiles is less likely to be in time."""
+"""After waiting for this share of the budget, the search asks again what to start, as what compiles is less likely to be in time."""
 LOOK_S = 0.05
-"""How long each worker that prepares is waited for in turn."""
+"""The search waits so long for each worker that prepares, one after the other."""
 RESOLUTION = 0.004
-"""Of the time: a trial is timed until its ratio to the fastest is known so well, or it is clearly behind or far ahead."""
+"""A trial is timed until its ratio to the fastest is known to this share, or it is clearly behind or far ahead."""
 SURE = 0.97
 """A recipe that is less likely than this to leave time for opening it again has the processes of its race prepared beside its trial:
 compiling took up to three times what was expected."""
@@ -36,12 +36,12 @@ compiling took up to three times what was expected."""
 
 @dataclass
 class UntilPlaced(StopRule):
-    """A candidate in turns with the fastest so far: more rounds for those who may win than for those clearly behind."""
+    """Times a candidate interleaved with the fastest so far, with more rounds for one that may win than for one that is clearly behind."""
 
     candidate: Entry
     kind: TimeKind
     is_over: Callable[[], bool]
-    """Whether the budget has ended."""
+    """Says whether the budget has ended."""
 
     def visited(self, entries: Sequence[Entry]) -> list[Entry]:
         return super().visited(entries) if self.candidate.stopped is None else []
@@ -109,13 +109,13 @@ class Trials:
 
     @property
     def is_open(self) -> bool:
-        """Whether the fastest so far is open, so that others can be measured in turns with it."""
+        """Whether the fastest so far is open, so that others can be interleaved with it."""
         return self._anchor is not None
 
     # Preparing
 
     def has_room(self, more: int = 1) -> bool:
-        """Whether more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
+        """Returns whether more may be prepared, by the jobs that were asked for, by host memory and by device memory."""
         if not self.flights and more == 1:
             return True
         if self._has_been_crowded or self._crowded_out or self._preparing + more > self._search.jobs:
@@ -142,7 +142,7 @@ class Trials:
             search.held.append(self._group.start(self._race_spec(switches, checks=checks), 0, sharing=sharing))
 
     def _needs_company(self, switches: Switches) -> bool:
-        """Whether to prepare a second process of it beside its trial, so that it can be raced as soon as it was timed.
+        """Returns whether to prepare a second process of it beside its trial, so that it can be raced as soon as it was timed.
 
         Only on a GPU, as on a CPU they would compute where it compiles; and for one recipe at a time.
         """
