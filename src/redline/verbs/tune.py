@@ -151,7 +151,7 @@ def tune(
     budget: Annotated[
         Any,
         setting(
-            "Time for the search once torch is loaded, such as 60s or 5m. Default: by what compiling the model takes.",
+            "Time until the answer, such as 60s or 5m. Default: by what compiling the model takes.",
             kind=str,
         ),
     ] = None,
@@ -268,9 +268,9 @@ def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monot
     history, ledger = workspace.history, workspace.history.tunes()
     searches = KeptSearches(ledger)
     with ledger.held(wanted.name):
+        started_s = clock()
         kept = searches.to_resume(wanted.name) if wanted.resume else None
         (spec,) = workspace.checked([asked.spec])
-        started_s = clock()  # the budget begins when torch is loaded
         if spec.workload.task == "step":
             raise UsageError("a function is timed as it is, so there is no recipe to search: tune the model inside it")
         asked = msgspec.structs.replace(asked, spec=spec)
@@ -502,14 +502,14 @@ def _other_tables(tune: TuneRecord, found: TuneSummary) -> Iterator[Table]:
 
 
 def _blocks(found: TuneSummary, snippet_file: str | Path | None) -> Iterator[Block]:
-    winner, tune = found.winner, found.tune
-    workload = tune.tune.spec.workload
-    if winner is not None:
-        code = f"redline.recipe({winner.recipe!r}).apply(model, *example_inputs)"
+    tune, workload = found.tune, found.tune.tune.spec.workload
+    best = found.winner or (None if found.has_answer else found.leader)  # what was stopped shows the best so far
+    if best is not None and best.recipe != BASELINE:
+        code = f"redline.recipe({best.recipe!r}).apply(model, *example_inputs)"
         if workload.task == "train":
-            code = f"redline.recipe({winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
+            code = f"redline.recipe({best.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
         elif workload.task == "generate":
-            code = f"redline run {workload.model} --task generate -r {winner.recipe}"
+            code = f"redline run {workload.model} --task generate -r {best.recipe}"
         file = f"\ncode without Redline: {snippet_file}" if snippet_file is not None and tune.snippet else ""
         yield Block(title="", text=f"  {code}{file}")
     if tune.tune.objective == "latency":
