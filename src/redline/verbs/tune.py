@@ -25,7 +25,7 @@ from redline.model.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoic
 from redline.model.record import RunRecord
 from redline.model.settings import WHAT, setting
 from redline.model.spec import BASELINE, Recipe
-from redline.model.units import counted, format_seconds, format_share, parse_price
+from redline.model.units import counted, parse_price
 from redline.model.work import Facts
 from redline.search.batch import require_batches
 from redline.search.spread import on_cluster, require_cluster
@@ -497,6 +497,11 @@ def _other_tables(tune: TuneRecord, found: TuneSummary) -> Iterator[Table]:
         "untried": (Row(facts={"recipe": each.recipe}, metrics=(GAIN(1 + each.gain), Figure(name="needs", unit="s")(each.budget_s))) for each in tune.untried),
         "spent": [Row(facts={"what": "seconds"}, metrics=tuple(Figure(name=name, unit="s")(value) for name, value in msgspec.structs.asdict(tune.spent).items()))],
     }  # fmt: skip
+    if tune.facts is not None:
+        known = msgspec.to_builtins(tune.facts).items()
+        values = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in known}
+        plain = {name: value for name, value in values.items() if value and not isinstance(value, dict)}
+        details["a step of the model"] = [Row(facts={"fact": name, "value": value}) for name, value in plain.items()]
     for name, rows in details.items():
         yield Table(name=name.replace(" ", "_"), title=name, rows=tuple(rows)).as_detail()
 
@@ -518,28 +523,8 @@ def _blocks(found: TuneSummary, snippet_file: str | Path | None) -> Iterator[Blo
     if found.switches:
         gains = ", ".join(f"{each.switch} {each.gain:.2f}×" for each in found.switches)
         yield Block(title="", text=f"  what each switch brings: {gains}")
-    if tune.facts is not None:
-        yield Block(title="a step of the model", text="; ".join(facts_told(tune.facts)), is_detail=True)
     if tune.snippet is not None:
         yield Block(title="snippet", text=tune.snippet, is_detail=True)
-
-
-def facts_told(facts: Facts) -> list[str]:
-    """The few facts about a step that decide which switches can help."""
-    layers = sorted(facts.layers.items(), key=lambda item: -item[1].share)[:3]
-    told = [f"{layer.calls} {kind} ({format_share(layer.share)} of the forward pass)" for kind, layer in layers]
-    if facts.step_s is not None and facts.host_s is not None:
-        told.append(f"the host issues it in {format_seconds(facts.host_s)} of {format_seconds(facts.step_s)}")
-    if facts.page_faults is not None and facts.page_faults >= 500:
-        told.append(f"the kernel gives it {facts.page_faults:.0f} pages of memory")
-    if facts.reads:
-        told.append(f"Python waits for values of tensors ({facts.reads[0]})")
-    told += ["its operators depend on the values of its inputs"] if facts.branches else []
-    told += ["its shapes depend on the values of its inputs"] if facts.varies_shapes else []
-    told += [f"it writes to {facts.mutates[0]}"] if facts.mutates else []
-    told += ["it draws random numbers"] if facts.draws_random_numbers else []
-    told += [f"the gradient of {facts.sparse_gradients[0]} is sparse"] if facts.sparse_gradients else []
-    return told or ["nothing that stands out"]
 
 
 # Notes beside the figures

@@ -137,7 +137,7 @@ class Costs:
         processes for it only the baseline's still have to be prepared."""
         if switches == BASELINE:
             return 0.0
-        count = min(2, self._search.asked.replicates)
+        count = self._search.fewest
         if is_held:
             return self.reopen_s(BASELINE) + 1.3 * self.timed_s * 2 * count
         return self.replicates_s([BASELINE, switches], count)

@@ -23,8 +23,8 @@ from redline.search.tune.summary import gains_of
 Purpose = Literal["finals", "ablations", "batch_replicates"]
 
 FINALISTS = 4
-FEWEST, USUAL_MOST = 2, 5
-"""Replicates: with one there is no interval; after so many two recipes that cannot be told apart are taken for equal."""
+USUAL_MOST = 5
+"""After so many replicates two recipes that cannot be told apart are taken for equal."""
 WIDE = 1.1
 """While the upper end of an interval is more than so many times its lower end and time is left, the race goes on."""
 WORTH_A_LITTLE_MORE = 0.8
@@ -127,12 +127,12 @@ def _count(search: Search, racers: Sequence[Switches]) -> int:
     None fits where it is 0.
     """
     costs, done = Costs(search), len(search.tune.finals)
-    missing, fewest = max(search.asked.replicates - done, 1), max(min(FEWEST, search.asked.replicates) - done, 1)
+    missing, fewest = max(search.asked.replicates - done, 1), max(search.fewest - done, 1)
     count = 1
     if search.held or (missing * costs.replicates_s(racers, 1) > search.left_s and not search.on_cpu):
         counts = range(missing, fewest, -1)
         count = next((each for each in counts if costs.replicates_s(racers, each) <= 0.9 * search.left_s), fewest)
-    share = WORTH_A_LITTLE_MORE if done + count <= FEWEST else 1.0
+    share = WORTH_A_LITTLE_MORE if done + count <= search.fewest else 1.0
     return count if share * costs.replicates_s(racers, count) <= search.left_s else 0
 
 
@@ -230,7 +230,7 @@ def _unsettled(search: Search, chosen: str) -> list[Switches]:
         name = search.space.text(without)
         own = [record for each in ablations for record in each if str(record.spec.recipe) == name]
         pair = pair_with([*search.standings().replicates, *ablations], name, chosen, search.asked.kind)
-        is_open = len(own) < FEWEST and all(record.failure is None for record in own) and not _is_settled(pair)
+        is_open = len(own) < 2 and all(record.failure is None for record in own) and not _is_settled(pair)
         if is_open and not lessons.rules_out(without) and without not in unsound:
             found.append(without)
     return found
@@ -262,7 +262,7 @@ def _simplify(search: Search) -> None:
     is_sound = search.space.is_valid(switches - useless) and not search.lessons().rules_out(switches - useless)
     if not useless or not is_sound or together >= search.asked.replicates:
         return  # what was raced already has shown that it is slower
-    if Costs(search).replicates_s(racers, FEWEST) > search.left_s:
+    if Costs(search).replicates_s(racers, search.fewest) > search.left_s:
         return  # with fewer it would have no interval
     for _ in range(search.asked.replicates):
         if not run_replicates(search, racers, "finals"):
@@ -346,7 +346,7 @@ def _race_at(search: Search, choice: BatchChoice) -> Note | None:
     while (done := len(search.tune.batch_replicates)) < search.asked.replicates:
         costs = Costs(search)
         first_s = sum(costs.anew_s(each) - costs.reopen_s(each) for each in racers) if not done else 0.0
-        fewest = 1 if done else min(FEWEST, search.asked.replicates)  # one alone gives no interval
+        fewest = 1 if done else search.fewest  # one alone gives no interval
         is_late = search.left_s < fewest * costs.replicates_s(racers, 1) + first_s
         if is_late or not run_replicates(search, racers, "batch_replicates", batch=choice.batch):
             search.is_short = True

@@ -113,6 +113,11 @@ class Search:
     def on_cpu(self) -> bool:
         return self.asked.spec.device.partition(":")[0] == "cpu"
 
+    @cached_property
+    def fewest(self) -> int:
+        """Replicates of the shortest race that gives an interval, which needs two."""
+        return min(2, self.asked.replicates)
+
     @property
     def only(self) -> TimeKind | None:
         """The one kind of block to measure; a latency target needs both."""

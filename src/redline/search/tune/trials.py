@@ -160,7 +160,7 @@ class Trials:
         """While a recipe compiles whose race must follow at once, prepare the baseline for that race too."""
         search = self._search
         if any(flight.is_held for flight in self.flights):
-            missing = min(2, search.asked.replicates) - search.held_of(BASELINE)
+            missing = search.fewest - search.held_of(BASELINE)
             if missing > 0 and self.has_room(missing):
                 spec = self._race_spec(BASELINE, checks=False)
                 search.held += [self._group.start(spec, 0) for _ in range(missing)]
@@ -274,7 +274,7 @@ class Trials:
         """Give up what is too unlikely to be ready in time for what it promised, unless what may be lost on failures is not used up yet."""
         search, costs = self._search, Costs(self._search)
         leader = search.leader() or BASELINE
-        race_s = costs.replicates_s([BASELINE, leader], min(2, search.asked.replicates)) if leader != BASELINE else 0.0
+        race_s = costs.race_s(leader)
         # One more would be timed before the race.
         is_over = search.left_s <= race_s + (2 * costs.timed_s if race_s else 0.0)
         may_wait = self._idle_s < search.allowance_s - 0.6  # so much later it is noticed
