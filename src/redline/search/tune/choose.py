@@ -107,7 +107,9 @@ def next_recipe(search: Search, beliefs: Beliefs, on_its_way: Sequence[OnItsWay]
             search, cost_s / half if compiles and not costs.is_slow_for_its_gain(switches) else cost_s
         ):
             continue
-        if chance < LIKELY:
+        # A compiler that tries many forms of each kernel may lose much of what failures may take.
+        is_gamble = costs.is_slow_for_its_gain(switches) and (1 - chance) * cost_s > search.allowance_s / 2
+        if chance < LIKELY or is_gamble:
             too_dear.append(choice)
         else:
             fitting.append(choice)
