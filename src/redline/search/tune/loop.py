@@ -131,7 +131,8 @@ def race_the_last(search: Search) -> None:
     search.kept_back_s = batch_share_s(search)
     with search.spending("other"):
         prove_finalists(search)
-    search.observer.stage("racing the last few")
+    if search.leader() or search.guess:
+        search.observer.stage("racing the last few")
     with search.spending("race"):
         race(search)
         search.drop_held()

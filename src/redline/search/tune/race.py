@@ -189,9 +189,11 @@ def _learn(search: Search) -> None:
 
 def take_apart(search: Search) -> None:
     """Measures what each switch of the winner brings, and looks for its batch."""
-    if search.standings().winner() is None:
+    winner = search.standings().winner()
+    if winner is None:
         return
-    search.observer.stage("what each switch brings")
+    if winner != "baseline":
+        search.observer.stage("what each switch brings")
     with search.spending("ablation"):
         _ablate(search)
         _simplify(search)
