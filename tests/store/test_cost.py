@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import event
 from store_cost import add_records
 from store_writer import make_block, make_record
 
@@ -98,27 +97,3 @@ def test_cost_is_flat(histories: tuple[History, History], name: str) -> None:
     small, large = costs
     assert small > 10
     assert large < 1.5 * small
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_every_statement_finds_its_rows_by_an_index(histories: tuple[History, History], name: str) -> None:
-    _, history = histories
-    seen: list[tuple[str, Any]] = []
-
-    def note(_c: object, _k: object, statement: str, parameters: Any, _x: object, _m: object) -> None:
-        if not statement.startswith(("BEGIN", "EXPLAIN", "PRAGMA")):
-            seen.append((statement, parameters))
-
-    engine = history._database._engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        CALLS[name](history)
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-    assert seen
-    with history._database.reading() as connection:
-        for statement, parameters in seen:
-            for *_, detail in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters):
-                by_index = "USING" in detail or not detail.startswith("SCAN")
-                of_few = "CONSTANT ROW" in detail or detail.startswith(("SCAN (subquery", "SCAN anon_"))
-                assert by_index or of_few, f"{detail} in {statement}"

@@ -403,7 +403,7 @@ def _engine(url: URL, location: str, *, only_to_read: bool) -> Engine:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
         connection.execute("PRAGMA foreign_keys = ON")
         if not only_to_read:
-            write_ahead(connection)
+            _write_ahead(connection)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -417,7 +417,7 @@ def _engine(url: URL, location: str, *, only_to_read: bool) -> Engine:
     return engine
 
 
-def write_ahead(connection: Any) -> None:
+def _write_ahead(connection: Any) -> None:
     """Switch to write-ahead logging, once in the life of a file.
 
     Changing the journal does not wait for its turn as other statements do: when several processes open a new file
