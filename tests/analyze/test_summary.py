@@ -120,12 +120,6 @@ def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks() -> No
     assert row_of(make_record(blocks=(solo[0], *turns))).energy_too_short
 
 
-def test_no_energy_is_told_of_blocks_shorter_than_the_counter_needs() -> None:
-    short = row_of(make_record(blocks=(make_block(energy_j=20.0, wall_s=0.3),)))
-    assert (short.energy_per_item_j, short.power_w, short.energy_too_short) == (None, None, True)
-    assert not row_of(make_record()).energy_too_short
-
-
 class TestVersusFirst:
     def test_pairs_rounds_of_one_group(self) -> None:
         first, second = summarize(group())

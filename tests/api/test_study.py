@@ -102,13 +102,6 @@ def test_what_is_not_proven_is_not_explained(settings: dict[str, Any], told: str
     assert reason(found) == str(found.headline).replace(THIN_SPACE, " ")
 
 
-def test_a_difference_is_explained_only_where_the_file_asks() -> None:
-    plain = result("batch", batch="1..4", recipes=["baseline", "fp16"])
-    assert "gains" not in str(plain.headline)
-    assert len(plain) == 6
-    assert "How far does a larger batch raise throughput" in str(plain)
-
-
 def test_every_experiment_that_comes_with_redline_can_be_planned() -> None:
     assert experiments() == ["batch", "example", "ladder", "precision"]
     for name in experiments():

@@ -108,24 +108,6 @@ class TestStudy:
 
 
 class TestBatch:
-    def test_carries_what_programs_need(self, redline: Redline) -> None:
-        words = "batch resnet50 -r baseline -r fp16 --slo-p95 10ms --json"
-        result = redline(words)
-        assert "batch 8: " in result.stderr
-        told = document(result)
-        assert told["verb"] == "batch"
-        first, other = told["tables"]["recipes"]
-        truth = (8 * 1024 - 200) / 40
-        assert first["largest_batch"]["value"] == pytest.approx(truth, rel=0.03)
-        assert first["knee_batch"]["value"] == pytest.approx(180, rel=0.1)
-        assert first["batch_within_target"]["value"] == pytest.approx(78, rel=0.06)
-        assert first["trials_that_failed"]["value"] <= 1
-        assert [row["recipe"] for row in (first, other)] == ["baseline", "fp16"]
-        assert other["largest_ratio"]["value"] == pytest.approx(2.0, rel=0.04)
-        trial = next(row for row in told["tables"]["trials"] if "throughput" in row)
-        assert trial.keys() >= {"batch", "throughput", "latency_p50", "latency_p95", "memory", "memory_share"}
-        assert trial["throughput"]["low"] <= trial["throughput"]["value"] <= trial["throughput"]["high"]
-
     def test_max_memory_is_as_if_the_device_had_so_much(self, redline: Redline) -> None:
         told = json.loads(redline("batch resnet50 --max-memory 2GiB --json").stdout)
         (row,) = told["tables"]["recipes"]

@@ -271,10 +271,3 @@ def test_workers_that_cannot_be_started_end_the_grid_after_a_few(history: Histor
     assert [row.status for row in history.rows()] == ["failed"] * 12
     repaired = measured(history, **FAKE_GRID, name="study", retry_failed=True)
     assert counts_of(repaired) == (60, 56, 4)
-
-
-def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> None:
-    door = FakeDoor(Landscape(step_s=0.001, unknown_models={"nosuch"}))
-    with pytest.raises(UsageError, match="unknown model 'nosuch'"):
-        measured(history, ["m", "nosuch"], door=door, launch={"door": "fake"})
-    assert history.count() == 0
