@@ -350,7 +350,13 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
     work = "device" if found.has_device else "host"
     yield Table(name="timeline", title="where the time goes", rows=tuple(_timeline(found)))
     yield Table(name="figures", title="steps and launches", rows=tuple(_figures(found)), columns=("of", "value"))
-    yield table_of("phases", _phases_title(found), found.phases, "host_s device_s", phase=lambda row: row.name)
+    yield table_of(
+        "phases",
+        _phases_title(found),
+        found.phases,
+        "host_s" + " device_s" * found.has_device,
+        phase=lambda row: row.name,
+    )
     ranks = found.ranks if len(found.ranks) > 1 else ()
     yield table_of(
         "ranks", "devices", ranks, "busy_s idle_s communication_s waiting_s exposed_communication_s span_s host_wait_s device",
@@ -377,7 +383,9 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
         f"{device}calls cpu_self_s {below}cpu_total_s" + _allocated(found), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
     )  # fmt: skip
     is_judged = any(row.efficiency is not None for row in found.limits)
-    against = "against the device's limits" if is_judged else "and what they reach (the device's limits are not known)"
+    against = "and what they reach (the device's limits are not known)"
+    if is_judged:
+        against = f"against what {found.limits[0].limit_of} allows"
     yield table_of(
         "limits", f"operators {against}, by {work} time", found.limits,
         f"device_s {'efficiency limited_by ' if is_judged else ''}number_format bytes_per_s flops_per_s calls intensity",
@@ -394,7 +402,7 @@ def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
     )  # fmt: skip
     yield table_of(
         "parts", "time by module and annotation, each with what is inside it", found.parts,
-        f"{work}_s share calls{' backward_s' * any(row.backward_s for row in found.parts)} device_self_s", part=lambda row: label_of(row.path),
+        f"{work}_s share calls{' backward_s' * any(row.backward_s for row in found.parts)}{' device_self_s' * found.has_device}", part=lambda row: label_of(row.path),
     )  # fmt: skip
     yield table_of(
         "memory", "memory over time", found.memory, "peak_bytes peak_at_s taken_by", of=lambda row: label_of(row.label),
