@@ -24,6 +24,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from redline.bench.count.count import plainly
 from redline.bench.count.counter import ModulePaths, is_composite, watching
@@ -33,7 +34,7 @@ from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import page_faults
 from redline.bench.recipe.compose import plain_setup
 from redline.bench.recipe.plain import BACKENDS, repeated_blocks
-from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
+from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs, changed_tensors, held_tensors
 from redline.bench.workload.step import Setup, TimedStep, make_step
 from redline.bench.workload.structure import WholeDispatchMode
@@ -61,12 +62,6 @@ ACTIVATIONS = frozenset(
     {functional.gelu, functional.relu, torch.relu, torch.relu_, functional.relu_, Tensor.relu, Tensor.relu_}
 )
 """Libraries can compute these in the kernel of a product."""
-MOST_BUFFERS = 8
-"""At most this many buffers are asked about one by one, because each takes two more calls."""
-BUFFER_SHIFT = 1e-3
-"""A buffer is moved by about this share of its value: a model that looks something up by it still finds the same."""
-LOST_SHARE = 0.2
-"""The share of what is added to a buffer before a call that may be lost or doubled afterwards, if the call accumulates."""
 
 
 def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed: int) -> Facts:
@@ -87,7 +82,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         forward = _watched_forward(setup, (workload.args, workload.kwargs), clock)
         mutated = changed_tensors(before, held_tensors(model))
         draws = not torch.equal(state, device.random_state())
-        added_to = accumulating(workload, mutated, seed) if setup.task == "infer" else ()
+        added_to = forward.added_to(mutated) if setup.task == "infer" else ()
         torch.manual_seed(seed)
         others = list(_on_other_inputs(setup, forward, seed + 1, clock))
     forward.take_shorter_times(others[0])
@@ -227,43 +222,6 @@ def _sparse_gradients(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def accumulating(workload: Workload, written: Sequence[str], seed: int) -> tuple[str, ...]:
-    """Names the buffers whose new value is their old one and a little more: a count, a sum, a moving average.
-
-    One buffer at a time gets another start. If the difference is still there after a call, in the same place, the call adds to
-    what it found; what a cache of keys and values is given does not depend on what was there.
-    """
-    model, found = workload.model, list[str]()
-
-    def after_a_call(name: str, start: Tensor) -> Tensor:
-        with workload.context(), unchanged_buffers(model):
-            model.get_buffer(name).copy_(start)
-            torch.manual_seed(seed)
-            model(*workload.args, **workload.kwargs)
-            return model.get_buffer(name).clone()
-
-    buffers = [
-        (name, buffer) for name, buffer in model.named_buffers() if name in written and buffer.is_floating_point()
-    ]
-    for name, buffer in buffers[:MOST_BUFFERS]:
-        start = buffer.detach().clone()
-        # Each element is moved by another amount: what is only moved to another place does not match.
-        other = (
-            start + BUFFER_SHIFT * (1 + start.abs()) * (torch.rand_like(start) + 0.5) * torch.randn_like(start).sign()
-        )
-        try:
-            plain, moved = after_a_call(name, start), after_a_call(name, other)
-        except Exception as error:  # it may not take any start
-            if is_out_of_memory(error):
-                raise
-            continue
-        if plain.shape == start.shape == moved.shape:
-            kept = ((moved - plain) / (other - start))[plain != start]
-            if kept.numel() and bool(((kept - 1).abs() <= LOST_SHARE).all()):
-                found.append(name)
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class Call:
     """One operator that ran and did some work."""
@@ -301,6 +259,10 @@ class Watch(WholeDispatchMode):
         """Positions of calls that are the activation of a linear layer."""
         self.varies_shapes = False
         self.strange_outputs: tuple[str, ...] = ()
+        self._buffers = dict(setup.workload.model.named_buffers())
+        self._origins: Any = WeakTensorKeyDictionary({buffer: name for name, buffer in self._buffers.items()})
+        """The buffer that a tensor is, is a part of, or was computed from as a new value for it."""
+        self._updated: set[str] = set()
 
     def over(self, work: Callable[[], object], issue_s: float) -> None:
         """Run `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""
@@ -327,10 +289,12 @@ class Watch(WholeDispatchMode):
             if parts is not NotImplemented:
                 return parts
         self._look_for_reads(func, name, args)
-        if kind is None:
-            return func(*args, **kwargs)
         values = (*args, *kwargs.values())
         inputs = list(tensors_in(values))
+        if kind is None:
+            out = func(*args, **kwargs)
+            self._follow(func, kind, inputs, out)
+            return out
         shapes, is_double = (
             tuple(tuple(tensor.shape) for tensor in inputs),
             any(tensor.dtype in DOUBLE for tensor in inputs),
@@ -338,9 +302,34 @@ class Watch(WholeDispatchMode):
         self._marks.append(self._device.mark())
         out = func(*args, **kwargs)
         self._marks.append(self._device.mark())
+        self._follow(func, kind, inputs, out)
         constants = tuple(repr(value) for value in values if _is_constant(value))
         self.calls.append(Call(name, kind, layer, self._here, shapes, constants, is_double))
         return out
+
+    def _follow(self, func: Any, kind: OperatorKind | None, inputs: Sequence[Tensor], out: Any) -> None:
+        """Follow buffers into the new values that operators compute from them, and note where one is updated in place."""
+        for tensor in inputs:
+            if (name := self._origins.get(tensor)) is None:
+                continue
+            if kind == "norm" or (kind == "elementwise" and func._schema.is_mutable and tensor is inputs[0]):
+                self._updated.add(name)
+            for part in tensors_in(out) if kind in (None, "elementwise") else ():
+                if kind is None or part.shape == self._buffers[name].shape:
+                    self._origins[part] = name
+
+    def added_to(self, written: Sequence[str]) -> tuple[str, ...]:
+        """Returns the buffers whose new value is computed from the old one: a count, a sum, a moving average.
+
+        What a cache of keys and values is given does not depend on what was there: it is copied in.
+        """
+        buffers = [(name, buffer) for name, buffer in self._setup.workload.model.named_buffers() if name in written]
+        return tuple(
+            name
+            for name, buffer in buffers
+            if buffer.is_floating_point()
+            and (name in self._updated or (buffer is not self._buffers[name] and self._origins.get(buffer) == name))
+        )
 
     def _look_for_reads(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
         """Look for what makes the host wait for a value: one that Python asks for, or a shape that depends on values."""
