@@ -454,7 +454,7 @@ def rocm_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RocmDevice]:
         fixed = {"name": "AMD Instinct", "total_memory": 2**37, "multi_processor_count": 304, "major": 9, "minor": 4}
         device = object.__new__(RocmDevice)
         device.torch_device = torch.device("cuda", 0)
-        device._amd = None
+        device._card = None
         monkeypatch.setattr(device, "_properties", lambda: SimpleNamespace(**{**fixed, **properties}))
         return device
 
@@ -488,7 +488,7 @@ def test_an_amd_gpu_is_described_without_its_library(rocm_card: Callable[..., Ro
     look = device.look(0.5)
     assert (look.at_s, look.power_w, look.throttle) == (0.5, None, ())
     assert device.energy_j() is None
-    device._amd = AmdCard(amdsmi(MI300X), handle=0)
+    device._card = AmdCard(amdsmi(MI300X), handle=0)
     assert device.look(0.5).power_w == 612.0
     assert device.info().driver == "6.10.5"
     assert rocm_card()._pci_address() is None

@@ -16,6 +16,7 @@ from redline.bench.device.base import Device, Lane, T
 from redline.bench.device.failure import is_about_synchronizing
 from redline.bench.device.process import peak_rss_bytes, reset_peak_rss
 from redline.model.record import DeviceInfo, Memory, TelemetrySample
+from redline.system.telemetry.amd import AmdCard
 from redline.system.telemetry.nvml import NvmlCard, open_card
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -121,10 +122,10 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(index)
         torch.cuda.init()
-        self._card: NvmlCard | None = self._open_card()
+        self._card = self._open_card()
         self._limit_bytes: int | None = None
 
-    def _open_card(self) -> NvmlCard | None:
+    def _open_card(self) -> NvmlCard | AmdCard | None:
         uuid = getattr(self._properties(), "uuid", None)
         return open_card(f"GPU-{uuid}") if uuid is not None else None
 
@@ -139,10 +140,13 @@ class CudaDevice(Device):
             index=self.torch_device.index,
             name=properties.name,
             memory_bytes=properties.total_memory,
-            capability=f"{properties.major}.{properties.minor}",
             multiprocessors=properties.multi_processor_count,
-            **{"uuid": str(getattr(properties, "uuid", "")) or None, **facts},
+            **{**self._identity(properties), **facts},
         )
+
+    def _identity(self, properties: Any) -> dict[str, str | None]:
+        uuid = str(getattr(properties, "uuid", "")) or None
+        return {"capability": f"{properties.major}.{properties.minor}", "uuid": uuid}
 
     def make_current(self) -> None:
         torch.cuda.set_device(self.torch_device)

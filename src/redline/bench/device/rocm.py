@@ -12,19 +12,14 @@ from typing import Any
 import torch
 
 from redline.bench.device.cuda import CudaDevice
-from redline.model.record import DeviceInfo, TelemetrySample
-from redline.system.telemetry.amd import open_amd_card
+from redline.system.telemetry.amd import AmdCard, open_amd_card
 
 
 class RocmDevice(CudaDevice):
     kind = "rocm"
 
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self._amd = open_amd_card(self._pci_address())
-
-    def _open_card(self) -> None:
-        return None  # NVML is NVIDIA's
+    def _open_card(self) -> AmdCard | None:
+        return open_amd_card(self._pci_address())
 
     def shorten_launches(self) -> None:
         return None  # nothing of the kind is known of AMD
@@ -38,27 +33,11 @@ class RocmDevice(CudaDevice):
         domain, device = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_device_id", 0)
         return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
-    def info(self) -> DeviceInfo:
-        properties = self._properties()
-        facts = self._amd.facts() if self._amd else {}
-        return DeviceInfo(
-            kind=self.kind,
-            index=self.torch_device.index,
-            name=properties.name,
-            memory_bytes=properties.total_memory,
-            capability=getattr(properties, "gcnArchName", None),
-            multiprocessors=properties.multi_processor_count,
-            **facts,
-        )
-
-    def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
-        return TelemetrySample(at_s=at_s, **(self._amd.reading() if self._amd else {}))
+    def _identity(self, properties: Any) -> dict[str, str | None]:
+        return {"capability": getattr(properties, "gcnArchName", None)}
 
     def cache_bytes(self) -> int | None:
         return None  # HIP tells the L2, behind which Instinct cards have a larger cache that it does not tell
-
-    def energy_j(self) -> float | None:
-        return self._amd.energy_j() if self._amd else None
 
     def early_launch_refusal(self) -> str | None:
         return "AMD GPUs have no launches that begin before the last kernel has ended"
