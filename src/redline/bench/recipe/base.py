@@ -210,6 +210,11 @@ SWITCHES: Registry[type[RecipeSwitch]] = Registry(
 """Redline's own switches are files in `switches/`; others register a class under the entry-point group."""
 
 
+def registered(switch: type[RecipeSwitch]) -> type[RecipeSwitch]:
+    """Register a switch by its name."""
+    return SWITCHES.register(switch.name)(switch)
+
+
 def data_dependence(facts: Facts) -> str | None:
     """Returns how the program depends on its inputs, which a program made from one example cannot do; None if it does not."""
     if facts.branches:

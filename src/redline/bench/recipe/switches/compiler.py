@@ -25,10 +25,10 @@ from redline.bench.recipe.base import (
     ALL_MODELS,
     COMPILER,
     NEEDS_STATIC_CACHE,
-    SWITCHES,
     RecipeCode,
     RecipeSwitch,
     literal,
+    registered,
 )
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import compile_blocks, repeated_blocks, store_inputs
@@ -59,7 +59,7 @@ ALIKE = 1.5
 """The fewest blocks per kind of block: each kind is compiled once, which is what compiling by block saves."""
 
 
-@SWITCHES.register("compile")
+@registered
 class Compile(RecipeSwitch):
     name = "compile"
     summary = "torch.compile; compile:MODE, compile:regional, compile:combine, compile:freeze (inference), compile:key=value,… for options"

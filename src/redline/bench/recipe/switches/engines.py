@@ -19,10 +19,10 @@ from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.base import (
     COMPILER,
     INFER,
-    SWITCHES,
     RecipeCode,
     RecipeSwitch,
     data_dependence,
+    registered,
 )
 from redline.bench.recipe.plain import OnnxModel
 from redline.bench.workload.step import Setup
@@ -69,7 +69,7 @@ class _Engine(RecipeSwitch):
         return one_line(error)
 
 
-@SWITCHES.register("onnx")
+@registered
 class OnnxRuntime(_Engine):
     name = "onnx"
     summary = "export to ONNX and run by ONNX Runtime, on the CPU or through its CUDA provider (inference)"
@@ -114,7 +114,7 @@ class OnnxRuntime(_Engine):
         code.notes.append(f"Needs onnx, onnxscript and onnxruntime{'-gpu' if code.device == 'cuda' else ''}.")
 
 
-@SWITCHES.register("tensorrt")
+@registered
 class TensorRt(_Engine):
     name = "tensorrt"
     summary = "an engine built by TensorRT (torch-tensorrt), in the number format of the rest of the recipe (inference)"
@@ -152,7 +152,7 @@ class TensorRt(_Engine):
         code.bring_in("import torch_tensorrt")
 
 
-@SWITCHES.register("torchscript")
+@registered
 class TorchScript(_Engine):
     name = "torchscript"
     summary = "torch.jit trace, freeze and optimize_for_inference"

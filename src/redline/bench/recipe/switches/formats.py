@@ -16,10 +16,10 @@ from redline.bench.recipe.base import (
     FLAGS,
     PRECISION,
     QUANTIZE,
-    SWITCHES,
     RecipeCode,
     RecipeSwitch,
     literal,
+    registered,
 )
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import SIDES, is_plain_linear, plain_linears
@@ -31,7 +31,7 @@ from redline.model.spec import Switch, Task
 from redline.model.work import PRODUCTS, Facts
 
 
-@SWITCHES.register("tf32")
+@registered
 class Tf32(RecipeSwitch):
     name = "tf32"
     summary = "fp32 products and convolutions in TF32 on tensor cores"
@@ -69,7 +69,7 @@ class _Precision(RecipeSwitch):
         return device.refusal_of(self.dtype)
 
 
-@SWITCHES.register("amp-bf16")
+@registered
 class AmpBf16(_Precision):
     name = "amp-bf16"
     summary = "automatic mixed precision in bf16"
@@ -85,7 +85,7 @@ class AmpBf16(_Precision):
         code.scales_gradients = self.task == "train" and self.does.scales_loss
 
 
-@SWITCHES.register("amp")
+@registered
 class AmpFp16(AmpBf16):
     name = "amp"
     summary = "automatic mixed precision in fp16, with GradScaler when training"
@@ -93,7 +93,7 @@ class AmpFp16(AmpBf16):
     number_format = "fp16"
 
 
-@SWITCHES.register("bf16")
+@registered
 class Bf16(_Precision):
     name = "bf16"
     summary = "weights, inputs and arithmetic in bf16"
@@ -125,7 +125,7 @@ class Bf16(_Precision):
         code.input_changes.append(f"tensor.to({self.dtype}) if tensor.is_floating_point() else tensor")
 
 
-@SWITCHES.register("fp16")
+@registered
 class Fp16(Bf16):
     name = "fp16"
     summary = "weights, inputs and arithmetic in fp16"
@@ -206,7 +206,7 @@ class _Quantized(RecipeSwitch):
         code.model_lines += [f"config = {name}({options})", f"quantize_(model, config, filter_fn={is_chosen})"]
 
 
-@SWITCHES.register("int8")
+@registered
 class Int8(_Quantized):
     name = "int8"
     summary = "linear layers in int8 (torchao): int8:weight-only, int8:dynamic rounds activations too"
@@ -220,7 +220,7 @@ class Int8(_Quantized):
     }
 
 
-@SWITCHES.register("int4")
+@registered
 class Int4(_Quantized):
     name = "int4"
     summary = "weights of linear layers in int4 (torchao, groups of 128); activations stay in bf16; needs a GPU"
@@ -230,7 +230,7 @@ class Int4(_Quantized):
     needs_gpu = "torchao packs int4 weights for GPUs only"
 
 
-@SWITCHES.register("fp8")
+@registered
 class Fp8(_Quantized):
     name = "fp8"
     summary = "products of linear layers in fp8 (torchao), scaled as they come; fp8:weight-only; Ada, Hopper and later"

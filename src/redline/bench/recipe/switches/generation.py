@@ -12,10 +12,10 @@ from redline.bench.recipe.base import (
     ATTENTION,
     FLAGS,
     NEEDS_STATIC_CACHE,
-    SWITCHES,
     RecipeCode,
     RecipeSwitch,
     imports_of,
+    registered,
 )
 from redline.bench.workload.decoder import Decoder, WholeGenerator
 from redline.bench.workload.step import Setup
@@ -42,7 +42,7 @@ class _ForDecoders(RecipeSwitch):
         raise NotImplementedError
 
 
-@SWITCHES.register("static-cache")
+@registered
 class StaticCache(_ForDecoders):
     name = "static-cache"
     summary = (
@@ -75,7 +75,7 @@ class StaticCache(_ForDecoders):
         code.is_static, code.cache_length = True, self.length
 
 
-@SWITCHES.register("decode-kernels")
+@registered
 class DecodeKernels(_ForDecoders):
     name = "decode-kernels"
     summary = (

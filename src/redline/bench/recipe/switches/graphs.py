@@ -19,10 +19,10 @@ from redline.bench.recipe.base import (
     ALL_MODELS,
     GRAPHS,
     NEEDS_STATIC_CACHE,
-    SWITCHES,
     RecipeCode,
     RecipeSwitch,
     data_dependence,
+    registered,
 )
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import CallForm
@@ -154,7 +154,7 @@ def _tensors(state: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor))
 
 
-@SWITCHES.register("graphs")
+@registered
 class Graphs(RecipeSwitch):
     name = "graphs"
     summary = "the whole step in one CUDA graph: the forward, or forward, loss, backward and optimizer"

@@ -22,12 +22,12 @@ from redline.bench.recipe.base import (
     INFER,
     LAYOUT,
     REWRITE,
-    SWITCHES,
     TRAIN,
     WEIGHTS,
     RecipeCode,
     RecipeSwitch,
     must_change,
+    registered,
 )
 from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import (
@@ -63,7 +63,7 @@ class _ForConvolutions(RecipeSwitch):
         return super().irrelevance(model, facts) or (None if has_weights else self.without_weights)
 
 
-@SWITCHES.register("channels-last")
+@registered
 class ChannelsLast(_ForConvolutions):
     name = "channels-last"
     summary = "images and convolution weights with the channel innermost"
@@ -91,7 +91,7 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=layout) if layout else tensor
 
 
-@SWITCHES.register("cudnn-benchmark")
+@registered
 class CudnnBenchmark(_ForConvolutions):
     name = "cudnn-benchmark"
     summary = "let cuDNN (MIOpen on AMD) time its convolution algorithms and keep the fastest"
@@ -110,7 +110,7 @@ class CudnnBenchmark(_ForConvolutions):
         torch.backends.cudnn.benchmark = True
 
 
-@SWITCHES.register("fold-bn")
+@registered
 class FoldBatchNorm(RecipeSwitch):
     name = "fold-bn"
     summary = "BatchNorm folded into the convolution or linear layer before it (inference)"
@@ -156,7 +156,7 @@ FEWEST_CONVOLUTIONS = 3
 """The first of a model is not moved, and with one more there is little that could run at the same time."""
 
 
-@SWITCHES.register("patch-products")
+@registered
 class PatchProducts(RecipeSwitch):
     name = "patch-products"
     summary = "convolutions whose patches do not overlap (as ViT begins with) as matrix products"
@@ -176,7 +176,7 @@ class PatchProducts(RecipeSwitch):
         setup.notes[self.name] = f"{counted(count, 'convolution')} as matrix products"
 
 
-@SWITCHES.register("fused-linear")
+@registered
 class FusedLinear(RecipeSwitch):
     name = "fused-linear"
     summary = "ReLU and GELU in the kernel of the linear layer before them (inference, with compile)"
@@ -208,7 +208,7 @@ class FusedLinear(RecipeSwitch):
         setup.after_first_call.append(tell)
 
 
-@SWITCHES.register("overlap-gradients")
+@registered
 class OverlapGradients(RecipeSwitch):
     name = "overlap-gradients"
     summary = (
@@ -235,7 +235,7 @@ class OverlapGradients(RecipeSwitch):
 ON_CPU = ("flash", "math")
 
 
-@SWITCHES.register("sdpa")
+@registered
 class Attention(RecipeSwitch):
     name = "sdpa"
     summary = "one kernel for every attention: sdpa:flash, sdpa:efficient, sdpa:cudnn or sdpa:math"

@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import DISTRIBUTE, FLAGS, RECOMPUTE, SWITCHES, TRAIN, RecipeCode, RecipeSwitch
+from redline.bench.recipe.base import DISTRIBUTE, FLAGS, RECOMPUTE, TRAIN, RecipeCode, RecipeSwitch, registered
 from redline.bench.recipe.plain import recompute_blocks, repeated_blocks
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
@@ -22,7 +22,7 @@ FEW_PAGE_FAULTS = 64
 """A step with fewer page faults gains nothing: each takes about two microseconds, with the clearing of its page."""
 
 
-@SWITCHES.register("fused-optimizer")
+@registered
 class FusedOptimizer(RecipeSwitch):
     name = "fused-optimizer"
     summary = "SGD, Adam or AdamW as one fused kernel (fused=True)"
@@ -47,7 +47,7 @@ class FusedOptimizer(RecipeSwitch):
             code.model_lines.append("parameters.sort(key=torch.Tensor.numel, reverse=True)")
 
 
-@SWITCHES.register("checkpointing")
+@registered
 class Checkpointing(RecipeSwitch):
     name = "checkpointing"
     summary = "activations inside repeated blocks are computed again in the backward instead of being kept (training)"
@@ -69,7 +69,7 @@ class Checkpointing(RecipeSwitch):
             setup.notes[self.name] += "; the running statistics of BatchNorm inside them count every batch twice"
 
 
-@SWITCHES.register("keep-memory")
+@registered
 class KeepMemory(RecipeSwitch):
     name = "keep-memory"
     summary = "a process on a CPU keeps the memory it frees, so the kernel need not clear the same pages in every step"
@@ -125,21 +125,21 @@ class _DdpOption(_ForRanks):
         code.notes.append(f"on several ranks: DistributedDataParallel(model, {name}={value!r})")
 
 
-@SWITCHES.register("gradient-as-bucket-view")
+@registered
 class GradientAsBucketView(_DdpOption):
     name = "gradient-as-bucket-view"
     summary = "gradients live in the buckets that are sent, which saves a copy and its memory (several ranks, training)"
     relieves = "memory"
 
 
-@SWITCHES.register("static-graph")
+@registered
 class StaticGraph(_DdpOption):
     name = "static-graph"
     summary = "DDP learns once in which order gradients come (several ranks, training; the model must not branch)"
     relieves = "host"
 
 
-@SWITCHES.register("bucket-size")
+@registered
 class BucketSize(_DdpOption):
     name = "bucket-size"
     summary = "megabytes of gradients sent at once, such as bucket-size:mb=50 (several ranks, training; DDP's own: 25)"
@@ -155,7 +155,7 @@ class BucketSize(_DdpOption):
         return "bucket_cap_mb", self.switch.options["mb"]
 
 
-@SWITCHES.register("fsdp")
+@registered
 class Fsdp(_ForRanks):
     name = "fsdp"
     summary = "weights, gradients and optimizer state spread over the ranks, gathered block by block (FSDP2, training)"
