@@ -75,24 +75,6 @@ def test_a_recorded_forward_answers_for_the_inputs_it_is_given() -> None:
     assert device.recorded == 1
 
 
-def test_keywords_go_by_name_whatever_their_order() -> None:
-    class Apart(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x - 2 * y
-
-    x, y = torch.randn(2, 3, 4)
-    own = assemble(Apart(), ((), {"x": x, "y": y}), task="infer", source="test", identity="test", seed=0)
-    device = ReplayingCpu()
-    device.setup = setup = apply_recipe(Recipe.parse("graphs"), own, device)
-    step = make_step(setup, "sgd")
-    assert isinstance(step, InferenceStep)
-    step.on((), {"x": x, "y": y})
-    recorded = step._recording._inputs  # type: ignore[attr-defined]
-    step.on((), {"y": y + 1, "x": x + 1})
-    assert torch.equal(recorded[0], x + 1)
-    assert torch.equal(recorded[1], y + 1)
-
-
 def test_numerics_compare_what_each_replay_returned() -> None:
     setup, device = graphed("graphs")
     reference = OutputReference.of(workload(), device, "fp32", 0)
