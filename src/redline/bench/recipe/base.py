@@ -79,11 +79,15 @@ class RecipeCode:
         """
         for thing in things:
             source, module = inspect.getsource(thing).rstrip(), sys.modules[thing.__module__]
-            words = set(re.findall(r"\w+", source))
-            own = [value for name, value in vars(module).items() if name in words and value is not thing]
+
+            def is_used(name: str, source: str = source) -> bool:
+                return re.search(rf"(?<![.\w]){re.escape(name.rpartition(' as ')[2])}\b", source) is not None
+
+            own = [value for name, value in vars(module).items() if is_used(name) and value is not thing]
             self.carry(*(value for value in own if callable(value) and value.__module__ == module.__name__))
-            imports = [(line, line.partition("import ")[2].split(", ")) for line in imports_of(module)]
-            self.bring_in(*(line for line, names in imports if words.intersection(names) or f"{names[0]}." in source))
+            for line in imports_of(module):
+                start, _, names = line.partition("import ")
+                self.bring_in(*(f"{start}import {name}" for name in names.split(", ") if is_used(name)))
             self.helpers += [source] if source not in self.helpers else []
 
     def bring_in(self, *lines: str) -> None:
