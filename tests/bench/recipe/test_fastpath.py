@@ -11,8 +11,8 @@ from applying import applied, code_of, judged, output_of, workload_of
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.base import OFF, without_fast_path
 from redline.bench.recipe.compose import apply_recipe
-from redline.bench.recipe.fastpath import OFF, without_fast_path
 from redline.bench.recipe.numerics import OutputReference
 from redline.bench.workload.step import InferenceStep
 from redline.model.spec import Recipe

@@ -22,9 +22,8 @@ from redline.bench.count.counter import Share, Tf32, WorkCounter, watching
 from redline.bench.count.operators import SPARSE, distinct, region_of, tensor_bytes
 from redline.bench.device import open_device
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.base import COMPILER, PRECISION
+from redline.bench.recipe.base import COMPILER, PRECISION, without_fast_path
 from redline.bench.recipe.compose import plain_setup, set_up, switches_of
-from redline.bench.recipe.fastpath import without_fast_path
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import StepModule, name_of, refuse_what_has_not_run
 from redline.bench.workload.inputs import Inputs, model_state, own_objects

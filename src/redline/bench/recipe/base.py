@@ -7,7 +7,8 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
@@ -234,3 +235,32 @@ def must_change(setup: Setup, name: str, changes: Any, missing: str) -> None:
             raise BenchError("unsupported", f"{name}: torch.compile saw {missing}", switches=(name,), scope="switch")
 
     setup.after_first_call.append(look)
+
+
+# The shortcut that torch's own encoder layers take in inference. A layer becomes one operator, into which no compiler sees, and
+# which autocast on a CPU breaks.
+
+OFF = "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by"
+
+
+def leave_fast_path(setup: Setup, kind: type[torch.nn.Module] = torch.nn.MultiheadAttention) -> None:
+    """Let torch's own layers run operator by operator if the model has any of this kind; they all hold a MultiheadAttention."""
+    if setup.task != "train" and any(isinstance(module, kind) for module in setup.workload.model.modules()):
+        torch.backends.mha.set_fastpath_enabled(False)
+        off = "that of MultiheadAttention and TransformerEncoder is off: it would pass this recipe by"
+        setup.notes["fast path"] = off
+
+
+def write_without_fast_path(code: RecipeCode, kind: type[torch.nn.Module] = torch.nn.MultiheadAttention) -> None:
+    if code.task != "train" and OFF not in code.flags:
+        code.flags += [f"if any(isinstance(module, torch.nn.{kind.__name__}) for module in model.modules()):", OFF]
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from redline.bench.device import open_device
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.recipe.base import without_fast_path
 from redline.bench.recipe.compose import number_format_of, plain_setup, set_up
 from redline.bench.recipe.difference import (
     Answer,
@@ -37,7 +38,6 @@ from redline.bench.recipe.difference import (
     sketch_of,
     stands_still,
 )
-from redline.bench.recipe.fastpath import hidden_positions
 from redline.bench.recipe.rounding import (
     own_format,
     own_unit,
@@ -91,6 +91,13 @@ UNRESOLVED: dict[Cause, str] = {
     "the format of the loss": "the loss comes in 16 bits, which alone moves it by {floor:.2g}, so nothing can be compared: "
     "compute it in fp32, as in loss(output.float())",
 }
+SAME = 1e-3
+"""Two ways to compute an output may differ by this share of its size."""
+NOT_COMPARED = note(
+    "masked-positions",
+    "outputs at positions that the padding mask hides are not compared: nn.TransformerEncoder sets them to zero where it "
+    "takes its fast path, and not where it is compiled, recorded or under autocast",
+)
 NOTHING_TO_COMPARE = Numerics(
     method="unchecked",
     reason=note("unchecked", "not checked: the model returns neither tensors nor numbers that could be compared"),
@@ -194,7 +201,7 @@ class OutputReference(Reference):
         if draws_random_numbers:
             seed_floor = difference([_answer(step, given, ANSWER_SEED + 1) for given in inputs], outputs).rel_l2
         hidden = [
-            hidden_positions(workload, answer, partial(_answer, step, given))
+            _hidden_positions(workload, answer, partial(_answer, step, given))
             for given, answer in zip(inputs, outputs, strict=True)
         ]
         return cls(
@@ -233,6 +240,40 @@ class OutputReference(Reference):
 
     def sketched(self) -> Answer | None:
         return self.outputs[0] if self.seed_floor is None and self.cause == "rounding" else None
+
+
+def _hidden_positions(workload: Workload, answer: Answer, again: Callable[[], Answer]) -> list[Tensor | None]:
+    """Returns for each floating-point output the positions at which only the fast path makes it what it is; None if there are none.
+
+    With a padding mask, torch's encoder skips the positions that the mask hides and sets them to zero afterwards. It does not when
+    it is compiled, recorded or under autocast, so these positions hold numbers that nobody is meant to read.
+    `again` computes the answer anew. If the two ways differ at other positions too, such as in a mean over all of them,
+    the difference is one of the model's answer, and nothing is left out.
+    """
+    encoders = [module for module in workload.model.modules() if isinstance(module, nn.TransformerEncoder)]
+    hidden: list[Tensor | None] = [None] * len(answer.numbers)
+    if not encoders or not torch.backends.mha.get_fastpath_enabled():
+        return hidden
+    masks: list[Tensor] = []
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+        if isinstance(mask, Tensor):
+            masks.append(mask if mask.dtype == torch.bool else mask.isinf())
+
+    hooks = [encoder.register_forward_pre_hook(look, with_kwargs=True) for encoder in encoders]
+    with without_fast_path():
+        plain = again()
+    for hook in hooks:
+        hook.remove()
+    for number, (fast, slow) in enumerate(zip(answer.numbers, plain.numbers, strict=False)):
+        fitting = [mask for mask in masks if fast.shape[: mask.dim()] == mask.shape and mask.shape == masks[0].shape]
+        if fitting and fast.shape == slow.shape:
+            differs, mask = (fast - slow).abs() > SAME * slow.abs().max(), torch.stack(fitting).any(0)
+            hidden[number] = mask if bool(differs.any()) and not bool(differs[~mask].any()) else None
+    if any(mask is not None for mask in hidden) and NOT_COMPARED not in workload.notes:
+        workload.notes.append(NOT_COMPARED)
+    return hidden
 
 
 def _rounding_floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], number_format: str) -> float:

@@ -27,10 +27,11 @@ from redline.bench.recipe.base import (
     NEEDS_STATIC_CACHE,
     RecipeCode,
     RecipeSwitch,
+    leave_fast_path,
     literal,
     registered,
+    write_without_fast_path,
 )
-from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import compile_blocks, repeated_blocks, store_inputs
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup

@@ -18,10 +18,11 @@ from redline.bench.recipe.base import (
     QUANTIZE,
     RecipeCode,
     RecipeSwitch,
+    leave_fast_path,
     literal,
     registered,
+    write_without_fast_path,
 )
-from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import SIDES, is_plain_linear, plain_linears
 from redline.bench.recipe.rounding import DTYPES
 from redline.bench.workload.decoder import cast_weights

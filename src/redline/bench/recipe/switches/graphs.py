@@ -22,9 +22,10 @@ from redline.bench.recipe.base import (
     RecipeCode,
     RecipeSwitch,
     data_dependence,
+    leave_fast_path,
     registered,
+    write_without_fast_path,
 )
-from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs

@@ -26,10 +26,11 @@ from redline.bench.recipe.base import (
     WEIGHTS,
     RecipeCode,
     RecipeSwitch,
+    leave_fast_path,
     must_change,
     registered,
+    write_without_fast_path,
 )
-from redline.bench.recipe.fastpath import leave_fast_path, write_without_fast_path
 from redline.bench.recipe.plain import (
     BACKENDS,
     WithAttention,
