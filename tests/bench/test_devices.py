@@ -26,6 +26,7 @@ from redline.model.fields import MOST_RANKS
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.system.telemetry import nvml
 from redline.system.telemetry.amd import AmdCard, open_amd_card
+from redline.system.telemetry.card import Card
 from redline.system.telemetry.nvml import NvmlCard
 
 MIB = 2**20
@@ -388,7 +389,7 @@ def rocm_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RocmDevice]:
         fixed = {"name": "AMD Instinct", "total_memory": 2**37, "multi_processor_count": 304, "major": 9, "minor": 4}
         device = object.__new__(RocmDevice)
         device.torch_device = torch.device("cuda", 0)
-        device._card = None
+        device._card = Card()
         monkeypatch.setattr(device, "_properties", lambda: SimpleNamespace(**{**fixed, **properties}))
         return device
 

@@ -16,8 +16,8 @@ from redline.bench.device.base import Device, Lane, T
 from redline.bench.device.failure import is_about_synchronizing
 from redline.bench.device.process import peak_rss_bytes, reset_peak_rss
 from redline.model.record import DeviceInfo, Memory, TelemetrySample
-from redline.system.telemetry.amd import AmdCard
-from redline.system.telemetry.nvml import NvmlCard, open_card
+from redline.system.telemetry.card import Card
+from redline.system.telemetry.nvml import open_card
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CYCLES_PER_S = 2e9
@@ -125,23 +125,23 @@ class CudaDevice(Device):
         self._card = self._open_card()
         self._limit_bytes: int | None = None
 
-    def _open_card(self) -> NvmlCard | AmdCard | None:
+    def _open_card(self) -> Card:
+        """Returns what the driver knows of the GPU; of one that cannot be asked, everything is unknown."""
         uuid = getattr(self._properties(), "uuid", None)
-        return open_card(f"GPU-{uuid}") if uuid is not None else None
+        return (open_card(f"GPU-{uuid}") if uuid is not None else None) or Card()
 
     def _properties(self) -> Any:
         return torch.cuda.get_device_properties(self.torch_device)
 
     def info(self) -> DeviceInfo:
         properties = self._properties()
-        facts = self._card.facts() if self._card else {}
         return DeviceInfo(
             kind=self.kind,
             index=self.torch_device.index,
             name=properties.name,
             memory_bytes=properties.total_memory,
             multiprocessors=properties.multi_processor_count,
-            **{**self._identity(properties), **facts},
+            **{**self._identity(properties), **self._card.facts()},
         )
 
     def _identity(self, properties: Any) -> dict[str, str | None]:
@@ -194,7 +194,7 @@ class CudaDevice(Device):
 
     def memory(self) -> Memory:
         statistics = torch.cuda.memory_stats(self.torch_device)
-        in_use = self._card.own_memory_bytes() if self._card else None
+        in_use = self._card.own_memory_bytes()
         return Memory(
             peak_allocated_bytes=statistics.get("allocated_bytes.all.peak", 0),
             peak_reserved_bytes=statistics.get("reserved_bytes.all.peak", 0),
@@ -226,20 +226,17 @@ class CudaDevice(Device):
         return True
 
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
-        if self._card is None:
-            return TelemetrySample(at_s=at_s)
-        return TelemetrySample(
-            at_s=at_s, foreign=self._card.foreign_processes() if neighbours else (), **self._card.reading()
-        )
+        foreign = self._card.foreign_processes() if neighbours else ()
+        return TelemetrySample(at_s=at_s, foreign=foreign, **self._card.reading())
 
     def cache_bytes(self) -> int | None:
         return getattr(self._properties(), "L2_cache_size", None) or None
 
     def energy_j(self) -> float | None:
-        return self._card.energy_j() if self._card else None
+        return self._card.energy_j()
 
     def neighbours(self) -> tuple[str, ...]:
-        return self._card.foreign_processes() if self._card else ()
+        return self._card.foreign_processes()
 
     def refusal_of(self, dtype: torch.dtype) -> str | None:
         if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):

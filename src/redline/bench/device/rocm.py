@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from redline.bench.device.cuda import CudaDevice
-from redline.system.telemetry.amd import AmdCard, open_amd_card
+from redline.system.telemetry.amd import open_amd_card
+from redline.system.telemetry.card import Card
 
 
 class RocmDevice(CudaDevice):
     kind = "rocm"
 
-    def _open_card(self) -> AmdCard | None:
-        return open_amd_card(self._pci_address())
+    def _open_card(self) -> Card:
+        return open_amd_card(self._pci_address()) or Card()
 
     def shorten_launches(self) -> None:
         return None  # nothing of the kind is known of AMD

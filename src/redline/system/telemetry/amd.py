@@ -139,13 +139,6 @@ class AmdCard(Card):
             "memory_clock_hz": memory_clock * 1e6 if memory_clock is not None else None,
         }
 
-    def foreign_processes(self) -> tuple[str, ...]:
-        """Returns nobody: amdsmi's lists of processes have not been tried."""
-        return ()
-
-    def own_memory_bytes(self) -> int | None:
-        return None
-
     def energy_j(self) -> float | None:
         energy = self._get("amdsmi_get_energy_count") or {}
         count = number(energy.get("energy_accumulator", energy.get("power")))

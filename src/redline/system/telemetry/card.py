@@ -37,6 +37,14 @@ class Card:
         """Bytes by process, None where the driver hides them; None for all where the card does not tell."""
         return None
 
+    def foreign_processes(self) -> tuple[str, ...]:
+        """Processes on it that are not of our family, with their names where they can be seen."""
+        return ()
+
+    def own_memory_bytes(self) -> int | None:
+        """Bytes that the driver counts for this process."""
+        return None
+
 
 class EnergyMeter:
     """Adds up what a counter of joules counts; a decrease means the counter wrapped or the card changed, and is not counted."""
