@@ -233,14 +233,6 @@ class TestTheUsersLine:
         one.__cause__, other.__cause__ = other, one
         assert user_line(one) == ""
 
-    def test_a_working_folder_that_was_removed_is_no_obstacle(self, made, tmp_path, monkeypatch) -> None:
-        gone = tmp_path / "gone"
-        gone.mkdir()
-        monkeypatch.chdir(gone)
-        gone.rmdir()
-        path, names = made
-        assert user_line(raised_by(names["deep"])) == f"{path}:3 in deep"
-
 
 def test_a_line_that_only_announces_the_cause_is_told_with_the_cause() -> None:
     failed = torch._dynamo.exc.TorchDynamoException(
