@@ -83,20 +83,18 @@ def test_an_unknown_row_is_refused(check: ModuleType, monkeypatch: pytest.Monkey
     assert refused.value.code == 2
 
 
-WINNER = SimpleNamespace(recipe="fp16", throughput_per_s=990.0, low=2.9, ratio=3.0, high=3.1)
-SUMMARY = {
-    "winner": WINNER,
-    "leader": WINNER,
-    "snippet": None,
-    "spent": Spent(failed=2.0),
-    "untried": (),
-    "ranking": [WINNER, SimpleNamespace(recipe="baseline", throughput_per_s=330.0)],
-}
+def ranked(recipe: str, per_s: float) -> SimpleNamespace:
+    return SimpleNamespace(recipe=recipe, row=SimpleNamespace(throughput_per_s=per_s), low=2.9, ratio=3.0, high=3.1)
+
+
+WINNER = ranked("fp16", 990.0)
+SUMMARY = {"winner": WINNER, "leader": WINNER, "ranking": [WINNER, ranked("baseline", 330.0)]}
 
 
 class Found:
-    def __init__(self, **changes: Any) -> None:
-        self.summary = SimpleNamespace(**{**SUMMARY, **changes})
+    def __init__(self, failed: float = 2.0, **changes: Any) -> None:
+        tune = SimpleNamespace(snippet=None, spent=Spent(failed=failed), untried=())
+        self.summary = SimpleNamespace(**{**SUMMARY, "tune": tune, **changes})
 
     def to_json(self) -> str:
         return "{}"
@@ -106,10 +104,10 @@ class Found:
     ("changes", "is_good", "of_hand"),
     [
         ({}, True, 0.99),
-        ({"spent": Spent(failed=7.0)}, False, 0.99),
-        ({"winner": SimpleNamespace(recipe="fp16", throughput_per_s=900.0)}, False, 0.9),
+        ({"failed": 7.0}, False, 0.99),
+        ({"winner": ranked("fp16", 900.0)}, False, 0.9),
         ({"winner": None}, False, 0.33),  # the baseline must be as fast as by hand then
-        ({"winner": None, "ranking": [SimpleNamespace(recipe="baseline", throughput_per_s=960.0)]}, True, 0.96),
+        ({"winner": None, "ranking": [ranked("baseline", 960.0)]}, True, 0.96),
     ],
 )
 def test_a_search_is_set_against_the_loop_by_hand(

@@ -1,6 +1,6 @@
 """A search for the fastest recipe, as it is kept: what was asked, which records it made, how far it came.
 
-All that is said about it (`redline.search.tune.result`) can be made again from this and those records.
+All that is said about it (`redline.search.tune.summary`) can be made again from this and those records.
 """
 
 from __future__ import annotations
