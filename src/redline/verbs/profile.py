@@ -152,27 +152,27 @@ def profile(
             _leave_out(capturing, f"{reads} reads what was captured")
         if diff is not None:
             _leave_out({**writing, "by_shape": by_shape}, "--diff prints a comparison")
-            sides = (each if isinstance(each, Profile) else read_profile(each, workspace=opened) for each in diff)
+            sides = (side if isinstance(side, Profile) else read_profile(side, workspace=opened) for side in diff)
             return diff_result(diff_profiles(*sides))
         if import_:
             if by_shape:
                 _leave_out({"by_shape": by_shape}, "a table of kernels has no operators")
-            found, record = _imported([*import_, *words]), None
+            profiled, record = _imported([*import_, *words]), None
         elif traces:
-            found, record = read_profile(*traces, by_shape=by_shape, workspace=opened), None
+            profiled, record = read_profile(*traces, by_shape=by_shape, workspace=opened), None
         else:
             spec, working = one_spec(opened, "a profile", models[0], inputs, recipes=recipes, loss=loss, **settings)
             if tool is not None:
-                found, record = _with_tool(spec, tool, working, steps, out)
+                profiled, record = _with_tool(spec, tool, working, steps, out)
             else:
                 request = ProfileRequest(path="", active=steps or DEFAULT_STEPS, memory=sort == "memory", stacks=stacks)
-                found, record = profile_spec(spec, request, working, folder=out, by_shape=by_shape)
-    result = result_of(found, record, sort)
+                profiled, record = profile_spec(spec, request, working, folder=out, by_shape=by_shape)
+    result = result_of(profiled, record, sort)
     if csv is not None:
-        write_text(csv, kernel_csv(found))
+        write_text(csv, kernel_csv(profiled))
     if not open_:
         return result
-    path = Path.cwd() / f"{_stem(found)}.profile.html"
+    path = Path.cwd() / f"{_stem(profiled)}.profile.html"
     write_text(path, result.to_html())
     open_in_browser(path)
     return replace(result, notes=(note("note", f"page: {path}"), *result.notes))
@@ -225,26 +225,26 @@ def _with_tool(
 
 def _imported(sources: Sequence[str | Path]) -> Profile:
     """Returns a profile from files that a vendor's profiler wrote; several of one tool are added up."""
-    found = [read_file(Path(source).expanduser()) for source in sources]
-    tools = sorted({tool for tool, _ in found})
+    files = [read_file(Path(source).expanduser()) for source in sources]
+    tools = sorted({tool for tool, _ in files})
     if len(tools) > 1:
         raise UsageError(f"these files are of different tools ({', '.join(tools)}): import them one by one")
-    table = merged([table for _, table in found])
+    table = merged([table for _, table in files])
     return with_tool(table.kernels, table.readings, None, tools[0], table.notes, tuple(map(str, sources)))
 
 
-def captured_lanes(found: Profile) -> Lanes | None:
+def captured_lanes(profile: Profile) -> Lanes | None:
     """Returns the first trace of a profile as lanes of boxes; None where there is no trace file to read."""
-    named = found.capture.trace if found.capture is not None else next(iter(found.sources), None)
-    if not named or not Path(named).is_file() or not (found.strips or found.operators):
+    named = profile.capture.trace if profile.capture is not None else next(iter(profile.sources), None)
+    if not named or not Path(named).is_file() or not (profile.strips or profile.operators):
         return None
     return lanes_of(read_traces([Path(named)])[0])
 
 
-def _stem(found: Profile) -> str:
-    if found.capture is not None:
-        return found.capture.record_id if found.ranks else f"{found.capture.tool}-{found.capture.record_id}"
-    return Path(found.sources[0]).name.partition(".")[0] or "trace"
+def _stem(profile: Profile) -> str:
+    if profile.capture is not None:
+        return profile.capture.record_id if profile.ranks else f"{profile.capture.tool}-{profile.capture.record_id}"
+    return Path(profile.sources[0]).name.partition(".")[0] or "trace"
 
 
 # The fields of the profile's own rows are the figures that it shows, and their names carry the units.
@@ -276,36 +276,36 @@ def cells(struct: msgspec.Struct) -> Iterator[tuple[str, Fact | Metric]]:
 
 
 def row_of(struct: msgspec.Struct, *, is_detail: bool = False, **facts: Fact) -> Row:
-    found = dict(cells(struct))
-    told = {name: value for name, value in found.items() if not isinstance(value, Metric)}
-    metrics = tuple(value for value in found.values() if isinstance(value, Metric))
-    return Row(facts={**facts, **told}, metrics=metrics, is_detail=is_detail)
+    values = dict(cells(struct))
+    words = {name: value for name, value in values.items() if not isinstance(value, Metric)}
+    metrics = tuple(value for value in values.values() if isinstance(value, Metric))
+    return Row(facts={**facts, **words}, metrics=metrics, is_detail=is_detail)
 
 
 def table_of(name: str, title: str, structs: Iterable[Any], columns: str, **called: Any) -> Table:
-    """A table of rows that are structs. `called`: for a column of its own, what it says of each row."""
+    """Makes a table of rows that are structs. `called`: more columns, each with the function that says its cell."""
     rows = [
-        row_of(each, is_detail=number >= SHOWN, **{fact: tell(each) for fact, tell in called.items()})
-        for number, each in enumerate(structs)
+        row_of(struct, is_detail=number >= SHOWN, **{column: say(struct) for column, say in called.items()})
+        for number, struct in enumerate(structs)
     ]
     return Table(name=name, title=title, rows=tuple(rows), columns=(*called, *columns.split()))
 
 
-def result_of(found: Profile, record: RunRecord | None = None, sort: Sort | None = None) -> ProfileResult:
+def result_of(profile: Profile, record: RunRecord | None = None, sort: Sort | None = None) -> ProfileResult:
     """Returns the findings in the order of what they bring, then every table."""
     return ProfileResult(
         verb="profile",
-        headline=_headline(found),
+        headline=_headline(profile),
         tables=(
-            Table(name="findings", rows=tuple(map(_finding_row, found.findings)), is_list=True),
-            *_tables(found, sort or ("device" if found.has_device else "host")),
+            Table(name="findings", rows=tuple(map(_finding_row, profile.findings)), is_list=True),
+            *_tables(profile, sort or ("device" if profile.has_device else "host")),
         ),
-        about=_about(found),
-        notes=tuple(_notes(found)),
-        next=_next(found),
+        about=_about(profile),
+        notes=tuple(_notes(profile)),
+        next=_next(profile),
         record_ids=(record.id,) if record is not None and record.trace is not None else (),
-        picture=lambda: _picture(found),
-        profile=found,
+        picture=lambda: _picture(profile),
+        profile=profile,
         record=record,
     )
 
@@ -313,16 +313,16 @@ def result_of(found: Profile, record: RunRecord | None = None, sort: Sort | None
 WHOLE = Figure(name="whole", unit="s", doc="The time of the recorded steps without the profiler, where that is known.")
 
 
-def _headline(found: Profile) -> Headline:
-    label, whole = found.bound.label, WHOLE(found.whole_s)
-    if found.missing:
-        return Headline(template="No conclusion can be drawn: {missing}.", figures={"missing": found.missing})
-    if not found.findings:
+def _headline(profile: Profile) -> Headline:
+    label, whole = profile.bound.label, WHOLE(profile.whole_s)
+    if profile.missing:
+        return Headline(template="No conclusion can be drawn: {missing}.", figures={"missing": profile.missing})
+    if not profile.findings:
         return Headline(
             template="Nothing stands out in {whole}; the limit is {bound}: {evidence}.",
-            figures={"whole": whole, "bound": label, "evidence": str(found.bound.evidence)},
+            figures={"whole": whole, "bound": label, "evidence": str(profile.bound.evidence)},
         )
-    first = dict(cells(found.findings[0]))
+    first = dict(cells(profile.findings[0]))
     figures = {
         "code": first["code"],
         "saves": first["saves_s"],
@@ -340,72 +340,72 @@ def _finding_row(finding: Any) -> Row:
     row = row_of(finding)
     gain = row.metric("gain_bound")
     if gain is not None and gain.value == LARGEST_GAIN:
-        metrics = tuple(each for each in row.metrics if each is not gain)
+        metrics = tuple(metric for metric in row.metrics if metric is not gain)
         row = msgspec.structs.replace(row, metrics=(*metrics, gain.figure(gain.value, gain.value)))
     facts = {"finding": finding.code, "evidence": finding.evidence, "change": finding.next, "recipe": finding.recipe}
     return msgspec.structs.replace(row, facts=facts)
 
 
-def _tables(found: Profile, sort: Sort) -> Iterator[Table]:
-    work = "device" if found.has_device else "host"
-    yield Table(name="timeline", title="where the time goes", rows=tuple(_timeline(found)))
-    yield Table(name="figures", title="steps and launches", rows=tuple(_figures(found)), columns=("of", "value"))
+def _tables(profile: Profile, sort: Sort) -> Iterator[Table]:
+    work = "device" if profile.has_device else "host"
+    yield Table(name="timeline", title="where the time goes", rows=tuple(_timeline(profile)))
+    yield Table(name="figures", title="steps and launches", rows=tuple(_figures(profile)), columns=("of", "value"))
     yield table_of(
         "phases",
-        _phases_title(found),
-        found.phases,
-        "host_s" + " device_s" * found.has_device,
+        _phases_title(profile),
+        profile.phases,
+        "host_s" + " device_s" * profile.has_device,
         phase=lambda row: row.name,
     )
-    ranks = found.ranks if len(found.ranks) > 1 else ()
+    ranks = profile.ranks if len(profile.ranks) > 1 else ()
     yield table_of(
         "ranks", "devices", ranks, "busy_s idle_s communication_s waiting_s exposed_communication_s span_s host_wait_s device",
         of=lambda row: f"process {row.process}" if row.process else f"rank {row.rank}" if row.rank is not None else label_of(row.source),
     )  # fmt: skip
-    other = found.unclassified_share
+    other = profile.unclassified_share
     title = f"time by class; not classified (other): {other:.0%}" if other >= 0.005 else "time by class"
-    yield table_of("classes", title, found.classes, "total_s share calls", of=lambda row: row.name)
+    yield table_of("classes", title, profile.classes, "total_s share calls", of=lambda row: row.name)
     yield table_of(
-        "kernels", f"kernels: {found.kernels_for_most} of {len(found.kernels)} take 80 % of the time", found.kernels,
+        "kernels", f"kernels: {profile.kernels_for_most} of {len(profile.kernels)} take 80 % of the time", profile.kernels,
         "kernel_class total_s share calls mean_s min_s max_s", kernel=lambda row: row.short_name,
     )  # fmt: skip
     copies = "total_s share calls bytes bytes_per_s"
-    yield table_of("copies", "copies and fills", found.copies, copies, direction=lambda row: label_of(row.name))
-    short = {row.name: row.short_name for row in found.kernels}
+    yield table_of("copies", "copies and fills", profile.copies, copies, direction=lambda row: label_of(row.name))
+    short = {row.name: row.short_name for row in profile.kernels}
     yield Table(
-        name="counters", title="hardware counters", rows=tuple(_counter(each, short) for each in found.counters),
+        name="counters", title="hardware counters", rows=tuple(_counter(counter, short) for counter in profile.counters),
         columns=("kernel", "name", "value", "verdict", "meaning"),
     )  # fmt: skip
     by, rank = SORTS[sort]
-    device, below = ("device_self_s device_share ", "device_total_s ") if found.has_device else ("", "")
+    device, below = ("device_self_s device_share ", "device_total_s ") if profile.has_device else ("", "")
     yield table_of(
-        "operators", f"operators, by {by}", sorted(found.operators, key=rank, reverse=True),
-        f"{device}calls cpu_self_s {below}cpu_total_s" + _allocated(found), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
+        "operators", f"operators, by {by}", sorted(profile.operators, key=rank, reverse=True),
+        f"{device}calls cpu_self_s {below}cpu_total_s" + _allocated(profile), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
     )  # fmt: skip
-    is_judged = any(row.efficiency is not None for row in found.limits)
+    is_judged = any(row.efficiency is not None for row in profile.limits)
     against = "and what they reach (the device's limits are not known)"
     if is_judged:
-        against = f"against what {found.limits[0].limit_of} allows"
+        against = f"against what {profile.limits[0].limit_of} allows"
     yield table_of(
-        "limits", f"operators {against}, by {work} time", found.limits,
+        "limits", f"operators {against}, by {work} time", profile.limits,
         f"device_s {'efficiency limited_by ' if is_judged else ''}number_format bytes_per_s flops_per_s calls intensity",
         operator=lambda row: row.label,
     )  # fmt: skip
     yield table_of(
-        "waits", "where the host waited for the device", found.waits if found.has_device else (),
+        "waits", "where the host waited for the device", profile.waits if profile.has_device else (),
         "operator frame calls blocked_s idle_s", waits_in=lambda row: row.call,
     )  # fmt: skip
     yield table_of(
-        "collectives", _collectives_title(found), found.collectives,
+        "collectives", _collectives_title(profile), profile.collectives,
         "total_s message_bytes group_size calls mean_s max_s hidden_s wait_s transfer_s algorithm_bytes_per_s bus_bytes_per_s",
         collective=lambda row: f"{row.name} {row.dtype}".strip(),
     )  # fmt: skip
     yield table_of(
-        "parts", "time by module and annotation, each with what is inside it", found.parts,
-        f"{work}_s share calls{' backward_s' * any(row.backward_s for row in found.parts)}{' device_self_s' * found.has_device}", part=lambda row: label_of(row.path),
+        "parts", "time by module and annotation, each with what is inside it", profile.parts,
+        f"{work}_s share calls{' backward_s' * any(row.backward_s for row in profile.parts)}{' device_self_s' * profile.has_device}", part=lambda row: label_of(row.path),
     )  # fmt: skip
     yield table_of(
-        "memory", "memory over time", found.memory, "peak_bytes peak_at_s taken_by", of=lambda row: label_of(row.label),
+        "memory", "memory over time", profile.memory, "peak_bytes peak_at_s taken_by", of=lambda row: label_of(row.label),
         taken_by=lambda row: ", ".join(f"{one.operator} {_bytes(one.bytes)}" for one in row.at_peak[:3]),
     )  # fmt: skip
 
@@ -418,9 +418,9 @@ SORTS: dict[Sort, tuple[str, Callable[[OperatorRow], float]]] = {
 }
 
 
-def _allocated(found: Profile) -> str:
+def _allocated(profile: Profile) -> str:
     sides = {
-        side: sum(getattr(row, f"{side}_allocated_bytes") for row in found.operators) for side in ("device", "cpu")
+        side: sum(getattr(row, f"{side}_allocated_bytes") for row in profile.operators) for side in ("device", "cpu")
     }
     return "".join(f" {side}_allocated_bytes" for side, total in sides.items() if total)
 
@@ -439,12 +439,12 @@ def _counter(counter: Any, short: dict[str, str]) -> Row:
 SECONDS, SHARE = Figure(name="seconds", unit="s", header="time"), Figure(name="share", unit="share")
 
 
-def _timeline(found: Profile) -> Iterator[Row]:
+def _timeline(profile: Profile) -> Iterator[Row]:
     """Yields what the device did, or the host where it is the device, and why it was idle."""
-    times, whole = dict(_seconds(found.timeline)), found.timeline.span_s
-    is_table = bool(found.counters) or not (found.ranks or found.operators)  # of kernels, which has no timeline
+    times, whole = dict(_seconds(profile.timeline)), profile.timeline.span_s
+    is_table = bool(profile.counters) or not (profile.ranks or profile.operators)  # of kernels, which has no timeline
     rows = [(name, times.pop(name), 0) for name in ("span", "busy", "idle")]
-    rows += sorted(((name, value, 1) for name, value in _seconds(found.idle)), key=lambda row: -row[1])
+    rows += sorted(((name, value, 1) for name, value in _seconds(profile.idle)), key=lambda row: -row[1])
     rows += [(name, value, 2 if name.startswith("exposed") else 1) for name, value in times.items()]
     for name, value, depth in rows:
         if (is_table and name in ("span", "idle")) or (depth and not value):
@@ -463,21 +463,21 @@ OFTEN_READ = frozenset(
 )  # fmt: skip
 
 
-def _figures(found: Profile) -> Iterator[Row]:
+def _figures(profile: Profile) -> Iterator[Row]:
     """One figure a row: of steps, launches, the host, a generation, and what is not counted."""
-    capture = found.capture
+    capture = profile.capture
     parts: dict[str, Any] = {
-        "step": found.steps,
-        "launch": found.launches,
-        "host": found.host,
-        "generation": found.generation,
+        "step": profile.steps,
+        "launch": profile.launches,
+        "host": profile.host,
+        "generation": profile.generation,
     }
-    parts |= {"not counted": found.outside if found.outside else None}
+    parts |= {"not counted": profile.outside if profile.outside else None}
     for name, seconds in (("step without the profiler", "step_s"), ("capture", "capture_s")):
         if capture is not None:
             yield _figure(name, Figure(name="value", unit="s")(getattr(capture, seconds)))
     for part, struct in parts.items():
-        if struct is not None and (part != "launch" or found.launches.calls):
+        if struct is not None and (part != "launch" or profile.launches.calls):
             for name, value in cells(struct):
                 if isinstance(value, Metric) and value.value is not None:
                     label = "host over device" if name == "ratio" else f"{part}: {value.header}"
@@ -488,23 +488,25 @@ def _figure(name: str, value: Metric) -> Row:
     return Row(facts={"of": name}, metrics=(value,), is_detail=name not in OFTEN_READ)
 
 
-def _phases_title(found: Profile) -> str:
-    steps = f"of {counted(found.steps_seen, 'step')}, under the profiler" if found.steps_seen else "of the whole trace"
-    return f"phases {steps}" + (f"; bottleneck: {found.bottleneck}" if found.bottleneck else "")
+def _phases_title(profile: Profile) -> str:
+    steps = (
+        f"of {counted(profile.steps_seen, 'step')}, under the profiler" if profile.steps_seen else "of the whole trace"
+    )
+    return f"phases {steps}" + (f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else "")
 
 
-def _collectives_title(found: Profile) -> str:
-    if not found.stragglers:
+def _collectives_title(profile: Profile) -> str:
+    if not profile.stragglers:
         return "collectives; waiting: against the fastest call of the same size"
-    late = found.stragglers[0]
+    late = profile.stragglers[0]
     return f"collectives; waiting: against the other ranks; {late.label} came last in {late.last} of {late.collectives}"
 
 
-def _about(found: Profile) -> dict[str, Fact]:
-    capture, hardware = found.capture, found.hardware
-    ranks = sorted({rank.rank for rank in found.ranks if rank.rank is not None})
-    world = max((rank.world_size or 1 for rank in found.ranks), default=1)
-    about: dict[str, Fact] = {"of": " · ".join(map(printable, found.sources)) if capture is None else capture.model}
+def _about(profile: Profile) -> dict[str, Fact]:
+    capture, hardware = profile.capture, profile.hardware
+    ranks = sorted({rank.rank for rank in profile.ranks if rank.rank is not None})
+    world = max((rank.world_size or 1 for rank in profile.ranks), default=1)
+    about: dict[str, Fact] = {"of": " · ".join(map(printable, profile.sources)) if capture is None else capture.model}
     if capture is not None:
         about |= {
             "task": capture.task,
@@ -521,39 +523,39 @@ def _about(found: Profile) -> dict[str, Fact]:
         "ranks": f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {world}"
         if ranks and world > 1
         else None,
-        "bound": found.bound.label,
-        "bottleneck": found.bottleneck,
+        "bound": profile.bound.label,
+        "bottleneck": profile.bottleneck,
     }
     return {name: value for name, value in about.items() if value}
 
 
-def _notes(found: Profile) -> Iterator[Note]:
+def _notes(profile: Profile) -> Iterator[Note]:
     """Returns what is missing first."""
-    yield from (note("lost", reason) for reason in (found.lost.reasons if found.lost else ()))
-    if found.slowest is not None:
-        late = found.slowest
+    yield from (note("lost", reason) for reason in (profile.lost.reasons if profile.lost else ()))
+    if profile.slowest is not None:
+        late = profile.slowest
         yield note("straggler", f"{late.label}: the others waited {SECONDS(late.waited_s)} for it; {late.why}")
-    if found.findings and str(found.bound.evidence) not in [finding.evidence for finding in found.findings]:
-        yield note("note", f"bound: {found.bound.label}: {found.bound.evidence}")
-    yield from found.notes
+    if profile.findings and str(profile.bound.evidence) not in [finding.evidence for finding in profile.findings]:
+        yield note("note", f"bound: {profile.bound.label}: {profile.bound.evidence}")
+    yield from profile.notes
 
 
-def _next(found: Profile) -> str:
-    capture = found.capture
+def _next(profile: Profile) -> str:
+    capture = profile.capture
     if capture is not None and capture.trace and capture.trace.endswith(".json.gz"):
         return f"redline profile --diff {capture.record_id[:13]} OTHER; or open {capture.trace} at {PERFETTO} (it stays in the browser)"
     if capture is not None and capture.trace:
         return f"look at the files of {capture.tool}: {capture.trace}"
-    is_table = any(each.code == "kernel-table" for each in found.notes)
+    is_table = any(remark.code == "kernel-table" for remark in profile.notes)
     return "" if is_table else f"open the file at {PERFETTO} for the whole timeline (it stays in the browser)"
 
 
-def _picture(found: Profile) -> Any:
+def _picture(profile: Profile) -> Any:
     """The captured step."""
-    lanes = captured_lanes(found)
+    lanes = captured_lanes(profile)
     if lanes is None:
         raise UsageError("there is nothing to draw here: a table of kernels has no timeline")
-    return step_figure(lanes, str(_about(found)["of"]))
+    return step_figure(lanes, str(_about(profile)["of"]))
 
 
 # Two profiles
@@ -579,11 +581,13 @@ def diff_result(changed: ProfileDiff) -> ProfileResult:
 
 
 def _changes(name: str, title: str, rows: Sequence[Changed]) -> Table:
-    told = ", ".join(
+    counts = ", ".join(
         f"{sum(row.change == change for row in rows)} {change}" for change in dict.fromkeys(row.change for row in rows)
     )
     columns = "change before_s after_s difference_s ratio calls_before calls_after"
-    return table_of(name, f"{title}: {told}" if len(rows) > 1 else title, rows, columns, of=lambda row: row.short_name)
+    return table_of(
+        name, f"{title}: {counts}" if len(rows) > 1 else title, rows, columns, of=lambda row: row.short_name
+    )
 
 
 # Memory
@@ -668,7 +672,7 @@ def memory_result(rows: Sequence[MemoryRow], failures: dict[str, str] | None = N
 
 
 def _memory_row(row: MemoryRow, rows: Sequence[MemoryRow], kinds: Sequence[str]) -> Row:
-    first = next(each for each in rows if each.model == row.model)
+    first = next(other for other in rows if other.model == row.model)
     sizes: dict[str, int] = {str(kind): size for kind, size in row.use.categories.items()}
     metrics = [PEAK(row.use.peak_bytes), *(Figure(name=kind, unit="B")(sizes.get(kind, 0)) for kind in kinds)]
     metrics.append(Figure(name="fragments_bytes", unit="B", header="fragments")(row.use.fragments_bytes))
