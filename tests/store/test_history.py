@@ -116,6 +116,12 @@ def test_a_time_that_no_calendar_has_stops_no_listing(history: History, stored: 
     assert [row.created_at for row in history.rows()] == [shown]
 
 
+def test_a_number_that_no_database_takes_is_refused_in_one_line(history: History) -> None:
+    with pytest.raises(StoreError, match="cannot write to the history"):
+        history.finish(make_record(prepared=make_prepared(memory=Memory(peak_rss_bytes=10**30))))
+    assert history.count() == 0
+
+
 def test_blocks_keep_their_order(history: History) -> None:
     record = make_record()
     history.begin(record)

@@ -20,6 +20,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from redline.model.errors import MissingExtra, RedlineError, StoreError
+from redline.model.files import open_to_read
 from redline.store import schema
 
 VARIABLE = "REDLINE_STORE"
@@ -112,7 +113,7 @@ def folder_of_files(url: URL) -> Path:
 def is_sqlite(path: Path) -> bool:
     """Returns whether a file says that it is one of SQLite's. One that cannot be read does not."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     except OSError:
         return False
@@ -304,7 +305,9 @@ class Database:
             raise
         except Exception as error:
             self.refuse_damage(error)
-            if not isinstance(error, SQLAlchemyError):
+            if not isinstance(
+                error, SQLAlchemyError | OverflowError
+            ):  # the latter: a number beyond 64 bits in a document
                 raise
             cause = error.orig if isinstance(error, DBAPIError) else None
             said = " ".join(str(cause or error).split())
