@@ -36,7 +36,7 @@ class TrainingSummary(Frozen):
     item: str | None = None
     parameters: int | None = None
     flops: int | None = None
-    """Products of one step, forward and backward."""
+    """One step needs this many operations for its products, forward and backward."""
     stem: Stem | None = None
     loss: str = ""
     """It names the loss that is trained on: the user's, the model's own, or the one chosen for the targets."""
@@ -44,16 +44,16 @@ class TrainingSummary(Frozen):
     epochs: tuple[Epoch, ...] = ()
     planned_epochs: int = 1
     epoch_s: float | None = None
-    """Median of the whole epochs, the first left out where there are others."""
+    """This is the median of the whole epochs, without the first if there are others."""
     samples_per_s: float | None = None
     """It is that of the same epochs, and leaves out validation."""
     samples_per_s_with_validation: float | None = None
     train_loss: float | None = None
     val_loss: float | None = None
     accuracy: float | None = None
-    """After the last epoch."""
+    """This is the accuracy after the last epoch."""
     judged: int = 0
-    """Held-out targets that the accuracy is a share of."""
+    """The accuracy is a share of this many held-out targets."""
     best_accuracy: float | None = None
     target_accuracy: float | None = None
     time_to_target_s: float | None = None
@@ -67,11 +67,11 @@ class TrainingSummary(Frozen):
     utilisation: float | None = None
     energy_per_sample_j: float | None = None
     doubts: tuple[Note, ...] = ()
-    """Why its speed is not to be relied on; empty where nothing speaks against it."""
+    """These say why its speed is not to be relied on. They are empty if nothing speaks against it."""
     notes: tuple[Note, ...] = ()
     failure: str | None = None
     state: str = ""
-    """done, failed, interrupted or cut."""
+    """It is done, failed, interrupted or cut."""
     tuned_by: str | None = None
     """This command looks for a faster recipe for the same step. It is None if no command line can name it."""
     fed_by: str | None = None
@@ -188,7 +188,7 @@ def best_workers(record: RunRecord) -> tuple[int | None, bool]:
 
 
 def cores_for_workers(record: RunRecord) -> int:
-    """More workers than cores only take turns."""
+    """Returns the most workers worth trying, because more workers than cores only take turns."""
     assert record.prepared is not None
     environment = record.prepared.environment
     return len(environment.affinity) or environment.logical_cores or 1
@@ -216,7 +216,7 @@ def about_the_loader(record: RunRecord) -> str:
 
 
 BETWEEN = 0.01
-"""Less of the training time between epochs is not worth a word."""
+"""A smaller share of the training time between epochs is not worth a word."""
 
 
 def where_time_goes(training: TrainingSummary) -> str:

@@ -1,4 +1,4 @@
-"""A training, run and stored epoch by epoch; and a search for the number of loader workers that is enough."""
+"""This module runs a training and stores it epoch by epoch, and searches for the number of loader workers that is enough."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_GAIN = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class After:
-    """What is asked of the same worker once the last epoch is done."""
+    """It says what is asked of the same worker once the last epoch is done."""
 
     feeds: bool = False
     """Loader and model, apart and together, with a search for the number of workers."""
@@ -40,7 +40,7 @@ class After:
     """Its path is a name, below the record's id in the folder for traces."""
     traces: Path | None = None
     epochs: bool = True
-    """False: no epoch at all, only what comes after."""
+    """If it is False, no epoch runs at all, and only what comes after."""
 
 
 def train_spec(
@@ -53,7 +53,7 @@ def train_spec(
     going_on: RunRecord | None = None,
     after: After | None = None,
 ) -> RunRecord:
-    """One record with its epochs; what breaks is in its failure.
+    """Returns one record with its epochs; what breaks is in its failure.
 
     `checkpoints`: the folder for the state after each epoch. `going_on`: the record of a training that was cut off,
     which gets the epochs it lacks.
@@ -105,7 +105,7 @@ class _Training(OneRecord):
                 self._checkpoint.unlink(missing_ok=True)
 
     def _last_epoch(self, session: Session) -> int | None:
-        """Prepare the session: the last epoch that is done; None where there is nothing to go on with."""
+        """Prepare the session. Returns the last epoch that is done; None if there is nothing to go on with."""
         reply = self.prepare(session, checkpoint=None if self._checkpoint is None else str(self._checkpoint))
         if reply is None:
             return None
@@ -144,7 +144,7 @@ class _Training(OneRecord):
         return "target" if is_reached or last.number >= settings.epochs else None
 
     def _feed(self, session: Session) -> bool:
-        """False where the worker broke."""
+        """Returns False if the worker broke."""
         assert self.record.spec.train is not None
         settings = self.record.spec.train.data
         wanted: list[tuple[FedPart, bool]] = [("model", True), ("loader", True), ("together", True)]

@@ -56,7 +56,7 @@ FIGURES = (
     "throughput", "epoch_time", "accuracy", "data_wait", "memory", "train_loss", "val_loss", "steps", "flops", "utilisation",
     "energy_per_item", "cost_per_million",
 )  # fmt: skip
-"""Those that a training shares with other measurements."""
+"""A training shares these figures with other measurements."""
 OWN = {
     "best_accuracy": Figure(name="best_accuracy", unit="share", better="higher", doc="Of all epochs."),
     "time_to_target_s": Figure(name="time_to_target", unit="s", better="lower", doc="Up to the epoch that reached it."),
@@ -162,7 +162,7 @@ def train_specs(
 
 
 def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
-    """The newest training of this spec, done or not; None if there is none."""
+    """Returns the newest training of this spec, done or not; None if there is none."""
     if not workspace.keeps:
         raise UsageError("a training is resumed from the history, and this workspace keeps none")
     history = workspace.history
@@ -177,7 +177,7 @@ def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
 
 
 def _nearest(spec: RunSpec, workspace: Workspace) -> str:
-    """In what the newest training of the same model differs, as the end of a sentence; empty if there is none."""
+    """Returns in what the newest training of the same model differs, as the end of a sentence; empty if there is none."""
     for row in workspace.history.rows(model=spec.workload.model, task="train", limit=LOOKED_BACK):
         other = workspace.history.load(row.id).spec
         if other.train is None:
@@ -191,7 +191,7 @@ def _nearest(spec: RunSpec, workspace: Workspace) -> str:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a spec by their own names, without the tables they stand in."""
+    """Yields the settings of a spec by their own names, without the tables they stand in."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _flat(part, key)
@@ -203,7 +203,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def result_of(records: Sequence[RunRecord], summaries: Sequence[RunSummary]) -> Result:
-    """Each training with its epochs, and several trainings side by side."""
+    """Shows a training with its epochs, and several trainings side by side."""
     rows = [training_row(summary) for summary in summaries]
     trainings = [summary.training for summary in summaries if summary.training is not None]
     epochs = [row for training in trainings for row in epoch_rows(training)]
@@ -270,7 +270,7 @@ def _target(training: TrainingSummary) -> Iterator[Note]:
 
 
 def bottleneck(training: TrainingSummary) -> str:
-    """What limits it if that is known, else the longest phase."""
+    """Returns what limits it if that is known, else the longest phase."""
     if training.bound.label not in ("unknown", "device"):
         return training.bound.label
     shares = training.phase_shares
@@ -299,7 +299,7 @@ def _headline(rows: Sequence[Row]) -> Headline:
 
 
 def accuracy_remarks(trainings: Sequence[TrainingSummary]) -> Iterator[Note]:
-    """Whether the accuracy of each recipe and seed differs from that of the first training of the same model on the same data
+    """Yields whether the accuracy of each recipe and seed differs from that of the first training of the same model on the same data
     by more than so few held-out samples can show."""
     firsts: dict[tuple[object, ...], TrainingSummary] = {}
     for training in trainings:
@@ -362,7 +362,7 @@ def _found_workers(specs: Sequence[RunSpec], workspace: Workspace) -> Result:
 
 
 def loader_result(record: RunRecord) -> Result:
-    """Whether the training or its loader waits for the other, and what to do about it."""
+    """Shows whether the training or its loader waits for the other, and what to do about it."""
     assert record.spec.train is not None
     data, info = record.spec.train.data, record.prepared.data if record.prepared else None
     item = record.prepared.workload.item if record.prepared else None

@@ -23,7 +23,7 @@ from redline.bench.workload.structure import children, join, map_leaves, map_ten
 from redline.model.errors import BenchError, SpecError
 
 LIST = "list"
-"""In place of an axis: the list itself holds one entry per item."""
+"""This stands in place of an axis if the list itself holds one entry per item."""
 Axes = dict[str, int | str]
 """It gives the axis of a tensor, or `LIST`, by the path in the inputs."""
 
@@ -119,7 +119,7 @@ def resize(inputs: Inputs, axes: Axes, size: int) -> Inputs:
 
 
 def _holders(value: Any, path: str) -> Iterator[tuple[str, int | str, int]]:
-    """Path, axis and length of whatever may hold items. Numbers in a list are settings, such as a size."""
+    """Yields path, axis and length of whatever may hold items. Numbers in a list are settings, such as a size."""
     if isinstance(value, Tensor):
         if value.ndim:
             yield path, 0, value.shape[0]

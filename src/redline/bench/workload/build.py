@@ -1,4 +1,7 @@
-"""What a source of models is, the table of those there are, and how a workload is built from a spec. Adding a source is adding a file in `sources/`."""
+"""This module says what a source of models is, holds the table of sources, and builds a workload from a spec.
+
+To add a source is to add a file in `sources/`.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,22 @@ from redline.model.spec import Task, WorkloadSpec
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleCode:
-    """Expressions of Python that make a workload with random weights."""
+    """These expressions of Python make a workload with random weights."""
 
     imports: tuple[str, ...]
     model: str
     inputs: str
-    """A tuple of positional arguments and a dict of keywords."""
+    """This gives a tuple of positional arguments and a dict of keywords."""
     items: int
     classes: int = 0
-    """How many classes a target for training may name."""
+    """A target for training may name one of this many classes."""
 
 
 class Source(ABC):
-    """Where models come from. It always answers to its name in front (`timm:NAME`), and may claim names without."""
+    """Models come from a source. It answers to its own name in front (`timm:NAME`), and may claim names without."""
 
     needs_prefix: ClassVar[bool] = False
-    """Its names are only understood with the source in front; asking for the list may be slow."""
+    """Its names need the source in front, because asking for the list may be slow."""
     is_built_elsewhere: ClassVar[bool] = False
     """Somebody else decides on the image size and the classes: data are taken as they are."""
     writes_text: ClassVar[bool] = False
@@ -103,7 +106,7 @@ def bare(spec: WorkloadSpec) -> str:
 
 
 def refuse_options(spec: WorkloadSpec, *options: str, why: str) -> None:
-    """A `SpecError` for the first of these options that was set."""
+    """Raise a `SpecError` for the first of these options that was set."""
     for option in options:
         if getattr(spec, option) is not None:
             raise SpecError(f"{option} {getattr(spec, option)} cannot be honoured for {spec.model}: {why}")

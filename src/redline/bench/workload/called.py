@@ -1,5 +1,5 @@
-"""Functions of the user's, and how they are called: factories with a batch and a seed, steps that are timed as they are,
-and modules that say themselves how they train.
+"""This module calls what people bring: factories with a batch and a seed, steps that are timed as they are, and modules that say
+themselves how they train.
 
 A step may hold everything: its model, optimizer, accumulation, a loader. `setup` makes what it needs, once; the step gets
 what `setup` returned, if it takes something; `teardown` ends it.
@@ -87,7 +87,7 @@ def required_positional(function: Callable[..., Any]) -> int:
 
 
 class OwnStep:
-    """A function with its inputs, and what is called once before it and once after it."""
+    """This is a function with its inputs, and with what is called once before it and once after it."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class OwnStep:
         self.function, self.name, self.inputs = function, name, inputs
         self._setup, self._teardown = setup, teardown
         self.state: tuple[Any, ...] = ()
-        """What `setup` returned, if the function takes it."""
+        """It holds what `setup` returned, if the function takes it."""
         self._returned: Any = None
         self._is_set_up = self._is_checked = False
         missing = required_positional(function) - len(inputs[0]) - len(inputs[1])
@@ -169,7 +169,7 @@ def refuse_what_has_not_run(result: Any, name: str) -> None:
 
 
 class StepModule(nn.Module):
-    """A step in the place of a model. Its own modules stay out of sight: nothing may cast, move or switch them."""
+    """This stands for a step in the place of a model. Its own modules stay out of sight: nothing may cast, move or switch them."""
 
     def __init__(self, step: OwnStep) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ _REFUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configur
 _TRAINERS_HOOKS = (
     "setup", "on_fit", "on_train", "on_before", "on_after", "transfer_batch_to_device", "lr_scheduler_step"
 )  # fmt: skip
-"""How the names of hooks begin that a Trainer calls around a step."""
+"""The names of hooks that a Trainer calls around a step begin like this."""
 _LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "builtins")
 AS_A_FUNCTION = "measure its loop as a function (--task step)"
 
@@ -224,7 +224,7 @@ def trains_itself(model: nn.Module) -> bool:
 
 
 class TrainsItself(nn.Module):
-    """A module whose forward is its own training step: a recipe changes, and a step calls, what really trains."""
+    """The forward of this module is the training step of the user's module, so that a recipe changes what really trains."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Models that write text: what a generation asks of them, which decoder fits a model, and those of transformers with their caches."""
+"""This module has decoders for models that write text: what a generation asks of one, which decoder fits a model, and the caches
+of transformers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ WriterKind = Literal["causal", "encoder-decoder", "own", "whole"]
 
 @dataclass(frozen=True)
 class WriterCode:
-    """What a snippet must know of a model that writes."""
+    """A snippet must know this of a model that writes."""
 
     kind: WriterKind
     new_tokens: int
@@ -61,14 +62,14 @@ class WriterCode:
 
 
 class Decoder(nn.Module):
-    """A model with its prompt and its cache. `forward` gives the logits of the last position, and fills the cache."""
+    """This is a model with its prompt and its cache. `forward` gives the logits of the last position, and fills the cache."""
 
     can_be_static = True
     """Its cache can be made once, as long as it will get, and written in place."""
     cache_length: int | None = None
     """The positions of a static cache, if not as many as the text has."""
     start: int | None = None
-    """Where the tokens that are read next begin, while the prompt is read. Later only the device knows (None)."""
+    """While the prompt is read, the tokens that are read next begin here. Later it is None, because only the device knows."""
 
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         super().__init__()
@@ -190,7 +191,7 @@ class OwnDecoder(Decoder):
 
 
 class WholeGenerator(Decoder):
-    """A model that only generates as a whole: `generate(tokens, max_new_tokens)`.
+    """This model only generates as a whole: `generate(tokens, max_new_tokens)`.
 
     It returns the tokens of all sequences, alone or as `sequences`, or yields those of one position after the other.
     """
@@ -236,7 +237,7 @@ class WholeGenerator(Decoder):
 
 
 class NextToken(nn.Module):
-    """A decode step as a whole: reads the tokens chosen last, puts the next ones in their place and moves on.
+    """This is a whole decode step: it reads the tokens chosen last, puts the next ones in their place and moves on.
 
     One program, so that a compiler sees the choice and the counting too.
     """
@@ -284,7 +285,7 @@ SEEING = 1e-5
 
 
 def written_in_place(cache: Any, cursor: dict[str, Any], length: int) -> Any:
-    """A static cache whose attention layers write where `cursor["positions"]` says, a tensor on the device.
+    """Returns a static cache whose attention layers write where `cursor["positions"]` says, a tensor on the device.
 
     Layers of transformers count for themselves instead, with a kernel each for every token. Those of a sliding window
     count on the host, so that a compiler compiles every token anew and a recorded step never slides: they get all
@@ -338,7 +339,7 @@ def cache_argument(model: nn.Module) -> str | None:
 
 
 class HfDecoder(Decoder):
-    """A causal or encoder–decoder model of transformers."""
+    """This is a causal or an encoder–decoder model of transformers."""
 
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
@@ -442,7 +443,7 @@ class HfDecoder(Decoder):
 
     @property
     def keeps_keys(self) -> bool:
-        """True if any of its layers keeps keys and values, after one token."""
+        """Returns True if any of its layers keeps keys and values after one token."""
         if self._cache is None:
             with torch.no_grad():
                 self(self.first_tokens()[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device))

@@ -1,4 +1,4 @@
-"""Hashes that say whether two models, or two inputs, are the same thing; the values of weights do not matter."""
+"""The hashes made here say whether two models, or two inputs, are the same thing. The values of weights do not matter."""
 
 from __future__ import annotations
 

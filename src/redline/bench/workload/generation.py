@@ -23,15 +23,15 @@ RECORD_WARMUPS = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one generation."""
+    """These are the seconds of one generation."""
 
     first_s: float
     """The time to the first token."""
     whole_s: float
     issue_s: float
-    """What the host needs for the prefill and for as many decode steps as there were, each as long as the first."""
+    """The host needs this for the prefill and for all decode steps, if each takes as long as the first."""
     token_issue_s: float
-    """What it takes to issue the first decode step; later ones may wait until the device's queue has room."""
+    """It takes this long to issue the first decode step. Later ones may wait until the device's queue has room."""
     token_s: Sequence[float]
     """The times from each token to the next."""
 
@@ -114,7 +114,7 @@ class GenerateStep:
         self._logits = self._recorded_logits
 
     def decode_eagerly(self) -> None:
-        """A decode step as the model's own code takes it, without compiler or graph."""
+        """Take a decode step as the model's own code does, without compiler or graph."""
         with self._setup.autocast():
             NextToken(self._setup.model)(self._tokens, self._positions)
 

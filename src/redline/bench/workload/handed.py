@@ -1,4 +1,4 @@
-"""What a person hands over, by a factory or alive: a module, its inputs, a loss, and what is to be known about them.
+"""This module reads what a person hands over, by a factory or alive: a module, its inputs, a loss, and what is known about them.
 
 The contract is `module`, `(module, inputs)`, `(module, inputs, loss)`, `(module, inputs, loss, targets)`, or a dict with these
 and `batch_axis`, `items` and `item`. A factory makes it, given the batch and the seed if it takes them.
@@ -31,7 +31,7 @@ from redline.model.spec import WorkloadSpec
 
 EXPECTED = "expected a module, (module, inputs), (module, inputs, loss), (module, inputs, loss, targets) or a dict"
 PARTS = ("model", "inputs", "loss", "targets", "batch_axis", "items", "item")
-"""What a dict may hold."""
+"""A dict may hold these keys."""
 KnownBatch = tuple[int, BatchOrigin]
 """The batch a factory was called with, and who said so."""
 
@@ -45,12 +45,12 @@ class Handed:
     batch_axis: Any = None
     items: int | None = None
     item: str = "item"
-    """What one of them is called: token, node, frame."""
+    """One of them is called a token, a node or a frame, for example."""
 
 
 @dataclass(frozen=True)
 class Factory:
-    """What makes a model: the user's function, called with the batch and the seed if it takes them."""
+    """This makes a model: the user's function, called with the batch and the seed if it takes them."""
 
     function: Callable[..., Any]
     parameter: inspect.Parameter | None
@@ -71,7 +71,7 @@ class Factory:
 
 
 class OwnSource(Source):
-    """A source of what people bring themselves."""
+    """This is a source of what people bring themselves."""
 
     is_built_elsewhere = True
     writes_text = True
@@ -154,7 +154,7 @@ def sort_out(returned: Any, whose: str) -> Handed:
 
 
 def sort_inputs(inputs: Any) -> Inputs:
-    """A mapping goes in by keyword, a tuple or list by position, anything else is the one argument."""
+    """Returns a mapping as keywords, a tuple or a list as positional arguments, and anything else as the one argument."""
     if isinstance(inputs, Mapping):
         return (), {str(key): value for key, value in inputs.items()}
     # A named tuple is one thing with a shape of its own.

@@ -1,4 +1,4 @@
-"""Inputs of any structure: copies that a call cannot change, what a call may leave behind, and other values of the same kind."""
+"""This module copies inputs so that a call cannot change them, sees what a call leaves behind, and makes other inputs of the same kind."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _writes_to(tensor: Tensor) -> object:
 
 
 class Untouched(Generic[T]):
-    """A field of a dataclass that keeps inputs as they were given.
+    """This field of a dataclass keeps inputs as they were given.
 
     Every reader gets lists, dicts and objects of its own, such as a cache of keys and values, so that whatever a model
     does with them, the next step makes the same call. Tensors are shared.
@@ -126,7 +126,7 @@ class Untouched(Generic[T]):
 
 
 Held = dict[str, tuple[Tensor, Tensor]]
-"""By name: the tensor, and a copy of what it holds. Some kernels write without counting it in the tensor's version."""
+"""It has, by name, a tensor and a copy of its values, because some kernels write without counting it in the tensor's version."""
 
 
 def held_tensors(model: nn.Module) -> Held:
@@ -150,7 +150,7 @@ def changed_tensors(before: Held, after: Held) -> tuple[str, ...]:
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 NOISE = 0.1
-"""Relative noise. Outputs move by far more than rounding, and an input stays what it is."""
+"""With this relative noise outputs move by far more than rounding moves them, and an input stays what it is."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Several processes that work together: who this one is, how they meet, and what they must agree on.
+"""This module lets several processes work together: who this one is, how they meet, and what they must agree on.
 
 Every rank gets the same requests. What one of them decides by its own clock (when the warm-up is over, how many steps a
 block has) is rank 0's word for all: ranks that run different numbers of steps would wait for each other for ever.
@@ -37,7 +37,7 @@ from redline.model.record import RankInfo
 from redline.model.units import format_bytes
 
 RENDEZVOUS_TIMEOUT_S = 120.0
-"""For all ranks to come up."""
+"""All ranks must have come up within this time."""
 GLOO_JOINED = threading.Event()
 """Set once this process is in a group of gloo: a script ends such a process with `os._exit`.
 
@@ -66,7 +66,7 @@ class Rank:
 
     @classmethod
     def of_environment(cls) -> Rank:
-        """As torchrun says it. The global rank is RANK: LOCAL_RANK begins again on every node."""
+        """Returns the rank that torchrun says. The global rank is RANK, because LOCAL_RANK begins again on every node."""
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()
         number = int(os.environ["RANK"])
@@ -87,7 +87,7 @@ class Rank:
         )
 
     def device_of(self, resolved: str) -> str:
-        """Each rank on a machine takes a GPU of its own."""
+        """Returns the device of this rank. Every rank on a machine takes a GPU of its own."""
         kind = resolved.partition(":")[0]
         if kind == "cpu" or self.world == 1:
             return resolved
@@ -109,7 +109,7 @@ class Rank:
 
 
 def refuse_shared_devices(kind: str, ranks: int) -> None:
-    """Ranks that share a GPU only take turns on it."""
+    """Refuse more ranks than devices, because ranks that share a GPU only take turns on it."""
     count = cuda.device_count()
     if ranks > count:
         names = ", ".join(dict.fromkeys(cuda.device_names()))
@@ -120,7 +120,7 @@ def refuse_shared_devices(kind: str, ranks: int) -> None:
 
 
 def refuse_more_than_fit(ranks: int) -> None:
-    """Every rank on the CPU is a process that holds at least what this one does, which has loaded torch and no model."""
+    """Refuse ranks on the CPU that cannot fit: a rank holds at least what this process does, which has loaded torch and no model."""
     own, machine = psutil.Process().memory_info(), psutil.virtual_memory().total
     least = ranks * (own.rss - own.shared)
     if least > machine:
@@ -131,12 +131,12 @@ def refuse_more_than_fit(ranks: int) -> None:
 
 
 def processors() -> int:
-    """Those this process may use."""
+    """Returns how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_ranked() -> bool:
-    """True if this process is a rank, even the only one."""
+    """Returns True if this process is a rank, even the only one."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -151,7 +151,7 @@ class Ranks:
         self.rank = rank or Rank()
         self.is_rank = rank is not None
         self.steps = 0
-        """Begun so far; see `Position`."""
+        """So many steps have begun; see `Position`."""
         self._meeting: Any = None
         self.has_share = False
 
@@ -172,7 +172,7 @@ class Ranks:
             dist.destroy_process_group()
 
     def agreed(self, *values: int) -> list[int]:
-        """Rank 0's."""
+        """Returns rank 0's values."""
         if not self.several:
             return list(values)
         told = torch.tensor(values, dtype=torch.int64)
@@ -211,7 +211,7 @@ class Ranks:
         )
 
     def set_threads(self, threads: int | None) -> None:
-        """As asked for; ranks on one machine share its processors unless told otherwise."""
+        """Use as many threads as were asked for. Otherwise ranks on one machine share its processors."""
         if threads is None and self.several:
             here = int(os.environ.get("LOCAL_WORLD_SIZE", self.rank.world))
             threads = max(1, processors() // here)

@@ -24,7 +24,7 @@ from redline.model.note import Note, note
 from redline.model.units import counted
 
 DORMANT = 1e-2
-"""A parameter whose values are all the same and smaller than this does nothing yet."""
+"""A parameter does nothing yet if its values are all the same and smaller than this."""
 TOKEN_STD = 0.02
 """Tokens and positions of transformers are usually drawn with this spread."""
 CALIBRATION_ROWS = 8

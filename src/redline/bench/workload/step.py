@@ -1,5 +1,5 @@
-"""A workload set up for a recipe, and the timed step over it: one forward for inference; forward, loss, backward and
-optimizer for training."""
+"""This module sets a workload up for a recipe and makes the timed step of it: one forward for inference; forward, loss, backward
+and optimizer for training."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ OPTIMIZER_SETTINGS: dict[OptimizerName, dict[str, Any]] = {
     "adamw": {"lr": LEARNING_RATE / 10},
 }
 COUNTS_STEPS: tuple[OptimizerName, ...] = ("adam", "adamw")
-"""Optimizers that count on the host unless they are told (`capturable`) that a graph will replay them."""
+"""These optimizers count on the host, unless `capturable` says that a graph will replay them."""
 INITIAL_GRADIENT_SCALE = 2.0**10
-"""Lower than torch's 2¹⁶, which overflows and skips the first steps of most models: the loss path starts at once."""
+"""This is lower than torch's 2¹⁶, which overflows and skips the first steps of most models. So the loss path starts at once."""
 
 
 def no_mark() -> None:
@@ -43,7 +43,7 @@ def no_mark() -> None:
 
 @dataclass
 class Setup:
-    """A workload on its way through a recipe; each switch changes what it is about and nothing else."""
+    """This is a workload on its way through a recipe. A switch changes what it is about and nothing else."""
 
     workload: Workload
     device: Device
@@ -54,18 +54,18 @@ class Setup:
     scales_gradients: bool = False
     optimizer_options: dict[str, Any] = field(default_factory=dict)
     decode: Callable[..., torch.Tensor] | None = None
-    """In a generation, a compiled decode step with its choice of the token; `model` reads the prompt all the same."""
+    """In a generation this is a compiled decode step with its choice of the token. `model` still reads the prompt."""
     records_decode: bool = False
     """In a generation, the decode step is recorded as a graph."""
     step_class: type[InferenceStep] | type[TrainingStep] | None = None
-    """What runs in place of the plain step of the task, if a switch brings a step of its own."""
+    """This runs in place of the plain step of the task, if a switch brings a step of its own."""
     switches: dict[str, Capabilities] = field(default_factory=dict)
-    """What each switch of the recipe does to the program."""
+    """It says what each switch of the recipe does to the program."""
     compiled_blocks: Sequence[str] = ()
-    """Modules that are compiled one by one, each when it is first called."""
+    """These modules are compiled one by one, when they are first called."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
     after_first_call: list[Callable[[], None]] = field(default_factory=list)
-    """What switches look at once a step has run: each raises if it did not do what its name says."""
+    """Switches call these checks once a step has run. A check raises if the switch did not do what its name says."""
     shortens_launches: bool = False
     """It is compiled or recorded: when it has run, all its kernels are loaded, and how soon they start may be what counts."""
     ddp_options: dict[str, Any] = field(default_factory=dict)
@@ -87,12 +87,12 @@ class Setup:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the whole recipe does to the program."""
+        """Returns what the whole recipe does to the program."""
         return Capabilities.together(self.switches.values())
 
     @property
     def runs_one_by_one(self) -> bool:
-        """True if the operators of the model run one by one: nothing is compiled, traced or recorded."""
+        """Returns True if the operators of the model run one by one, because nothing is compiled, traced or recorded."""
         merged = self.capabilities.compiles or self.capabilities.dissolves_modules or self.step_class is not None
         return self.task in ("infer", "train") and not merged
 
@@ -181,7 +181,7 @@ class Setup:
         return self.under_autocast(forward if loss is None else lambda: loss(forward()))
 
     def under_autocast(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """The work in the recipe's number format. Without autocast it is the work itself, which then costs nothing more."""
+        """Returns the work in the recipe's number format. Without autocast that is the work itself, which then costs nothing more."""
         if self.autocast_dtype is None:
             return work
 
@@ -209,7 +209,7 @@ class Setup:
 
 
 class TimedStep(Protocol):
-    """A step that can be timed. Called, it looks for what is to be done; `plain` is what it then does, and nothing else."""
+    """This step can be timed. A call finds out what is to be done; `plain` returns what it then does, and nothing else."""
 
     phases: ClassVar[tuple[str, ...]]
     """The names of its parts. The step calls `mark` at the end of each, so the last mark is the end of the step."""
@@ -217,7 +217,7 @@ class TimedStep(Protocol):
     def __call__(self, mark: Mark = no_mark) -> Any: ...
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
-        """The step as the body of a plain loop: what can be settled once is settled here. The step was called before."""
+        """Returns the step as the body of a plain loop. What can be settled once is settled here, after the first call."""
 
     def context(self) -> AbstractContextManager[Any]:
         """Returns what is held around a row of steps."""
@@ -269,7 +269,7 @@ class InferenceStep:
 
     @contextmanager
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """The step has these inputs meanwhile."""
+        """Give the step these inputs while the context is held."""
         held = self._setup.args, self._setup.kwargs
         self._setup.args, self._setup.kwargs = args, kwargs
         try:
@@ -295,7 +295,7 @@ class TrainingStep:
         self._optimizer = make_optimizer(optimizer, setup.workload.model, **setup.optimizer_options)
         self._scaler = make_scaler(setup)
         self._loss: Callable[[Any], torch.Tensor] | None = None
-        """What the last call took for the loss; None before the first."""
+        """The last call took this for the loss. It is None before the first call."""
 
     def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
         loss = self._body(self._setup.call(self._loss_with_gradient), mark)()
@@ -313,7 +313,7 @@ class TrainingStep:
         return self._body(self._setup.call(loss, plain=True, marked=mark is not no_mark), mark)
 
     def over(self, inputs: Callable[[], Inputs], mark: Mark = no_mark) -> Callable[[], torch.Tensor]:
-        """The plain step on inputs that change from step to step. The step was called before."""
+        """Returns the plain step on inputs that change from step to step, after the first call."""
         model, loss = self._setup.model, self._setup.workload.loss.chosen
         assert loss is not None
 
@@ -348,7 +348,7 @@ class TrainingStep:
         return step
 
     def alone(self, mark: Mark) -> Callable[[], Any] | None:
-        """What this rank does by itself in a step, forward and backward, as the body of a loop.
+        """Returns what this rank does by itself in a step, forward and backward, as the body of a loop.
 
         No gradient is averaged, so the rank waits for no other one, and no weight changes. Returns None if the ranks do not
         average gradients through DDP.

@@ -1,4 +1,4 @@
-"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts, dataclasses and objects.
+"""This module reads inputs and outputs of any structure: tensors inside tuples, lists, dicts, dataclasses and objects.
 
 It also finds what a model or a function hides: weights in packed objects, operators inside operators, and modules that a
 function closes over.
@@ -203,7 +203,7 @@ def float_tensors(output: Any) -> list[tuple[str, Tensor]]:
 
 
 class WholeDispatchMode(TorchDispatchMode):
-    """A mode that also sees what `torch.cond`, loops, scans and `flex_attention` do inside: they take functions.
+    """This mode also sees what `torch.cond`, loops, scans and `flex_attention` do inside: they take functions.
 
     A subclass runs all other operators in `run`.
     """

@@ -1,4 +1,4 @@
-"""A model with everything one step needs: inputs of any structure, a loss, and how to count what it did."""
+"""A workload is a model with everything that one step needs: inputs of any structure, a loss, and what a step counts as."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Gradients = Literal["inference", "off", "on"]
 
 
 class Second(NamedTuple):
-    """Inputs to compare outputs on, beside those that are timed."""
+    """Outputs are compared on these inputs too, beside those that are timed."""
 
     inputs: Inputs
     how: SecondInputs
@@ -65,13 +65,13 @@ class Workload:
     model_hash: str
     input_hash: str
     items: int | None = None
-    """What one step was declared to count as, if that is not the batch."""
+    """One step was declared to count as so many items, if that is not the batch."""
     inputs_are_free: bool = True
     """Redline made the inputs, so that any values of these shapes would do. The user's own may have a structure."""
     again: Callable[[int, int | None], Inputs] | None = None
     """Makes other inputs of the same kind on the CPU, from a seed and, if the user's factory takes one, a batch."""
     gradients: Gradients = "inference"
-    """What inference runs under. A model that differentiates inside its forward pass cannot do so in inference mode."""
+    """Inference runs under this mode. A model that differentiates inside its forward pass cannot do so in inference mode."""
     originals: Inputs | None = None
     """The inputs as they were, if the model writes into them: every step then begins with these."""
     device: torch.device | str = "cpu"
@@ -85,11 +85,11 @@ class Workload:
     seed: int = 0
     """The seed of `step`."""
     vocabulary: dict[str, int] = field(default_factory=dict)
-    """How many values an integer input may take, by its path in the inputs (`0`, `input_ids`)."""
+    """An integer input may take so many values. The key is its path in the inputs (`0`, `input_ids`)."""
 
     @property
     def items_per_step(self) -> int:
-        """1 if nothing is known, because steps are counted then."""
+        """Returns 1 if nothing is known, because steps are counted then."""
         return self.items or self.batch or 1
 
     def to(self, device: torch.device | str) -> Workload:

@@ -1,4 +1,5 @@
-"""Pictures with classes: made up (noise, and noise in which classes can be told apart), from a folder per class, and CIFAR-10 from its files."""
+"""These sources give pictures with classes: made-up ones, in which classes can be told apart or not, a folder per class, and
+CIFAR-10 from its files."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from redline.model.spec import DataSpec, WorkloadSpec
 
 SIZE, CLASSES = 32, 10
 TRAIN_SAMPLES, VAL_SAMPLES = 10_240, 2_048
-"""Sizes where none are given."""
+"""These sizes are used if none are given."""
 GRATINGS = 3
-"""Waves that make up the texture of a class."""
+"""The texture of a class is made of this many waves."""
 SIGNAL, NOISE = 0.08, 0.22
 """These are the standard deviations of texture and noise in a pixel that goes from 0 to 1."""
 MEAN, STD = (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)
@@ -38,7 +39,7 @@ DATA_SEED = 20_260
 
 
 class Synthetic(DataSource):
-    """Random pictures with random classes: as much work as real ones, and nothing to learn."""
+    """This source gives random pictures with random classes: as much work as real ones, and nothing to learn."""
 
     def open(self, spec: DataSpec, workload: WorkloadSpec) -> ImageData:
         size, classes = workload.image_size or SIZE, workload.classes or CLASSES
@@ -53,7 +54,7 @@ class Synthetic(DataSource):
 
 
 class SyntheticLearnable(DataSource):
-    """Textures under noise: each class has waves of its own, each picture its own phases.
+    """This source gives textures under noise: a class has waves of its own, and a picture its own phases.
 
     Nothing is at a fixed place, so a model must learn the texture and not the picture; the held-out part has new phases
     and new noise. Mirror images and shifts keep the class.
@@ -106,7 +107,7 @@ FOLDER_SIZE = 224
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HELD_OUT = 0.1
 PARTS = ("train", "val")
-"""Folders of the two parts; without them a tenth is held out."""
+"""These are the folders of the two parts. Without them a tenth is held out."""
 
 
 class ImageFolders(DataSource):
@@ -152,7 +153,7 @@ class ImageFolders(DataSource):
 
 
 class Pictures(Samples):
-    """Files that are read when they are asked for: the shorter side scaled, the middle cut out."""
+    """This part reads files when they are asked for. It scales the shorter side and cuts out the middle."""
 
     def __init__(self, files: Sequence[tuple[str, int]], size: int) -> None:
         self._files = list(files)
@@ -166,7 +167,7 @@ class Pictures(Samples):
         return images, torch.tensor([self._files[index][1] for index in indices])
 
     def identity(self) -> bytes:
-        """Names and sizes: reading the pictures would find a damaged one before anybody trains on it."""
+        """Returns names and sizes, because reading the pictures would find a damaged one before anybody trains on it."""
         files = ((Path(path), label) for path, label in self._files)
         return "\n".join(f"{path.name} {path.stat().st_size} {label}" for path, label in files).encode()
 
@@ -249,7 +250,7 @@ _HARMLESS = {
     ("numpy", "dtype"),
     ("_codecs", "encode"),
 }
-"""All that the published files need to be read."""
+"""The published files need no more than these to be read."""
 
 
 class Cifar10(DataSource):

@@ -1,4 +1,4 @@
-"""Small models that are always there: `simple_cnn`, and `transformer` for tokens or, given an image size, for images."""
+"""This source has small models that are always there: `simple_cnn`, and `transformer` for tokens or, given an image size, for images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redline.model.spec import WorkloadSpec
 VOCABULARY = 8192
 IMAGE_SIZE, SMALLEST_IMAGE, CLASSES, SEQUENCE_LENGTH = 32, 8, 10, 128
 PATCHES = 8
-"""Per side: an image of any size is 64 tokens to the transformer."""
+"""An image has this many patches per side, so that one of any size is 64 tokens to the transformer."""
 
 
 class SimpleCNN(nn.Module):

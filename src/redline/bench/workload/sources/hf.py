@@ -1,4 +1,4 @@
-"""`hf:NAME`: architectures of transformers from their config, with random weights; no weights are ever loaded.
+"""`hf:NAME` builds architectures of transformers from their config, with random weights. No weights are ever loaded.
 
 NAME is an architecture (`bert`, `gpt2`, `vit`), a folder with a config.json, or a hub id, of which only the config is read.
 Inputs are made for what forward names: tokens, pixels, frames, sound or a time series, one shape each, as the config says.
@@ -38,10 +38,10 @@ from redline.model.protocol import ModelName
 from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 
 UNFED = Path(__file__).with_name("hf_unfed.txt")
-"""Architectures that refuse these inputs or their own default config; `tools/model_names.py --unfed` asks them all."""
+"""These architectures refuse such inputs or their own default config; `tools/model_names.py --unfed` asks them all."""
 
 IMAGE_SIZE, SEQUENCE_LENGTH, AUDIO_SAMPLES, FRAMES, MEL_FRAMES, CONTEXT = 224, 128, 16_000, 8, 200, 64
-"""Sizes for what neither the person nor the config says."""
+"""These sizes are used if neither the person nor the config says one."""
 WHOLE = ("input_ids", "pixel_values", "input_features", "input_values")
 """The inputs of a model that reads several things at once, each in a tower of its own."""
 ITEMS = {
@@ -53,7 +53,7 @@ ITEMS = {
     "input_features": "audio",
     "past_values": "series",
 }
-"""What can be made up, by the name under which forward takes it, and what one of them is called."""
+"""Redline can make up these inputs. The key is the name under which forward takes one, the value what one item is called."""
 
 
 class HfSource(Source):
@@ -98,7 +98,7 @@ class HfSource(Source):
         return hf_writer(read_config(bare(spec)), spec.new_tokens or DEFAULT_NEW_TOKENS)
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
-        """Only generation with an architecture by name is written: as the config with its fields."""
+        """Returns code for generation with an architecture by name only, as the config with its fields."""
         name, _, fields = bare(spec).partition("?")
         if spec.task != "generate" or name not in config_names():
             return None
@@ -117,7 +117,7 @@ class HfSource(Source):
         return _identity(read_config(bare(spec)))
 
     def models(self) -> list[ModelName]:
-        """Those that can be fed by name; parts of a model and backbones are left out."""
+        """Returns the architectures that can be fed by name; parts of a model and backbones are left out."""
         tables, unfed = auto_tables(), set(UNFED.read_text().split())
         kinds = {
             name: next((head.kind for head in HEADS if name in tables[head.table]), None) for name in config_names()
@@ -292,7 +292,7 @@ def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: li
 
 
 def _fill(model: nn.Module, scale: float) -> None:
-    """Matrices get a stretch of normal numbers over and over, each begun elsewhere; other weights ones, biases zeros."""
+    """Fill matrices with a repeated stretch of normal numbers that begins elsewhere in each, biases with zeros, other weights with ones."""
     stretch = torch.randn(2**20 + 7) * scale
     with torch.no_grad():
         for number, (name, weight) in enumerate(model.named_parameters()):
@@ -344,7 +344,8 @@ def _add_labels(kwargs: dict[str, Any], vocabulary: dict[str, int], head: Head, 
 
 
 def _check_positions(model: nn.Module, tokens: Tensor | None, spec: WorkloadSpec) -> None:
-    """RoBERTa and its kin begin counting behind the padding index: past the table, a GPU dies without a word."""
+    """Refuse more positions than the table has. RoBERTa and its kin begin counting behind the padding index, and past the table a GPU
+    dies without a word."""
     for name, module in model.named_modules():
         if tokens is None or "position" not in name or getattr(module, "padding_idx", None) is None:
             continue
@@ -366,9 +367,9 @@ class Head(NamedTuple):
     table: str
     auto: str
     reads: tuple[str, ...]
-    """What it reads: text, images, sound. It is empty if only the model itself says."""
+    """It reads text, images or sound. The field is empty if only the model itself says what it reads."""
     labels: Literal["class", "tokens", "pixels", "none"] = "none"
-    """What its own loss is made of, if Redline can make that up."""
+    """Its own loss is made of such labels, if Redline can make them up."""
     is_text_alone: bool = False
     """Its images stand in the middle of its text, which nothing but its own processor makes: only text goes through it."""
 
@@ -405,7 +406,7 @@ HEADS = (
     Head("time series", "TIME_SERIES_PREDICTION", "AutoModelForTimeSeriesPrediction", ("time",)),
     TEXT_CLASSES,
 )
-"""In order of preference: BERT is in two of these tables, and means the masked one; CLIP is two towers, not one."""
+"""They are in order of preference: BERT is in two of these tables and means the masked one; CLIP is two towers, not one."""
 
 
 def read_config(name: str) -> Any:

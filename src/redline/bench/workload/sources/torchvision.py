@@ -50,7 +50,7 @@ KINDS = {
 }
 """The kinds of models, and the module that lists each."""
 ITEMS = {"video": "video", "optical flow": "pair"}
-"""What is counted, if not images."""
+"""These are counted if images are not."""
 MAXVIT_STEP = 224
 """Its windows of 7 must divide the feature maps of all four stages, the smallest being 1/32 of the image."""
 INCEPTION_TRAINING_SIZE = 299
@@ -58,7 +58,7 @@ INCEPTION_TRAINING_SIZE = 299
 FLOW_SIZE, FRAMES = 256, 16
 """No size is published for optical flow, which takes whole frames, and video models take clips of so many of them."""
 BOXES = 4
-"""How many objects each image holds that a detector is trained on."""
+"""An image that a detector is trained on holds this many objects."""
 SPREAD = 3.0
 """The spread of the scores of a detector's classes. Fresh from its constructor it finds nothing, and what comes behind the
 scores, which takes a good part of the time of a trained one, has nothing to do."""
@@ -259,7 +259,7 @@ def _target(model: Any, size: int) -> dict[str, Tensor]:
 
 
 def flow_loss(flows: list[Tensor]) -> Tensor:
-    """RAFT's own loss, with no movement as the target: later refinements count more."""
+    """Returns RAFT's own loss, with no movement as the target. Later refinements count more."""
     return torch.stack([0.8**age * flow.abs().mean() for age, flow in enumerate(reversed(flows))]).sum()
 
 

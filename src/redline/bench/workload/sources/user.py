@@ -1,4 +1,4 @@
-"""Models that people bring: `path/to/file.py:factory` or `package.module:factory`, and live modules from their Python."""
+"""This module has the sources of models that people bring: `path/to/file.py:factory` or `package.module:factory`, and live modules from their Python."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ SOURCES.register("user")(UserSource())
 
 
 HANDED_OVER: dict[str, Any] = {}
-"""Models that cannot be pickled, for a bench in the very process they live in: under the name their spec gives."""
+"""It holds models that cannot be pickled, by the name in their spec, for a bench in the very process they live in."""
 
 
 class LiveSource(OwnSource):
