@@ -33,16 +33,18 @@ def _model(deed, after_calls: int = 0):
     return Misbehaving(deed, after_calls), torch.randn(4, 8)
 
 
-def sound():
-    return _model(lambda: None)
+def doing(deed):
+    """Returns a factory of a model that does this."""
+    return lambda: _model(deed)
 
 
-def segfaults():
-    return _model(lambda: ctypes.string_at(0))
+def throw(error: BaseException):
+    raise error
 
 
-def killed():
-    return _model(lambda: os.kill(os.getpid(), signal.SIGKILL))
+sound = doing(lambda: None)
+segfaults = doing(lambda: ctypes.string_at(0))
+killed = doing(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def killed_when_told():
@@ -51,12 +53,8 @@ def killed_when_told():
     return _model(lambda: os.path.exists(sign) and os.kill(os.getpid(), signal.SIGKILL))
 
 
-def hangs():
-    return _model(lambda: time.sleep(3600))
-
-
-def eats_memory():
-    return _model(lambda: torch.ones(2**45))
+hangs = doing(lambda: time.sleep(3600))
+eats_memory = doing(lambda: torch.ones(2**45))
 
 
 def eats_memory_bit_by_bit():
@@ -70,19 +68,11 @@ def eats_device_memory():
     return model, inputs
 
 
-def raises():
-    def deed():
-        raise ValueError("this forward\nalways raises")
-
-    return _model(deed)
+raises = doing(lambda: throw(ValueError("this forward\nalways raises")))
 
 
-def leaves_with_seven():
-    return _model(lambda: sys.exit(7))
-
-
-def prints():
-    return _model(lambda: print("a line of the model's own"))  # noqa: T201
+leaves_with_seven = doing(lambda: sys.exit(7))
+prints = doing(lambda: print("a line of the model's own"))  # noqa: T201
 
 
 def tells_what_is_frozen():
@@ -109,12 +99,8 @@ def reports_its_process():
     return _model(lambda: time.sleep(0.01))
 
 
-def leaves_saying_bye():
-    return _model(lambda: sys.exit("bye"))
-
-
-def exits_at_once():
-    return _model(lambda: os._exit(7))
+leaves_saying_bye = doing(lambda: sys.exit("bye"))
+exits_at_once = doing(lambda: os._exit(7))
 
 
 class Stop(BaseException):
@@ -165,8 +151,7 @@ FLOOD_BYTES = 3_000_000
 """Per step: also a block that runs a single one is more than may stay."""
 
 
-def floods():
-    return _model(lambda: (os.write(1, b"x" * FLOOD_BYTES), time.sleep(0.02)))
+floods = doing(lambda: (os.write(1, b"x" * FLOOD_BYTES), time.sleep(0.02)))
 
 
 def hangs_when_told():

@@ -58,29 +58,12 @@ class Drawing(Small):
         return self.layers(x)
 
 
-def drawing(batch: int = 8):
-    return Drawing(), torch.randn(batch, 16)
+def of(make):
+    """Returns a factory of this model."""
+    return lambda batch=8: (make(), torch.randn(batch, 16))
 
 
-def sound(batch: int = 8):
-    return Small(), torch.randn(batch, 16)
-
-
-def killed(batch: int = 8):
-    return Killed(), torch.randn(batch, 16)
-
-
-def sleeping(batch: int = 8):
-    return Sleeping(), torch.randn(batch, 16)
-
-
-def alone(batch: int = 8):
-    return Alone(), torch.randn(batch, 16)
-
-
-def raising(batch: int = 8):
-    return Raising(), torch.randn(batch, 16)
-
+sound, killed, sleeping, alone, raising, drawing = map(of, (Small, Killed, Sleeping, Alone, Raising, Drawing))
 
 LATE_S = 0.2
 
@@ -105,17 +88,8 @@ class Late(Small):
             time.sleep(LATE_S)
 
 
-def late_in_forward(batch: int = 8):
-    return Late("forward"), torch.randn(batch, 16)
-
-
-def late_in_backward(batch: int = 8):
-    return Late("backward"), torch.randn(batch, 16)
-
-
-def all_late(batch: int = 8):
-    return Late("backward", on_all=True), torch.randn(batch, 16)
-
+late_in_forward, late_in_backward = of(lambda: Late("forward")), of(lambda: Late("backward"))
+all_late = of(lambda: Late("backward", on_all=True))
 
 DELAY_S = 0.05
 

@@ -71,26 +71,6 @@ class Whole(Cacheless):
         return tokens
 
 
-def summing() -> nn.Module:
-    return Summing()
-
-
-def short() -> nn.Module:
-    return Short()
-
-
-def placed() -> nn.Module:
-    return Placed()
-
-
-def cacheless() -> nn.Module:
-    return Cacheless()
-
-
-def whole() -> nn.Module:
-    return Whole()
-
-
 class Whole16(Cacheless):
     """Its product of states is too large for fp16."""
 
@@ -104,10 +84,6 @@ class Whole16(Cacheless):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Identity()
-
-
-def whole_of_large_numbers() -> nn.Module:
-    return Whole16()
 
 
 class Small(Summing):
@@ -125,5 +101,6 @@ class Small(Summing):
         return self.head(cache.sum(dim=1, keepdim=True)), cache
 
 
-def small() -> nn.Module:
-    return Small()
+summing, placed, short, cacheless, whole, whole_of_large_numbers, small = (
+    Summing, Placed, Short, Cacheless, Whole, Whole16, Small
+)  # fmt: skip

@@ -373,37 +373,37 @@ class Training:
 
 
 class HeldOut:
-    """This adds up validation on the device. To read a result waits for the device."""
+    """This adds up validation on the device. To read the results waits for the device."""
 
     def __init__(self, device: Device) -> None:
         self._losses = torch.zeros((), device=device.torch_device)
-        self._right, self._judged, self._not_finite = (self._losses.long() for _ in range(3))
-        self._samples = self.batches = 0
-        self._classes: Tensor | None = None
+        self._right, self._not_finite = (self._losses.long() for _ in range(2))
+        self._samples = self._batches = 0
+        self._classes = self._losses.new_zeros(1, dtype=torch.long)
+        """How often each class was a target; last, what was not judged."""
 
     def add(self, loss: Tensor | None, answers: Answers | None, count: int) -> None:
-        self.batches += 1
+        self._batches += 1
         if loss is not None:
             self._losses.add_(loss.float(), alpha=count)
             self._not_finite.add_(~loss.isfinite())
             self._samples += count
         if answers is not None:
+            if len(self._classes) == 1:
+                self._classes = self._classes.new_zeros(answers.known + 1)
             self._right.add_(answers.right)
-            self._judged.add_(answers.judged)
-            if self._classes is None:
-                self._classes = self._right.new_zeros(answers.known + 1)
             self._classes.index_add_(0, answers.classes, torch.ones_like(answers.classes))
 
     def results(self) -> dict[str, Any]:
-        """Returns the fields of an `Epoch`; a loss or an accuracy is None where there was none, or it is no number."""
-        judged, mean = int(self._judged), float(self._losses) / self._samples if self._samples else math.nan
-        frequent = None if self._classes is None or not judged else float(self._classes[:-1].max()) / judged
+        """Returns the fields of an `Epoch`; a loss or an accuracy is None if there was none, or if it is no number."""
+        judged, mean = self._classes[:-1].tolist(), float(self._losses) / self._samples if self._samples else math.nan
+        many = sum(judged)
         return {
             "val_loss": mean if math.isfinite(mean) else None,
-            "val_accuracy": float(self._right) / judged if judged else None,
-            "val_judged": judged,
-            "val_most_frequent": frequent,
-            "val_batches": self.batches,
+            "val_accuracy": float(self._right) / many if many else None,
+            "val_judged": many,
+            "val_most_frequent": max(judged) / many if many else None,
+            "val_batches": self._batches,
             "val_batches_not_finite": int(self._not_finite),
         }
 

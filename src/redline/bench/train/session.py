@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,6 @@ from redline.model.record import DataInfo, Epoch, LastBatchFate
 from redline.model.spec import OptimizerName, RunSpec
 from redline.model.units import format_count
 
-InputChange = Callable[[Tensor], Tensor]
-
 DEFAULT_BATCH = 128
 CIFAR_STEM_UP_TO = 32
 """A ResNet gets the CIFAR stem for images of up to this many pixels per side, of which the ImageNet stem leaves 8 or fewer."""
@@ -73,7 +71,7 @@ class TrainingSession:
         self._spec, self._train, self._data, self._workload, self._tell = spec, spec.train, data, workload, tell
         if self._train.deterministic:
             be_deterministic()
-        self._supply, self._recipes_changes = supply_of(spec, data, size, device, workload)
+        self._supply = supply_of(spec, data, size, device, workload)
         workload.loss.start_on_data(self._supply.first.targets)
         if isinstance(data, LoaderData) or source_of(spec.workload).is_built_elsewhere:
             self._supply = settle_loss(workload, self._supply)
@@ -85,9 +83,16 @@ class TrainingSession:
 
     def make_ready(self, setup: Setup) -> None:
         """Give the recipe the data, and the optimizer its settings, before the first call."""
-        self._recipes_changes.extend(setup.input_changes)
+        plain = self._supply.arrive
+
+        def arrive(batch: Any) -> Arrived:
+            """Brings a batch as the recipe wants it."""
+            arrived = plain(batch)
+            args, kwargs = setup.prepared_inputs(arrived.args, arrived.kwargs)
+            return replace(arrived, args=args, kwargs=kwargs)
+
         first = replace(self._supply.first, args=setup.args, kwargs=setup.kwargs)
-        self._supply = replace(self._supply, first=first)
+        self._supply = replace(self._supply, first=first, arrive=arrive)
         loss, self._rate = setup.workload.loss, learning_rate_of(self._spec)
         loss.is_static = is_recorded(setup)
         loss.put(first.targets)
@@ -224,21 +229,24 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
     return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
 
 
-def supply_of(
-    spec: RunSpec, data: Data, size: int | None, device: Device, workload: Workload
-) -> tuple[Supply, list[InputChange]]:
-    """Returns the batches of a fitted spec, and an empty list for what the recipe will do to every input."""
+def supply_of(spec: RunSpec, data: Data, size: int | None, device: Device, workload: Workload) -> Supply:
+    """Returns the batches of a fitted spec."""
     assert spec.train is not None
     assert spec.workload.batch is not None
-    changes: list[InputChange] = []
     takes = _names_taken(workload.model)
-    form = _form(workload, takes, changes)
+    given = () if workload.args else workload.kwargs
+    name = next((name for name in given if takes is None or name in takes), None)
+
+    def form(inputs: Any) -> Inputs:
+        """Returns inputs as this model takes them: by position, or by the name of its own inputs."""
+        return ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)
+
     if spec.train.target_accuracy is not None and data.validation is None:
         raise SpecError("target_accuracy cannot be reached without a validation loader: there is no accuracy")
     if isinstance(data, ImageData):
-        return _image_supply(spec, data, ImageArrival(data, device, size or data.size, form), device), changes
+        return _image_supply(spec, data, ImageArrival(data, device, size or data.size, form), device)
     arrive = UserArrival(device, form, takes)
-    supply = Supply(
+    return Supply(
         train=lambda workers: UserBatches(data.train),
         validation=None if data.validation is None else UserBatches(data.validation),
         arrive=arrive,
@@ -247,7 +255,6 @@ def supply_of(
         threaded=data.has_workers,
         queued=data.queued,
     )
-    return supply, changes
 
 
 def _image_supply(spec: RunSpec, data: ImageData, arrive: ImageArrival, device: Device) -> Supply:
@@ -274,20 +281,6 @@ def _image_supply(spec: RunSpec, data: ImageData, arrive: ImageArrival, device: 
         batch=batch,
         threaded=True,
     )
-
-
-def _form(workload: Workload, takes: list[str] | None, changes: list[InputChange]) -> Callable[[Any], Inputs]:
-    """Returns what gives inputs the form in which this model takes them: by position, or by the name of its own inputs."""
-    given = () if workload.args else workload.kwargs
-    name = next((name for name in given if takes is None or name in takes), None)
-
-    def form(inputs: Any) -> Inputs:
-        args, kwargs = ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)
-        for change in changes:
-            args, kwargs = pytree.tree_map_only(Tensor, change, (args, kwargs))
-        return args, kwargs
-
-    return form
 
 
 def _names_taken(model: torch.nn.Module) -> list[str] | None:

@@ -48,7 +48,7 @@ OWN = "output.loss", "sum of the output's losses"
 @dataclass(frozen=True)
 class Answers:
     right: Tensor
-    judged: Tensor
+    """So many targets that are judged are answered right."""
     classes: Tensor
     """The targets that were judged; where one was not, the number of classes, which no target has."""
     known: int
@@ -351,7 +351,7 @@ class TrainingLoss:
             return None
         counted, axis = classes != IGNORED, class_axis(logits)
         right, known = (logits.argmax(axis) == classes) & counted, logits.shape[axis]
-        return Answers(right.sum(), counted.sum(), torch.where(counted, classes, known).flatten(), known)
+        return Answers(right.sum(), torch.where(counted, classes, known).flatten(), known)
 
     def class_beyond(self, logits: Tensor) -> int | None:
         """Returns a target of this batch that names no class of the output; None if all do, or if our own loss is not used."""
